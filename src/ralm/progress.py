@@ -1,0 +1,44 @@
+"""Progress bars on standard error, for whatever takes more than a second."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Advance(Protocol):
+    """Says that `steps` more are done."""
+
+    def __call__(self, steps: int = 1) -> None: ...
+
+
+@contextmanager
+def progress_bar(description: str, total: int | None = None) -> Iterator[Advance]:
+    """A bar that is drawn only where standard error is a terminal, and gone when the work is done."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(description, total=total)
+
+        def advance(steps: int = 1) -> None:
+            bar.advance(task, steps)
+
+        yield advance
+
+
+Item = TypeVar("Item")
+
+
+def track(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
+    """The same items, with a bar that counts them."""
+    with progress_bar(description, total) as advance:
+        for item in items:
+            yield item
+            advance()

@@ -1,0 +1,67 @@
+"""The seams of ralm: what a stage may ask of the parts it is handed, one to three verbs each.
+
+Whatever has these verbs fits: the parts of this package, a fake in a test, or a user's own class.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ralm.records import FloatArray, Hits, IntArray, Request
+
+
+class Tokenizer(Protocol):
+    """Text to the language model's token ids, and back."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of what the tokenizer does: equal for equal tokenizers, whatever folder they came from."""
+
+    def encode(self, text: str) -> IntArray:
+        """Token ids (int64) of a text, without special tokens."""
+
+    def encode_document(self, text: str, max_tokens: int) -> IntArray:
+        """Token ids (int64) of a document as it stands in the prompt: with the special tokens that the tokenizer adds
+        by itself (a BOS for OPT and LLaMA), cut to `max_tokens`."""
+
+    def decode(self, tokens: IntArray) -> str:
+        """The text of token ids, special tokens written out."""
+
+
+class Continuation(Protocol):
+    """A text that a language model is in the middle of: its cache and the distribution over the next token."""
+
+    @property
+    def next_log_probs_V(self) -> FloatArray:
+        """Natural log-probabilities (float32) of each possible next token."""
+
+    def append(self, tokens: IntArray) -> None:
+        """Read these tokens too."""
+
+
+class LanguageModel(Protocol):
+    """A frozen causal language model: token ids in, log-probabilities out."""
+
+    @property
+    def name(self) -> str:
+        """What the model is called in a run's configuration: a hub name or a folder."""
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that the model can read at once."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own tokenizer."""
+
+    def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
+        """For each request the natural log-probability (float32) of each of its targets, in order."""
+
+    def read(self, tokens: IntArray) -> Continuation:
+        """Read a prompt of at least one token and stand ready to go on from it."""
+
+
+class Retriever(Protocol):
+    """Queries in, passages out."""
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        """The k best passages for each query, all queries at once."""

@@ -1,0 +1,112 @@
+"""The small immutable records that stages hand on.
+
+Knows shapes and nothing else: no file, no model, no index. Letters used for shapes, here and elsewhere:
+Q queries (rows of a plan), K hits a query, N tokens of a text, T target tokens, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray: TypeAlias = NDArray[np.int64]
+FloatArray: TypeAlias = NDArray[np.float32]
+
+NO_PASSAGE = -1
+"""The passage number that stands where there is none: fewer hits than k, or a stride read without retrieval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text of a corpus, before it is split into passages."""
+
+    id: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of a document: what is indexed, retrieved, and put in front of the model's input."""
+
+    number: int
+    """Its position in the corpus, from 0."""
+    document_id: str
+    title: str
+    text: str
+
+    @property
+    def contents(self) -> str:
+        """What is indexed and what is read: title, newline, text; the text alone where there is no title."""
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
+
+Passages: TypeAlias = Sequence[Passage]
+"""Passages by number: a store on disk or a list in memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hits:
+    """The passages found for Q queries, the best first.
+
+    `numbers_QK` (int64) holds passage numbers and `scores_QK` (float32) their scores; a row with fewer than K hits ends
+    in `NO_PASSAGE` with score 0.
+    """
+
+    numbers_QK: IntArray
+    scores_QK: FloatArray
+
+    def __post_init__(self) -> None:
+        assert self.numbers_QK.ndim == 2 and self.numbers_QK.shape == self.scores_QK.shape
+
+    def __len__(self) -> int:
+        return len(self.numbers_QK)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One thing to score: the log-probability of each target, read after the document and the context.
+
+    The model reads `[document; context; targets]`, three int64 vectors of token ids of which the first two may be
+    empty. Where both are empty the first target has nothing to be conditioned on: a request like that is a bug.
+    """
+
+    document: IntArray
+    context: IntArray
+    targets: IntArray
+
+    def __post_init__(self) -> None:
+        assert len(self.targets) > 0, "a request without targets"
+        assert len(self.document) + len(self.context) > 0, "a target with nothing before it"
+
+    def __len__(self) -> int:
+        """The number of tokens the model reads, targets included."""
+        return len(self.document) + len(self.context) + len(self.targets)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredTokens:
+    """A row per target token, in the order of the text.
+
+    `positions_T` (int64): index in the tokens of the text; `tokens_T` (int64): its id; `log_probs_T` (float32): natural
+    logarithm of its probability; `passages_T` (int64): the passage it was read with, or `NO_PASSAGE`.
+    """
+
+    positions_T: IntArray
+    tokens_T: IntArray
+    log_probs_T: FloatArray
+    passages_T: IntArray
+
+    def __post_init__(self) -> None:
+        columns = (self.positions_T, self.tokens_T, self.log_probs_T, self.passages_T)
+        assert all(column.shape == self.positions_T.shape for column in columns)
+
+    def __len__(self) -> int:
+        return len(self.positions_T)
+
+    @property
+    def nll(self) -> float:
+        """Total negative log-likelihood in nats, summed in double precision."""
+        return -float(self.log_probs_T.sum(dtype=np.float64))
