@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
@@ -64,7 +64,7 @@ def new_folder(path: Path, *, force: bool) -> Iterator[Path]:
 
     Raises FolderExistsError before any work is done, and StorageError where the disk is full.
     """
-    _check_output(path, force)
+    check_output(path, force)
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep_leftovers(path)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
@@ -76,6 +76,47 @@ def new_folder(path: Path, *, force: bool) -> Iterator[Path]:
             _move_into_place(partial, path)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_output(path: Path, force: bool) -> None:
+    """Raise FolderExistsError where `path` is taken and `force` does not say to replace what ralm wrote there.
+
+    `new_folder` checks this too; ask before hours of work that would end there.
+    """
+    if not path.exists() and not path.is_symlink():
+        return
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if not force:
+        raise FolderExistsError(
+            f"{path} already exists and is kept; choose another output, or replace it with --force."
+        )
+    if not (path / MANIFEST).is_file():
+        raise UsageError(f"{path} was not written by ralm (no {MANIFEST} in it), so --force does not replace it.")
+
+
+def check_output_file(path: Path, force: bool) -> None:
+    """Raise FolderExistsError where a file is there and `force` does not say to replace it."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name a file to write.")
+    if path.exists() and not force:
+        raise FolderExistsError(f"{path} already exists and is kept; choose another name, or replace it with --force.")
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[TextIO]:
+    """Yield a UTF-8 stream whose file takes the place of `path` when the block ends well, and is removed otherwise."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("w", encoding="utf-8") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -144,19 +185,6 @@ def read_manifest(folder: Path, *, kind: str, format_version: int) -> Manifest:
         )
     _check_files(folder, manifest)
     return manifest
-
-
-def _check_output(path: Path, force: bool) -> None:
-    if not path.exists() and not path.is_symlink():
-        return
-    if path.is_dir() and not any(path.iterdir()):
-        return
-    if not force:
-        raise FolderExistsError(
-            f"{path} already exists and is kept; choose another output, or replace it with --force."
-        )
-    if not (path / MANIFEST).is_file():
-        raise UsageError(f"{path} was not written by ralm (no {MANIFEST} in it), so --force does not replace it.")
 
 
 def _sweep_leftovers(path: Path) -> None:

@@ -9,9 +9,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Advance(Protocol):
-    """Says that `steps` more are done."""
+    """What moves a bar on."""
 
-    def __call__(self, steps: int = 1) -> None: ...
+    def __call__(self, steps: int = 1) -> None:
+        """Say that `steps` more are done."""
 
 
 @contextmanager

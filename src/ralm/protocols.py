@@ -6,6 +6,8 @@ Whatever has these verbs fits: the parts of this package, a fake in a test, or a
 from collections.abc import Sequence
 from typing import Protocol
 
+from pydantic import JsonValue
+
 from ralm.records import FloatArray, Hits, IntArray, Request
 
 
@@ -43,7 +45,11 @@ class LanguageModel(Protocol):
 
     @property
     def name(self) -> str:
-        """What the model is called in a run's configuration: a hub name or a folder."""
+        """What the model is called in messages: a hub name or a folder."""
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything about the model and its tokenizer that decides the figures of a run."""
 
     @property
     def max_length(self) -> int:
@@ -52,6 +58,10 @@ class LanguageModel(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's own tokenizer."""
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The token ids that end a text, so that generation stops at them; may be empty."""
 
     def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
         """For each request the natural log-probability (float32) of each of its targets, in order."""

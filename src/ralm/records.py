@@ -59,10 +59,16 @@ class Hits:
     scores_QK: FloatArray
 
     def __post_init__(self) -> None:
-        assert self.numbers_QK.ndim == 2 and self.numbers_QK.shape == self.scores_QK.shape
+        assert self.numbers_QK.ndim == 2
+        assert self.numbers_QK.shape == self.scores_QK.shape
 
     def __len__(self) -> int:
         return len(self.numbers_QK)
+
+    def of(self, query: int) -> list[tuple[int, float]]:
+        """The passage number and score of each hit of one query, the best first."""
+        row = zip(self.numbers_QK[query].tolist(), self.scores_QK[query].tolist(), strict=True)
+        return [(number, score) for number, score in row if number != NO_PASSAGE]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,47 @@
+# make demo    set everything up and see what retrieval does for a small language model
+# make test    set everything up, then lint, types, layers and all tests
+# make lint    lint, types and layers alone
+# make bench   the benchmarks, each against a named baseline in the same run
+# make docs    write docs/command-line.md from the program's own help
+# make clean   remove what make made
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+JOBS ?= auto
+
+.PHONY: demo test test-fast lint bench docs clean
+
+demo: $(VENV)/installed
+	$(BIN)/ralm demo
+
+test: lint
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-fast: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.index_memory
+
+docs: $(VENV)/installed-dev
+	$(BIN)/python -m tools.command_line_page > docs/command-line.md
+
+clean:
+	rm -rf $(VENV) ralm-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/installed: pyproject.toml requirements/torch-cpu.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --constraint requirements/torch-cpu.txt --editable .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed requirements/dev.txt
+	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[datasets,device-map]' --requirement requirements/dev.txt
+	touch $@

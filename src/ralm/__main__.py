@@ -1,0 +1,5 @@
+"""`python -m ralm` is `ralm`."""
+
+from ralm.cli import main
+
+main()

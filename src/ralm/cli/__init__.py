@@ -1,0 +1,63 @@
+"""The command line: one file a command, each a thin skin over the library.
+
+The commands import what they need when they run, not before: `ralm --help` must not wait for torch.
+"""
+
+import sys
+
+import typer
+
+from ralm.cli.demo import demo
+from ralm.cli.eval import evaluate
+from ralm.cli.generate import generate
+from ralm.cli.index import index
+from ralm.cli.retrieve import retrieve
+from ralm.cli.search import search
+from ralm.errors import RalmError
+from ralm.version import __version__
+
+app = typer.Typer(
+    name="ralm",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ralm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _ralm(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Retrieval-augmented language models that need no change to the model.
+
+    Index a corpus, then score and generate with a frozen language model that has the right passage in front of it.
+    `ralm demo` shows it all on what is at hand.
+    """
+
+
+app.command("index")(index)
+app.command("search")(search)
+app.command("eval")(evaluate)
+app.command("retrieve")(retrieve)
+app.command("generate")(generate)
+app.command("demo")(demo)
+
+
+def main() -> None:
+    """Run the program; an error that ralm raises on purpose is one sentence on standard error, never a traceback."""
+    try:
+        app()
+    except RalmError as error:
+        sys.stderr.write(f"ralm: {error}\n")
+        sys.exit(error.exit_status)
+    except OSError as error:
+        sys.stderr.write(f"ralm: {error.filename or 'a file'}: {error.strerror or error}\n")
+        sys.exit(1)

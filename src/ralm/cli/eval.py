@@ -1,0 +1,70 @@
+"""`ralm eval`: what a text is worth to a language model, with passages in front and without."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ralm.cli import options
+from ralm.errors import UsageError
+from ralm.reading.plan import PlanOptions
+
+
+def evaluate(
+    text: Annotated[Path, typer.Argument(metavar="TEXTFILE", help="Text to evaluate, UTF-8.", show_default=False)],
+    lm: options.Model,
+    index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
+    retrieved: Annotated[Path | None, typer.Option(help="Read with the passages that `ralm retrieve` wrote.")] = None,
+    retriever: options.Retriever = "bm25",
+    seed: options.Seed = 0,
+    stride: options.Stride = options.PLAN.stride,
+    query_tokens: options.QueryTokens = options.PLAN.query_tokens,
+    document_tokens: options.DocumentTokens = options.PLAN.document_tokens,
+    max_length: options.MaxLength = options.PLAN.max_length,
+    windows: options.Windows = options.PLAN.windows,
+    block: options.Block = options.PLAN.block,
+    semantics: options.Semantics = options.PLAN.semantics,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    limit_tokens: options.LimitTokens = None,
+    baseline: Annotated[bool, typer.Option("--baseline", help="Score the same targets without passages too.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run: a row per token, and the summary.")] = None,
+    force: options.Force = False,
+    json: options.Json = False,
+) -> None:
+    """Score a text with a frozen language model, with retrieved passages in front and without.
+
+    Without --index or --retrieved nothing is retrieved: the plain language model.
+    """
+    if index and retrieved:
+        raise UsageError("--index and --retrieved are two sources of passages: give one of them.")
+    plan = PlanOptions(
+        semantics=semantics,
+        stride=stride,
+        query_tokens=query_tokens,
+        document_tokens=document_tokens,
+        max_length=max_length,
+        windows=windows,
+        block=block,
+    )
+
+    from ralm.cli.loading import load_model, open_source
+    from ralm.cli.output import print_evaluation, print_json
+    from ralm.corpus.text import read_text
+    from ralm.evaluation.perplexity import evaluate_text
+    from ralm.evaluation.run import evaluation_config, write_run
+    from ralm.folders import check_output
+
+    if out is not None:
+        check_output(out, force)
+    content = read_text(text)
+    source = open_source(index, retrieved, retriever, seed)
+    model = load_model(lm, dtype, device)
+    evaluation = evaluate_text(content, model, plan, source=source, limit_tokens=limit_tokens, baseline=baseline)
+    config = evaluation_config(text, content, model, plan, source, limit_tokens)
+    if out is not None:
+        write_run(out, evaluation, model.tokenizer, config, force=force)
+    if json:
+        print_json(evaluation.summary(config))
+    else:
+        print_evaluation(evaluation, out)

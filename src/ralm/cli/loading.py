@@ -1,0 +1,48 @@
+"""What several commands open before they work: a model by name, an index or a file of passages."""
+
+import hashlib
+import sys
+from pathlib import Path
+
+from ralm.demo.builtin import model_folder
+from ralm.folders import check_output
+from ralm.lm.local import LocalLanguageModel, ModelOptions, load_language_model
+from ralm.pipeline import FromFile, FromRetriever, PassageSource
+from ralm.retrieval.index import open_index
+from ralm.retrieval.random import RandomRetriever
+from ralm.retrieval.retrieval_file import read_retrieval_file
+
+
+def open_source(index: Path | None, retrieved: Path | None, retriever: str, seed: int) -> PassageSource | None:
+    """The source of passages that the options name; none where they name none."""
+    if index is not None:
+        return open_retriever(index, retriever, seed)
+    if retrieved is not None:
+        strides = read_retrieval_file(retrieved)
+        digest = hashlib.sha256(retrieved.read_bytes()).hexdigest()
+        return FromFile(strides, config={"retrieved": str(retrieved), "sha256": digest})
+    return None
+
+
+def open_retriever(index: Path, retriever: str, seed: int) -> FromRetriever:
+    """An index as a source of passages: by BM25, or at random."""
+    opened = open_index(index)
+    config = {"index": str(index), "fingerprint": opened.fingerprint, "retriever": retriever}
+    if retriever == "random":
+        return FromRetriever(RandomRetriever(len(opened.passages), seed), opened.passages, {**config, "seed": seed})
+    return FromRetriever(opened.bm25, opened.passages, {**config, **opened.bm25.config})
+
+
+def load_tokenizer(name: str) -> ModelTokenizer:
+    """The tokenizer of a model, without its weights."""
+    return load_model_tokenizer(model_folder(name))
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt itself, or standard input where it is `-`."""
+    return sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
+
+
+def load_model(name: str, dtype: str, device: str) -> LocalLanguageModel:
+    """A model by hub name, folder, or as `ralm-tiny`, the one that comes with the package."""
+    return load_language_model(model_folder(name), ModelOptions(dtype=dtype, device=device))

@@ -1,0 +1,111 @@
+"""What the commands print: one JSON object, or text for a person, on standard output."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pydantic import JsonValue
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ralm.evaluation.perplexity import Evaluation
+from ralm.evaluation.run import to_json
+from ralm.reading.generation import GeneratedText, spans
+from ralm.records import NO_PASSAGE, Passage, Passages
+
+MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
+
+
+def print_json(value: JsonValue) -> None:
+    """One JSON value on a line of its own."""
+    sys.stdout.write(to_json(value) + "\n")
+
+
+def print_line(text: str = "") -> None:
+    """One line for a person."""
+    sys.stdout.write(text + "\n")
+
+
+def print_evaluation(evaluation: Evaluation, out: Path | None) -> None:
+    """The measures of a reading, beside those of its baseline where there is one."""
+    rows = {"with passages" if evaluation.passages else "no retrieval": evaluation.reading.as_dict()}
+    if evaluation.baseline is not None:
+        rows = {"no retrieval": evaluation.baseline.as_dict(), **rows}
+    print_measures(rows)
+    if out is not None:
+        print_line(f"Every token with its source: {out}/tokens.parquet")
+
+
+def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
+    """A table with a row per way of reading; the gain is that of token perplexity over the first row."""
+    table = Table(box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("")
+    for heading in ("token ppl", "word ppl", "bits/byte", "gain", "seconds"):
+        table.add_column(heading, justify="right")
+    first = next(iter(rows.values()))
+    for name, measures in rows.items():
+        gain = 1 - number(measures["token_perplexity"]) / number(first["token_perplexity"])
+        table.add_row(
+            name,
+            *(f"{number(measures[measure]):.2f}" for measure in MEASURES),
+            "" if measures is first else f"{gain:+.1%}",
+            f"{number(measures['seconds']):.1f}",
+        )
+    count = f"{number(first['tokens']):,.0f} tokens, {number(first['words']):,.0f} words"
+    console = Console(file=sys.stdout, highlight=False)
+    console.print(table)
+    console.print(f"  {count}; gain: how much lower the token perplexity is", style="dim")
+
+
+def print_passages(hits: Iterable[tuple[Passage, float]], width: int = 300) -> None:
+    """Hits for a person: rank, score, title, and the beginning of the text."""
+    for rank, (passage, score) in enumerate(hits, 1):
+        print_line(f"{rank:>3}. {score:8.3f}  passage {passage.number}  {passage.title}")
+        text = " ".join(passage.text.split())
+        print_line(f"     {text[:width]}{'...' if len(text) > width else ''}")
+
+
+def print_generation(prompt: str, pieces: Iterable[GeneratedText], passages: Passages) -> None:
+    """The prompt and what is written after it, as it is written; then each part with its source."""
+    sys.stdout.write(prompt)
+    written = []
+    for piece in pieces:
+        sys.stdout.write(piece.text)
+        sys.stdout.flush()
+        written.append(piece)
+    print_line("\n")
+    for span in spans(written):
+        print_line(f"{span.text!r}\n    <- {source_name(span.passage, passages)}")
+
+
+def spans_as_json(parts: Iterable[GeneratedText], passages: Passages) -> list[JsonValue]:
+    """The parts of a generated text, each with the passage it was read with, null where there was none."""
+    return [
+        {"text": part.text, "passage": None, "document_id": None, "title": None}
+        if part.passage == NO_PASSAGE
+        else {"text": part.text, "passage": part.passage}
+        | {"document_id": passages[part.passage].document_id, "title": passages[part.passage].title}
+        for part in parts
+    ]
+
+
+def source_name(number: int, passages: Passages) -> str:
+    """A passage as a person would look it up: its title or document, and its number."""
+    if number == NO_PASSAGE:
+        return "no passage"
+    passage = passages[number]
+    return f"{passage.title or passage.document_id} (passage {number})"
+
+
+def hits_as_json(hits: Iterable[tuple[Passage, float]]) -> list[JsonValue]:
+    """Hits as the JSON answers give them."""
+    return [
+        {"passage": passage.number, "score": round(score, 4), "title": passage.title, "text": passage.text}
+        for passage, score in hits
+    ]
+
+
+def number(value: JsonValue) -> float:
+    """A measure as a number; not a number where it is null."""
+    return float(value) if isinstance(value, (int, float)) else float("nan")

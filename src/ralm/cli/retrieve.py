@@ -1,0 +1,50 @@
+"""`ralm retrieve`: the passages of every stride of a text, as the file that the official evaluation reads."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ralm.cli import options
+from ralm.reading.plan import PlanOptions
+
+
+def retrieve(
+    text: Annotated[Path, typer.Argument(metavar="TEXTFILE", help="Text to retrieve for.", show_default=False)],
+    index: options.Index,
+    lm: options.Model,
+    out: Annotated[Path, typer.Option(help="File to write (JSON).", show_default=False)],
+    k: Annotated[int, typer.Option("-k", min=1, help="Passages a stride.")] = 16,
+    retriever: options.Retriever = "bm25",
+    seed: options.Seed = 0,
+    stride: options.Stride = options.PLAN.stride,
+    query_tokens: options.QueryTokens = options.PLAN.query_tokens,
+    max_length: options.MaxLength = options.PLAN.max_length,
+    semantics: options.Semantics = options.PLAN.semantics,
+    limit_tokens: options.LimitTokens = None,
+    force: options.Force = False,
+) -> None:
+    """Retrieve for every stride of a text, and write the passages as the official In-Context RALM code does.
+
+    Only the tokenizer of the language model is needed. Use `--semantics official` and the same `--max-length` for a
+    file that the official evaluation is to read.
+    """
+    plan = PlanOptions(
+        semantics=semantics, stride=stride, query_tokens=query_tokens, max_length=max_length, document_tokens=1
+    )
+
+    from ralm.cli.loading import load_tokenizer, open_retriever
+    from ralm.cli.output import print_line
+    from ralm.corpus.text import read_text
+    from ralm.folders import check_output_file
+    from ralm.pipeline import prepare_text, retrieved_strides
+    from ralm.retrieval.retrieval_file import write_retrieval_file
+
+    check_output_file(out, force)
+    content = read_text(text)
+    source = open_retriever(index, retriever, seed)
+    tokenizer = load_tokenizer(lm)
+    prepared = prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
+    hits, passages = source.find(prepared, tokenizer, k)
+    write_retrieval_file(out, retrieved_strides(prepared, tokenizer, hits, passages))
+    print_line(f"{len(prepared.plan):,} strides of {len(prepared.tokens):,} tokens: {out}")

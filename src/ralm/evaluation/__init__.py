@@ -1,0 +1,1 @@
+"""What reading was worth: perplexities, run folders."""

@@ -1,0 +1,85 @@
+"""Evaluating a text: score it with its passages, and without them over the same targets when asked."""
+
+import time
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from ralm.errors import UsageError
+from ralm.evaluation.measures import Measures, measure
+from ralm.pipeline import PassageSource, PreparedText, prepare_text, read
+from ralm.protocols import LanguageModel
+from ralm.reading.plan import PlanOptions
+from ralm.records import IntArray, Passages, ScoredTokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What one way of reading made of a text, and how long it took (seconds of wall clock, the model alone)."""
+
+    scored: ScoredTokens
+    measures: Measures
+    seconds: float
+
+    def as_dict(self) -> dict[str, JsonValue]:
+        """The measures by name, with the seconds."""
+        return {**self.measures.as_dict(), "seconds": round(self.seconds, 3)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluation:
+    """A text read with its passages (or without any, where there was no source), and its baseline where asked."""
+
+    reading: Reading
+    baseline: Reading | None
+    passages: Passages
+
+    def summary(self, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        """The measures, the configuration that gave them, and the baseline's measures where asked."""
+        baseline: dict[str, JsonValue] = {} if self.baseline is None else {"baseline": self.baseline.as_dict()}
+        return {**self.reading.as_dict(), "config": config, **baseline}
+
+
+def evaluate_text(
+    text: str,
+    model: LanguageModel,
+    options: PlanOptions,
+    *,
+    source: PassageSource | None = None,
+    limit_tokens: int | None = None,
+    baseline: bool = False,
+) -> Evaluation:
+    """Score a text stride by stride, each read with the best passage of `source` (In-Context RALM, section 5).
+
+    With `baseline` the same targets are scored without retrieval too. Raises UsageError where the plan's length is
+    beyond the model's, TextError where the text is too short.
+    """
+    check_length(model, options)
+    prepared = prepare_text(text, model.tokenizer, options, limit_tokens=limit_tokens)
+    chosen_R, passages = None, ()
+    if source is not None:
+        hits, passages = source.find(prepared, model.tokenizer, 1)
+        chosen_R = hits.numbers_QK[:, 0]
+    return Evaluation(
+        reading=timed_reading(prepared, model, chosen_R, passages),
+        baseline=timed_reading(prepared, model) if baseline else None,
+        passages=passages,
+    )
+
+
+def timed_reading(
+    prepared: PreparedText, model: LanguageModel, chosen_R: IntArray | None = None, passages: Passages = ()
+) -> Reading:
+    """Read with the passages chosen for each row (int64, `NO_PASSAGE` for none) and time it; without any, the baseline."""
+    begin = time.perf_counter()
+    scored = read(prepared, model, chosen_R, passages)
+    return Reading(scored=scored, measures=measure(prepared, scored), seconds=time.perf_counter() - begin)
+
+
+def check_length(model: LanguageModel, options: PlanOptions) -> None:
+    """Raise UsageError where a plan would ask the model to read more than it can."""
+    if options.max_length > model.max_length:
+        raise UsageError(
+            f"--max-length {options.max_length} is beyond the {model.max_length} tokens that {model.name} can read; "
+            f"give --max-length {model.max_length} or less."
+        )

@@ -1,0 +1,97 @@
+"""The file of retrieved passages that the official In-Context RALM code writes and reads.
+
+A JSON list with an object per stride: `begin_location`, `end_location` (tokens), `future` (the text of the stride),
+`query`, and `retrieved_docs`, the best first, each `{"text": ..., "score": ...}` where `text` is what is put in front
+of the input, title included. An object may also have a `title` of its own, which then stands before the text. This
+package adds `id`, the document the passage comes from; the official code ignores it.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from ralm.errors import RetrievalFileError
+from ralm.folders import replaced_file
+from ralm.records import NO_PASSAGE, Hits, Passage
+
+
+class RetrievedPassage(BaseModel):
+    """One retrieved passage of a stride."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    text: str
+    title: str = ""
+    score: float = 0.0
+    id: str = ""
+
+
+class RetrievedStride(BaseModel):
+    """One stride of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    begin_location: int
+    end_location: int
+    future: str
+    query: str = ""
+    retrieved_docs: tuple[RetrievedPassage, ...]
+
+
+_FILE = TypeAdapter(list[RetrievedStride])
+
+
+def write_retrieval_file(path: Path, strides: Iterable[RetrievedStride]) -> None:
+    """Write the file whole or not at all; an empty title is left out, as the official code wants it."""
+    with replaced_file(path) as stream:
+        stream.write("[")
+        for i, stride in enumerate(strides):
+            row = stride.model_dump()
+            row["retrieved_docs"] = [_without_empty(passage) for passage in row["retrieved_docs"]]
+            stream.write((",\n" if i else "\n") + json.dumps(row, ensure_ascii=False))
+        stream.write("\n]\n")
+
+
+def read_retrieval_file(path: Path) -> list[RetrievedStride]:
+    """The strides of a retrieval file, ours or the official code's.
+
+    Raises RetrievalFileError where the file is missing or is no such file.
+    """
+    if not path.is_file():
+        raise RetrievalFileError(f"{path} is not there; `ralm retrieve` makes such a file.")
+    try:
+        strides = _FILE.validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the top"
+        raise RetrievalFileError(
+            f"{path} is not a retrieval file in the official format: at {where}, {first['msg']}."
+        ) from None
+    if not strides:
+        raise RetrievalFileError(f"{path} holds no strides.")
+    return strides
+
+
+def hits_and_passages(strides: Sequence[RetrievedStride]) -> tuple[Hits, list[Passage]]:
+    """The file as the hits of its strides (Q rows) over the distinct passages in it, numbered as they first appear."""
+    numbers: dict[tuple[str, str], int] = {}
+    passages: list[Passage] = []
+    width = max(1, max(len(stride.retrieved_docs) for stride in strides))
+    numbers_QK = np.full((len(strides), width), NO_PASSAGE, dtype=np.int64)
+    scores_QK = np.zeros((len(strides), width), dtype=np.float32)
+    for row, stride in enumerate(strides):
+        for column, found in enumerate(stride.retrieved_docs):
+            key = (found.title, found.text)
+            if key not in numbers:
+                numbers[key] = len(passages)
+                passages.append(Passage(number=len(passages), document_id=found.id, title=found.title, text=found.text))
+            numbers_QK[row, column] = numbers[key]
+            scores_QK[row, column] = found.score
+    return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK), passages
+
+
+def _without_empty(passage: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in passage.items() if value != ""}

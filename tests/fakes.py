@@ -1,0 +1,106 @@
+"""Legible fakes of the seams: a tokenizer of words, a model that counts, a retriever that finds shared words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage, Request
+
+
+class WordTokenizer:
+    """A token a word; ids in the order in which words were first seen, shared by all instances of a test."""
+
+    fingerprint = "words"
+
+    def __init__(self, words: Sequence[str] = ()) -> None:
+        self.words: list[str] = ["<end>", *words]
+
+    def encode(self, text: str) -> IntArray:
+        return np.array([self._id(word) for word in text.split()], dtype=np.int64)
+
+    def encode_document(self, text: str, max_tokens: int) -> IntArray:
+        return self.encode(text)[:max_tokens]
+
+    def decode(self, tokens: IntArray) -> str:
+        return "".join(f"{self.words[token]} " for token in tokens)
+
+    def _id(self, word: str) -> int:
+        if word not in self.words:
+            self.words.append(word)
+        return self.words.index(word)
+
+
+class UnigramContinuation:
+    """The distribution of `CountingModel` after some tokens."""
+
+    def __init__(self, tokens: IntArray, vocabulary: int) -> None:
+        self.tokens = tokens
+        self.vocabulary = vocabulary
+
+    @property
+    def next_log_probs_V(self) -> FloatArray:
+        counts_V = np.bincount(self.tokens, minlength=self.vocabulary) + 1.0
+        return np.log(counts_V / counts_V.sum()).astype(np.float32)
+
+    def append(self, tokens: IntArray) -> None:
+        self.tokens = np.concatenate([self.tokens, tokens])
+
+
+@dataclass
+class CountingModel:
+    """A model whose next token has probability (times it stands in what was read + 1) / (length read + vocabulary).
+
+    So whatever stands in front of a text counts, and the numbers can be worked out by hand.
+    """
+
+    tokenizer: WordTokenizer
+    vocabulary: int = 100
+    max_length: int = 64
+    name: str = "counting"
+    end_tokens: frozenset[int] = frozenset({0})
+    config: dict[str, JsonValue] = field(default_factory=lambda: {"name": "counting"})
+    reads: list[IntArray] = field(default_factory=list)
+
+    def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
+        return [self._score(request) for request in requests]
+
+    def read(self, tokens: IntArray) -> UnigramContinuation:
+        assert 0 < len(tokens) <= self.max_length
+        self.reads.append(tokens)
+        return UnigramContinuation(tokens, self.vocabulary)
+
+    def _score(self, request: Request) -> FloatArray:
+        assert len(request) <= self.max_length
+        continuation = self.read(np.concatenate([request.document, request.context]))
+        log_probs = []
+        for target in request.targets:
+            log_probs.append(continuation.next_log_probs_V[target])
+            continuation.append(np.array([target]))
+        return np.array(log_probs, dtype=np.float32)
+
+
+class SharedWordsRetriever:
+    """Ranks passages by the number of distinct words they share with the query; ties by lower number."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self.passages = passages
+        self.queries: list[str] = []
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        self.queries.extend(queries)
+        numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
+        scores_QK = np.zeros((len(queries), k), dtype=np.float32)
+        for row, query in enumerate(queries):
+            scores = [len(set(query.split()) & set(passage.contents.split())) for passage in self.passages]
+            ranked = sorted(range(len(scores)), key=lambda number: (-scores[number], number))
+            for column, number in enumerate([number for number in ranked if scores[number] > 0][:k]):
+                numbers_QK[row, column] = number
+                scores_QK[row, column] = scores[number]
+        return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
+
+
+def passages_of(*texts: str) -> list[Passage]:
+    """Untitled passages numbered from 0."""
+    return [Passage(number=n, document_id=f"d{n}", title="", text=text) for n, text in enumerate(texts)]
