@@ -22,7 +22,9 @@ def write(path: Path, content: str = "some content", *, force: bool = False, for
     with new_folder(path, force=force) as folder:
         (folder / "data").mkdir()
         (folder / "data" / "numbers.npy").write_text(content)
-        write_manifest(folder, kind="index", format_version=format_version, settings={"k1": 0.9}, counts={"passages": 3})
+        write_manifest(
+            folder, kind="index", format_version=format_version, settings={"k1": 0.9}, counts={"passages": 3}
+        )
 
 
 def names(path: Path) -> list[str]:

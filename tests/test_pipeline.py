@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
 from ralm.errors import RetrievalFileError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.pipeline import FromFile, FromRetriever, PreparedText, prepare_text, read, read_oracle, retrieved_strides
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Passage
-from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
 TEXT = "a b c d e a b c d e f g h a b c d e f g"
 OPTIONS = PlanOptions(stride=3, query_tokens=2, document_tokens=4, max_length=10)
@@ -44,7 +44,10 @@ def test_reading_by_hand() -> None:
     hits, passages = source().find(text, model.tokenizer, 1)
     scored = read(text, model, hits.numbers_QK[:, 0], passages)
     assert scored.positions_T.tolist() == list(range(1, 20))
-    assert scored.passages_T.tolist() == [NO_PASSAGE] * 2 + [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3 + [NO_PASSAGE] * 3 + [0] * 2
+    assert (
+        scored.passages_T.tolist()
+        == [NO_PASSAGE] * 2 + [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3 + [NO_PASSAGE] * 3 + [0] * 2
+    )
     # stride 2 is tokens 6 to 8 (b c d): document "e f e f", and of the text the 3 tokens before that fit into 10
     expected = [log_prob(model, "e f e f d e a", "b"), log_prob(model, "e f e f d e a b", "c")]
     np.testing.assert_allclose(scored.log_probs_T[5:7], expected, rtol=1e-6)

@@ -67,17 +67,13 @@ def test_every_token_but_the_first_is_a_target_once(case: tuple[int, PlanOptions
     tokens, options = case
     plan = make_plan(tokens, options)
     targets = [
-        position
-        for begin, end in zip(plan.target_begin_R, plan.end_R, strict=True)
-        for position in range(begin, end)
+        position for begin, end in zip(plan.target_begin_R, plan.end_R, strict=True) for position in range(begin, end)
     ]
     assert targets == list(range(1, tokens))
 
 
 @given(plans(), st.integers(0, 8))
-def test_what_is_read_fits_the_model_and_lies_before_the_targets(
-    case: tuple[int, PlanOptions], document: int
-) -> None:
+def test_what_is_read_fits_the_model_and_lies_before_the_targets(case: tuple[int, PlanOptions], document: int) -> None:
     tokens, options = case
     document = min(document, options.document_tokens)
     plan = make_plan(tokens, options)

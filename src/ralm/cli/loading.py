@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from ralm.demo.builtin import model_folder
-from ralm.folders import check_output
 from ralm.lm.local import LocalLanguageModel, ModelOptions, load_language_model
+from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.pipeline import FromFile, FromRetriever, PassageSource
 from ralm.retrieval.index import open_index
 from ralm.retrieval.random import RandomRetriever

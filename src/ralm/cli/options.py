@@ -30,12 +30,14 @@ DocumentTokens = Annotated[int, typer.Option(help="Cut a passage to so many toke
 MaxLength = Annotated[int, typer.Option(help="Tokens that the model reads at once, passage included.")]
 Windows = Annotated[
     plan.Windows,
-    typer.Option(help="sliding: full context for every stride; blocked: it advances a block at a time, and costs less."),
+    typer.Option(
+        help="sliding: all the context that fits, for every stride; blocked: it advances a block at a time."
+    ),
 ]
 Block = Annotated[int, typer.Option(help="Tokens in a block of blocked windows.")]
 Semantics = Annotated[
     plan.Semantics,
-    typer.Option(help="paper or official: follow the paper's text, or its published code, where they differ.")
+    typer.Option(help="paper or official: follow the paper's text, or its published code, where they differ."),
 ]
 LimitTokens = Annotated[
     int | None, typer.Option(min=2, help="Take the beginning of the text only.", show_default="the whole text")

@@ -9,11 +9,29 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ralm.demo.demonstration import Demonstration, most_gained, prompt_where_retrieval_helps
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.run import to_json
-from ralm.reading.generation import GeneratedText, spans
+from ralm.pipeline import FromRetriever
+from ralm.protocols import LanguageModel
+from ralm.reading.generation import GeneratedText, GenerationOptions, generate, spans
 from ralm.records import NO_PASSAGE, Passage, Passages
 
+DEMO_ROWS = {
+    "none": "no retrieval",
+    "random": "random passages",
+    "bm25": "BM25 passages",
+    "oracle": "best of BM25's 16 (oracle)",
+}
+NEXT_STEPS = """
+Next, with your own text and any model of the hub:
+
+  ralm search {folder}/index "open a file for writing"
+  ralm eval {folder}/heldout.txt --lm ralm-tiny --index {folder}/index --limit-tokens 2000 --windows blocked --baseline
+  ralm index YOUR_DOCUMENTS --out my-index
+  ralm eval YOUR_TEXT.txt --lm gpt2 --index my-index --baseline --out my-run
+  ralm generate "Once upon a time" --lm gpt2 --index my-index
+"""
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
 
 
@@ -56,6 +74,21 @@ def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
     console = Console(file=sys.stdout, highlight=False)
     console.print(table)
     console.print(f"  {count}; gain: how much lower the token perplexity is", style="dim")
+
+
+def print_demo(folder: Path, shown: Demonstration, model: LanguageModel, bm25: FromRetriever) -> None:
+    """The table, one generation with its sources, the tokens that gained most, and what to type next."""
+    print_line(f"\n{model.name} on documentation it never saw, with passages from the rest of it:")
+    print_measures({DEMO_ROWS[name]: reading.as_dict() for name, reading in shown.readings.items()})
+    print_line("\nTokens that gained most from the passage in front of them:\n")
+    for gained in most_gained(shown, model):
+        before = " ".join(gained.before.split())
+        source = source_name(gained.passage, shown.passages)
+        print_line(f"  {gained.gain:+5.1f} nats  ...{before} [{gained.token.strip()}]   <- {source}")
+    print_line("\nGeneration, where retrieval helps most; every part with its source:\n")
+    prompt = prompt_where_retrieval_helps(shown, model)
+    print_generation(prompt, generate(prompt, model, GenerationOptions(), bm25.retriever, bm25.passages), bm25.passages)
+    print_line(NEXT_STEPS.format(folder=folder))
 
 
 def print_passages(hits: Iterable[tuple[Passage, float]], width: int = 300) -> None:

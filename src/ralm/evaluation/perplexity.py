@@ -1,6 +1,7 @@
 """Evaluating a text: score it with its passages, and without them over the same targets when asked."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydantic import JsonValue
@@ -56,23 +57,22 @@ def evaluate_text(
     """
     check_length(model, options)
     prepared = prepare_text(text, model.tokenizer, options, limit_tokens=limit_tokens)
-    chosen_R, passages = None, ()
+    chosen_R: IntArray | None = None
+    passages: Passages = ()
     if source is not None:
         hits, passages = source.find(prepared, model.tokenizer, 1)
         chosen_R = hits.numbers_QK[:, 0]
     return Evaluation(
-        reading=timed_reading(prepared, model, chosen_R, passages),
-        baseline=timed_reading(prepared, model) if baseline else None,
+        reading=timed(prepared, lambda: read(prepared, model, chosen_R, passages)),
+        baseline=timed(prepared, lambda: read(prepared, model)) if baseline else None,
         passages=passages,
     )
 
 
-def timed_reading(
-    prepared: PreparedText, model: LanguageModel, chosen_R: IntArray | None = None, passages: Passages = ()
-) -> Reading:
-    """Read with the passages chosen for each row (int64, `NO_PASSAGE` for none) and time it; without any, the baseline."""
+def timed(prepared: PreparedText, read_text: Callable[[], ScoredTokens]) -> Reading:
+    """One way of reading a prepared text, measured and timed."""
     begin = time.perf_counter()
-    scored = read(prepared, model, chosen_R, passages)
+    scored = read_text()
     return Reading(scored=scored, measures=measure(prepared, scored), seconds=time.perf_counter() - begin)
 
 

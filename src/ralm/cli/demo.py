@@ -1,0 +1,35 @@
+"""`ralm demo`: what retrieval does for a small language model, on this Python's own documentation."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ralm.cli import options
+
+
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where corpus, text and index are left.")] = Path(
+        "ralm-demo"
+    ),
+    lm: Annotated[str, typer.Option(help="Causal language model to read with.")] = "ralm-tiny",
+    limit_tokens: Annotated[int, typer.Option(min=2, help="Score so many tokens of the held-out text.")] = 6000,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    json: options.Json = False,
+) -> None:
+    """Index this Python's own documentation but for a tenth, and read that tenth without and with its passages."""
+    from ralm.cli.loading import load_model, open_retriever
+    from ralm.cli.output import print_demo, print_json
+    from ralm.corpus.text import read_text
+    from ralm.demo.demonstration import HELD_OUT, INDEX, build_demo_folder, demonstrate
+
+    build_demo_folder(folder)
+    model = load_model(lm, dtype, device)
+    bm25 = open_retriever(folder / INDEX, "bm25", seed=0)
+    control = open_retriever(folder / INDEX, "random", seed=0)
+    shown = demonstrate(read_text(folder / HELD_OUT), model, bm25, control, limit_tokens=limit_tokens)
+    if json:
+        print_json({name: reading.as_dict() for name, reading in shown.readings.items()})
+    else:
+        print_demo(folder, shown, model, bm25)

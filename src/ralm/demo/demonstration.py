@@ -1,0 +1,120 @@
+"""The demo: this Python's own documentation as corpus, a tenth of it held out as the text to predict.
+
+Shows on real text what retrieval does for a frozen language model: the held-out text read without retrieval, with
+random passages (the control), with BM25 passages, and with the best of BM25's first 16 (the oracle).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ralm.corpus.splitting import Splitting, split_documents
+from ralm.demo.documentation import split_held_out, standard_library_documentation
+from ralm.evaluation.perplexity import Reading, timed
+from ralm.folders import new_folder, write_manifest
+from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read, read_oracle
+from ralm.protocols import LanguageModel
+from ralm.reading.plan import PlanOptions
+from ralm.records import Document, FloatArray, Passages
+from ralm.retrieval.index import build_index
+
+CORPUS: Final = "corpus.jsonl"
+HELD_OUT: Final = "heldout.txt"
+INDEX: Final = "index"
+
+PLAN: Final = PlanOptions(stride=4, windows="blocked", block=256, max_length=768)
+"""Blocked windows and a shorter model length than the papers', so that a laptop is done in minutes."""
+
+ORACLE_CANDIDATES: Final = 16
+_STRETCH: Final = 32
+
+
+def build_demo_folder(folder: Path) -> None:
+    """Write the corpus, the held-out text and the index of the demo, in the place of an older one."""
+    corpus, held_out = split_held_out(standard_library_documentation())
+    with new_folder(folder, force=True) as partial:
+        with (partial / CORPUS).open("w", encoding="utf-8") as stream:
+            for document in corpus:
+                row = {"id": document.id, "title": document.title, "text": document.text}
+                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+        (partial / HELD_OUT).write_text(held_out_text(held_out), encoding="utf-8")
+        build_index(split_documents(corpus, Splitting()), partial / INDEX)
+        counts = {"documents": len(corpus), "held_out_documents": len(held_out)}
+        write_manifest(partial, kind="demo", format_version=1, settings={}, counts=counts)
+
+
+def held_out_text(documents: Sequence[Document], seed: int = 0) -> str:
+    """The held-out documents one after the other, in an order drawn at random so that any beginning is a sample."""
+    order = np.random.default_rng(seed).permutation(len(documents))
+    return "\n\n".join(f"{documents[i].title}\n{documents[i].text}" for i in order) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class GainedToken:
+    """A token that its passage made likelier: the text before it, the token, the passage, and the gain in nats."""
+
+    before: str
+    token: str
+    passage: int
+    gain: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demonstration:
+    """The held-out text read in each of the ways, by name in the order of the table."""
+
+    prepared: PreparedText
+    readings: dict[str, Reading]
+    passages: Passages
+
+    @property
+    def gain_T(self) -> FloatArray:
+        """What BM25's passage was worth to each target, in nats (float32)."""
+        return self.readings["bm25"].scored.log_probs_T - self.readings["none"].scored.log_probs_T
+
+
+def demonstrate(
+    text: str, model: LanguageModel, bm25: FromRetriever, control: FromRetriever, *, limit_tokens: int
+) -> Demonstration:
+    """Read the beginning of a text without passages, with random ones, with BM25's first, and with the best of 16."""
+    prepared = prepare_text(text, model.tokenizer, PLAN, limit_tokens=limit_tokens)
+    candidates, passages = bm25.find(prepared, model.tokenizer, ORACLE_CANDIDATES)
+    random, _ = control.find(prepared, model.tokenizer, 1)
+    return Demonstration(
+        prepared=prepared,
+        readings={
+            "none": timed(prepared, lambda: read(prepared, model)),
+            "random": timed(prepared, lambda: read(prepared, model, random.numbers_QK[:, 0], passages)),
+            "bm25": timed(prepared, lambda: read(prepared, model, candidates.numbers_QK[:, 0], passages)),
+            "oracle": timed(prepared, lambda: read_oracle(prepared, model, candidates, passages)),
+        },
+        passages=passages,
+    )
+
+
+def most_gained(shown: Demonstration, model: LanguageModel, count: int = 8, before: int = 12) -> list[GainedToken]:
+    """The targets that gained most from their passage, each with the text before it."""
+    scored = shown.readings["bm25"].scored
+    tokens = shown.prepared.tokens
+    decode = model.tokenizer.decode
+    rows = np.argsort(-shown.gain_T, kind="stable")[:count]
+    return [
+        GainedToken(
+            before=decode(tokens[max(0, position - before) : position]),
+            token=decode(tokens[position : position + 1]),
+            passage=int(scored.passages_T[row]),
+            gain=float(shown.gain_T[row]),
+        )
+        for row, position in zip(rows, scored.positions_T[rows].tolist(), strict=True)
+    ]
+
+
+def prompt_where_retrieval_helps(shown: Demonstration, model: LanguageModel, tokens: int = 48) -> str:
+    """The text before the stretch of 32 targets that gained most: a place to see what generation does with a source."""
+    stretch = np.convolve(shown.gain_T, np.ones(_STRETCH), mode="valid")
+    position = int(shown.readings["bm25"].scored.positions_T[int(np.argmax(stretch))])
+    return model.tokenizer.decode(shown.prepared.tokens[max(0, position - tokens) : position])
