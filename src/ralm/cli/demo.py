@@ -9,9 +9,7 @@ from ralm.cli import options
 
 
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where corpus, text and index are left.")] = Path(
-        "ralm-demo"
-    ),
+    folder: Annotated[Path, typer.Option(help="Where corpus, text and index are left.")] = Path("ralm-demo"),
     lm: Annotated[str, typer.Option(help="Causal language model to read with.")] = "ralm-tiny",
     limit_tokens: Annotated[int, typer.Option(min=2, help="Score so many tokens of the held-out text.")] = 6000,
     dtype: options.Dtype = "auto",

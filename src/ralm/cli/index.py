@@ -20,9 +20,7 @@ def index(
     out: Annotated[Path, typer.Option(help="Folder to write.", show_default=False)],
     words: Annotated[int, typer.Option(min=1, help="Words a passage.")] = 100,
     tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of --lm a passage, instead of words.")] = None,
-    lm: Annotated[
-        str | None, typer.Option(help="The model whose tokens --tokens counts.")
-    ] = None,
+    lm: Annotated[str | None, typer.Option(help="The model whose tokens --tokens counts.")] = None,
     id_field: Annotated[str, typer.Option(help="Field with the id of a document.")] = "id",
     title_field: Annotated[str, typer.Option(help="Field with its title.")] = "title",
     text_field: Annotated[str, typer.Option(help="Field with its text.")] = "text",

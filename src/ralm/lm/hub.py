@@ -1,0 +1,49 @@
+"""Loading from folders and hubs: what goes wrong there, as one sentence."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ralm.errors import MissingExtraError, ModelError
+
+
+@contextmanager
+def loading_errors(what: str, name: str) -> Iterator[None]:
+    """Turn whatever transformers raises while it loads a model or tokenizer into one sentence.
+
+    Broad on purpose: a damaged folder makes the loading code fail in ways that cannot be listed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if "accelerate" in str(error):
+            raise MissingExtraError(
+                "spreading a model over devices needs the package accelerate: pip install 'ralm[device-map]'."
+            ) from error
+        raise ModelError(f"cannot load the {what} of {name}: {_first_line(error)}") from error
+    except Exception as error:
+        raise ModelError(f"cannot load the {what} of {name}{_where(name)}: {_first_line(error)}") from error
+
+
+def check_folder(name: str) -> None:
+    """Raise ModelError where `name` is a local folder that cannot hold a model, before anything is read or fetched."""
+    folder = Path(name)
+    if folder.is_file():
+        raise ModelError(f"{name} is a file; give the folder that holds config.json and the weights.")
+    if not folder.is_dir():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise ModelError(f"there is no folder {name}.")
+        return
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{name} is not a model folder: it has no config.json.")
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+        raise ModelError(f"{name} has no weights: neither *.safetensors nor pytorch_model*.bin.")
+
+
+def _where(name: str) -> str:
+    return "" if Path(name).is_dir() else " (no such folder here, so it was looked for on the model hub)"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

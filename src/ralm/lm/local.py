@@ -1,0 +1,117 @@
+"""A causal language model that runs here, through transformers: by hub name or folder, on CPU or GPU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import JsonValue
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from ralm.errors import ModelError
+from ralm.lm.continuation import CachedContinuation
+from ralm.lm.engine import score
+from ralm.lm.hub import check_folder, loading_errors
+from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
+from ralm.protocols import Continuation
+from ralm.records import FloatArray, IntArray, Request
+
+UNLIMITED = 1 << 30
+"""The length of a model whose positions have no end (ALiBi)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """How to run a model. `dtype` auto is as it was saved; `device` is cpu, cuda, cuda:N, auto (a GPU if there is one)
+    or map (spread over all devices, for models too large for one)."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+
+
+class LocalLanguageModel:
+    """A frozen transformers model with its tokenizer; see `load_language_model`."""
+
+    def __init__(self, name: str, model: PreTrainedModel, tokenizer: ModelTokenizer) -> None:
+        self.name = name
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Name, size, number format and device of the model, and the fingerprint of its tokenizer."""
+        return {
+            "name": self.name,
+            "parameters": self.model.num_parameters(),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "device": str(self.model.device),
+            "tokenizer": self.tokenizer.fingerprint,
+        }
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that the model can read at once."""
+        return model_length(self.model)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The ids that end a text: the tokenizer's end-of-text token and those of the generation settings."""
+        settings = self.model.generation_config
+        ids = settings.eos_token_id if settings is not None else None
+        listed = ids if isinstance(ids, list) else [ids]
+        return frozenset(int(token) for token in [*listed, self.tokenizer.end_token] if token is not None)
+
+    def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
+        """For each request the natural log-probability (float32) of each of its targets, in order."""
+        longest = max((len(request) for request in requests), default=0)
+        self._check_length(longest)
+        return score(self.model, requests)
+
+    def read(self, tokens: IntArray) -> Continuation:
+        """Read a prompt (int64, at least one token) and stand ready to go on from it."""
+        self._check_length(len(tokens))
+        return CachedContinuation(self.model, tokens)
+
+    def _check_length(self, length: int) -> None:
+        if length > self.max_length:
+            raise ModelError(f"{self.name} reads at most {self.max_length} tokens at once, not {length}.")
+
+
+def load_language_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:
+    """A causal language model by hub name or folder, ready to score and generate.
+
+    Raises ModelError where the folder or hub has no such model, its weights or tokenizer are missing, or the device is
+    not there; MissingExtraError where spreading a model over devices needs the extra `device-map`.
+    """
+    options = options or ModelOptions()
+    check_folder(name)
+    device = _device(options.device)
+    dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+    tokenizer = load_model_tokenizer(name)
+    with loading_errors("model", name):
+        placed = {"device_map": "auto"} if options.device == "map" else {}
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **placed)
+        if options.device != "map":
+            model = model.to(device)
+    return LocalLanguageModel(name, model, tokenizer)
+
+
+def model_length(model: PreTrainedModel) -> int:
+    """The number of positions that a model was built with, or `UNLIMITED` where positions have no end."""
+    config = model.config.get_text_config()
+    for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+        if isinstance(length := getattr(config, key, None), int):
+            return length
+    return UNLIMITED
+
+
+def _device(name: str) -> torch.device:
+    if name in ("auto", "map"):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelError(f"--device must be auto, map, cpu, cuda or cuda:N, not {name!r}.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"--device {name} needs a CUDA device, and there is none here; use --device cpu.")
+    return device

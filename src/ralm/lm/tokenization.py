@@ -1,0 +1,64 @@
+"""A language model's own tokenizer, with the two ways in which In-Context RALM encodes.
+
+Works on text and token ids; knows nothing of the model's weights.
+"""
+
+import hashlib
+
+import numpy as np
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from ralm.errors import ModelError
+from ralm.lm.hub import loading_errors
+from ralm.records import IntArray
+
+_SAMPLE = " Hello,  World!\n\tIt's 3.14 o'clock: \u00e9\u4e2d\U0001f600 </s> <|endoftext|> "
+
+
+class ModelTokenizer:
+    """The tokenizer of a model: text without special tokens, documents with the ones it adds by itself."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._tokenizer.model_max_length = int(1e30)  # lengths are the plan's business: no warnings, no cuts
+        self.fingerprint = _fingerprint(tokenizer)
+
+    @property
+    def end_token(self) -> int | None:
+        """The id of the end-of-text token, where there is one."""
+        return self._tokenizer.eos_token_id
+
+    def encode(self, text: str) -> IntArray:
+        """Token ids (int64) of a text, without special tokens."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+
+    def encode_document(self, text: str, max_tokens: int) -> IntArray:
+        """Token ids (int64) of a document as it stands in the prompt: with the special tokens that the tokenizer adds
+        by itself, cut to `max_tokens` of which those are part, as the official code does."""
+        ids = self._tokenizer.encode(text, truncation=True, max_length=max_tokens)
+        return np.array(ids, dtype=np.int64)
+
+    def decode(self, tokens: IntArray) -> str:
+        """The text of token ids, special tokens written out; spaces are cleaned up where the tokenizer says so itself."""
+        return str(self._tokenizer.decode(tokens.tolist()))
+
+
+def load_model_tokenizer(name: str) -> ModelTokenizer:
+    """The tokenizer of a model, by hub name or folder.
+
+    Raises ModelError where there is none.
+    """
+    with loading_errors("tokenizer", name):
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    if len(tokenizer) == 0:
+        raise ModelError(f"the tokenizer of {name} has no vocabulary.")
+    return ModelTokenizer(tokenizer)
+
+
+def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of the vocabulary and of what is done with a text that shows every way of cutting it up."""
+    digest = hashlib.sha256()
+    for token, number in sorted(tokenizer.get_vocab().items()):
+        digest.update(f"{number} {token}\n".encode())
+    digest.update(str(tokenizer.encode(_SAMPLE)).encode())
+    return digest.hexdigest()[:16]
