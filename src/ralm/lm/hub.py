@@ -6,6 +6,8 @@ from pathlib import Path
 
 from ralm.errors import MissingExtraError, ModelError
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
 
 @contextmanager
 def loading_errors(what: str, name: str) -> Iterator[None]:
@@ -38,6 +40,13 @@ def check_folder(name: str) -> None:
         raise ModelError(f"{name} is not a model folder: it has no config.json.")
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         raise ModelError(f"{name} has no weights: neither *.safetensors nor pytorch_model*.bin.")
+
+
+def check_tokenizer(name: str) -> None:
+    """Raise ModelError where a local folder has no tokenizer: transformers would make up an empty one."""
+    folder = Path(name)
+    if folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        raise ModelError(f"{name} has no tokenizer: none of {', '.join(_TOKENIZER_FILES)}.")
 
 
 def _where(name: str) -> str:

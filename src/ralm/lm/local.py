@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from pydantic import JsonValue
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from ralm.errors import ModelError
 from ralm.lm.continuation import CachedContinuation
@@ -88,6 +89,7 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
     device = _device(options.device)
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     tokenizer = load_model_tokenizer(name)
+    logging.disable_progress_bar()
     with loading_errors("model", name):
         placed = {"device_map": "auto"} if options.device == "map" else {}
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **placed)

@@ -8,8 +8,7 @@ import hashlib
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ralm.errors import ModelError
-from ralm.lm.hub import loading_errors
+from ralm.lm.hub import check_tokenizer, loading_errors
 from ralm.records import IntArray
 
 _SAMPLE = " Hello,  World!\n\tIt's 3.14 o'clock: \u00e9\u4e2d\U0001f600 </s> <|endoftext|> "
@@ -39,7 +38,7 @@ class ModelTokenizer:
         return np.array(ids, dtype=np.int64)
 
     def decode(self, tokens: IntArray) -> str:
-        """The text of token ids, special tokens written out; spaces are cleaned up where the tokenizer says so itself."""
+        """The text of token ids, special tokens written out; spaces cleaned up where the tokenizer itself does so."""
         return str(self._tokenizer.decode(tokens.tolist()))
 
 
@@ -48,11 +47,9 @@ def load_model_tokenizer(name: str) -> ModelTokenizer:
 
     Raises ModelError where there is none.
     """
+    check_tokenizer(name)
     with loading_errors("tokenizer", name):
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    if len(tokenizer) == 0:
-        raise ModelError(f"the tokenizer of {name} has no vocabulary.")
-    return ModelTokenizer(tokenizer)
+        return ModelTokenizer(AutoTokenizer.from_pretrained(name))
 
 
 def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,0 +1,125 @@
+"""Loading and using local models: from folders, end to end, with one clear sentence where that cannot work."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny_models import FAMILIES, POSITIONS
+
+from ralm.errors import ModelError, UsageError
+from ralm.evaluation.perplexity import check_length
+from ralm.lm.local import UNLIMITED, ModelOptions, load_language_model
+from ralm.reading.plan import PlanOptions
+from ralm.records import Request
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_continuation_reads_on_as_scoring_does(family: str, tiny_folders: dict[str, Path]) -> None:
+    model = load_language_model(str(tiny_folders[family]))
+    tokens = np.random.default_rng(0).integers(0, 250, size=30)
+    continuation = model.read(tokens[:7])
+    log_probs = []
+    for begin, end in [(7, 8), (8, 8), (8, 13), (13, 14)]:
+        if end > begin:
+            log_probs.append(continuation.next_log_probs_V[tokens[begin]])
+        continuation.append(tokens[begin:end])
+    request = Request(document=tokens[:0], context=tokens[:7], targets=tokens[7:15])
+    scored = model.log_probs([request])[0]
+    np.testing.assert_allclose(log_probs, scored[[0, 1, 6]], rtol=1e-4, atol=1e-5)
+    assert np.exp(continuation.next_log_probs_V).sum() == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_number_formats(dtype: str, tiny_folders: dict[str, Path]) -> None:
+    folder = str(tiny_folders["llama"])
+    model = load_language_model(folder, ModelOptions(dtype=dtype))  # type: ignore[arg-type]
+    assert model.config["dtype"] == dtype
+    tokens = np.arange(40, dtype=np.int64)
+    request = Request(document=tokens[:5], context=tokens[:20], targets=tokens[20:])
+    exact = load_language_model(folder).log_probs([request])[0]
+    np.testing.assert_allclose(model.log_probs([request])[0], exact, atol=0.5)
+
+
+def test_lengths(tiny_folders: dict[str, Path]) -> None:
+    lengths = {family: load_language_model(str(folder)).max_length for family, folder in tiny_folders.items()}
+    assert lengths == dict.fromkeys(FAMILIES, POSITIONS) | {"bloom": UNLIMITED}
+
+
+def test_a_plan_longer_than_the_model_is_refused(tiny_folders: dict[str, Path]) -> None:
+    model = load_language_model(str(tiny_folders["gpt2"]))
+    with pytest.raises(UsageError, match="--max-length 1024 is beyond the 64 tokens that .* give --max-length 64"):
+        check_length(model, PlanOptions())
+    with pytest.raises(ModelError, match="reads at most 64 tokens at once, not 65"):
+        model.read(np.zeros(65, dtype=np.int64))
+
+
+def test_end_tokens(tiny_folders: dict[str, Path]) -> None:
+    assert load_language_model(str(tiny_folders["gpt2"])).end_tokens == {257}
+
+
+def test_the_fingerprint_is_that_of_what_the_tokenizer_does(tiny_folders: dict[str, Path]) -> None:
+    prints = {family: load_language_model(str(f)).tokenizer.fingerprint for family, f in tiny_folders.items()}
+    assert prints["gpt2"] == prints["gptj"] == prints["bloom"]
+    assert prints["opt"] == prints["llama"] != prints["gpt2"]
+
+
+def test_text_survives_encoding(tiny_folders: dict[str, Path]) -> None:
+    tokenizer = load_language_model(str(tiny_folders["gpt2"])).tokenizer
+    text = "Tabs\tand  spaces , n't — ünïcode 中 😀\n\n <s> ."
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_folders_that_hold_no_model(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
+    with pytest.raises(ModelError, match="there is no folder"):
+        load_language_model(str(tmp_path / "nowhere"))
+    with pytest.raises(ModelError, match=r"is not a model folder: it has no config\.json"):
+        load_language_model(str(tmp_path))
+    bare = tmp_path / "bare"
+    shutil.copytree(tiny_folders["gpt2"], bare)
+    (bare / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="bare has no weights"):
+        load_language_model(str(bare))
+    with pytest.raises(ModelError, match="is a file; give the folder"):
+        load_language_model(str(bare / "config.json"))
+
+
+def test_a_truncated_weight_file(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
+    shutil.copytree(tiny_folders["gpt2"], tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot load the model of"):
+        load_language_model(str(tmp_path / "model"))
+
+
+def test_a_folder_without_tokenizer(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
+    shutil.copytree(tiny_folders["gpt2"], tmp_path / "model")
+    for file in (tmp_path / "model").glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ModelError, match="tokenizer"):
+        load_language_model(str(tmp_path / "model"))
+
+
+def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelError, match="no such folder here, so it was looked for on the model hub"):
+        load_language_model("nobody/has-this-model")
+
+
+def test_devices_that_are_not_there(tiny_folders: dict[str, Path]) -> None:
+    folder = str(tiny_folders["gpt2"])
+    with pytest.raises(ModelError, match="--device must be auto, map, cpu"):
+        load_language_model(folder, ModelOptions(device="abacus"))
+    if not torch.cuda.is_available():
+        with pytest.raises(ModelError, match="there is none here; use --device cpu"):
+            load_language_model(folder, ModelOptions(device="cuda"))
+
+
+def test_a_model_spread_over_devices(tiny_folders: dict[str, Path]) -> None:
+    pytest.importorskip("accelerate")
+    folder = str(tiny_folders["llama"])
+    tokens = np.arange(40, dtype=np.int64)
+    request = Request(document=tokens[:5], context=tokens[:20], targets=tokens[20:])
+    spread = load_language_model(folder, ModelOptions(device="map")).log_probs([request])[0]
+    np.testing.assert_allclose(spread, load_language_model(folder).log_probs([request])[0], rtol=1e-5)
