@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import JsonValue
 
 from ralm.cli import options
+from ralm.errors import UsageError
 
 
 def index(
@@ -37,3 +39,41 @@ def index(
     force: options.Force = False,
 ) -> None:
     """Split documents into passages and index them for BM25."""
+    from ralm.cli.loading import load_tokenizer
+    from ralm.cli.output import print_index
+    from ralm.corpus.decontamination import Decontamination, Removals, read_titles
+    from ralm.corpus.passages import make_passages
+    from ralm.corpus.sources import Fields, SkippedLines, read_documents
+    from ralm.corpus.splitting import Splitting
+    from ralm.corpus.text import read_text
+    from ralm.folders import check_output
+    from ralm.retrieval.bm25.formula import BM25Options
+    from ralm.retrieval.index import build_index
+
+    if (tokens is None) != (lm is None):
+        raise UsageError("--tokens and --lm go together: so many tokens of which model?")
+    check_output(out, force)
+    splitting = Splitting(words=words, tokens=tokens)
+    fields = Fields(id=id_field, title=title_field, text=text_field)
+    skipped = SkippedLines() if skip_bad else None
+    removals = Removals()
+    documents = (document for source in sources for document in read_documents(source, fields, skipped=skipped))
+    passages = make_passages(
+        documents,
+        splitting,
+        tokenizer=None if lm is None else load_tokenizer(lm),
+        decontamination=Decontamination.of(
+            titles=[] if forbidden_titles is None else read_titles(forbidden_titles),
+            texts=map(read_text, decontaminate or []),
+            ngram=ngram,
+        ),
+        removals=removals,
+    )
+
+    def describe() -> dict[str, JsonValue]:
+        split = {"words": words} if tokens is None else {"tokens": tokens, "lm": lm}
+        left_out = {"skipped_lines": skipped.count if skipped else 0, "removed": removals.listed()}
+        return {"sources": list(sources), "splitting": split, "ngram": ngram, **left_out}
+
+    manifest = build_index(passages, out, BM25Options(k1=k1, b=b), describe=describe, force=force)
+    print_index(out, manifest, removals, skipped)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from ralm.demo.builtin import model_folder
-from ralm.lm.local import LocalLanguageModel, ModelOptions, load_language_model
+from ralm.lm.local import Dtype, LocalLanguageModel, ModelOptions, load_language_model
 from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.pipeline import FromFile, FromRetriever, PassageSource
 from ralm.retrieval.index import open_index
@@ -43,6 +43,6 @@ def read_prompt(prompt: str) -> str:
     return sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
 
 
-def load_model(name: str, dtype: str, device: str) -> LocalLanguageModel:
+def load_model(name: str, dtype: Dtype, device: str) -> LocalLanguageModel:
     """A model by hub name, folder, or as `ralm-tiny`, the one that comes with the package."""
     return load_language_model(model_folder(name), ModelOptions(dtype=dtype, device=device))

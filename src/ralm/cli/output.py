@@ -9,9 +9,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Removals
+from ralm.corpus.sources import SkippedLines
 from ralm.demo.demonstration import Demonstration, most_gained, prompt_where_retrieval_helps
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.run import to_json
+from ralm.folders import MANIFEST, Manifest
 from ralm.pipeline import FromRetriever
 from ralm.protocols import LanguageModel
 from ralm.reading.generation import GeneratedText, GenerationOptions, generate, spans
@@ -76,6 +79,17 @@ def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
     console.print(f"  {count}; gain: how much lower the token perplexity is", style="dim")
 
 
+def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: SkippedLines | None) -> None:
+    """What an index holds, and what was left out of it."""
+    counts = manifest.counts
+    print_line(f"{out}: {counts['passages']:,} passages, {counts['terms']:,} terms, {counts['postings']:,} postings")
+    for reason in (BY_TITLE, BY_OVERLAP):
+        if removed := removals.count(reason):
+            print_line(f"left out for {reason}: {removed:,} passages, listed in {out / MANIFEST}")
+    if skipped is not None and skipped.count:
+        print_line(f"broken lines passed over: {skipped.count:,}; the first: {skipped.examples[0]}")
+
+
 def print_demo(folder: Path, shown: Demonstration, model: LanguageModel, bm25: FromRetriever) -> None:
     """The table, one generation with its sources, the tokens that gained most, and what to type next."""
     print_line(f"\n{model.name} on documentation it never saw, with passages from the rest of it:")
@@ -114,13 +128,14 @@ def print_generation(prompt: str, pieces: Iterable[GeneratedText], passages: Pas
 
 def spans_as_json(parts: Iterable[GeneratedText], passages: Passages) -> list[JsonValue]:
     """The parts of a generated text, each with the passage it was read with, null where there was none."""
-    return [
-        {"text": part.text, "passage": None, "document_id": None, "title": None}
-        if part.passage == NO_PASSAGE
-        else {"text": part.text, "passage": part.passage}
-        | {"document_id": passages[part.passage].document_id, "title": passages[part.passage].title}
-        for part in parts
-    ]
+    return [{"text": part.text, **_source(part.passage, passages)} for part in parts]
+
+
+def _source(number: int, passages: Passages) -> dict[str, JsonValue]:
+    if number == NO_PASSAGE:
+        return {"passage": None, "document_id": None, "title": None}
+    passage = passages[number]
+    return {"passage": number, "document_id": passage.document_id, "title": passage.title}
 
 
 def source_name(number: int, passages: Passages) -> str:

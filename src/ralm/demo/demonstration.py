@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ralm.corpus.splitting import Splitting, split_documents
+from ralm.corpus.passages import make_passages
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.evaluation.perplexity import Reading, timed
 from ralm.folders import new_folder, write_manifest
@@ -42,7 +42,7 @@ def build_demo_folder(folder: Path) -> None:
                 row = {"id": document.id, "title": document.title, "text": document.text}
                 stream.write(json.dumps(row, ensure_ascii=False) + "\n")
         (partial / HELD_OUT).write_text(held_out_text(held_out), encoding="utf-8")
-        build_index(split_documents(corpus, Splitting()), partial / INDEX)
+        build_index(make_passages(corpus), partial / INDEX)
         counts = {"documents": len(corpus), "held_out_documents": len(held_out)}
         write_manifest(partial, kind="demo", format_version=1, settings={}, counts=counts)
 

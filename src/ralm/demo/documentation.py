@@ -33,7 +33,7 @@ def standard_library_documentation() -> list[Document]:
     """The documentation of the running Python, sorted by id: topics of the reference, modules, classes.
 
     A topic that stands, for the most part, inside a longer one is left out, so that holding a document out of a corpus
-    leaves no copy of it behind. Some 1,600 documents of 600,000 words; which exactly depends on the Python version.
+    leaves no copy of it behind. Some 1,000 documents of 290,000 words on Python 3.11; they differ between versions.
     """
     library = Path(sysconfig.get_path("stdlib"))
     documents = [*_topics(library / "pydoc_data" / "topics.py"), *docstrings_of_package(library)]

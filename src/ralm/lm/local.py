@@ -21,12 +21,15 @@ UNLIMITED = 1 << 30
 """The length of a model whose positions have no end (ALiBi)."""
 
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
     """How to run a model. `dtype` auto is as it was saved; `device` is cpu, cuda, cuda:N, auto (a GPU if there is one)
     or map (spread over all devices, for models too large for one)."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     device: str = "auto"
 
 

@@ -1,0 +1,1 @@
+"""Text in, passages out: sources, splitting, decontamination, the store on disk."""

@@ -1,0 +1,1 @@
+"""Queries in, hits out: analysis, BM25, the index folder, random passages, the official file of retrieved passages."""

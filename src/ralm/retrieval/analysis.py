@@ -1,0 +1,157 @@
+"""Lucene's English analysis: text in, index terms out.
+
+The chain of Lucene's EnglishAnalyzer: words by the Unicode standard (UAX #29) as its StandardTokenizer cuts them,
+possessives removed, lower case, its 33 stop words dropped, the original Porter stemmer.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import regex
+import Stemmer
+
+NAME: Final = "lucene-english"
+LONGEST_TOKEN: Final = 255
+"""Longer runs are cut into pieces of this many UTF-16 units, as StandardTokenizer does."""
+
+REMEMBERED: Final = 1 << 19
+"""How many runs of characters an analyser remembers before it starts anew: a bound on its memory."""
+
+STOP_WORDS: Final = frozenset(
+    """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
+    to was will with""".split()
+)
+_PICTOGRAPHS: Final = (
+    "\u00a9\u00ae\u203c\u2049\u2122\u2139\u2194-\u2199\u21a9-\u21aa\u231a-\u231b\u2328\u2388\u23cf\u23e9-\u23f3\u23f8-\u23fa"
+    "\u24c2\u25aa-\u25ab\u25b6\u25c0\u25fb-\u25fe\u2600-\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705\u2708-\u2712\u2714\u2716"
+    "\u271d\u2721\u2728\u2733-\u2734\u2744\u2747\u274c\u274e\u2753-\u2755\u2757\u2763-\u2767\u2795-\u2797\u27a1\u27b0\u27bf"
+    "\u2934-\u2935\u2b05-\u2b07\u2b1b-\u2b1c\u2b50\u2b55\u3030\u303d\u3297\u3299\U0001f000-\U0001f0ff"
+    "\U0001f10d-\U0001f10f\U0001f12f\U0001f16c-\U0001f171\U0001f17e-\U0001f17f\U0001f18e\U0001f191-\U0001f19a"
+    "\U0001f1ad-\U0001f1e5\U0001f201-\U0001f20f\U0001f21a\U0001f22f\U0001f232-\U0001f23a\U0001f23c-\U0001f23f"
+    "\U0001f249-\U0001f3fa\U0001f400-\U0001f53d\U0001f546-\U0001f64f\U0001f680-\U0001f6ff\U0001f774-\U0001f77f"
+    "\U0001f7d5-\U0001f7ff\U0001f80c-\U0001f80f\U0001f848-\U0001f84f\U0001f85a-\U0001f85f\U0001f888-\U0001f88f"
+    "\U0001f8ae-\U0001f90b\U0001f90c-\U0001f93a\U0001f93c-\U0001f945\U0001f947-\U0001fffd"
+)
+"""Extended_Pictographic as of Unicode 12, Lucene's; later versions have fewer."""
+_APOSTROPHES: Final = "'\u2019\uff07"
+
+
+def _ascii_words() -> re.Pattern[str]:
+    """UAX #29 on ASCII: letters, digits and underscores run together; . : ' join letters, and . , ; ' join digits."""
+    return re.compile(
+        r"_*+[A-Za-z0-9]\w*+(?:(?:(?<=[A-Za-z])[.:'](?=[A-Za-z])|(?<=[0-9])[.,;'](?=[0-9]))\w++)*+", re.ASCII
+    )
+
+
+def _unicode_words() -> regex.Pattern[str]:
+    """UAX #29 as StandardTokenizer's grammar states it; a Han or Hiragana character is a word of its own."""
+    extend = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
+    kinds = {
+        "letter": r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]",
+        "hebrew": r"\p{WB=Hebrew_Letter}",
+        "digit": r"[\p{WB=Numeric}\uff10-\uff19]",
+        "katakana": r"\p{WB=Katakana}",
+        "joint": r"\p{WB=ExtendNumLet}",
+        "in_word": r"[\p{WB=MidLetter}\p{WB=MidNumLet}\p{WB=Single_Quote}:]",
+        "in_number": r"[\p{WB=MidNum}\p{WB=MidNumLet}\p{WB=Single_Quote}]",
+        "han": r"\p{Script=Han}",
+        "hiragana": r"\p{Script=Hiragana}",
+        "complex": r"\p{Line_Break=Complex_Context}",
+        "region": r"\p{WB=Regional_Indicator}",
+    }
+    x = {name: f"(?:{kind}{extend})" for name, kind in kinds.items()}
+    number = "{digit}(?:(?:{joint}*|{in_number}){digit})*".format(**x)
+    word = "{letter}(?:(?:{joint}*|{in_word}){letter})*".format(**x)
+    hebrew = "{hebrew}(?:'|\"{hebrew})".format(**x)
+    katakana = "{katakana}(?:{joint}*{katakana})*".format(**x)
+    part = f"(?:{katakana}|(?:{hebrew}|{number}|{word})+)"
+    emoji = rf"[{_PICTOGRAPHS}]\ufe0f?[\U0001f3fb-\U0001f3ff]?(?:\u200d[{_PICTOGRAPHS}]\ufe0f?)*+"
+    keycap = r"[0-9#*]\ufe0f?\u20e3"
+    flags = "{region}{{2}}".format(**x)
+    pattern = "{joint}*{part}(?:{joint}+{part})*{joint}*|{complex}+|{han}|{hiragana}|{emoji}|{flags}".format(
+        part=part, emoji=emoji, flags=flags, **x
+    )
+    return regex.compile(f"{keycap}|{pattern}", regex.V1)
+
+
+_ASCII_WORDS: Final = _ascii_words()
+_UNICODE_WORDS: Final = _unicode_words()
+
+
+def words(text: str) -> list[str]:
+    """The words of a text as they stand there."""
+    found = (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).findall(text)
+    if all(len(word) <= LONGEST_TOKEN for word in found):
+        return found
+    return [piece for word in found for piece in _pieces(word)]
+
+
+class Analyser:
+    """Texts to their index terms. No word goes beyond white space, so whatever stands between two white spaces is
+    analysed once and remembered: most of a text is such repetition."""
+
+    def __init__(self) -> None:
+        self._remembered: dict[str, tuple[str, ...]] = {}
+        self._porter: Callable[[str], str] = Stemmer.Stemmer("porter", 0).stemWord
+
+    def __call__(self, text: str) -> list[str]:
+        """The index terms of a text in order."""
+        return [term for run in text.split() for term in self.run(run)]
+
+    def run(self, run: str) -> tuple[str, ...]:
+        """The terms of a run of characters without white space."""
+        terms = self._remembered.get(run)
+        if terms is None:
+            if len(self._remembered) >= REMEMBERED:
+                self._remembered.clear()
+            terms = self._remembered[run] = tuple(term for word in words(run) if (term := self._term(word)))
+        return terms
+
+    def _term(self, word: str) -> str:
+        """The term of a word; empty for a stop word."""
+        plain = lower_case(without_possessive(word))
+        return "" if plain in STOP_WORDS else self._stem(plain)
+
+    def _stem(self, word: str) -> str:
+        """Porter's stemmer as Lucene has it: words of one or two letters stay, and with the two rules of step 2 that
+        Porter's own later program added to his paper, which the library follows to the letter: BLI -> BLE, LOGI -> LOG.
+        """
+        if len(word) <= 2:
+            return word
+        stem = self._porter(word)
+        if stem.endswith("logi") and _has_measure(stem[:-4]):
+            return self._porter(stem[:-1])
+        if stem.endswith("bli") and _has_measure(stem[:-3]):
+            return self._porter(stem[:-1] + "e")
+        return stem
+
+
+def without_possessive(word: str) -> str:
+    """The word without a possessive 's at its end."""
+    return word[:-2] if len(word) >= 2 and word[-1] in "sS" and word[-2] in _APOSTROPHES else word
+
+
+def lower_case(word: str) -> str:
+    """Lower case character by character, as Java does: no final sigma, and a dotted capital I becomes a plain i."""
+    return word.lower() if word.isascii() else "".join(character.lower()[0] for character in word)
+
+
+def _has_measure(stem: str) -> bool:
+    """Whether Porter's measure m is above 0: whether a consonant stands somewhere after a vowel."""
+    vowel_before = False
+    consonant_before = False
+    for letter in stem:
+        vowel = letter in "aeiou" or (letter == "y" and consonant_before)
+        if vowel_before and not vowel:
+            return True
+        vowel_before = vowel_before or vowel
+        consonant_before = not vowel
+    return False
+
+
+def _pieces(word: str) -> list[str]:
+    """A word cut into pieces of at most `LONGEST_TOKEN` UTF-16 units."""
+    units = word.encode("utf-16-le", "surrogatepass")
+    size = 2 * LONGEST_TOKEN
+    return [units[i : i + size].decode("utf-16-le", "replace") for i in range(0, len(units), size)]

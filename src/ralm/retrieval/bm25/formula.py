@@ -1,0 +1,70 @@
+"""The BM25 of Lucene (since version 8): what one occurrence of a query term in a passage is worth.
+
+    score(q, d) = sum over terms t of q:  idf(t) * tf / (tf + k1 * (1 - b + b * length(d) / average length))
+    idf(t)      = ln(1 + (N - df(t) + 0.5) / (df(t) + 0.5))
+
+A term that stands twice in the query counts twice. N and the average are over passages that have any term. Lengths are
+counted in terms and rounded to one byte as Lucene's norms are. Scores are summed as integers, so that the sum does not
+depend on its order and equal passages score equal.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralm.errors import UsageError
+
+FRACTION_BITS: Final = 20
+"""Binary places of a fixed-point score: finer than Lucene's float32 for any score above 1."""
+_EXACT_LENGTHS: Final = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BM25Options:
+    """`k1`: how slowly repeated terms stop counting. `b`: how much long passages are marked down, from 0 to 1.
+
+    The defaults are Anserini's, which the papers use. Raises UsageError where a value makes no sense.
+    """
+
+    k1: float = 0.9
+    b: float = 0.4
+
+    def __post_init__(self) -> None:
+        if not (self.k1 >= 0 and np.isfinite(self.k1)):
+            raise UsageError(f"--k1 must be 0 or more, not {self.k1}.")
+        if not 0 <= self.b <= 1:
+            raise UsageError(f"--b must be between 0 and 1, not {self.b}.")
+
+
+def idf(document_frequency: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
+    """The weight (float64) of terms that stand in so many of `passages` passages."""
+    return np.log1p((passages - document_frequency + 0.5) / (document_frequency + 0.5))
+
+
+def impact(
+    frequency: NDArray[np.int64], length: NDArray[np.int64], average_length: float, options: BM25Options
+) -> NDArray[np.float64]:
+    """What is multiplied with the idf (float64, below 1): term frequencies in passages of so many terms."""
+    relative = length / average_length if average_length > 0 else np.zeros(len(length))
+    return frequency / (frequency + options.k1 * (1 - options.b + options.b * relative))
+
+
+def length_bytes(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Lengths as the bytes in which Lucene stores them: exact below 24, then four significant bits."""
+    long = np.maximum(lengths - _EXACT_LENGTHS, 0)
+    bits = np.zeros_like(long)
+    nonzero = long > 0
+    bits[nonzero] = np.floor(np.log2(long[nonzero])).astype(np.int64) + 1
+    shift = np.maximum(bits - 4, 0)
+    rounded = np.where(bits < 4, long, ((long >> shift) & 7) | ((shift + 1) << 3))
+    return np.where(lengths < _EXACT_LENGTHS, lengths, _EXACT_LENGTHS + rounded).astype(np.uint8)
+
+
+def stored_lengths(codes: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The lengths that Lucene reads back from its bytes."""
+    code = codes.astype(np.int64) - _EXACT_LENGTHS
+    shift = (code >> 3) - 1
+    rounded = np.where(shift < 0, code & 7, ((code & 7) | 8) << np.maximum(shift, 0))
+    return np.where(code < 0, codes, _EXACT_LENGTHS + rounded).astype(np.int64)
