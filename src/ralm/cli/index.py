@@ -71,9 +71,13 @@ def index(
     )
 
     def describe() -> dict[str, JsonValue]:
-        split = {"words": words} if tokens is None else {"tokens": tokens, "lm": lm}
-        left_out = {"skipped_lines": skipped.count if skipped else 0, "removed": removals.listed()}
-        return {"sources": list(sources), "splitting": split, "ngram": ngram, **left_out}
+        return {
+            "sources": list(sources),
+            "splitting": {"words": words} if tokens is None else {"tokens": tokens, "lm": lm},
+            "ngram": ngram,
+            "removed": removals.listed(),
+            "skipped_lines": skipped.count if skipped else 0,
+        }
 
     manifest = build_index(passages, out, BM25Options(k1=k1, b=b), describe=describe, force=force)
     print_index(out, manifest, removals, skipped)

@@ -23,9 +23,12 @@ def search(
     from ralm.corpus.text import read_text
     from ralm.retrieval.index import open_index
 
-    if (query is None) == (queries is None):
+    if queries is not None and query is None:
+        asked = read_text(queries).splitlines()
+    elif queries is None and query is not None:
+        asked = [query]
+    else:
         raise UsageError("give either a QUERY or --queries FILE.")
-    asked = [query] if query is not None else read_text(queries).splitlines()
     opened = open_index(index)
     hits = opened.bm25.retrieve(asked, k)
     for row, question in enumerate(asked):

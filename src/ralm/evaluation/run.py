@@ -38,7 +38,7 @@ def write_run(
 
     Raises FolderExistsError where `out` is there and `force` does not say to replace it.
     """
-    baseline = evaluation.baseline and evaluation.baseline.scored
+    baseline = None if evaluation.baseline is None else evaluation.baseline.scored
     table = token_table(evaluation.reading.scored, baseline, tokenizer, evaluation.passages)
     with new_folder(out, force=force) as folder:
         pq.write_table(table, folder / TOKENS, compression="zstd")
