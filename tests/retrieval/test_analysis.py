@@ -11,9 +11,8 @@ from tests.shared_data import shared
 from ralm.retrieval import analysis
 from ralm.retrieval.analysis import Analyser, words
 
-LETTERS = ("ALetter", "Hebrew_Letter")
 CLASSES = (
-    *LETTERS,
+    "ALetter",
     "Numeric",
     "Katakana",
     "ExtendNumLet",
@@ -21,12 +20,11 @@ CLASSES = (
     "MidNum",
     "MidNumLet",
     "Single_Quote",
-    "Double_Quote",
     "Extend",
     "Format",
     "ZWJ",
 )
-ALPHABET = "aZ19_.,:;'\"-$ \t\n\u2019\u00b7\u00e9\u03a3\u0130\u0301\u200d\u00ad\u05d0\u05d1\u3042\u4e00\u30ab\u30ad\uac00\u0661"
+ALPHABET = "aZ19_.,:;'\"-$ \t\n\u2019\u00b7\u00e9\u03a3\u0130\u0301\u200d\u00ad\u3042\u4e00\u30ab\u30ad\uac00\u0661"
 
 
 def test_lucenes_terms_of_every_golden_text() -> None:
@@ -51,6 +49,10 @@ def test_lucenes_terms_of_every_golden_text() -> None:
         ("\u30ab\u30bf\u30ab\u30ca\u30fc", ["\u30ab\u30bf\u30ab\u30ca\u30fc"]),
         ("\ud55c\uad6d\uc5b4 \ub9d0", ["\ud55c\uad6d\uc5b4", "\ub9d0"]),
         ("\u0e01\u0e02\u0e03", ["\u0e01\u0e02\u0e03"]),
+        (
+            "\u05d0'\u05d1 \u05d0\"\u05d1 \u05d0\" \u05d0' \u05d0'1",
+            ["\u05d0'\u05d1", '\u05d0"\u05d1', "\u05d0", "\u05d0'", "\u05d0'1"],
+        ),
         ("e\u0301te\u0301", ["e\u0301te\u0301"]),
         ("\U0001f600\U0001f44d\U0001f3fd ok", ["\U0001f600", "\U0001f44d\U0001f3fd", "ok"]),
         ("\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7", ["\U0001f1e9\U0001f1ea", "\U0001f1eb\U0001f1f7"]),
@@ -66,7 +68,7 @@ def test_words(text: str, expected: list[str]) -> None:
         ("The cats' cat's CAT\u2019S cat\uff07s", ["cat", "cat", "cat", "cat"]),
         ("to be or not to be", []),
         ("ponies relational conditional possibly", ["poni", "relat", "condit", "possibl"]),
-        ("analogies analogy analogi", ["analog", "analogi", "analog"]),
+        ("analogies analogy analogi", ["analog", "analog", "analog"]),
         ("as is us", ["us"]),
         ("\u039f\u0394\u039f\u03a3 \u0130", ["\u03bf\u03b4\u03bf\u03c3", "i"]),
     ],
@@ -95,20 +97,20 @@ def word_break_class(character: str) -> str:
 
 
 def joined(classes: list[str], i: int) -> bool:
-    """Whether UAX #29 has no boundary before the i-th of characters without their marks (rules WB5 to WB13b)."""
+    """Whether UAX #29 has no boundary before the i-th of characters without their marks (rules WB5 to WB13b).
+
+    Hebrew is left to the examples: Lucene's grammar lets a digit follow a Hebrew letter's apostrophe, the standard not.
+    """
     before, after = classes[i - 1], classes[i]
     two_before = classes[i - 2] if i >= 2 else ""
     two_after = classes[i + 1] if i + 1 < len(classes) else ""
     in_word = ("MidLetter", "MidNumLet", "Single_Quote")
     in_number = ("MidNum", "MidNumLet", "Single_Quote")
-    word_like = (*LETTERS, "Numeric", "Katakana")
+    word_like = ("ALetter", "Numeric", "Katakana")
     return (
-        (before in (*LETTERS, "Numeric") and after in (*LETTERS, "Numeric"))
-        or (before in LETTERS and after in in_word and two_after in LETTERS)
-        or (two_before in LETTERS and before in in_word and after in LETTERS)
-        or (before == "Hebrew_Letter" and after == "Single_Quote")
-        or (before == "Hebrew_Letter" and after == "Double_Quote" and two_after == "Hebrew_Letter")
-        or (two_before == "Hebrew_Letter" and before == "Double_Quote" and after == "Hebrew_Letter")
+        (before in ("ALetter", "Numeric") and after in ("ALetter", "Numeric"))
+        or (before == "ALetter" and after in in_word and two_after == "ALetter")
+        or (two_before == "ALetter" and before in in_word and after == "ALetter")
         or (two_before == "Numeric" and before in in_number and after == "Numeric")
         or (before == "Numeric" and after in in_number and two_after == "Numeric")
         or (before == after == "Katakana")
@@ -133,11 +135,8 @@ def words_by_the_rules(text: str) -> list[str]:
             found[-1] += character
         else:
             found.append(character)
-    return [
-        word
-        for word in found
-        if regex.search(r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}\p{WB=Numeric}\p{WB=Katakana}\p{Han}\p{Hiragana}]", word)
-    ]
+    of_a_word = regex.compile(r"[\p{WB=ALetter}\p{WB=Numeric}\p{WB=Katakana}\p{Han}\p{Hiragana}]")
+    return [word for word in found if of_a_word.search(word)]
 
 
 @settings(max_examples=500)

@@ -1,0 +1,192 @@
+"""BM25 against the formula on random corpora, and against Lucene's own answers."""
+
+import html
+import json
+import re
+import tarfile
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ralm.errors import CorpusError, UsageError
+from ralm.records import NO_PASSAGE, Passage
+from ralm.retrieval.analysis import Analyser
+from ralm.retrieval.bm25 import build, search
+from ralm.retrieval.bm25.arrays import open_arrays
+from ralm.retrieval.bm25.build import Builder
+from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
+from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.index import build_index, open_index
+from tests.reference import bm25 as reference
+from tests.shared_data import shared
+
+WORDS = ("alpha", "beta", "gamma", "delta", "rare", "the", "unseen")
+
+
+def indexed(folder: Path, texts: list[str], options: BM25Options | None = None, buffered: int = 1 << 20) -> BM25:
+    builder = Builder(folder, options or BM25Options(), buffered)
+    for text in texts:
+        builder.add(text)
+    builder.finish()
+    return BM25(open_arrays(folder), len(texts), options)
+
+
+def check(retriever: BM25, texts: list[str], queries: list[str], k: int, options: BM25Options) -> None:
+    """Every list of hits is that of scoring all passages, up to the order of scores that differ by rounding alone."""
+    analyse = Analyser()
+    passages = [analyse(text) for text in texts]
+    hits = retriever.retrieve(queries, k)
+    assert hits.numbers_QK.shape == (len(queries), k)
+    for row, query in enumerate(queries):
+        matching = reference.ranked(analyse(query), passages, options.k1, options.b)
+        expected = dict(matching)
+        found = hits.of(row)
+        assert len(found) == min(k, len(matching))
+        assert len({number for number, _ in found}) == len(found)
+        for (number, score), (_, best) in zip(found, matching, strict=False):
+            assert score == pytest.approx(best, abs=1e-4)
+            assert score == pytest.approx(expected[number], abs=1e-4)
+        assert (hits.numbers_QK[row, len(found) :] == NO_PASSAGE).all()
+        for (first, high), (second, low) in zip(found, found[1:], strict=False):
+            assert high > low or (high == low and first < second), "equal scores by lower number"
+
+
+texts_of = st.lists(st.lists(st.sampled_from(WORDS[:-1]), max_size=40).map(" ".join), min_size=1, max_size=30)
+queries_of = st.lists(st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=texts_of,
+    queries=queries_of,
+    k=st.integers(1, 40),
+    k1=st.sampled_from([0.0, 0.9, 2.0]),
+    b=st.sampled_from([0.0, 0.4, 1.0]),
+    buffered=st.sampled_from([1, 50, 1 << 20]),
+    partition=st.sampled_from([1, 7, 1 << 17]),
+)
+def test_equals_scoring_every_passage(
+    tmp_path_factory: pytest.TempPathFactory,
+    texts: list[str],
+    queries: list[str],
+    k: int,
+    k1: float,
+    b: float,
+    buffered: int,
+    partition: int,
+) -> None:
+    options = BM25Options(k1=k1, b=b)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "PARTITION", partition)
+        patch.setattr(build, "BUFFERED_TERMS", buffered)
+        retriever = indexed(tmp_path_factory.mktemp("index"), texts, options, buffered)
+        check(retriever, texts, queries, k, options)
+
+
+def test_long_passages_and_frequent_terms(tmp_path: Path) -> None:
+    texts = ["alpha " * n + "beta " * (n % 7) for n in range(1, 1200, 13)]
+    check(indexed(tmp_path, texts), texts, ["alpha beta", "beta"], 20, BM25Options())
+
+
+def test_a_query_too_long_for_its_scores_to_be_exact_to_twenty_bits(tmp_path: Path) -> None:
+    texts = ["alpha beta", "alpha", "gamma"]
+    retriever = indexed(tmp_path, texts)
+    hits = retriever.retrieve(["alpha " * 5000 + "gamma " * 4000], 3)
+    expected = dict(reference.ranked(["alpha"] * 5000 + ["gamma"] * 4000, [text.split() for text in texts]))
+    for number, score in hits.of(0):
+        assert score == pytest.approx(expected[number], rel=1e-3)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50))
+def test_lengths_are_rounded_as_the_formula_says(lengths: list[int]) -> None:
+    stored = stored_lengths(length_bytes(np.array(lengths, np.int64)))
+    assert stored.tolist() == [reference.stored_length(length) for length in lengths]
+
+
+@pytest.mark.parametrize(("options", "message"), [({"k1": -1.0}, "--k1 must be 0 or more"), ({"b": 1.5}, "--b must be")])
+def test_bad_constants(options: dict[str, float], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        BM25Options(**options)
+
+
+def test_no_passages(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="no passages"):
+        Builder(tmp_path, BM25Options()).finish()
+
+
+def test_passages_without_terms(tmp_path: Path) -> None:
+    retriever = indexed(tmp_path, ["the of", "", "..."])
+    assert retriever.retrieve(["the", "alpha", ""], 2).of(1) == []
+
+
+def test_more_kinds_of_postings_than_a_byte_holds(tmp_path: Path) -> None:
+    texts = ["alpha " * n + "beta " * (n // 2) for n in range(1, 500)]
+    retriever = indexed(tmp_path, texts)
+    assert np.load(tmp_path / "codes.npy").dtype == np.uint16
+    check(retriever, texts[:0] or texts, ["beta"], 5, BM25Options())
+
+
+def wikitext_passages() -> list[Passage]:
+    words = shared("data", "wikitext", "test.txt").read_text(encoding="utf-8").split()
+    texts = [" ".join(words[i : i + 100]) for i in range(0, len(words), 100)]
+    return [Passage(number=n, document_id=str(n), title="", text=text) for n, text in enumerate(texts)]
+
+
+def test_lucene_gives_the_same_top_16(tmp_path: Path) -> None:
+    lines = shared("golden", "lucene", "wikitext_stride_queries.jsonl").read_text(encoding="utf-8").splitlines()
+    golden = [json.loads(line) for line in lines]
+    build_index(wikitext_passages(), tmp_path / "index")
+    hits = open_index(tmp_path / "index").bm25.retrieve([case["query"] for case in golden], 16)
+    assert len(golden) == 600
+    for row, case in enumerate(golden):
+        ours, lucene = hits.of(row), case["hits"]
+        np.testing.assert_allclose([score for _, score in ours], [score for _, score in lucene], atol=1e-3)
+        score_of = {number: score for number, score in lucene}
+        last = lucene[-1][1]
+        for number, score in ours:
+            assert number in score_of or abs(score - last) < 1e-3, "only ties with the last may be others"
+            assert abs(score_of.get(number, last) - score) < 1e-3
+
+
+def cacm_passages() -> list[Passage]:
+    passages = []
+    with tarfile.open(shared("data", "cacm", "cacm.tar.gz")) as archive:
+        for member in sorted((m for m in archive if m.name.endswith(".html")), key=lambda m: m.name):
+            stream = archive.extractfile(member)
+            assert stream is not None
+            text = html.unescape(re.sub(r"</?[A-Za-z][^>]*>", " ", stream.read().decode("latin-1")))
+            name = Path(member.name).stem
+            passages.append(Passage(number=len(passages), document_id=name, title="", text=text))
+    return passages
+
+
+def cacm_topics() -> dict[str, str]:
+    content = shared("data", "cacm", "topics.txt").read_text()
+    return dict(re.findall(r"<DOCNO>\s*(\d+)\s*</DOCNO>(.*?)</DOC>", content, re.DOTALL))
+
+
+def test_cacm_reproduces_anserini(tmp_path: Path) -> None:
+    build_index(cacm_passages(), tmp_path / "index")
+    index = open_index(tmp_path / "index")
+    relevant: dict[str, set[str]] = defaultdict(set)
+    for line in shared("data", "cacm", "qrels.txt").read_text().splitlines():
+        topic, _, document, judgement = line.split()
+        if int(judgement) > 0:
+            relevant[str(int(topic))].add(document)
+    topics = cacm_topics()
+    hits = index.bm25.retrieve(list(topics.values()), 1000)
+    average_precisions, precisions_at_30 = [], []
+    for row, topic in enumerate(topics):
+        if topic not in relevant:
+            continue
+        ranked = [index.passages[number].document_id in relevant[topic] for number, _ in hits.of(row)]
+        found = np.cumsum(ranked)
+        at = [found[i] / (i + 1) for i, hit in enumerate(ranked) if hit]
+        average_precisions.append(sum(at) / len(relevant[topic]))
+        precisions_at_30.append(sum(ranked[:30]) / 30)
+    assert np.mean(average_precisions) == pytest.approx(0.3123, abs=0.002)
+    assert np.mean(precisions_at_30) == pytest.approx(0.1942, abs=0.002)
