@@ -5,34 +5,40 @@ import json
 import re
 import tarfile
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.reference import bm25 as reference
+from tests.shared_data import shared
 
 from ralm.errors import CorpusError, UsageError
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.analysis import Analyser
-from ralm.retrieval.bm25 import build, search
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.index import build_index, open_index
-from tests.reference import bm25 as reference
-from tests.shared_data import shared
 
 WORDS = ("alpha", "beta", "gamma", "delta", "rare", "the", "unseen")
 
 
-def indexed(folder: Path, texts: list[str], options: BM25Options | None = None, buffered: int = 1 << 20) -> BM25:
+def indexed(
+    folder: Path,
+    texts: list[str],
+    options: BM25Options | None = None,
+    buffered: int = 1 << 20,
+    partition: int = 1 << 17,
+) -> BM25:
     builder = Builder(folder, options or BM25Options(), buffered)
     for text in texts:
         builder.add(text)
     builder.finish()
-    return BM25(open_arrays(folder), len(texts), options)
+    return BM25(open_arrays(folder), len(texts), options, partition=partition)
 
 
 def check(retriever: BM25, texts: list[str], queries: list[str], k: int, options: BM25Options) -> None:
@@ -51,7 +57,7 @@ def check(retriever: BM25, texts: list[str], queries: list[str], k: int, options
             assert score == pytest.approx(best, abs=1e-4)
             assert score == pytest.approx(expected[number], abs=1e-4)
         assert (hits.numbers_QK[row, len(found) :] == NO_PASSAGE).all()
-        for (first, high), (second, low) in zip(found, found[1:], strict=False):
+        for (first, high), (second, low) in pairwise(found):
             assert high > low or (high == low and first < second), "equal scores by lower number"
 
 
@@ -80,11 +86,8 @@ def test_equals_scoring_every_passage(
     partition: int,
 ) -> None:
     options = BM25Options(k1=k1, b=b)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "PARTITION", partition)
-        patch.setattr(build, "BUFFERED_TERMS", buffered)
-        retriever = indexed(tmp_path_factory.mktemp("index"), texts, options, buffered)
-        check(retriever, texts, queries, k, options)
+    retriever = indexed(tmp_path_factory.mktemp("index"), texts, options, buffered, partition)
+    check(retriever, texts, queries, k, options)
 
 
 def test_long_passages_and_frequent_terms(tmp_path: Path) -> None:
@@ -107,10 +110,36 @@ def test_lengths_are_rounded_as_the_formula_says(lengths: list[int]) -> None:
     assert stored.tolist() == [reference.stored_length(length) for length in lengths]
 
 
-@pytest.mark.parametrize(("options", "message"), [({"k1": -1.0}, "--k1 must be 0 or more"), ({"b": 1.5}, "--b must be")])
+@pytest.mark.parametrize(
+    ("options", "message"), [({"k1": -1.0}, "--k1 must be 0 or more"), ({"b": 1.5}, "--b must be")]
+)
 def test_bad_constants(options: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         BM25Options(**options)
+
+
+def test_a_term_of_every_passage_of_a_long_corpus_still_makes_hits(tmp_path: Path) -> None:
+    """Its weight is below a unit of the fixed-point scores."""
+    retriever = indexed(tmp_path, ["alpha"] * 1_200_000)
+    assert [number for number, _ in retriever.retrieve(["alpha"], 3).of(0)] == [0, 1, 2]
+
+
+def test_frequencies_beyond_the_usual(tmp_path: Path) -> None:
+    texts = ["alpha " * n for n in (1, 255, 256, 257, 70_000)] + ["beta"]
+    check(indexed(tmp_path, texts, buffered=300), texts, ["alpha"], 6, BM25Options())
+    assert set(np.load(tmp_path / "code_table.npy")[:, 0].tolist()) == {1, 255, 256, 257, 70_000}
+
+
+def test_the_same_arrays_whatever_the_buffer(tmp_path: Path) -> None:
+    """Spilling and merging change nothing, and leave nothing behind."""
+    texts = [" ".join(f"w{(i * j) % 53}" for j in range(i % 17)) for i in range(300)]
+    for name, buffered in (("whole", 1 << 20), ("spilled", 64)):
+        (tmp_path / name).mkdir()
+        indexed(tmp_path / name, texts, buffered=buffered)
+    files = sorted(file.name for file in (tmp_path / "whole").iterdir())
+    assert files == sorted(file.name for file in (tmp_path / "spilled").iterdir())
+    for file in files:
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "spilled" / file).read_bytes()
 
 
 def test_no_passages(tmp_path: Path) -> None:
@@ -145,15 +174,26 @@ def test_lucene_gives_the_same_top_16(tmp_path: Path) -> None:
     for row, case in enumerate(golden):
         ours, lucene = hits.of(row), case["hits"]
         np.testing.assert_allclose([score for _, score in ours], [score for _, score in lucene], atol=1e-3)
-        score_of = {number: score for number, score in lucene}
+        score_of = dict(lucene)
         last = lucene[-1][1]
         for number, score in ours:
             assert number in score_of or abs(score - last) < 1e-3, "only ties with the last may be others"
             assert abs(score_of.get(number, last) - score) < 1e-3
 
 
+def test_the_same_lists_as_lucene_where_equal_scores_are_ordered_by_id_as_text(tmp_path: Path) -> None:
+    """As Anserini orders them, the only difference between its lists and ours."""
+    lines = shared("golden", "lucene", "wikitext_stride_queries.jsonl").read_text(encoding="utf-8").splitlines()
+    golden = [json.loads(line) for line in lines]
+    build_index(wikitext_passages(), tmp_path / "index")
+    hits = open_index(tmp_path / "index").bm25.retrieve([case["query"] for case in golden], 100)
+    for row, case in enumerate(golden):
+        ours = sorted(hits.of(row), key=lambda hit: (-hit[1], str(hit[0])))
+        assert [number for number, _ in ours[:16]] == [number for number, _ in case["hits"]]
+
+
 def cacm_passages() -> list[Passage]:
-    passages = []
+    passages: list[Passage] = []
     with tarfile.open(shared("data", "cacm", "cacm.tar.gz")) as archive:
         for member in sorted((m for m in archive if m.name.endswith(".html")), key=lambda m: m.name):
             stream = archive.extractfile(member)

@@ -34,6 +34,9 @@ def index(
         list[Path] | None, typer.Option(help="Leave out passages that overlap this text; may be given again.")
     ] = None,
     ngram: Annotated[int, typer.Option(min=1, help="Words in a row that count as overlap.")] = 13,
+    max_overlap: Annotated[
+        float, typer.Option(help="Leave a passage out only if more than this share of its runs of words is shared.")
+    ] = 0.0,
     k1: Annotated[float, typer.Option(min=0.0, help="BM25: how soon repeated terms stop counting.")] = 0.9,
     b: Annotated[float, typer.Option(min=0.0, max=1.0, help="BM25: how much long passages are marked down.")] = 0.4,
     force: options.Force = False,
@@ -56,17 +59,19 @@ def index(
     splitting = Splitting(words=words, tokens=tokens)
     fields = Fields(id=id_field, title=title_field, text=text_field)
     skipped = SkippedLines() if skip_bad else None
+    decontamination = Decontamination.of(
+        titles=[] if forbidden_titles is None else read_titles(forbidden_titles),
+        texts=[read_text(path) for path in decontaminate or []],
+        ngram=ngram,
+        max_overlap=max_overlap,
+    )
     removals = Removals()
     documents = (document for source in sources for document in read_documents(source, fields, skipped=skipped))
     passages = make_passages(
         documents,
         splitting,
         tokenizer=None if lm is None else load_tokenizer(lm),
-        decontamination=Decontamination.of(
-            titles=[] if forbidden_titles is None else read_titles(forbidden_titles),
-            texts=map(read_text, decontaminate or []),
-            ngram=ngram,
-        ),
+        decontamination=decontamination,
         removals=removals,
     )
 
@@ -74,8 +79,8 @@ def index(
         return {
             "sources": list(sources),
             "splitting": {"words": words} if tokens is None else {"tokens": tokens, "lm": lm},
-            "ngram": ngram,
-            "removed": removals.listed(),
+            "decontamination": decontamination.settings,
+            "removed": {"counts": removals.counts(), "list": removals.listed(), "unlisted": removals.unlisted},
             "skipped_lines": skipped.count if skipped else 0,
         }
 

@@ -85,7 +85,7 @@ def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: Skip
     print_line(f"{out}: {counts['passages']:,} passages, {counts['terms']:,} terms, {counts['postings']:,} postings")
     for reason in (BY_TITLE, BY_OVERLAP):
         if removed := removals.count(reason):
-            print_line(f"left out for {reason}: {removed:,} passages, listed in {out / MANIFEST}")
+            print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
     if skipped is not None and skipped.count:
         print_line(f"broken lines passed over: {skipped.count:,}; the first: {skipped.examples[0]}")
 

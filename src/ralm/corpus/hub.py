@@ -1,41 +1,73 @@
-"""Records of Hugging Face datasets: by hub name, streamed, or from a folder that `save_to_disk` wrote.
+"""Records of Hugging Face datasets: by hub name, streamed, or from a folder on disk.
 
 Needs the extra `datasets`; imported only where such a source is named.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
-from datasets import DatasetDict, load_dataset, load_from_disk
+from datasets import DatasetDict, get_dataset_config_names, load_dataset, load_from_disk
 
 from ralm.errors import CorpusError
 
+Record: TypeAlias = Mapping[str, object]
 
-def dataset_records(name: str) -> Iterator[Mapping[str, object]]:
-    """The records of a dataset: a saved folder, NAME, NAME:SPLIT or NAME:CONFIG:SPLIT on the hub (split train if none
-    is given).
+_SAVED_FILES = ("dataset_info.json", "dataset_dict.json", "state.json")
+_DEFAULT_SPLIT = "train"
 
-    Raises CorpusError where there is no such dataset, or it has several splits and none was named.
+
+def dataset_records(source: str) -> Iterator[Record]:
+    """The records of a dataset, in order: `NAME[:CONFIG][:SPLIT]` on the hub or in a folder, or a folder that
+    `save_to_disk` wrote, there with `:SPLIT` alone.
+
+    One word after the name is a configuration where the dataset has one of that name, and a split otherwise; without
+    a split it is `train`. Raises CorpusError where there is no such dataset, configuration or split, or where a saved
+    folder has several splits and none was named.
     """
+    name, parts = _parse(source)
     try:
-        yield from _saved(name) if Path(name).is_dir() else _streamed(name)
+        yield from _saved(name, parts) if _is_saved(name) else _streamed(name, parts)
     except CorpusError:
         raise
     except Exception as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CorpusError(f"cannot read the dataset {name}: {first}") from error
+        raise CorpusError(f"cannot read the dataset {source}: {first}") from error
 
 
-def _saved(folder: str) -> Iterator[Mapping[str, object]]:
+def _parse(source: str) -> tuple[str, list[str]]:
+    if source and Path(source).is_dir():
+        return source, []
+    name, *parts = source.split(":")
+    if not name or len(parts) > 2:
+        raise CorpusError(f"hf:{source} names no dataset; write hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT.")
+    return name, parts
+
+
+def _is_saved(name: str) -> bool:
+    return any((Path(name) / file).is_file() for file in _SAVED_FILES)
+
+
+def _saved(folder: str, parts: list[str]) -> Iterable[Record]:
     dataset = load_from_disk(folder)
-    if isinstance(dataset, DatasetDict):
-        if len(dataset) > 1:
-            raise CorpusError(f"{folder} holds the splits {', '.join(dataset)}; name the folder of one of them.")
-        dataset = next(iter(dataset.values()))
-    return iter(dataset)
+    split = parts[-1] if parts else ""
+    if not isinstance(dataset, DatasetDict):
+        if split:
+            raise CorpusError(f"{folder} holds one dataset without splits, so no split {split!r}; leave it out.")
+        return dataset
+    if split in dataset:
+        return dataset[split]
+    if split or len(dataset) != 1:
+        raise CorpusError(f"{folder} holds the splits {', '.join(dataset)}; choose one with hf:{folder}:SPLIT.")
+    return next(iter(dataset.values()))
 
 
-def _streamed(name: str) -> Iterator[Mapping[str, object]]:
-    hub_name, _, rest = name.partition(":")
-    config, _, split = rest.rpartition(":")
-    return iter(load_dataset(hub_name, config or None, split=split or "train", streaming=True))
+def _streamed(name: str, parts: list[str]) -> Iterable[Record]:
+    config, split = _config_and_split(name, parts)
+    return load_dataset(name, config or None, split=split or _DEFAULT_SPLIT, streaming=True)
+
+
+def _config_and_split(name: str, parts: list[str]) -> tuple[str, str]:
+    if len(parts) == 1:
+        return (parts[0], "") if parts[0] in get_dataset_config_names(name) else ("", parts[0])
+    return (parts[0], parts[1]) if parts else ("", "")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, Removals
+from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, Removals, Removed
 from ralm.corpus.splitting import Splitting, split_text
 from ralm.protocols import Tokenizer
 from ralm.records import Document, Passage
@@ -16,19 +16,39 @@ def make_passages(
     decontamination: Decontamination | None = None,
     removals: Removals | None = None,
 ) -> Iterator[Passage]:
-    """The passages of documents, numbered from 0 in order, one at a time; what is left out is counted in `removals`."""
+    """The passages of documents, numbered from 0 in order, one at a time; what is left out is counted in `removals`.
+
+    Numbers have no gaps: a passage that is left out has none. `tokenizer` is needed where `splitting` counts tokens.
+    """
     splitting = splitting or Splitting()
     decontamination = decontamination or Decontamination()
     removals = removals if removals is not None else Removals()
     number = 0
     for document in documents:
         texts = split_text(document.text, splitting, tokenizer)
-        if decontamination.forbids(document):
-            removals.add(BY_TITLE, document, sum(1 for _ in texts))
-            continue
-        for text in texts:
-            if decontamination.overlaps(text):
-                removals.add(BY_OVERLAP, document)
-                continue
+        for text in _allowed(document, texts, decontamination, removals):
             yield Passage(number=number, document_id=document.id, title=document.title, text=text)
             number += 1
+
+
+def _allowed(
+    document: Document, texts: Iterator[str], decontamination: Decontamination, removals: Removals
+) -> Iterator[str]:
+    """The texts that may stay; the others are added to `removals`, once for the document."""
+    if decontamination.forbids(document):
+        _remove(BY_TITLE, document, sum(1 for _ in texts), removals)
+    elif not decontamination.hashes:
+        yield from texts
+    else:
+        left_out = 0
+        for text in texts:
+            if decontamination.overlaps(text):
+                left_out += 1
+            else:
+                yield text
+        _remove(BY_OVERLAP, document, left_out, removals)
+
+
+def _remove(reason: str, document: Document, passages: int, removals: Removals) -> None:
+    if passages:
+        removals.add(Removed(reason=reason, document_id=document.id, title=document.title, passages=passages))

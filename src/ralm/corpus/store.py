@@ -1,8 +1,12 @@
-"""The passages of a corpus on disk: one Arrow file, written as a stream, read memory-mapped, any passage by number."""
+"""The passages of a corpus on disk: one Arrow file, written as a stream, read memory-mapped, any passage by number.
 
-from collections.abc import Iterable, Iterator, Sequence
+Every record batch but the last has the same number of rows, so a number says where its passage is. Strings are read
+from Arrow's buffers, offsets and UTF-8 bytes, without the scalars it would make on the way.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, overload
+from typing import Final, TypeAlias, overload
 
 import pyarrow as pa
 
@@ -11,7 +15,12 @@ from ralm.records import Passage
 
 PASSAGES: Final = "passages.arrow"
 ROWS_A_BATCH: Final = 8192
-_SCHEMA: Final = pa.schema([("document_id", pa.string()), ("title", pa.string()), ("text", pa.string())])
+# a batch of texts may pass the 2 GiB that the offsets of `string` reach: they may be whole books
+_SCHEMA: Final = pa.schema([("document_id", pa.string()), ("title", pa.string()), ("text", pa.large_string())])
+
+_Column: TypeAlias = tuple[memoryview, memoryview]
+"""The offsets of the strings of a column, and their bytes."""
+_Batch: TypeAlias = tuple[_Column, _Column, _Column]
 
 
 def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]:
@@ -35,20 +44,19 @@ def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]
 class PassageStore(Sequence[Passage]):
     """The passages of a corpus by number, memory-mapped: opening reads nothing, and a passage takes microseconds.
 
-    Raises DamagedFolderError where the file is no such store or truncated.
+    No number but 0 to the length is a passage's: -1 stands for "no passage" elsewhere and raises IndexError here.
+    Pickled it is its path, so that other processes map the same file. Raises DamagedFolderError where the file is no
+    such store, or truncated.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            self._file = pa.ipc.open_file(pa.memory_map(str(path)))
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DamagedFolderError(f"{path} is not a store of passages, or truncated: {error}") from None
-        if self._file.schema != _SCHEMA:
-            raise DamagedFolderError(f"{path} is not a store of passages: its columns are {self._file.schema.names}.")
-        self._batches: list[list[pa.Array] | None] = [None] * self._file.num_record_batches
-        last = len(self._batches) - 1
-        self._length = last * ROWS_A_BATCH + len(self._columns(last)[0]) if self._batches else 0
+        self._file = self._guarded(lambda: pa.ipc.open_file(pa.memory_map(str(path))))
+        if not _is_store(self._file.schema):
+            columns = ", ".join(f"{field.name} ({field.type})" for field in self._file.schema)
+            raise DamagedFolderError(f"{path} is not a store of passages: its columns are {columns}.")
+        self._batches: list[_Batch | None] = [None] * self._file.num_record_batches
+        self._length = self._count()
 
     def __len__(self) -> int:
         return self._length
@@ -64,18 +72,57 @@ class PassageStore(Sequence[Passage]):
             return [self[i] for i in range(*number.indices(len(self)))]
         if not 0 <= number < self._length:
             raise IndexError(f"there is no passage {number}: the corpus has {self._length}")
-        batch, row = divmod(int(number), ROWS_A_BATCH)
-        document_id, title, text = (column[row].as_py() for column in self._columns(batch))
-        return Passage(number=int(number), document_id=document_id, title=title, text=text)
+        number = int(number)
+        batch, row = divmod(number, ROWS_A_BATCH)
+        document_ids, titles, texts = self._batches[batch] or self._map(batch)
+        return Passage(number, _string(document_ids, row), _string(titles, row), _string(texts, row))
 
     def __reduce__(self) -> tuple[type["PassageStore"], tuple[Path]]:
         return PassageStore, (self._path,)
 
-    def _columns(self, batch: int) -> list[pa.Array]:
-        columns = self._batches[batch]
-        if columns is None:
-            columns = self._batches[batch] = self._file.get_batch(batch).columns
-        return columns
+    def _count(self) -> int:
+        full = len(self._batches) - 1
+        if full < 0:
+            return 0
+        if full and self._read(0).num_rows != ROWS_A_BATCH:
+            raise DamagedFolderError(f"{self._path} is not a store of passages: it has other batches. Build it again.")
+        return full * ROWS_A_BATCH + int(self._read(full).num_rows)
+
+    def _map(self, batch: int) -> _Batch:
+        document_ids, titles, texts = map(_column, self._read(batch).columns)
+        self._batches[batch] = (document_ids, titles, texts)
+        return document_ids, titles, texts
+
+    def _read(self, batch: int) -> pa.RecordBatch:
+        return self._guarded(lambda: self._file.get_batch(batch))
+
+    def _guarded(self, read: Callable[[], pa.RecordBatchFileReader]) -> pa.RecordBatchFileReader:
+        try:
+            return read()
+        except FileNotFoundError:
+            raise DamagedFolderError(f"{self._path} is missing; build the index again.") from None
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DamagedFolderError(
+                f"{self._path} is truncated or not a store of passages ({error}); build the index again."
+            ) from None
+
+
+def _is_store(schema: pa.Schema) -> bool:
+    """Whether these are our columns; either width of string will do."""
+    strings = (pa.string(), pa.large_string())
+    return schema.names == _SCHEMA.names and all(field.type in strings for field in schema)
+
+
+def _column(column: pa.Array) -> _Column:
+    assert column.offset == 0, "a batch as it stands in the file"
+    _validity, places, content = column.buffers()
+    offsets = memoryview(places)
+    return offsets.cast("q") if column.type == pa.large_string() else offsets.cast("i"), memoryview(content or b"")
+
+
+def _string(column: _Column, row: int) -> str:
+    places, content = column
+    return str(content[places[row] : places[row + 1]], "utf-8")
 
 
 def _record_batch(passages: list[Passage]) -> pa.RecordBatch:
@@ -84,4 +131,5 @@ def _record_batch(passages: list[Passage]) -> pa.RecordBatch:
         [passage.title for passage in passages],
         [passage.text for passage in passages],
     ]
-    return pa.record_batch([pa.array(column, pa.string()) for column in columns], schema=_SCHEMA)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
+    return pa.record_batch(arrays, schema=_SCHEMA)

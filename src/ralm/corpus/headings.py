@@ -1,0 +1,46 @@
+"""The title of a text file: its first heading where it is Markdown or reStructuredText, its name otherwise.
+
+Looks at the first lines only: a heading further down is that of a section.
+"""
+
+import re
+from itertools import islice, pairwise
+from typing import Final
+
+MARKDOWN_SUFFIXES: Final = (".md", ".markdown")
+RST_SUFFIXES: Final = (".rst",)
+_LINES_READ: Final = 50
+_LINE: Final = re.compile(r"[^\n]*\n?")
+_FENCE: Final = re.compile(r"\s*(```|~~~)")
+_MARKDOWN_HEADING: Final = re.compile(r"#{1,6}[ \t]+(.+?)[ \t]*#*\s*$")
+_MARKDOWN_UNDERLINE: Final = re.compile(r"={3,}\s*$")
+_RST_UNDERLINE: Final = re.compile(r"([=\-~^\"'`#*+:._])\1{2,}\s*$")
+
+
+def title_of(text: str, suffix: str, name: str) -> str:
+    """The first heading of a text with this suffix, or `name` where its kind has no headings or it has none."""
+    lines = [match.group() for match in islice(_LINE.finditer(text), _LINES_READ)]
+    if suffix in MARKDOWN_SUFFIXES:
+        return _markdown_heading(lines) or name
+    if suffix in RST_SUFFIXES:
+        return _underlined(lines, _RST_UNDERLINE) or name
+    return name
+
+
+def _markdown_heading(lines: list[str]) -> str:
+    """The first `# heading` outside of code, or else the first line underlined with `=`."""
+    in_code = False
+    for line in lines:
+        if _FENCE.match(line):
+            in_code = not in_code
+        elif not in_code and (heading := _MARKDOWN_HEADING.match(line)):
+            return heading.group(1)
+    return _underlined(lines, _MARKDOWN_UNDERLINE)
+
+
+def _underlined(lines: list[str], underline: re.Pattern[str]) -> str:
+    """The first line with an underline at least as long as itself; an overline is no heading."""
+    for line, below in pairwise(line.strip() for line in lines):
+        if line and underline.match(below) and len(below) >= len(line) and not underline.match(line):
+            return line
+    return ""

@@ -1,0 +1,195 @@
+"""Decontamination: by title and by shared runs of words, checked by hand, against the plain loop, on real texts."""
+
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.shared_data import shared
+
+from ralm.corpus.decontamination import (
+    BY_OVERLAP,
+    BY_TITLE,
+    Decontamination,
+    Removals,
+    Removed,
+    normal_title,
+    read_titles,
+)
+from ralm.corpus.passages import make_passages
+from ralm.corpus.sources import read_documents
+from ralm.corpus.splitting import Splitting
+from ralm.errors import CorpusError, UsageError
+from ralm.records import Document
+
+EVALUATED = "The quick brown fox jumps over the lazy dog, and then it sleeps."
+WORDS = st.lists(st.sampled_from("abc"), max_size=40).map(" ".join)
+
+
+def runs(text: str, ngram: int) -> list[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
+
+
+@given(WORDS, WORDS, st.integers(1, 13))
+def test_overlap_is_what_the_plain_loop_says(evaluated: str, passage: str, ngram: int) -> None:
+    evaluation_runs = set(runs(evaluated, ngram))
+    if not evaluation_runs:
+        return
+    found = [run in evaluation_runs for run in runs(passage, ngram)]
+    decontamination = Decontamination.of(texts=[evaluated], ngram=ngram)
+    assert decontamination.overlaps(passage) == any(found)
+    assert decontamination.overlap(passage) == pytest.approx(sum(found) / max(1, len(found)))
+
+
+@given(WORDS, WORDS, st.integers(1, 4), st.floats(0, 0.99))
+def test_the_threshold_is_a_share_of_the_passage(evaluated: str, passage: str, ngram: int, share: float) -> None:
+    if not runs(evaluated, ngram):
+        return
+    decontamination = Decontamination.of(texts=[evaluated], ngram=ngram, max_overlap=share)
+    count = len(runs(passage, ngram))
+    shared_runs = sum(run in set(runs(evaluated, ngram)) for run in runs(passage, ngram))
+    assert decontamination.overlaps(passage) == (shared_runs > share * count)
+
+
+def test_thirteen_words_are_too_many_and_twelve_are_not() -> None:
+    words = EVALUATED.split()
+    assert len(words) == 13
+    decontamination = Decontamination.of(texts=[EVALUATED])
+    assert decontamination.overlaps(
+        "Before: the QUICK -- brown fox\njumps over the 'lazy' dog and then it sleeps; after"
+    )
+    assert not decontamination.overlaps(" ".join(words[:12]) + " it snores")
+    assert not decontamination.overlaps(" ".join(words[1:]))
+    assert not decontamination.overlaps("")
+
+
+def test_a_higher_threshold_keeps_a_passage_that_quotes() -> None:
+    passage = EVALUATED + " " + " ".join(f"word{number}" for number in range(26))
+    texts = [EVALUATED]
+    assert Decontamination.of(texts=texts).overlap(passage) == pytest.approx(1 / 27)
+    assert Decontamination.of(texts=texts, max_overlap=0.03).overlaps(passage)
+    assert not Decontamination.of(texts=texts, max_overlap=0.04).overlaps(passage)
+
+
+def test_passages_too_short_to_share_a_run_stay() -> None:
+    for share in (0.0, 0.5):
+        assert not Decontamination.of(texts=[EVALUATED], max_overlap=share).overlaps("The quick brown fox")
+
+
+def test_runs_do_not_go_on_from_one_text_to_the_next() -> None:
+    decontamination = Decontamination.of(texts=["a b c", "d e f"], ngram=3)
+    assert not decontamination.overlaps("b c d e")
+    assert decontamination.overlaps("c d e f")
+
+
+def test_options_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match="--ngram must be at least 1, not 0"):
+        Decontamination.of(ngram=0)
+    for share in (1.0, -0.1, float("nan")):
+        with pytest.raises(UsageError, match="--max-overlap must be at least 0 and below 1"):
+            Decontamination.of(max_overlap=share)
+    with pytest.raises(UsageError, match=r"--ngram 13 is longer than the evaluation texts \(3 words\); lower it"):
+        Decontamination.of(texts=["only three words"])
+
+
+def test_another_process_finds_the_same(tmp_path: Path) -> None:
+    """Python's own hashes differ from process to process: nothing may rest on them."""
+    path = tmp_path / "decontamination"
+    path.write_bytes(pickle.dumps(Decontamination.of(texts=[EVALUATED])))
+    program = f"import pickle; print(pickle.load(open({str(path)!r}, 'rb')).overlaps({EVALUATED!r}))"
+    for seed in ("1", "2"):
+        run = subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        )
+        assert run.stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    "title", ['"Sorry (Madonna song)"', " sorry (madonna song)\t", "\u201cSorry (Madonna Song)\u201d"]
+)
+def test_titles_are_compared_without_quotes_space_and_case(title: str) -> None:
+    decontamination = Decontamination.of(titles=["Sorry (Madonna song)", ""])
+    assert decontamination.forbids(Document(id="1", title=title, text="x"))
+    for other in ("Sorry", "Sorry (song)", ""):
+        assert not decontamination.forbids(Document(id="1", title=other, text="x"))
+
+
+def test_a_file_of_titles(tmp_path: Path) -> None:
+    path = tmp_path / "titles.txt"
+    with pytest.raises(CorpusError, match="does not exist"):
+        read_titles(path)
+    with pytest.raises(CorpusError, match="is a folder"):
+        read_titles(tmp_path)
+    path.write_text('\n ""\n')
+    with pytest.raises(CorpusError, match="holds no titles; write one a line"):
+        read_titles(path)
+    path.write_text("\ufeffOne\n\n Two \n", encoding="utf-8")
+    assert [normal_title(title) for title in read_titles(path)] == ["one", "two"]
+
+
+def test_passages_are_left_out_counted_and_listed() -> None:
+    documents = [
+        Document(id="1", title="Allowed", text="a b c d e f g"),
+        Document(id="2", title='"Forbidden"', text="a b c d e"),
+        Document(id="3", title="", text="x y z q"),
+    ]
+    removals = Removals()
+    decontamination = Decontamination.of(titles=["forbidden"], texts=["x c d", "x y"], ngram=2)
+    passages = list(make_passages(documents, Splitting(words=2), decontamination=decontamination, removals=removals))
+    assert [(passage.number, passage.document_id, passage.text) for passage in passages] == [
+        (0, "1", "a b"),
+        (1, "1", "e f"),
+        (2, "1", "g"),
+        (3, "3", "z q"),
+    ]
+    assert (removals.count(BY_TITLE), removals.count(BY_OVERLAP)) == (3, 2)
+    assert removals.counts() == {
+        BY_TITLE: {"documents": 1, "passages": 3},
+        BY_OVERLAP: {"documents": 2, "passages": 2},
+    }
+    assert removals.listed() == [
+        {"reason": BY_TITLE, "title": '"Forbidden"', "document_id": "", "passages": 3},
+        {"reason": BY_OVERLAP, "title": "", "document_id": "3", "passages": 1},
+        {"reason": BY_OVERLAP, "title": "Allowed", "document_id": "", "passages": 1},
+    ]
+
+
+def test_the_list_in_memory_is_bounded_and_the_counts_are_exact() -> None:
+    removals = Removals()
+    for number in range(30_000):
+        removals.add(Removed(reason=BY_TITLE, document_id=str(number), title=f"t{number % 15_000}", passages=2))
+    assert removals.count(BY_TITLE) == 60_000
+    assert len(removals.listed()) == 10_000
+    assert removals.unlisted == 20_000
+    assert all(isinstance(row, dict) and row["passages"] == 4 for row in removals.listed())
+
+
+def test_forbidden_titles_of_wikitext() -> None:
+    titles = read_titles(shared("data", "forbidden_titles", "wikitext103_forbidden_titles.txt"))
+    assert len(titles) == 125
+    decontamination = Decontamination.of(titles=titles)
+    assert decontamination.forbids(Document(id="1", title='"Daniel Radcliffe"', text=""))
+    assert not decontamination.forbids(Document(id="1", title="Daniel Day-Lewis", text=""))
+
+
+def test_medquad_near_duplicates_go_and_the_rest_stays() -> None:
+    """Held-out documents on shared topics share far more with the corpus than those on other topics."""
+    folder = shared("data", "medquad")
+    removed = {}
+    for name in ("shared", "other"):
+        held_out = [document.text for document in read_documents(str(folder / f"heldout_{name}_topics.jsonl"))]
+        removals = Removals()
+        decontamination = Decontamination.of(texts=held_out)
+        documents = list(read_documents(str(folder / "corpus.jsonl.gz")))[::20]
+        kept = list(make_passages(documents, decontamination=decontamination, removals=removals))
+        evaluation_runs = {run for text in held_out for run in runs(text, 13)}
+        assert not any(run in evaluation_runs for passage in kept for run in runs(passage.text, 13))
+        total = len(list(make_passages(documents)))
+        assert len(kept) + removals.count(BY_OVERLAP) == total
+        removed[name] = removals.count(BY_OVERLAP) / total
+    assert 0 < removed["other"] < removed["shared"] < 0.5

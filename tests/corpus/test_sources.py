@@ -1,0 +1,278 @@
+"""Reading documents: every format, and one clear sentence where a source cannot be read."""
+
+import csv
+import gzip
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.shared_data import shared
+
+from ralm.corpus.sources import Fields, SkippedLines, read_documents
+from ralm.errors import CorpusError
+from ralm.records import Document
+
+ROWS = [{"id": "a", "title": "A", "text": "one"}, {"id": "b", "title": "B", "text": "two\nlines"}]
+DOCUMENTS = [Document(id="a", title="A", text="one"), Document(id="b", title="B", text="two\nlines")]
+
+
+def read(path: Path | str, fields: Fields | None = None, skipped: SkippedLines | None = None) -> list[Document]:
+    return list(read_documents(str(path), fields, skipped=skipped))
+
+
+def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.ndjson", "X.JSONL"])
+def test_jsonl(name: str, tmp_path: Path) -> None:
+    assert read(write_jsonl(tmp_path / name, ROWS)) == DOCUMENTS
+
+
+def test_jsonl_with_a_byte_order_mark_and_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"id": 1, "text": "one"}\n\n  \n{"text": "two"}\r\n')
+    assert read(path) == [Document(id="1", title="", text="one"), Document(id="4", title="", text="two")]
+
+
+def test_other_field_names_and_empty_texts(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"name": "A", "body": "one", "text": "no"},
+        {"name": None, "body": " \n"},
+        {"body": None},
+        {"key": 7, "body": "x"},
+    ]
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    fields = Fields(id="key", title="name", text="body")
+    assert read(path, fields) == [Document(id="1", title="A", text="one"), Document(id="7", title="", text="x")]
+
+
+def test_reading_is_a_stream(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "one"}\nbroken\n')
+    documents = read_documents(str(path))
+    assert next(documents).text == "one"
+    with pytest.raises(CorpusError):
+        next(documents)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"text": "x"', "line 2 is not JSON"),
+        (b'["text"]', "line 2 is JSON but not an object"),
+        (b'{"body": "x", "id": 1}', "line 2 has no field 'text'; its fields are body, id. Name the right one"),
+        (b'{"text": 3}', "line 2: the field 'text' is not text but int"),
+        (b'{"text": "\xe9"}', "line 2 is not UTF-8: byte 26 is 0xe9"),
+        (b'{"text": "\\ud800"}', "line 2 holds half of a character"),
+        (b"[" * 100_000, "line 2 cannot be read as JSON"),
+        (b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "line 2 cannot be read as JSON"),
+    ],
+)
+def test_a_broken_line_of_jsonl_is_named_or_passed_over(line: bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"text": "one"}\n' + line + b'\n{"text": "three"}\n')
+    with pytest.raises(CorpusError, match=re.escape(f"{path}, {says}")):
+        read(path)
+    skipped = SkippedLines()
+    assert [document.text for document in read(path, skipped=skipped)] == ["one", "three"]
+    assert skipped.count == 1
+    assert says in skipped.examples[0]
+
+
+def test_the_byte_that_is_not_utf8_is_counted_from_the_beginning_of_the_file(tmp_path: Path) -> None:
+    content = '{"text": "é"}\n'.encode() + b'{"text": "\xe9"}\n'
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(CorpusError, match="byte 25 is 0xe9"):
+        read(path)
+
+
+def test_only_the_first_few_broken_lines_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("broken\n" * 1000 + '{"text": "one"}\n')
+    skipped = SkippedLines()
+    assert len(read(path, skipped=skipped)) == 1
+    assert (skipped.count, len(skipped.examples)) == (1000, 5)
+
+
+def test_all_lines_broken_is_an_error_even_when_they_may_be_passed_over(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", ROWS)
+    with pytest.raises(CorpusError, match="2 broken lines were passed over, so: .* has no field 'body'"):
+        read(path, Fields(text="body"), SkippedLines())
+
+
+def test_a_damaged_gzip_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl.gz"
+    whole = gzip.compress(b"".join(b'{"text": "%d"}\n' % number for number in range(9999)))
+    for damaged in (whole[:-500], b"no gzip at all", whole[:2000] + b"\xff" * 100 + whole[2100:]):
+        path.write_bytes(damaged)
+        with pytest.raises(CorpusError, match="is damaged"):
+            read(path)
+
+
+def write_tsv(path: Path, rows: list[list[str]]) -> Path:
+    with gzip.open(path, "wt", newline="") if path.suffix == ".gz" else path.open("w", newline="") as stream:
+        csv.writer(stream, delimiter="\t", lineterminator="\n").writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("header", [[], [["id", "text", "title"]]])
+@pytest.mark.parametrize("name", ["x.tsv", "x.tsv.gz"])
+def test_tsv_as_dpr_writes_it(name: str, header: list[list[str]], tmp_path: Path) -> None:
+    rows = [["1", 'Aaron ( or ; ""Ahärôn"") is "a prophet"', "Aaron"], ["2", "text", "It's"], ["3", "x\ny\tz", ""]]
+    documents = read(write_tsv(tmp_path / name, header + rows))
+    assert documents == [Document(id=row[0], title=row[2], text=row[1]) for row in rows]
+
+
+def test_tsv_whose_header_names_other_columns(tmp_path: Path) -> None:
+    path = write_tsv(tmp_path / "x.tsv", [["name", "body", "key"], ["A", "one", "7"]])
+    assert read(path, Fields(id="key", title="name", text="body")) == [Document(id="7", title="A", text="one")]
+    path = write_tsv(tmp_path / "y.tsv", [["id", "text", "title"], ["1", "one", "A"]])
+    with pytest.raises(CorpusError, match="has no field 'body'; its fields are id, text, title"):
+        read(path, Fields(text="body"))
+
+
+def test_tsv_without_titles(tmp_path: Path) -> None:
+    assert read(write_tsv(tmp_path / "x.tsv", [["1", "one"]])) == [Document(id="1", title="", text="one")]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("2\ttwo\tB\tmore\n", "line 2 has 4 fields between tabs where id, text, title are expected"),
+        ("alone\n", "line 2 has 1 fields between tabs"),
+        ('2\t"never closed\tB\n', "line 2 is not quoted as CSV is"),
+        ('2\t"said" she\tB\n', "line 2 is not quoted as CSV is"),
+        ("2\t\udce9\tB\n", "line 2 is not UTF-8: byte 10 is 0xe9"),
+    ],
+)
+def test_a_broken_line_of_tsv_is_named_or_passed_over_alone(line: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.tsv"
+    content = "1\tone\tA\n" + line + '3\tthree\tC\n4\t"four"\tD\n5\tfive\tE\n'
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(CorpusError, match=re.escape(f"{path}, {says}")):
+        read(path)
+    skipped = SkippedLines()
+    assert [document.text for document in read(path, skipped=skipped)] == ["one", "three", "four", "five"]
+    assert skipped.count == 1
+    assert says in skipped.examples[0]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(*[st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"))] * 3)))
+def test_tsv_gives_back_whatever_csv_wrote(tmp_path: Path, rows: list[tuple[str, str, str]]) -> None:
+    rows = [(f"id{number}", text, title) for number, (_, text, title) in enumerate(rows)]
+    rows = [*rows, ("last", "text", "")]
+    path = tmp_path / "x.tsv"
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream, delimiter="\t", lineterminator="\n").writerows(rows)
+    expected = [Document(id=row[0], title=row[2], text=row[1]) for row in rows if row[1].strip()]
+    assert read(path) == expected
+
+
+def test_parquet_file_and_folder(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "x.parquet")
+    assert read(tmp_path / "x.parquet") == DOCUMENTS
+    folder = tmp_path / "data" / "train"
+    folder.mkdir(parents=True)
+    (tmp_path / "data" / "README.md").write_text("# not a document beside tables")
+    for name in ("1", "0"):
+        pq.write_table(pa.table({"text": [f"{name}a", None, f"{name}b"]}), folder / f"{name}.parquet")
+    found = [(document.id, document.text) for document in read(tmp_path / "data")]
+    assert found == [("0", "0a"), ("2", "0b"), ("3", "1a"), ("5", "1b")]
+
+
+def test_parquet_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1 nothing PAR1")
+    with pytest.raises(CorpusError, match="is not a Parquet file, or damaged"):
+        read(path)
+    pq.write_table(pa.table({"body": ["x"], "n": [1]}), path)
+    with pytest.raises(CorpusError, match="has no field 'text'; its fields are body, n"):
+        read(path)
+    with pytest.raises(CorpusError, match="row 0: the field 'n' is not text but int"):
+        read(path, Fields(text="n"))
+
+
+def test_folder_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".git").mkdir()
+    files = {
+        "sub/b.txt": "plain",
+        "a.md": "```\n# code\n```\n\n## The heading ##\ntext",
+        "c.rst": "=====\nTitle\n=====\n\ntext",
+        "empty.txt": " \n",
+        "D.TXT": "\ufefflast",
+        ".git/x.txt": "hidden",
+        "image.png": "no text",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    found = {document.id: document.title for document in read(tmp_path)}
+    assert found == {"D.TXT": "D", "a.md": "The heading", "c.rst": "Title", "sub/b.txt": "b"}
+    assert list(found) == sorted(found)
+    assert read(tmp_path / "D.TXT") == [Document(id="D.TXT", title="D", text="last")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "title"),
+    [
+        ("x.md", "no heading\n---\n", "x"),
+        ("x.md", "Title\n=====\n", "Title"),
+        ("x.markdown", "---\ntitle: front matter\n---\n# Heading", "Heading"),
+        ("x.md", "#hashtag\n", "x"),
+        ("x.md", "\n" * 60 + "# Too far down", "x"),
+        ("x.rst", "Title\n-----\n", "Title"),
+        ("x.rst", "A paragraph longer than\n---\n", "x"),
+        ("x.rst", ".. comment\n\ntext", "x"),
+        ("x.txt", "# Title\n", "x"),
+    ],
+)
+def test_titles_of_text_files(name: str, text: str, title: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    assert read(tmp_path / name)[0].title == title
+
+
+def test_a_text_file_that_is_not_utf8_is_named_or_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "b.txt").write_text("good")
+    with pytest.raises(CorpusError, match=re.escape(f"{tmp_path}/a.txt is not UTF-8: byte 3 is 0xe9")):
+        read(tmp_path)
+    skipped = SkippedLines()
+    assert [document.id for document in read(tmp_path, skipped=skipped)] == ["b.txt"]
+    assert skipped.count == 1
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.tsv", "x.jsonl.gz"])
+def test_an_empty_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(CorpusError, match="empty"):
+        read(tmp_path / name)
+
+
+def test_sources_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "x.pdf").write_bytes(b"%PDF")
+    with pytest.raises(CorpusError, match=r"nowhere does not exist; a dataset .* hf:NAME"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(CorpusError, match="holds no documents: no .txt, .*Give JSONL"):
+        read(tmp_path)
+    with pytest.raises(CorpusError, match="x.pdf is of no known kind; give a folder, a file that ends in .txt"):
+        read(tmp_path / "x.pdf")
+    write_jsonl(tmp_path / "blank.jsonl", [{"text": " "}])
+    with pytest.raises(CorpusError, match="holds no document: all of it is empty"):
+        read(tmp_path / "blank.jsonl")
+
+
+def test_medquad() -> None:
+    documents = read(shared("data", "medquad", "corpus.jsonl.gz"))
+    assert len(documents) == 4613
+    assert sum(len(document.text.split()) for document in documents) > 2_900_000

@@ -1,0 +1,133 @@
+"""The store on disk: what was written comes back, in flat memory, and damage is one sentence."""
+
+import pickle
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ralm.corpus import store
+from ralm.corpus.store import ROWS_A_BATCH, PassageStore, write_passages
+from ralm.errors import DamagedFolderError, StorageError
+from ralm.folders import storage_errors
+from ralm.records import Passage
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+def some_passages(count: int) -> Iterator[Passage]:
+    for n in range(count):
+        yield Passage(number=n, document_id=f"d{n}", title=f"é{n % 7}" if n % 3 else "", text=f"text 中😀 {n}")
+
+
+def written(path: Path, passages: Iterator[Passage]) -> PassageStore:
+    for _ in write_passages(path, passages):
+        pass
+    return PassageStore(path)
+
+
+@pytest.mark.parametrize("count", [0, 1, ROWS_A_BATCH - 1, ROWS_A_BATCH, ROWS_A_BATCH + 1, 3 * ROWS_A_BATCH + 5])
+def test_what_was_written_comes_back(count: int, tmp_path: Path) -> None:
+    passages = list(some_passages(count))
+    assert list(write_passages(tmp_path / "x.arrow", iter(passages))) == passages
+    opened = PassageStore(tmp_path / "x.arrow")
+    assert len(opened) == count
+    assert list(opened) == passages
+    for number in np.random.default_rng(0).integers(0, count, 50) if count else []:
+        assert opened[number] == passages[number]
+    assert opened[2:7:2] == passages[2:7:2]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=12))
+def test_any_strings_come_back(tmp_path: Path, rows: list[tuple[str, str, str]]) -> None:
+    passages = [Passage(n, *row) for n, row in enumerate(rows)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "ROWS_A_BATCH", 4)
+        assert list(written(tmp_path / "x.arrow", iter(passages))) == passages
+
+
+def test_numbers_that_are_no_passage(tmp_path: Path) -> None:
+    opened = written(tmp_path / "x.arrow", some_passages(3))
+    for number in (-1, 3, np.int64(-1)):
+        with pytest.raises(IndexError, match="the corpus has 3"):
+            opened[int(number)]
+    with pytest.raises(IndexError):
+        written(tmp_path / "none.arrow", some_passages(0))[0]
+
+
+def test_a_passage_is_plain_python(tmp_path: Path) -> None:
+    passage = written(tmp_path / "x.arrow", some_passages(3))[np.int64(1)]  # type: ignore[call-overload]
+    assert type(passage.number) is int
+    assert passage.contents == "é1\ntext 中😀 1"
+
+
+def test_pickled_it_opens_the_same_file(tmp_path: Path) -> None:
+    opened = written(tmp_path / "x.arrow", some_passages(3))
+    content = pickle.dumps(opened)
+    assert len(content) < 300 + len(str(tmp_path))
+    assert list(pickle.loads(content)) == list(opened)
+
+
+def test_files_that_are_no_store(tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    with pytest.raises(DamagedFolderError, match=r"x.arrow is missing; build the index again"):
+        PassageStore(path)
+    whole = written(path, some_passages(3 * ROWS_A_BATCH))
+    del whole
+    content = path.read_bytes()
+    for damaged in (b"", b"ARROW1\0\0", content[:100], content[: len(content) // 2], content[:-1]):
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedFolderError, match=r"is truncated or not a store of passages .*; build the index"):
+            PassageStore(path)
+
+
+def test_arrow_files_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    table = pa.table({"text": ["x"]})
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(DamagedFolderError, match=r"its columns are text \(string\)"):
+        PassageStore(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "ROWS_A_BATCH", 5)
+        written(path, some_passages(12))
+    with pytest.raises(DamagedFolderError, match="other batches"):
+        PassageStore(path)
+
+
+def test_texts_with_short_offsets_are_read_too(tmp_path: Path) -> None:
+    columns = {"document_id": ["a", "b"], "title": ["", "B"], "text": ["one", "zwei"]}
+    table = pa.table(columns)
+    assert table.schema.field("text").type == pa.string()
+    with pa.ipc.new_file(str(tmp_path / "x.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    assert list(PassageStore(tmp_path / "x.arrow")) == [Passage(0, "a", "", "one"), Passage(1, "b", "B", "zwei")]
+
+
+def test_a_full_disk_is_one_sentence() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    with pytest.raises(StorageError, match="no space left"), storage_errors(Path("x.arrow")):
+        for _ in write_passages(Path("/dev/full"), some_passages(3 * ROWS_A_BATCH)):
+            pass
+
+
+def test_writing_takes_the_same_memory_however_many_there_are(tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        pool = pa.default_memory_pool()
+        before = pool.bytes_allocated()
+        tracemalloc.start()
+        for _ in write_passages(tmp_path / "x.arrow", some_passages(count)):
+            assert pool.bytes_allocated() - before < 8 << 20
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    few = peak(ROWS_A_BATCH + 1)
+    assert peak(4 * ROWS_A_BATCH) < 1.2 * few

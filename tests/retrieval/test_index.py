@@ -1,0 +1,167 @@
+"""The index folder: what it records, what damage does to it, and what an interrupted build leaves behind: nothing."""
+
+import errno
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ralm.errors import (
+    CorpusError,
+    DamagedFolderError,
+    FolderExistsError,
+    NewerFormatError,
+    NotAFolderOfThisKindError,
+    StorageError,
+)
+from ralm.folders import MANIFEST
+from ralm.records import Passage
+from ralm.retrieval.bm25.formula import BM25Options
+from ralm.retrieval.index import build_index, open_index
+
+TEXTS = ("a red fox", "the red barn", "blue sky \u00e9t\u00e9", "")
+
+
+def some_passages(count: int = len(TEXTS)) -> Iterator[Passage]:
+    return (
+        Passage(number=i, document_id=f"d{i // 2}", title="Colours" if i % 2 else "", text=TEXTS[i % len(TEXTS)])
+        for i in range(count)
+    )
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    build_index(some_passages(), tmp_path / "index")
+    return tmp_path / "index"
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_what_goes_in_comes_out(index: Path) -> None:
+    opened = open_index(index)
+    assert list(opened.passages) == list(some_passages())
+    assert [number for number, _ in opened.bm25.retrieve(["red"], 5).of(0)] == [0, 1]
+    assert [number for number, _ in opened.bm25.retrieve(["colour"], 5).of(0)] == [3, 1]
+    assert opened.manifest.counts == {"documents": 2, "passages": 4, "terms": 7, "postings": 9, "tokens": 9}
+    assert opened.manifest.settings["bm25"] == {"analysis": "lucene-english", "k1": 0.9, "b": 0.4}
+
+
+def test_it_records_what_is_known_when_the_passages_have_run_out(tmp_path: Path) -> None:
+    read: list[int] = []
+
+    def passages() -> Iterator[Passage]:
+        for passage in some_passages():
+            read.append(passage.number)
+            yield passage
+
+    manifest = build_index(passages(), tmp_path / "index", describe=lambda: {"removed": len(read)})
+    assert manifest.settings["removed"] == 4
+
+
+def test_constants_are_applied_when_it_is_opened(index: Path, tmp_path: Path) -> None:
+    options = BM25Options(k1=2.0, b=1.0)
+    build_index(some_passages(), tmp_path / "other", options)
+    queries = ["red fox sky"]
+    built, opened = open_index(tmp_path / "other"), open_index(index, options)
+    assert built.bm25.retrieve(queries, 4).of(0) == opened.bm25.retrieve(queries, 4).of(0)
+    assert built.bm25.retrieve(queries, 4).of(0) != open_index(index).bm25.retrieve(queries, 4).of(0)
+
+
+def test_equal_indexes_have_equal_fingerprints(index: Path, tmp_path: Path) -> None:
+    build_index(some_passages(), tmp_path / "same")
+    build_index(some_passages(5), tmp_path / "other")
+    fingerprints = [open_index(path).fingerprint for path in (index, tmp_path / "same", tmp_path / "other")]
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+
+
+def test_no_passages(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="no passages"):
+        build_index([], tmp_path / "index")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (OSError(errno.ENOSPC, "No space left on device"), StorageError),
+        (CorpusError("line 3 is no JSON"), CorpusError),
+    ],
+)
+@pytest.mark.parametrize("older", [False, True])
+def test_an_interrupted_build_leaves_what_was_there(
+    tmp_path: Path, raised: BaseException, expected: type[BaseException], older: bool
+) -> None:
+    def passages() -> Iterator[Passage]:
+        yield from some_passages(20_000)
+        raise raised
+
+    out = tmp_path / "index"
+    if older:
+        build_index(some_passages(), out)
+    before = snapshot(tmp_path)
+    with pytest.raises(expected):
+        build_index(passages(), out, buffered_terms=1000, force=older)
+    assert snapshot(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == (["index"] if older else [])
+
+
+def test_a_disk_that_fills_while_postings_are_merged(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = snapshot(index)
+    monkeypatch.setattr("ralm.retrieval.bm25.build._write_postings", full)
+    with pytest.raises(StorageError, match="no space left"):
+        build_index(some_passages(), index, force=True)
+    assert snapshot(index) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_it_is_not_replaced_unasked(index: Path) -> None:
+    with pytest.raises(FolderExistsError, match="--force"):
+        build_index(some_passages(), index)
+    build_index(some_passages(2), index, force=True)
+    assert len(open_index(index).passages) == 2
+
+
+@pytest.mark.parametrize("name", ["passages.arrow", "bm25/passages.npy", "bm25/vocabulary.npy"])
+def test_damage_is_told(index: Path, name: str) -> None:
+    content = (index / name).read_bytes()
+    (index / name).write_bytes(content[:-1])
+    with pytest.raises(DamagedFolderError, match=name):
+        open_index(index)
+    (index / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(DamagedFolderError, match=rf"{name} was altered"):
+        open_index(index)
+    (index / name).unlink()
+    with pytest.raises(DamagedFolderError, match=rf"{name} is missing"):
+        open_index(index)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"format_version": 2}, NewerFormatError, "Upgrade ralm"),
+        ({"kind": "run"}, NotAFolderOfThisKindError, "is a ralm run"),
+        ({"settings": {}}, DamagedFolderError, "does not say k1 and b"),
+        ({"settings": {"bm25": {"k1": "much", "b": 0.4}}}, DamagedFolderError, "does not say k1 and b"),
+    ],
+)
+def test_a_manifest_of_something_else(
+    index: Path, changed: dict[str, object], error: type[Exception], message: str
+) -> None:
+    manifest = json.loads((index / MANIFEST).read_text())
+    (index / MANIFEST).write_text(json.dumps({**manifest, **changed}))
+    with pytest.raises(error, match=message):
+        open_index(index)
+
+
+def test_no_index(tmp_path: Path) -> None:
+    with pytest.raises(NotAFolderOfThisKindError, match="does not exist"):
+        open_index(tmp_path / "none")
