@@ -30,6 +30,7 @@ lint: $(VENV)/installed-dev
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.index_memory
+	$(BIN)/python -m benchmarks.corpus
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m tools.command_line_page > docs/command-line.md

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tests.tiny_models import FAMILIES, save_tiny_model
 
 

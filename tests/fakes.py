@@ -42,7 +42,7 @@ class UnigramContinuation:
     @property
     def next_log_probs_V(self) -> FloatArray:
         counts_V = np.bincount(self.tokens, minlength=self.vocabulary) + 1.0
-        return np.log(counts_V / counts_V.sum()).astype(np.float32)
+        return np.asarray(np.log(counts_V / counts_V.sum()), dtype=np.float32)
 
     def append(self, tokens: IntArray) -> None:
         self.tokens = np.concatenate([self.tokens, tokens])

@@ -9,10 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.fakes import passages_of
-from tests.reference import official, paper
-from tests.shared_data import shared
-from tests.tiny_models import FAMILIES
 
 from ralm.lm.local import LocalLanguageModel, load_language_model
 from ralm.pipeline import FromFile, PreparedText, prepare_text, read
@@ -20,6 +16,10 @@ from ralm.reading.in_context import Documents
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.records import NO_PASSAGE, IntArray, Passages, ScoredTokens
 from ralm.retrieval.retrieval_file import read_retrieval_file
+from tests.fakes import passages_of
+from tests.reference import official, paper
+from tests.shared_data import shared
+from tests.tiny_models import FAMILIES
 
 WINDOW = 32
 TEXT = "How a passage is read decides what it is worth; so every token counts, and none twice."

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
 from ralm.errors import RetrievalFileError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.pipeline import FromFile, FromRetriever, PreparedText, prepare_text, read, read_oracle, retrieved_strides
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Passage
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
 TEXT = "a b c d e a b c d e f g h a b c d e f g"
 OPTIONS = PlanOptions(stride=3, query_tokens=2, document_tokens=4, max_length=10)

@@ -16,6 +16,7 @@ import pytest
 
 from ralm.cli import main
 from ralm.retrieval.index import open_index
+from tools import command_line_page
 
 MODEL_LENGTH = ["--max-length", "64", "--document-tokens", "24"]
 STORIES = [
@@ -33,7 +34,7 @@ class Answer:
     err: str
 
 
-def ralm(*arguments: str | Path, stdin: str = "") -> Answer:
+def ralm(*arguments: object, stdin: str = "") -> Answer:
     """Run the program in this process: what it prints, and the status it exits with."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
@@ -79,10 +80,14 @@ def test_help_names_every_command() -> None:
     assert all(command in answer.out for command in ("index", "search", "eval", "retrieve", "generate", "demo"))
 
 
+def test_the_page_of_the_documentation_is_the_programs_own_help() -> None:
+    written = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    assert written == command_line_page.page(), "run `make docs`"
+
+
 def test_help_waits_for_no_heavy_library() -> None:
-    script = (
-        "import sys, ralm.cli; print([m for m in ('torch', 'transformers', 'numba', 'pyarrow') if m in sys.modules])"
-    )
+    heavy = ("torch", "transformers", "numba", "pyarrow")
+    script = f"import sys, ralm.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

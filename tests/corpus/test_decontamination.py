@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.shared_data import shared
 
 from ralm.corpus.decontamination import (
     BY_OVERLAP,
@@ -25,6 +24,7 @@ from ralm.corpus.sources import read_documents
 from ralm.corpus.splitting import Splitting
 from ralm.errors import CorpusError, UsageError
 from ralm.records import Document
+from tests.shared_data import shared
 
 EVALUATED = "The quick brown fox jumps over the lazy dog, and then it sleeps."
 WORDS = st.lists(st.sampled_from("abc"), max_size=40).map(" ".join)

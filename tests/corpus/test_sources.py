@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.shared_data import shared
 
 from ralm.corpus.sources import Fields, SkippedLines, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
+from tests.shared_data import shared
 
 ROWS = [{"id": "a", "title": "A", "text": "one"}, {"id": "b", "title": "B", "text": "two\nlines"}]
 DOCUMENTS = [Document(id="a", title="A", text="one"), Document(id="b", title="B", text="two\nlines")]

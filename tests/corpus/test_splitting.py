@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes import WordTokenizer
-from tests.shared_data import shared
 
 from ralm.corpus.splitting import Splitting, split_by_tokens, split_by_words, split_text
 from ralm.errors import UsageError
 from ralm.records import IntArray
+from tests.fakes import WordTokenizer
+from tests.shared_data import shared
 
 TEXTS = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(" \n\t\x1c\x85\u3000é中😀")))
 

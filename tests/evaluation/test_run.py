@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
 from ralm.errors import FolderExistsError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.evaluation.run import evaluation_config, to_json, write_run
 from ralm.pipeline import FromRetriever
 from ralm.reading.plan import PlanOptions
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
 TEXT = "a b c d e a b c d e f g h a b c d e f g"
 OPTIONS = PlanOptions(stride=3, query_tokens=2, document_tokens=4, max_length=10)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tiny_models import FAMILIES
 
 from ralm.lm import engine
 from ralm.lm.local import LocalLanguageModel, load_language_model
 from ralm.records import Request
+from tests.tiny_models import FAMILIES
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -65,7 +65,12 @@ def test_prefixes_and_repeats_run_once(model: LocalLanguageModel, monkeypatch: p
     strides = [Request(document=document, context=text[:b], targets=text[b : b + 4]) for b in range(4, 24, 4)]
     passes: list[int] = []
     forward = model.model.forward
-    monkeypatch.setattr(model.model, "forward", lambda **inputs: passes.append(1) or forward(**inputs))
+
+    def counted(**inputs: torch.Tensor) -> object:
+        passes.append(1)
+        return forward(**inputs)
+
+    monkeypatch.setattr(model.model, "forward", counted)
     model.log_probs([*strides, *strides])
     assert len(passes) == 1
 
@@ -76,8 +81,9 @@ def test_nothing_to_score(model: LocalLanguageModel) -> None:
 
 def test_logits_that_a_family_changes_after_its_head(tmp_path: Path) -> None:
     """Granite divides its logits: what the engine picks before the head must be divided too."""
-    from tests.tiny_models import VOCABULARY, byte_tokenizer
     from transformers import AutoModelForCausalLM, GraniteConfig
+
+    from tests.tiny_models import VOCABULARY, byte_tokenizer
 
     torch.manual_seed(0)
     config = GraniteConfig(

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.tiny_models import FAMILIES, POSITIONS
 
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import check_length
 from ralm.lm.local import UNLIMITED, ModelOptions, load_language_model
 from ralm.reading.plan import PlanOptions
 from ralm.records import Request
+from tests.tiny_models import FAMILIES, POSITIONS
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
 from ralm.errors import UsageError
 from ralm.reading.generation import (
@@ -18,6 +17,7 @@ from ralm.reading.generation import (
 )
 from ralm.reading.in_context import Documents
 from ralm.records import NO_PASSAGE, Passages
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
 
 def options(**values: object) -> GenerationOptions:

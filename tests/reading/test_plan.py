@@ -15,7 +15,7 @@ def small(**options: object) -> PlanOptions:
 
 
 @st.composite
-def plans(draw: st.DrawFn, **fixed: object) -> tuple[int, PlanOptions]:
+def plans(draw: st.DrawFn, /, **fixed: object) -> tuple[int, PlanOptions]:
     stride = draw(st.integers(1, 6))
     block = stride * draw(st.integers(1, 4))
     document = draw(st.integers(1, 8))

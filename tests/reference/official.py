@@ -1,8 +1,8 @@
 """The official In-Context RALM evaluation as a plain loop: one window at a time, all its logits, nothing shared.
 
-Written from what its code does (see docs/method.md). Windows begin at 0, s, 2s, ...; each ends L tokens later, cut at the
-end of the text, where the loop stops; its targets are the tokens after the end of the window before. From the second
-window on, the document's tokens overwrite the first tokens of the window.
+Written from what its code does (see docs/method.md). Windows begin at 0, s, 2s, ...; each ends L tokens later, cut at
+the end of the text, where the loop stops; its targets are the tokens after the end of the window before. From the
+second window on, the document's tokens overwrite the first tokens of the window.
 
 The published loop fails on a text that is no longer than its window: it lines up n targets with n - 1 predictions. Here
 such a text has n - 1 targets, as the first window of any other text has.

@@ -6,10 +6,10 @@ import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shared_data import shared
 
 from ralm.retrieval import analysis
 from ralm.retrieval.analysis import Analyser, words
+from tests.shared_data import shared
 
 CLASSES = (
     "ALetter",

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.reference import bm25 as reference
-from tests.shared_data import shared
 
 from ralm.errors import CorpusError, UsageError
 from ralm.records import NO_PASSAGE, Passage
@@ -23,6 +21,8 @@ from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.index import build_index, open_index
+from tests.reference import bm25 as reference
+from tests.shared_data import shared
 
 WORDS = ("alpha", "beta", "gamma", "delta", "rare", "the", "unseen")
 

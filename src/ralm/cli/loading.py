@@ -4,8 +4,8 @@ import hashlib
 import sys
 from pathlib import Path
 
-from ralm.demo.builtin import model_folder
-from ralm.lm.local import Dtype, LocalLanguageModel, ModelOptions, load_language_model
+from ralm.demo.builtin import load_language_model, model_folder
+from ralm.lm.local import Dtype, LocalLanguageModel, ModelOptions
 from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.pipeline import FromFile, FromRetriever, PassageSource
 from ralm.retrieval.index import open_index
@@ -44,5 +44,5 @@ def read_prompt(prompt: str) -> str:
 
 
 def load_model(name: str, dtype: Dtype, device: str) -> LocalLanguageModel:
-    """A model by hub name, folder, or as `ralm-tiny`, the one that comes with the package."""
-    return load_language_model(model_folder(name), ModelOptions(dtype=dtype, device=device))
+    """A model by its name, as the options say."""
+    return load_language_model(name, ModelOptions(dtype=dtype, device=device))

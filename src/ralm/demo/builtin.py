@@ -1,10 +1,22 @@
-"""The built-in language model, ralm-tiny, by its name."""
+"""The built-in language model by its name, beside all others by theirs."""
 
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+from ralm.lm.local import LocalLanguageModel, ModelOptions
+from ralm.lm.local import load_language_model as load_folder_or_hub
+
 TINY: Final = "ralm-tiny"
+
+
+def load_language_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:
+    """A causal language model by hub name, local folder, or as `ralm-tiny`, the one that comes with the package.
+
+    Raises ModelError where the folder or hub has no such model, its weights or tokenizer are missing, or the device is
+    not there; MissingExtraError where spreading a model over devices needs the extra `device-map`.
+    """
+    return load_folder_or_hub(model_folder(name), options)
 
 
 def model_folder(name: str) -> str:

@@ -1,0 +1,1 @@
+"""Programs for those who work on ralm: not part of the package."""

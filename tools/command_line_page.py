@@ -1,0 +1,36 @@
+"""Write docs/command-line.md from the program's own help: `python -m tools.command_line_page > docs/command-line.md`.
+
+A test fails where the page and the program differ.
+"""
+
+from typing import Any
+
+import typer
+
+from ralm.cli import app
+
+WIDTH = 100
+HEAD = """# Command line
+
+Written from `ralm --help` by `make docs`; do not edit.
+
+Results go to standard output, progress and messages to standard error. The exit status is 0, 1 where a command failed,
+or 2 where it was called wrongly.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    program: Any = typer.main.get_command(app)
+    parts = [HEAD, _section(program, "ralm")]
+    parts += [_section(command, f"ralm {name}") for name, command in program.commands.items()]
+    return "\n".join(parts)
+
+
+def _section(command: Any, name: str) -> str:
+    context = command.make_context(name, [], resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH)
+    return f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
