@@ -15,7 +15,7 @@ NAME: Final = "lucene-english"
 LONGEST_TOKEN: Final = 255
 """Longer runs are cut into pieces of this many UTF-16 units, as StandardTokenizer does."""
 
-REMEMBERED: Final = 1 << 19
+REMEMBERED: Final = 1 << 17
 """How many runs of characters an analyser remembers before it starts anew: a bound on its memory."""
 
 STOP_WORDS: Final = frozenset(
@@ -82,7 +82,7 @@ _UNICODE_WORDS: Final = _unicode_words()
 def words(text: str) -> list[str]:
     """The words of a text as they stand there."""
     found = (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).findall(text)
-    if all(len(word) <= LONGEST_TOKEN for word in found):
+    if len(text) <= LONGEST_TOKEN or all(len(word) <= LONGEST_TOKEN for word in found):
         return found
     return [piece for word in found for piece in _pieces(word)]
 
@@ -100,13 +100,17 @@ class Analyser:
         return [term for run in text.split() for term in self.run(run)]
 
     def run(self, run: str) -> tuple[str, ...]:
-        """The terms of a run of characters without white space."""
+        """The terms of a run of characters without white space; remembered."""
         terms = self._remembered.get(run)
         if terms is None:
             if len(self._remembered) >= REMEMBERED:
                 self._remembered.clear()
-            terms = self._remembered[run] = tuple(term for word in words(run) if (term := self._term(word)))
+            terms = self._remembered[run] = self.fresh_run(run)
         return terms
+
+    def fresh_run(self, run: str) -> tuple[str, ...]:
+        """The terms of a run of characters without white space, worked out; for callers with a memory of their own."""
+        return tuple([term for word in words(run) if (term := self._term(word))])
 
     def _term(self, word: str) -> str:
         """The term of a word; empty for a stop word."""

@@ -15,12 +15,13 @@ from typing import Final
 from pydantic import JsonValue
 
 from ralm.corpus.store import PASSAGES, PassageStore, write_passages
+from ralm.errors import DamagedFolderError
 from ralm.folders import Manifest, new_folder, read_manifest, write_manifest
 from ralm.progress import track
 from ralm.records import Passage
 from ralm.retrieval import analysis
 from ralm.retrieval.bm25.arrays import open_arrays
-from ralm.retrieval.bm25.build import Builder
+from ralm.retrieval.bm25.build import BUFFERED_TERMS, Builder
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.search import BM25
 
@@ -50,20 +51,25 @@ def build_index(
     options: BM25Options | None = None,
     *,
     describe: Callable[[], dict[str, JsonValue]] = dict,
+    buffered_terms: int = BUFFERED_TERMS,
     force: bool = False,
 ) -> Manifest:
     """Write an index of passages numbered from 0, whole or not at all, in one pass and bounded memory.
 
     `describe` is called when the passages have run out, and what it gives is recorded in the manifest: where they came
-    from, how they were split, what was left out. Raises FolderExistsError, CorpusError where there are no passages,
-    StorageError.
+    from, how they were split, what was left out. `buffered_terms` bounds the memory, as the builder says. Passages of
+    one document must follow each other to be counted as one. Raises FolderExistsError, CorpusError where there are no
+    passages, StorageError.
     """
     options = options or BM25Options()
     with new_folder(out, force=force) as folder:
         (folder / _BM25).mkdir()
-        builder = Builder(folder / _BM25, options)
+        builder = Builder(folder / _BM25, options, buffered_terms)
+        documents, document = 0, None
         for passage in track(write_passages(folder / PASSAGES, passages), "Indexing passages"):
             builder.add(passage.contents)
+            documents += passage.document_id != document
+            document = passage.document_id
         counts = builder.finish()
         bm25: dict[str, JsonValue] = {"analysis": analysis.NAME, "k1": options.k1, "b": options.b}
         return write_manifest(
@@ -71,7 +77,7 @@ def build_index(
             kind=KIND,
             format_version=FORMAT_VERSION,
             settings={"bm25": bm25, **describe()},
-            counts=asdict(counts),
+            counts={"documents": documents, **asdict(counts)},
         )
 
 
@@ -81,8 +87,16 @@ def open_index(path: Path, options: BM25Options | None = None) -> Index:
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
     """
     manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
-    built_with = manifest.settings["bm25"]
-    assert isinstance(built_with, dict)
-    constants = options or BM25Options(k1=float(str(built_with["k1"])), b=float(str(built_with["b"])))
+    constants = options or _built_with(path, manifest)
     passages = PassageStore(path / PASSAGES)
     return Index(manifest, passages, BM25(open_arrays(path / _BM25), len(passages), constants))
+
+
+def _built_with(path: Path, manifest: Manifest) -> BM25Options:
+    """The constants of BM25 that the manifest names."""
+    bm25 = manifest.settings.get("bm25")
+    constants = [bm25.get(name) for name in ("k1", "b")] if isinstance(bm25, dict) else []
+    match constants:
+        case [int() | float() as k1, int() | float() as b]:
+            return BM25Options(k1=k1, b=b)
+    raise DamagedFolderError(f"{path} is damaged: its manifest does not say k1 and b of BM25; build the index again.")

@@ -1,14 +1,16 @@
 """BM25 search: the exact best passages for queries, every posting of their terms read once.
 
 Passages are scored in partitions whose accumulators stay in cache. Scores are fixed-point integers; equal scores are
-ordered by passage number. Queries are spread over the cores: the kernel holds no lock.
+ordered by passage number. Queries are spread over the cores, some at a time: the kernels hold no lock.
+
+Letters of shapes: Q queries, K hits a query, T distinct terms of a query, C rows of the code table.
 """
 
 import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numba as nb
 import numpy as np
@@ -23,16 +25,27 @@ from ralm.retrieval.bm25.formula import FRACTION_BITS, BM25Options, idf, impact
 PARTITION: Final = 1 << 17
 """Passages scored at a time: 512 KiB of accumulators."""
 _BLOCK: Final = 512
-_HIGHEST_SCORE: Final = 1 << 31
+_NUMBER_BITS: Final = 31
+_HIGHEST: Final = (1 << 31) - 1
+_QUERIES_A_TASK: Final = 16
+
+_Terms: TypeAlias = tuple[list[int], list[int]]
+"""The distinct terms of a query as rows of the index, and how often each stands there."""
 
 
 class BM25:
-    """A retriever over the arrays of an index of `passages` passages; safe to use from several threads."""
+    """A retriever over the arrays of an index of `passages` passages; safe to use from several threads.
 
-    def __init__(self, arrays: Arrays, passages: int, options: BM25Options | None = None) -> None:
+    `partition`: how many passages are scored at a time; any number gives the same hits.
+    """
+
+    def __init__(
+        self, arrays: Arrays, passages: int, options: BM25Options | None = None, *, partition: int = PARTITION
+    ) -> None:
         self._arrays = arrays
         self._passages = passages
         self._options = options or BM25Options()
+        self._partition = min(partition, passages)
         tokens, self._with_terms = (int(total) for total in arrays.totals)
         frequency, length = arrays.code_table.astype(np.int64).T
         average = tokens / max(self._with_terms, 1)
@@ -50,41 +63,44 @@ class BM25:
         analyse = Analyser()
         terms = [self._terms(analyse(query)) for query in queries]
 
-        def answer(row: int) -> None:
-            numbers_QK[row], scores_QK[row] = self._search(*terms[row], k)
+        def answer(first: int) -> None:
+            some = slice(first, first + _QUERIES_A_TASK)
+            self._search(terms[some], numbers_QK[some], scores_QK[some])
 
-        with ThreadPoolExecutor(max_workers=_cores()) as pool:
-            for _ in pool.map(answer, range(len(queries))):
-                pass
+        tasks = range(0, len(queries), _QUERIES_A_TASK)
+        if len(tasks) == 1:
+            answer(0)
+        elif tasks:
+            with ThreadPoolExecutor(max_workers=min(_cores(), len(tasks))) as pool:
+                list(pool.map(answer, tasks))
         return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
 
-    def _terms(self, words: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The distinct terms of a query that some passage has, as rows of the index, and how often each stands."""
+    def _terms(self, words: Sequence[str]) -> _Terms:
+        """The terms of a query that some passage has."""
         counts = Counter(row for word in words if (row := self._arrays.term(word)) >= 0)
-        return np.array(list(counts), np.int64), np.array(list(counts.values()), np.int64)
+        return list(counts), list(counts.values())
 
-    def _search(
-        self, terms: NDArray[np.int64], counts: NDArray[np.int64], k: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Passage numbers and scores of one query, padded to k."""
-        weights_TC, unit = self._weights(terms, counts)
-        numbers, scores = np.full(k, NO_PASSAGE, np.int64), np.zeros(k, np.int64)
+    def _search(self, queries: Sequence[_Terms], numbers_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]) -> None:
+        """Fill in the hits of some queries, their terms laid end to end."""
+        ends = np.cumsum([0] + [len(terms) for terms, _ in queries])
+        terms = np.array([term for terms, _ in queries for term in terms], np.int64)
+        counts = np.array([count for _, counts in queries for count in counts], np.int64)
+        begins, stops = self._arrays.offsets[terms], self._arrays.offsets[terms + 1]
+        weights = idf(stops - begins, self._with_terms) * counts
         arrays = self._arrays
-        begins, ends = arrays.offsets[terms], arrays.offsets[terms + 1]
-        _scan(begins, ends, weights_TC, arrays.passages, arrays.codes, self._passages, numbers, scores)
-        return numbers, (scores * unit).astype(np.float32)
-
-    def _weights(self, terms: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray[np.int32], float]:
-        """What each term adds for each code (int32, fixed-point), and the value of one unit.
-
-        Units grow by powers of two where a query is so long that its scores could not be held in 31 bits.
-        """
-        frequency = self._arrays.offsets[terms + 1] - self._arrays.offsets[terms]
-        weight_T = idf(frequency, self._with_terms) * counts
-        bits = FRACTION_BITS
-        while bits > 0 and weight_T.sum() * 2**bits + len(terms) >= _HIGHEST_SCORE:
-            bits -= 1
-        return np.rint(np.outer(weight_T, self._impact_C) * 2**bits).astype(np.int32), 2.0**-bits
+        _search(
+            ends,
+            begins,
+            stops,
+            weights,
+            self._impact_C,
+            arrays.passages,
+            arrays.codes,
+            self._passages,
+            self._partition,
+            numbers_QK,
+            scores_QK,
+        )
 
 
 def _cores() -> int:
@@ -92,49 +108,125 @@ def _cores() -> int:
 
 
 @nb.njit(cache=True, nogil=True)
-def _scan(
-    begins: NDArray[np.int64],
+def _search(
     ends: NDArray[np.int64],
-    weights_TC: NDArray[np.int32],
+    begins: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    impact_C: NDArray[np.float64],
     passages: NDArray[np.int32],
     codes: NDArray[np.unsignedinteger[Any]],
     count: int,
-    numbers: NDArray[np.int64],
-    scores: NDArray[np.int64],
+    partition: int,
+    numbers_QK: NDArray[np.int64],
+    scores_QK: NDArray[np.float32],
 ) -> None:
-    """Fill `numbers` and `scores` with the best passages, the best first; what is not filled stays as it was."""
-    found = 0
-    at = begins.copy()
-    accumulators = np.zeros(min(PARTITION, count), np.int32)
-    for base in range(0, count, PARTITION):
-        size = min(PARTITION, count - base)
-        accumulators[:size] = 0
-        for term in range(len(begins)):
-            i = at[term]
-            while i < ends[term] and passages[i] < base + size:
-                accumulators[passages[i] - base] += weights_TC[term, codes[i]]
-                i += 1
-            at[term] = i
-        for block in range(0, size, _BLOCK):
-            stop = min(block + _BLOCK, size)
-            highest = np.int32(0)
-            for j in range(block, stop):
-                highest = max(highest, accumulators[j])
-            least = scores[-1] if found == len(scores) else 0
-            if highest > least:
-                for j in range(block, stop):
-                    if accumulators[j] > (scores[-1] if found == len(scores) else 0):
-                        found = _insert(numbers, scores, found, base + j, accumulators[j])
+    """Each query's best passages, the best first; what is not filled stays as it was.
+
+    The terms of query q, with their postings and weights, are those from `ends[q]` to `ends[q + 1]`.
+    """
+    accumulators = np.zeros(partition, np.int32)
+    heap = np.zeros(numbers_QK.shape[1], np.int64)
+    for query in range(len(ends) - 1):
+        first, last = ends[query], ends[query + 1]
+        points_TC, unit = _fixed_points(weights[first:last], impact_C)
+        at = begins[first:last].copy()
+        found = 0
+        for base in range(0, count, partition):
+            size = min(partition, count - base)
+            accumulators[:size] = 0
+            for term in range(last - first):
+                at[term] = _add(
+                    passages, codes, at[term], stops[first + term], points_TC[term], base, size, accumulators
+                )
+            found = _collect(accumulators[:size], base, heap, found)
+        for place in range(found):
+            key = heap[0]
+            _sift_down(heap[: found - place], heap[found - place - 1])
+            numbers_QK[query, found - place - 1] = _HIGHEST - (key & _HIGHEST)
+            scores_QK[query, found - place - 1] = (key >> _NUMBER_BITS) * unit
+
+
+@nb.njit(cache=True, nogil=True)
+def _fixed_points(weights: NDArray[np.float64], impact_C: NDArray[np.float64]) -> tuple[NDArray[np.int32], float]:
+    """What each term adds for each code (int32, at least 1: a passage that shares a term is a hit), and the unit.
+
+    Units grow by powers of two where a query is so long that its scores could not be held in 31 bits.
+    """
+    unit = 2.0**-FRACTION_BITS
+    while unit < 1 and weights.sum() / unit + len(weights) >= _HIGHEST:
+        unit *= 2
+    points_TC = np.empty((len(weights), len(impact_C)), np.int32)
+    for term in range(len(weights)):
+        for code in range(len(impact_C)):
+            points_TC[term, code] = max(1, np.rint(weights[term] * impact_C[code] / unit))
+    return points_TC, unit
 
 
 @nb.njit(cache=True, nogil=True, inline="always")
-def _insert(numbers: NDArray[np.int64], scores: NDArray[np.int64], found: int, number: int, score: int) -> int:
-    """Put a passage in its place among the best; passages come by rising number, so equals stay before it."""
-    place = min(found, len(scores) - 1)
-    while place > 0 and scores[place - 1] < score:
-        scores[place] = scores[place - 1]
-        numbers[place] = numbers[place - 1]
-        place -= 1
-    scores[place] = score
-    numbers[place] = number
-    return min(found + 1, len(scores))
+def _add(
+    passages: NDArray[np.int32],
+    codes: NDArray[np.unsignedinteger[Any]],
+    posting: int,
+    stop: int,
+    points_C: NDArray[np.int32],
+    base: int,
+    size: int,
+    accumulators: NDArray[np.int32],
+) -> int:
+    """Add a term's postings in a partition to its accumulators; the first posting beyond it."""
+    while posting < stop and passages[posting] < base + size:
+        accumulators[passages[posting] - base] += points_C[codes[posting]]
+        posting += 1
+    return posting
+
+
+@nb.njit(cache=True, nogil=True)
+def _collect(accumulators: NDArray[np.int32], base: int, heap: NDArray[np.int64], found: int) -> int:
+    """Put the passages of a partition that are among the best into the heap; how many it then holds.
+
+    A heap of keys, the worst on top: the score, and below it the passage number turned round, so that of equal scores
+    the lower number is the better. Later passages have higher numbers, so they must score more than the worst.
+    """
+    for block in range(0, len(accumulators), _BLOCK):
+        stop = min(block + _BLOCK, len(accumulators))
+        highest = np.int32(0)
+        for i in range(block, stop):
+            highest = max(highest, accumulators[i])
+        least = heap[0] >> _NUMBER_BITS if found == len(heap) else 0
+        if highest <= least:
+            continue
+        for i in range(block, stop):
+            if accumulators[i] > least:
+                key = np.int64(accumulators[i]) << _NUMBER_BITS | (_HIGHEST - (base + i))
+                if found == len(heap):
+                    _sift_down(heap, key)
+                else:
+                    _sift_up(heap, found, key)
+                    found += 1
+                least = heap[0] >> _NUMBER_BITS if found == len(heap) else 0
+    return found
+
+
+@nb.njit(cache=True, nogil=True)
+def _sift_up(heap: NDArray[np.int64], place: int, key: int) -> None:
+    """Let a key that is added at `place` rise to where it belongs."""
+    while place > 0 and heap[(place - 1) // 2] > key:
+        heap[place] = heap[(place - 1) // 2]
+        place = (place - 1) // 2
+    heap[place] = key
+
+
+@nb.njit(cache=True, nogil=True)
+def _sift_down(heap: NDArray[np.int64], key: int) -> None:
+    """Put a key in the place of the top and let it sink to where it belongs."""
+    place = 0
+    while 2 * place + 1 < len(heap):
+        child = 2 * place + 1
+        if child + 1 < len(heap) and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= key:
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = key
