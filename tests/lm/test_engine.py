@@ -1,6 +1,7 @@
 """The engine against one plain forward pass a request, for every family."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ralm.errors import ModelError
 from ralm.lm import engine
+from ralm.lm.engine import Engine
 from ralm.lm.local import LocalLanguageModel, load_language_model
 from ralm.records import Request
 from tests.tiny_models import FAMILIES
@@ -52,7 +55,8 @@ def test_equals_one_plain_pass_a_request(model: LocalLanguageModel, requests: li
     with pytest.MonkeyPatch.context() as patch:
         if padded:
             patch.setattr(engine, "TOKENS_A_BATCH", {"cpu": 200})
-        scored = model.log_probs(requests)
+            patch.setattr(engine, "LOGITS_A_CHUNK", 1000)
+        scored = list(Engine(model.logits).score(requests))
     assert [len(log_probs) for log_probs in scored] == [len(request.targets) for request in requests]
     for log_probs, request in zip(scored, requests, strict=True):
         assert log_probs.dtype == np.float32
@@ -96,3 +100,91 @@ def test_logits_that_a_family_changes_after_its_head(tmp_path: Path) -> None:
     text = np.arange(20, dtype=np.int64)
     request = Request(document=text[:5], context=text[:9], targets=text[9:])
     np.testing.assert_allclose(model.log_probs([request])[0], plain(model, request), rtol=1e-5)
+
+
+def strides_of(text: np.ndarray, document: np.ndarray) -> list[Request]:
+    return [Request(document=document, context=text[:b], targets=text[b : b + 3]) for b in range(2, len(text) - 3, 3)]
+
+
+class Memory:
+    """A device that holds so many positions of a batch at once, padding included, or so many logits."""
+
+    def __init__(self, model: LocalLanguageModel, positions: int, logits: int = 1 << 30) -> None:
+        self.passes: list[tuple[int, int]] = []
+        self._pick = model.logits
+
+        def read(input_BN: torch.Tensor, row_P: torch.Tensor, position_P: torch.Tensor, **options: Any) -> object:
+            if input_BN.numel() > positions or len(position_P) > logits:
+                raise torch.OutOfMemoryError("full")
+            self.passes.append((len(input_BN), len(position_P)))
+            return model.logits(input_BN, row_P, position_P, **options)
+
+        self._read = read
+
+    def __call__(self, *inputs: torch.Tensor, **options: Any) -> object:
+        return self._read(*inputs, **options)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._pick, name)
+
+
+@pytest.mark.parametrize(("positions", "logits"), [(64, 1 << 30), (1 << 30, 2), (40, 3)])
+def test_running_out_of_memory_halves_and_goes_on(
+    model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch, positions: int, logits: int
+) -> None:
+    monkeypatch.setattr(engine, "TOKENS_A_BATCH", {"cpu": 1000})
+    texts = [np.arange(start, start + 20, dtype=np.int64) for start in range(12)]
+    requests = [stride for text in texts for stride in strides_of(text, text[:2])]
+    memory = Memory(model, positions, logits)
+    scored = list(Engine(memory).score(requests))  # type: ignore[arg-type]
+    for log_probs, request in zip(scored, requests, strict=True):
+        np.testing.assert_allclose(log_probs, plain(model, request), rtol=1e-4, atol=1e-4)
+    assert len(memory.passes) >= 2
+
+
+def test_what_one_sequence_alone_cannot_have(model: LocalLanguageModel) -> None:
+    text = np.arange(20, dtype=np.int64)
+    with pytest.raises(
+        ModelError, match="runs out of memory on cpu with one sequence of 18 tokens: lower --max-length"
+    ):
+        list(Engine(Memory(model, 4)).score(strides_of(text, text[:2])))  # type: ignore[arg-type]
+
+
+def test_a_token_that_the_model_does_not_know(model: LocalLanguageModel) -> None:
+    text = np.array([1, 2, 100_000], dtype=np.int64)
+    with pytest.raises(ModelError, match=r"token 100000 is not of the \d+ .* its tokenizer belongs to another model"):
+        model.log_probs([Request(document=text[:0], context=text[:2], targets=text[2:])])
+
+
+def test_weights_that_give_no_numbers(tiny_folders: dict[str, Path]) -> None:
+    broken = load_language_model(str(tiny_folders["gpt2"]))
+    broken.model.get_output_embeddings().weight.fill_(float("nan"))
+    text = np.arange(5, dtype=np.int64)
+    with pytest.raises(ModelError, match="not numbers in float32: its weights are damaged"):
+        broken.log_probs([Request(document=text[:0], context=text[:2], targets=text[2:])])
+    with pytest.raises(ModelError, match="not numbers"):
+        broken.read(text)
+
+
+def test_a_model_that_reads_by_length_is_neither_padded_nor_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    from ralm.lm.head import ChosenLogits
+
+    monkeypatch.setattr(engine, "TOKENS_A_BATCH", {"cpu": 1000})
+    torch.manual_seed(0)
+    factors = {"short_factor": [1.0] * 8, "long_factor": [9.0] * 8}
+    config = Phi3Config(
+        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, pad_token_id=0,
+        num_key_value_heads=2, max_position_embeddings=64, original_max_position_embeddings=16, initializer_range=0.5,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
+    )  # fmt: skip
+    phi = Phi3ForCausalLM(config).eval()
+    text = np.arange(30, dtype=np.int64)
+    requests = strides_of(text, text[:0])
+    scored = Engine(ChosenLogits(phi, "phi")).score(requests)
+    for log_probs, request in zip(scored, requests, strict=True):
+        read = torch.from_numpy(np.concatenate([request.context, request.targets]))
+        with torch.no_grad():
+            expected = phi(read[None, :-1]).logits[0].log_softmax(-1)[-len(request.targets) :]
+        np.testing.assert_allclose(log_probs, expected.gather(1, read[-len(request.targets) :, None])[:, 0], rtol=1e-4)

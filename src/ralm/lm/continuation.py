@@ -3,36 +3,49 @@
 Shapes: V vocabulary.
 """
 
-import torch
-from transformers import PreTrainedModel
+from typing import Any
 
+import torch
+
+from ralm.errors import ModelError
+from ralm.lm.head import ChosenLogits
 from ralm.records import FloatArray, IntArray
 
 
 class CachedContinuation:
-    """A text that a model is in the middle of. What was read once is not read again."""
+    """A text that a model is in the middle of. What was read once is not read again.
 
-    def __init__(self, model: PreTrainedModel, tokens: IntArray) -> None:
-        self._model = model
-        self._cache = None
-        self._next: FloatArray
+    Raises ModelError where the text grows beyond `max_length` tokens, or is empty to begin with.
+    """
+
+    def __init__(self, logits: ChosenLogits, tokens: IntArray, max_length: int) -> None:
+        if len(tokens) == 0:
+            raise ModelError(f"{logits.name} has nothing to go on from: give it a prompt of at least one token.")
+        self._logits = logits
+        self._max_length = max_length
+        self._length = 0
+        self._cache: Any = None
+        self._next_V: FloatArray
         self.append(tokens)
 
     @property
     def next_log_probs_V(self) -> FloatArray:
         """Natural log-probabilities (float32) of each possible next token."""
-        return self._next
+        return self._next_V
 
     @torch.inference_mode()
     def append(self, tokens: IntArray) -> None:
         """Read these tokens (int64) too; none changes nothing."""
         if len(tokens) == 0:
             return
-        output = self._model(
-            input_ids=torch.from_numpy(tokens)[None].to(self._model.device),
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
+        length = self._length + len(tokens)
+        if length > self._max_length:
+            raise ModelError(f"{self._logits.name} reads at most {self._max_length} tokens at once, not {length}.")
+        first, last = torch.tensor([0]), torch.tensor([len(tokens) - 1])
+        logits_1V, output = self._logits(
+            torch.from_numpy(tokens)[None], first, last, past_key_values=self._cache, use_cache=True
         )
-        self._cache = output.past_key_values
-        self._next = output.logits[0, -1].float().log_softmax(-1).cpu().numpy()
+        next_V = logits_1V[0].float().log_softmax(-1)
+        self._logits.check_numbers(next_V)
+        self._cache, self._length = output.past_key_values, length
+        self._next_V = next_V.cpu().numpy()

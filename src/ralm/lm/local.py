@@ -11,7 +11,8 @@ from transformers.utils import logging
 
 from ralm.errors import ModelError
 from ralm.lm.continuation import CachedContinuation
-from ralm.lm.engine import score
+from ralm.lm.engine import Engine
+from ralm.lm.head import ChosenLogits
 from ralm.lm.hub import check_folder, loading_errors
 from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.protocols import Continuation
@@ -40,6 +41,8 @@ class LocalLanguageModel:
         self.name = name
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
+        self.logits = ChosenLogits(self.model, name)
+        self._engine = Engine(self.logits)
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -69,12 +72,11 @@ class LocalLanguageModel:
         """For each request the natural log-probability (float32) of each of its targets, in order."""
         longest = max((len(request) for request in requests), default=0)
         self._check_length(longest)
-        return score(self.model, requests)
+        return list(self._engine.score(requests, total=len(requests)))
 
     def read(self, tokens: IntArray) -> Continuation:
         """Read a prompt (int64, at least one token) and stand ready to go on from it."""
-        self._check_length(len(tokens))
-        return CachedContinuation(self.model, tokens)
+        return CachedContinuation(self.logits, tokens, self.max_length)
 
     def _check_length(self, length: int) -> None:
         if length > self.max_length:

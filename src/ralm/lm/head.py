@@ -1,0 +1,74 @@
+"""The output layer of a model, computed at chosen positions alone.
+
+The vocabulary is the widest layer of most models: logits of a whole window cost more memory than everything else, and
+all but those at the targets are thrown away. Here the states are picked right before the output layer, so that whatever
+a family does to its logits afterwards (scaling, capping) is done to these too.
+
+Shapes: B sequences of a batch, N tokens, P positions that are wanted, H hidden size, V vocabulary.
+"""
+
+import threading
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ralm.errors import ModelError
+
+
+class ChosenLogits:
+    """A model whose logits are computed where they are wanted.
+
+    The model itself stays as it was for everybody else: calls that do not come through this object, and calls from
+    other threads, are left alone.
+    """
+
+    def __init__(self, model: PreTrainedModel, name: str) -> None:
+        head = model.get_output_embeddings()
+        if head is None:
+            raise ModelError(f"{name} has no output layer over a vocabulary: it is no language model.")
+        self.model = model
+        self.name = name
+        self._wanted = threading.local()
+        head.register_forward_pre_hook(self._pick)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the token ids go."""
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    def __call__(
+        self, input_BN: torch.Tensor, row_P: torch.Tensor, position_P: torch.Tensor, **options: Any
+    ) -> tuple[torch.Tensor, Any]:
+        """The logits (P, V), in the model's number format, after each wanted position; and the rest of the output."""
+        self._wanted.at = (row_P, position_P)
+        try:
+            output = self.model(input_ids=input_BN.to(self.device), **options)
+        finally:
+            self._wanted.at = None
+        logits: torch.Tensor = output.logits
+        if logits.shape[:2] != (1, len(row_P)):  # a model that reaches its output layer by another way
+            logits = logits[row_P.to(logits.device), position_P.to(logits.device)][None]
+        return logits[0], output
+
+    def _pick(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
+        """Replace states (B, N, H) by those that are wanted, (1, P, H)."""
+        at = getattr(self._wanted, "at", None)
+        if at is None:
+            return None
+        states_BNH = inputs[0]
+        row_P, position_P = (index.to(states_BNH.device) for index in at)
+        return (states_BNH[row_P, position_P][None],)
+
+    def check_numbers(self, log_probs: torch.Tensor) -> None:
+        """Raise ModelError where a model has lost its numbers on the way: it says so, and never gives a figure."""
+        if bool(torch.isnan(log_probs).any()):
+            dtype = str(self.model.dtype).removeprefix("torch.")
+            remedy = "its weights are damaged" if dtype == "float32" else "use --dtype float32 or bfloat16"
+            raise ModelError(f"{self.name} gives log-probabilities that are not numbers in {dtype}: {remedy}.")
