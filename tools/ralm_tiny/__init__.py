@@ -1,0 +1,1 @@
+"""How the built-in language model was made; see README.md."""

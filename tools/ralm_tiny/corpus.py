@@ -1,0 +1,118 @@
+"""The training text: documentation of installed packages, a little medicine and encyclopedia, no standard library.
+
+Knows where text comes from and what must not be in it; knows nothing of tokens. Writes one JSON object a line with the
+fields of a `Document`.
+"""
+
+import argparse
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+
+from ralm.demo.documentation import docstrings_of_package, standard_library_documentation
+from ralm.records import Document
+
+PACKAGE_CAP = 3_000_000
+"""Characters that one package may give: beyond that its style would drown the others' (generated API pages)."""
+
+OVERLAP_WORDS = 8
+OVERLAP_SHARE = 0.05
+"""A document that shares this much of its 8-grams with the standard library's documentation is a copy of it."""
+
+MARKUP = (".rst", ".md")
+
+
+def main() -> None:
+    """Collect, decontaminate and write the training text."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--packages", type=Path, nargs="+", required=True, help="folders such as site-packages")
+    parser.add_argument("--data", type=Path, help="folder with medquad/ and wikipedia_passages/; left out if not given")
+    parser.add_argument("--data-characters", type=int, default=6_000_000, help="characters of each of those")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    folders = sorted({p.name: p for root in args.packages for p in sorted(root.iterdir()) if p.is_dir()}.items())
+    forbidden = _grams(chain.from_iterable(d.text.split() for d in standard_library_documentation()))
+    with ProcessPoolExecutor() as pool:
+        documentation = pool.map(partial(_package, forbidden=forbidden, seed=args.seed), [p for _, p in folders])
+        counts: dict[str, int] = {}
+        with args.output.open("w", encoding="utf-8") as out:
+            for (name, _), documents in zip(folders, documentation, strict=True):
+                counts[name] = _write(out.write, documents)
+            if args.data:
+                for name, source in (("medquad", medquad), ("wikipedia_passages", wikipedia)):
+                    counts[name] = _write(out.write, _capped(source(args.data), args.data_characters, args.seed))
+    for name, count in sorted(counts.items(), key=lambda item: -item[1]):
+        if count:
+            print(f"{count:>10,}  {name}")
+    print(f"{sum(counts.values()):>10,}  characters in all")
+
+
+def _package(path: Path, forbidden: frozenset[int], seed: int) -> list[Document]:
+    """A package's docstrings and prose, without what copies the standard library, at most `PACKAGE_CAP` characters."""
+    documents = [*docstrings_of_package(path), *_markup(path)]
+    return _capped((d for d in documents if not _is_copy(d.text, forbidden)), PACKAGE_CAP, seed)
+
+
+def _markup(path: Path) -> Iterator[Document]:
+    for file in sorted(file for suffix in MARKUP for file in path.rglob(f"*{suffix}")):
+        if file.is_file() and "site-packages" not in file.relative_to(path).parts:
+            yield Document(str(file.relative_to(path.parent)), file.stem, file.read_text("utf-8", errors="replace"))
+
+
+def medquad(data: Path) -> Iterator[Document]:
+    """The retrieval corpus of MedQuAD; its held-out files are never opened."""
+    with gzip.open(data / "medquad" / "corpus.jsonl.gz", "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            yield Document(f"medquad:{row['id']}", row["title"], row["text"])
+
+
+def wikipedia(data: Path) -> Iterator[Document]:
+    """The modern Wikipedia passages."""
+    with gzip.open(data / "wikipedia_passages" / "passages.jsonl.gz", "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            yield Document(f"wikipedia:{row['id']}", row["title"], row["text"])
+
+
+def _grams(words: Iterable[str]) -> frozenset[int]:
+    """Checksums of every 8 consecutive words."""
+    sequence = list(words)
+    windows = zip(*(islice(sequence, start, None) for start in range(OVERLAP_WORDS)), strict=False)
+    return frozenset(zlib.crc32(" ".join(window).encode()) for window in windows)
+
+
+def _is_copy(text: str, forbidden: frozenset[int]) -> bool:
+    grams = _grams(text.split())
+    return len(grams & forbidden) > OVERLAP_SHARE * len(grams)
+
+
+def _capped(documents: Iterable[Document], characters: int, seed: int) -> list[Document]:
+    """As many of the documents, chosen at random and left in order, as fit; exact duplicates go."""
+    unique = list({document.text: document for document in documents}.values())
+    order = random.Random(seed).sample(range(len(unique)), len(unique))
+    chosen, total = set(), 0
+    for index in order:
+        total += len(unique[index].text)
+        if total > characters:
+            break
+        chosen.add(index)
+    return [document for index, document in enumerate(unique) if index in chosen]
+
+
+def _write(write: Callable[[str], object], documents: list[Document]) -> int:
+    for document in documents:
+        write(json.dumps({"id": document.id, "title": document.title, "text": document.text}) + "\n")
+    return sum(len(document.text) for document in documents)
+
+
+if __name__ == "__main__":
+    main()
