@@ -1,21 +1,18 @@
 """The command line end to end: files in; standard output, standard error and exit status out."""
 
-import io
 import json
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from ralm.cli import main
 from ralm.retrieval.index import open_index
+from tests.cli.program import Answer, ralm
 from tools import command_line_page
 
 MODEL_LENGTH = ["--max-length", "64", "--document-tokens", "24"]
@@ -25,28 +22,6 @@ STORIES = [
     ("town", "", "A town lies between the sea and the hill. Its market sells fish, wool and bread every morning."),
 ]
 TEXT = "The dog keeps the sheep together on the green hill. The whales sing in the deep blue sea by night. " * 2
-
-
-@dataclass
-class Answer:
-    status: int
-    out: str
-    err: str
-
-
-def ralm(*arguments: object, stdin: str = "") -> Answer:
-    """Run the program in this process: what it prints, and the status it exits with."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["ralm", *map(str, arguments)])
-        patch.setattr(sys, "stdin", io.StringIO(stdin))
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        try:
-            main()
-            status = 0
-        except SystemExit as stopped:
-            status = int(stopped.code or 0)
-    return Answer(status, out.getvalue(), err.getvalue())
 
 
 def failed(answer: Answer, status: int, message: str) -> None:

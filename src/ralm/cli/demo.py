@@ -11,7 +11,7 @@ from ralm.cli import options
 def demo(
     folder: Annotated[Path, typer.Option(help="Where corpus, text and index are left.")] = Path("ralm-demo"),
     lm: Annotated[str, typer.Option(help="Causal language model to read with.")] = "ralm-tiny",
-    limit_tokens: Annotated[int, typer.Option(min=2, help="Score so many tokens of the held-out text.")] = 6000,
+    limit_tokens: Annotated[int, typer.Option(min=2, help="Score so many tokens of the held-out text.")] = 4000,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     json: options.Json = False,

@@ -16,7 +16,9 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
     Raises ModelError where the folder or hub has no such model, its weights or tokenizer are missing, or the device is
     not there; MissingExtraError where spreading a model over devices needs the extra `device-map`.
     """
-    return load_folder_or_hub(model_folder(name), options)
+    model = load_folder_or_hub(model_folder(name), options)
+    model.name = name
+    return model
 
 
 def model_folder(name: str) -> str:

@@ -97,11 +97,13 @@ def demonstrate(
 
 
 def most_gained(shown: Demonstration, model: LanguageModel, count: int = 8, before: int = 12) -> list[GainedToken]:
-    """The targets that gained most from their passage, each with the text before it."""
+    """The targets that gained most from their passage, one a passage, each with the text before it."""
     scored = shown.readings["bm25"].scored
     tokens = shown.prepared.tokens
     decode = model.tokenizer.decode
-    rows = np.argsort(-shown.gain_T, kind="stable")[:count]
+    by_gain = np.argsort(-shown.gain_T, kind="stable")
+    _, first_of_passage = np.unique(scored.passages_T[by_gain], return_index=True)
+    rows = by_gain[np.sort(first_of_passage)[:count]]
     return [
         GainedToken(
             before=decode(tokens[max(0, position - before) : position]),
@@ -117,4 +119,4 @@ def prompt_where_retrieval_helps(shown: Demonstration, model: LanguageModel, tok
     """The text before the stretch of 32 targets that gained most: a place to see what generation does with a source."""
     stretch = np.convolve(shown.gain_T, np.ones(_STRETCH), mode="valid")
     position = int(shown.readings["bm25"].scored.positions_T[int(np.argmax(stretch))])
-    return model.tokenizer.decode(shown.prepared.tokens[max(0, position - tokens) : position])
+    return model.tokenizer.decode(shown.prepared.tokens[max(0, position - tokens) : position]).lstrip()
