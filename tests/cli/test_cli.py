@@ -234,7 +234,13 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
         for number in range(120_000):
             stream.write(json.dumps({"id": str(number), "title": "t", "text": f"some words {number} " * 40}) + "\n")
     command = [sys.executable, "-m", "ralm", "index", tmp_path / "large.jsonl", "--out", tmp_path / "out" / "index"]
-    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored in background jobs
+    )
     deadline = time.monotonic() + 60
     while not any((tmp_path / "out").glob(".index.partial-*/passages.arrow")):
         assert process.poll() is None
