@@ -109,7 +109,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_devices_that_are_not_there(tiny_folders: dict[str, Path]) -> None:
     folder = str(tiny_folders["gpt2"])
-    with pytest.raises(ModelError, match="--device must be auto, map, cpu"):
+    with pytest.raises(ModelError, match="--device must be auto, all, map, cpu"):
         load_language_model(folder, ModelOptions(device="abacus"))
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match="there is none here; use --device cpu"):

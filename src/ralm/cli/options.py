@@ -22,7 +22,11 @@ Dtype = Annotated[
     typer.Option(help="Number format of the weights; auto: as the model was saved."),
 ]
 Device = Annotated[
-    str, typer.Option(help="cpu, cuda, cuda:N, auto: a GPU if there is one, or map: spread over all of them.")
+    str,
+    typer.Option(
+        help="cpu, cuda, cuda:N; auto: a GPU if there is one; several with commas, or all GPUs, share the scoring; "
+        "map: one copy spread over all."
+    ),
 ]
 Stride = Annotated[int, typer.Option(help="Retrieve every so many tokens.")]
 QueryTokens = Annotated[int, typer.Option(help="Ask with the last so many tokens.")]
