@@ -28,6 +28,9 @@ Device = Annotated[
         "map: one copy spread over all."
     ),
 ]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Let torch compile the model's layers: slower to start, faster on long runs.")
+]
 Stride = Annotated[int, typer.Option(help="Retrieve every so many tokens.")]
 QueryTokens = Annotated[int, typer.Option(help="Ask with the last so many tokens.")]
 DocumentTokens = Annotated[int, typer.Option(help="Cut a passage to so many tokens.")]

@@ -25,6 +25,7 @@ from ralm.pipeline import PassageSource
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Passages, ScoredTokens
+from ralm.reranking.options import RerankOptions
 
 FORMAT_VERSION: Final = 1
 TOKENS: Final = "tokens.parquet"
@@ -59,12 +60,15 @@ def evaluation_config(
     plan: PlanOptions,
     source: PassageSource | None,
     limit_tokens: int | None,
+    rerank: RerankOptions | None = None,
+    ranker: LanguageModel | None = None,
 ) -> dict[str, JsonValue]:
     """Everything that decides the figures of a run, by name: equal configurations give equal figures."""
     return {
         "text": {"path": str(path), "sha256": hashlib.sha256(text.encode()).hexdigest(), "limit_tokens": limit_tokens},
         "model": model.config,
         "passages": None if source is None else source.config,
+        "rerank": None if rerank is None else {**asdict(rerank), "model": None if ranker is None else ranker.config},
         "plan": asdict(plan),
     }
 

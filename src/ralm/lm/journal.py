@@ -52,6 +52,9 @@ class Journal:
     ) -> None:
         self._stream.close()
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def get(self, key: bytes) -> FloatArray | None:
         """The log-probabilities (float32) of a request's targets, where they are known."""
         self.reused += key in self._earlier
