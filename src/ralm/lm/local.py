@@ -16,6 +16,7 @@ from ralm.lm.engine import Engine
 from ralm.lm.head import ChosenLogits
 from ralm.lm.hub import check_folder, loading_errors
 from ralm.lm.journal import Journal
+from ralm.lm.kernels import speed_up
 from ralm.lm.replica import Replica
 from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.protocols import Continuation
@@ -116,6 +117,7 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **placed)
         if options.device != "map":
             model = model.to(devices[0])
+    speed_up(model)
     if options.compile:
         model.base_model.compile(dynamic=True)
     copies = [deepcopy(model).to(device) for device in devices[1:]]
