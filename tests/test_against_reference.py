@@ -133,6 +133,7 @@ def test_golden_with_the_top_passage(golden: Golden) -> None:
     golden.check(read(golden.prepared, golden.model, numbers_QK[:, 0], passages), "first")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "name"), [("zero-shot", "logprob"), ("oracle", "oracle")])
 def test_golden_reranking(golden: Golden, method: Method, name: str) -> None:
     numbers_QK, passages = golden.candidates(16)

@@ -63,12 +63,13 @@ class LocalLanguageModel:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Name, size, number format and device of the model, and the fingerprint of its tokenizer."""
+        """Name, size, number format and device of the model, whether compiled, and the fingerprint of its tokenizer."""
         return {
             "name": self.name,
             "parameters": self.model.num_parameters(),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.model.device),
+            "compiled": self.model.base_model._compiled_call_impl is not None,
             "tokenizer": self.tokenizer.fingerprint,
         }
 
