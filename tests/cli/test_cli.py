@@ -264,10 +264,10 @@ def test_reranking_and_its_options(work: Path, model: Path) -> None:
         assert answer.status == 0, answer.err
         shown = json.loads(answer.out)
         nll[method] = shown["nll"]
-        assert shown["config"]["rerank"]["method"] == method
+        assert shown["config"]["reader"]["rerank"]["method"] == method
     assert nll["oracle"] <= min(nll.values())
     other = ralm(*evaluate, "--index", work / "index", "--rerank", "zero-shot", "--candidates", 3, "--rerank-lm", model)
-    assert json.loads(other.out)["config"]["rerank"]["model"]["name"] == str(model)
+    assert json.loads(other.out)["config"]["reader"]["model"]["name"] == str(model)
     failed(ralm(*evaluate, "--rerank", "oracle"), 2, "--rerank chooses among retrieved passages: give --index")
     failed(ralm(*evaluate, "--index", work / "index", "--rerank-lm", model), 2, "give --rerank zero-shot with it")
 
@@ -309,3 +309,23 @@ def test_a_run_that_fails_before_it_scores_leaves_nothing(work: Path, model: Pat
     evaluate = ["eval", work / "text.txt", "--lm", model, "--index", work / "index", "--out", tmp_path / "run"]
     failed(ralm(*evaluate, "--max-length", 4096), 2, "is beyond")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_ensemble_and_where_its_tokens_came_from(work: Path, model: Path, tmp_path: Path) -> None:
+    evaluate = ["eval", work / "text.txt", "--lm", model, *MODEL_LENGTH]
+    ensemble = [*evaluate, "--index", work / "index", "--reader", "ensemble", "--documents", 3]
+    answer = ralm(*ensemble, "--json", "--out", tmp_path / "run")
+    assert answer.status == 0, answer.err
+    shown = json.loads(answer.out)
+    assert shown["config"]["reader"] == {
+        "ensemble": {"documents": 3, "weights": "similarity", "temperature": 1.0},
+    }
+    table = pq.read_table(tmp_path / "run" / "tokens.parquet").to_pydict()
+    assert -sum(table["log_prob"]) == pytest.approx(shown["nll"], rel=1e-5)
+    for passage, passages, posteriors in zip(table["passage"], table["passages"], table["posteriors"], strict=True):
+        assert len(passages) == len(posteriors) <= 3
+        if passages:
+            assert sum(posteriors) == pytest.approx(1, abs=1e-5)
+            assert passage == passages[posteriors.index(max(posteriors))]
+    failed(ralm(*evaluate, "--reader", "ensemble"), 2, "--reader ensemble reads all of --index or --retrieved")
+    failed(ralm(*ensemble, "--rerank", "oracle"), 2, "and no --rerank")

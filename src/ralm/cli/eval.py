@@ -1,16 +1,18 @@
 """`ralm eval`: what a text is worth to a language model, with passages in front and without."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from ralm.cli import options
 from ralm.errors import UsageError
+from ralm.reading.ensemble import EnsembleOptions, Weights
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import Method, RerankOptions
 
 _RERANK = RerankOptions()
+_ENSEMBLE = EnsembleOptions()
 
 
 def evaluate(
@@ -29,6 +31,17 @@ def evaluate(
     rerank_lm: Annotated[
         str | None, typer.Option(help="Model to rank with (zero-shot).", show_default="the reading model")
     ] = None,
+    reader: Annotated[
+        Literal["in-context", "ensemble"],
+        typer.Option(help="Read one passage, or several, each alone, and average what they predict (REPLUG)."),
+    ] = "in-context",
+    documents: Annotated[int, typer.Option(help="Passages of an ensemble.")] = _ENSEMBLE.documents,
+    weights: Annotated[
+        Weights, typer.Option(help="Weights of an ensemble: softmax of the scores of retrieval, or all the same.")
+    ] = _ENSEMBLE.weights,
+    weights_temperature: Annotated[
+        float, typer.Option(help="Divide the scores by this before the softmax.")
+    ] = _ENSEMBLE.temperature,
     seed: options.Seed = 0,
     stride: options.Stride = options.PLAN.stride,
     query_tokens: options.QueryTokens = options.PLAN.query_tokens,
@@ -63,10 +76,14 @@ def evaluate(
         block=block,
     )
     reranking = RerankOptions(method=rerank, candidates=candidates, tokens=rerank_tokens, seed=seed)
+    ensemble = EnsembleOptions(documents=documents, weights=weights, temperature=weights_temperature)
     if rerank != "none" and not (index or retrieved):
         raise UsageError("--rerank chooses among retrieved passages: give --index or --retrieved too.")
     if rerank_lm and rerank != "zero-shot":
         raise UsageError("--rerank-lm names the model that ranks: give --rerank zero-shot with it.")
+    if reader == "ensemble" and (rerank != "none" or not (index or retrieved)):
+        raise UsageError("--reader ensemble reads all of --index or --retrieved: give one of them, and no --rerank.")
+    reading = ensemble if reader == "ensemble" else reranking
 
     from ralm.cli.loading import journals, load_model, open_source
     from ralm.cli.output import print_evaluation, print_json
@@ -81,14 +98,14 @@ def evaluate(
     source = open_source(index, retrieved, retriever, seed)
     model = load_model(lm, dtype, device, compile_layers)
     ranker = load_model(rerank_lm, dtype, device, compile_layers) if rerank_lm else None
-    config = evaluation_config(text, content, model, plan, source, limit_tokens, reranking, ranker)
+    config = evaluation_config(text, content, model, plan, source, limit_tokens, reading, ranker)
     with journals(out, config, [model, ranker], force=force):
         evaluation = evaluate_text(
             content,
             model,
             plan,
             source=source,
-            rerank=reranking,
+            reader=reading,
             ranker=ranker,
             limit_tokens=limit_tokens,
             baseline=baseline,

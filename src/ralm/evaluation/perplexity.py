@@ -8,8 +8,9 @@ from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.evaluation.measures import Measures, measure
-from ralm.pipeline import PassageSource, PreparedText, prepare_text, read, read_best
+from ralm.pipeline import PassageSource, PreparedText, prepare_text, read, read_hits
 from ralm.protocols import LanguageModel
+from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
 from ralm.records import Passages, ScoredTokens
 from ralm.reranking.options import RerankOptions
@@ -48,39 +49,32 @@ def evaluate_text(
     options: PlanOptions,
     *,
     source: PassageSource | None = None,
-    rerank: RerankOptions | None = None,
+    reader: RerankOptions | EnsembleOptions | None = None,
     ranker: LanguageModel | None = None,
     limit_tokens: int | None = None,
     baseline: bool = False,
 ) -> Evaluation:
     """Score a text stride by stride, each read with the best passage of `source` (In-Context RALM, section 5).
 
-    The best is the first, or the one that `rerank` chooses (section 6), for zero-shot with the `ranker` given or with
-    the model itself. With `baseline` the same targets are scored without retrieval too. Raises UsageError where the
-    plan's length is beyond the model's, TextError where the text is too short.
+    The best is the first, or what a reranking `reader` chooses (section 6), for zero-shot with the `ranker` given or
+    with the model itself. An ensemble as `reader` reads several, each alone, and averages their distributions (REPLUG).
+    With `baseline` the same targets are scored without retrieval too. Raises UsageError where the plan's length is
+    beyond the model's, TextError where the text is too short.
     """
     check_length(model, options)
     prepared = prepare_text(text, model.tokenizer, options, limit_tokens=limit_tokens)
-    reading, passages = _with_passages(prepared, model, source, rerank or RerankOptions(), ranker)
+    passages: Passages = ()
+    if source is None:
+        reading = timed(prepared, lambda: read(prepared, model))
+    else:
+        reader = reader or RerankOptions()
+        hits, passages = source.find(prepared, model.tokenizer, reader.hits)
+        reading = timed(prepared, lambda: read_hits(prepared, model, hits, passages, reader, ranker))
     return Evaluation(
         reading=reading,
         baseline=timed(prepared, lambda: read(prepared, model)) if baseline else None,
         passages=passages,
     )
-
-
-def _with_passages(
-    prepared: PreparedText,
-    model: LanguageModel,
-    source: PassageSource | None,
-    rerank: RerankOptions,
-    ranker: LanguageModel | None,
-) -> tuple[Reading, Passages]:
-    """A text read with what its source gives, or plainly where there is none."""
-    if source is None:
-        return timed(prepared, lambda: read(prepared, model)), ()
-    hits, passages = source.find(prepared, model.tokenizer, rerank.hits)
-    return timed(prepared, lambda: read_best(prepared, model, hits, passages, rerank, ranker)), passages
 
 
 def timed(prepared: PreparedText, read_text: Callable[[], ScoredTokens]) -> Reading:

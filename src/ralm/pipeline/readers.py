@@ -26,7 +26,7 @@ def read(
     requests = [
         stride_request(prepared.tokens, plan, row, documents[int(chosen_R[row])]) for row in rows_with_targets(plan)
     ]
-    return _scored_tokens(prepared, chosen_R, model.log_probs(requests))
+    return scored_tokens(prepared, model.log_probs(requests), _by_target(prepared, chosen_R))
 
 
 def read_best(
@@ -72,20 +72,20 @@ def read_likeliest(
     requests = [
         stride_request(prepared.tokens, plan, row, documents[number], before=rank_tokens or 0)
         for row in rows
-        for number in _candidates(hits, row)
+        for number in candidates_of(hits, row)
     ]
     log_probs = iter(model.log_probs(requests))
     chosen_R = np.full(len(plan), NO_PASSAGE, dtype=np.int64)
     best: list[FloatArray] = []
     for row in rows:
-        candidates = _candidates(hits, row)
+        candidates = candidates_of(hits, row)
         of_candidates = [next(log_probs) for _ in candidates]
         targets = int(plan.end_R[row] - plan.target_begin_R[row])
         ranked = of_candidates if rank_tokens is None else [of_one[:-targets] for of_one in of_candidates]
         winner = likeliest(ranked)
         chosen_R[row] = candidates[winner]
         best.append(of_candidates[winner][-targets:])
-    return _scored_tokens(prepared, chosen_R, best)
+    return scored_tokens(prepared, best, _by_target(prepared, chosen_R))
 
 
 def check_rank_tokens(prepared: PreparedText, rank_tokens: int, max_length: int) -> None:
@@ -115,30 +115,35 @@ def _ranked(
             [
                 text.request(ends[row], documents[number], rank_tokens)
                 for row in contested
-                for number in _candidates(hits, row)
+                for number in candidates_of(hits, row)
             ]
         )
     )
     for row in contested:
-        candidates = _candidates(hits, row)
+        candidates = candidates_of(hits, row)
         chosen_R[row] = candidates[likeliest([next(log_probs) for _ in candidates])]
     return chosen_R
 
 
-def _candidates(hits: Hits, row: int) -> list[int]:
+def candidates_of(hits: Hits, row: int) -> list[int]:
     """The passages of a row, or `NO_PASSAGE` alone where nothing was found."""
     return [number for number, _ in hits.of(row)] or [NO_PASSAGE]
 
 
-def _scored_tokens(prepared: PreparedText, chosen_R: IntArray, log_probs: Sequence[FloatArray]) -> ScoredTokens:
-    """Line up the log-probabilities of the rows that have targets with the tokens they belong to."""
-    plan = prepared.plan
-    rows = np.array(rows_with_targets(plan), dtype=np.int64)
-    counts = plan.end_R[rows] - plan.target_begin_R[rows]
-    positions_T = np.arange(plan.target_begin_R[rows[0]], plan.end_R[rows[-1]], dtype=np.int64)
+def scored_tokens(prepared: PreparedText, log_probs: Sequence[FloatArray], passages_T: IntArray) -> ScoredTokens:
+    """Line up the log-probabilities of the rows that have targets, and the passages, with the tokens they belong to."""
+    rows = rows_with_targets(prepared.plan)
+    positions_T = np.arange(prepared.plan.target_begin_R[rows[0]], prepared.plan.end_R[rows[-1]], dtype=np.int64)
     return ScoredTokens(
         positions_T=positions_T,
         tokens_T=prepared.tokens[positions_T],
         log_probs_T=np.concatenate(log_probs).astype(np.float32, copy=False),
-        passages_T=np.repeat(chosen_R[rows], counts),
+        passages_T=passages_T,
     )
+
+
+def _by_target(prepared: PreparedText, chosen_R: IntArray) -> IntArray:
+    """The passage (int64, T) that each target was read with."""
+    plan = prepared.plan
+    rows = np.array(rows_with_targets(plan), dtype=np.int64)
+    return np.repeat(chosen_R[rows], plan.end_R[rows] - plan.target_begin_R[rows])

@@ -48,7 +48,7 @@ class FromFile:
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
         """Take them from the file; RetrievalFileError where it was made for something else."""
         hits, passages = hits_of_file(prepared, tokenizer, self.strides)
-        return Hits(numbers_QK=hits.numbers_QK[:, :k], scores_QK=hits.scores_QK[:, :k]), passages
+        return hits.first(k), passages
 
 
 def stride_queries(prepared: PreparedText, tokenizer: Tokenizer) -> list[str]:
