@@ -116,8 +116,8 @@ class ScoredTokens:
     """A row per target token, in the order of the text.
 
     `positions_T` (int64): index in the tokens of the text; `tokens_T` (int64): its id; `log_probs_T` (float32): natural
-    logarithm of its probability; `passages_T` (int64): the passage it was read with, or `NO_PASSAGE`; in an ensemble the
-    one that gave most, and `provenance` says what each gave.
+    logarithm of its probability; `passages_T` (int64): the passage it was read with, or `NO_PASSAGE`; in an ensemble
+    the one that gave most, and `provenance` says what each gave.
     """
 
     positions_T: IntArray
