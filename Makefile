@@ -2,7 +2,8 @@
 # make test    set everything up, then lint, types, layers and all tests
 # make lint    lint, types and layers alone
 # make bench   the benchmarks, each against a named baseline in the same run
-# make bench-scoring   the scoring engine against the plain loop
+# make bench-retrieval   BM25 against other engines
+# make bench-scoring     the scoring engine against the plain loop
 # make docs    write docs/command-line.md from the program's own help
 # make clean   remove what make made
 
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 JOBS ?= auto
 
-.PHONY: demo test test-fast lint bench bench-scoring docs clean
+.PHONY: demo test test-fast lint bench bench-retrieval bench-scoring docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -32,6 +33,10 @@ lint: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.index_memory
 	$(BIN)/python -m benchmarks.corpus
+
+bench-retrieval: $(VENV)/installed-dev
+	$(PIP) install --requirement requirements/bench.txt
+	$(BIN)/python -m benchmarks.retrieval
 
 bench-scoring: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.scoring

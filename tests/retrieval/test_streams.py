@@ -37,8 +37,8 @@ def strides(text: Sequence[str], length: int, stride: int) -> list[str]:
 
 def answers(bm25: BM25, queries: Sequence[str], k: int, partition: int) -> tuple[np.ndarray, np.ndarray]:
     """What a stream finds."""
-    terms = [bm25._terms(query.split()) for query in queries]
-    return Stream(bm25._collection, k, partition).search(terms)
+    terms = [bm25.terms(query.split()) for query in queries]
+    return Stream(bm25.collection, k, partition).search(terms)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -111,7 +111,7 @@ def test_tables_that_grow_too_large_are_begun_anew(tmp_path: Path, monkeypatch: 
     bm25 = indexed(tmp_path, [" ".join(text[i : i + 10]) for i in range(0, 3000, 10)])
     queries = strides(words(4, 500, 300), 12, 3)
     expected = bm25.retrieve(queries, 4)
-    monkeypatch.setattr(stream, "_TABLE_NUMBERS", 60 * len(bm25._collection.impact_C))
+    monkeypatch.setattr(stream, "_TABLE_NUMBERS", 60 * len(bm25.collection.impact_C))
     monkeypatch.setattr(stream, "BATCH", 8)
     numbers_QK, _ = answers(bm25, queries, 4, 64)
     np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numba as nb
 import numpy as np
@@ -44,9 +44,6 @@ STREAM_OVERLAP: Final = 0.5
 """The share of a query's terms that have to stand in the query before."""
 _STREAM_HITS: Final = 128
 
-_Query: TypeAlias = list[int]
-"""The terms of a query as rows of the index, those of it that the index has, as often as they stand there."""
-
 
 class BM25:
     """A retriever over the arrays of an index of `passages` passages; safe to use from several threads.
@@ -67,8 +64,8 @@ class BM25:
         self._impact_C = impact(frequency, length, average, self._options)
 
     @cached_property
-    def _collection(self) -> Collection:
-        """What streams need besides the arrays; it takes a pass over the postings of the commonest terms."""
+    def collection(self) -> Collection:
+        """What streams over this index share; made when first asked for, by reading the commonest terms' postings."""
         idf_of = idf(np.diff(self._arrays.offsets), self._with_terms)
         common = find_common_terms(self._arrays, self._passages, idf_of, self._impact_C)
         return Collection(self._arrays, self._passages, idf_of, self._impact_C, common)
@@ -80,17 +77,24 @@ class BM25:
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query: those that share a term with it, the best first."""
+        analyse = Analyser()
+        return self.retrieve_terms([self.terms(analyse(query)) for query in queries], k)
+
+    def terms(self, words: Sequence[str]) -> list[int]:
+        """The numbers of those analysed words that some passage has, repeats included."""
+        return [row for word in words if (row := self._arrays.term(word)) >= 0]
+
+    def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int) -> Hits:
+        """The same for queries whose terms were looked up before."""
         numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
         scores_QK = np.zeros((len(queries), k), dtype=np.float32)
-        analyse = Analyser()
-        terms = [self._terms(analyse(query)) for query in queries]
-        streams = self._suits_streams(terms, k)
+        streams = self._suits_streams(queries, k)
         size = max(STREAM_QUERIES, -(-len(queries) // _cores())) if streams else _QUERIES_A_TASK
         answer = self._stream if streams else self._scan
 
         def work(first: int) -> None:
             some = slice(first, first + size)
-            answer(terms[some], numbers_QK[some], scores_QK[some])
+            answer(queries[some], numbers_QK[some], scores_QK[some])
 
         tasks = range(0, len(queries), size)
         if len(tasks) == 1:
@@ -100,24 +104,24 @@ class BM25:
                 list(pool.map(work, tasks))
         return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
 
-    def _terms(self, words: Sequence[str]) -> _Query:
-        """The terms of a query that some passage has."""
-        return [row for word in words if (row := self._arrays.term(word)) >= 0]
-
-    def _suits_streams(self, queries: Sequence[_Query], k: int) -> bool:
+    def _suits_streams(self, queries: Sequence[Sequence[int]], k: int) -> bool:
         """Whether there are many queries over many passages, most of whose terms stand in the query before."""
         if self._passages < STREAM_PASSAGES or len(queries) < STREAM_QUERIES or not 0 < k <= _STREAM_HITS:
             return False
         shared = sum(len(set(one) & set(other)) for one, other in pairwise(queries))
         if shared < STREAM_OVERLAP * sum(len(set(query)) for query in queries):
             return False
-        return max(float(self._collection.idf_of[query].sum()) for query in queries) <= HEAVIEST
+        return max(float(self.collection.idf_of[list(query)].sum()) for query in queries) <= HEAVIEST
 
-    def _stream(self, queries: Sequence[_Query], numbers_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]) -> None:
+    def _stream(
+        self, queries: Sequence[Sequence[int]], numbers_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]
+    ) -> None:
         """Fill in the hits of queries that follow each other."""
-        numbers_QK[:], scores_QK[:] = Stream(self._collection, numbers_QK.shape[1]).search(queries)
+        numbers_QK[:], scores_QK[:] = Stream(self.collection, numbers_QK.shape[1]).search(queries)
 
-    def _scan(self, queries: Sequence[_Query], numbers_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]) -> None:
+    def _scan(
+        self, queries: Sequence[Sequence[int]], numbers_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]
+    ) -> None:
         """Fill in the hits of some queries, their distinct terms laid end to end."""
         counters = [Counter(query) for query in queries]
         ends = np.cumsum([0] + [len(counter) for counter in counters])
