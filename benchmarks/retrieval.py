@@ -5,8 +5,8 @@
 Needs `requirements/bench.txt`. A synthetic collection (`benchmarks.synthetic`) and four articles' windows of 24 words,
 three words apart, about 15 distinct terms each. All engines get term numbers, or words that need no analysis. Each is
 warmed up, then timed `--repeats` times; the median is printed, in milliseconds a query. `stream` answers all queries
-of a text, `online` one after another, `scan` reads every posting. On one core unless the engine's name says more. tantivy
-is left out above 500,000 passages, where it is built too slowly to wait for.
+of a text, `online` one after another, `scan` reads every posting. All on one core but where the name says otherwise;
+tantivy is left out above 500,000 passages, where it is built too slowly to wait for.
 """
 
 import argparse

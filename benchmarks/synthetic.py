@@ -35,8 +35,8 @@ _CUMULATIVE = _background()
 def _rare(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.int64]:
     """Words of the background that are not common."""
     below = _CUMULATIVE[_COMMON - 1]
-    drawn = np.searchsorted(_CUMULATIVE, below + (_CUMULATIVE[-1] - below) * rng.random(shape))
-    return np.minimum(drawn, VOCABULARY - 1)
+    drawn: NDArray[np.int64] = np.searchsorted(_CUMULATIVE, below + (_CUMULATIVE[-1] - below) * rng.random(shape))
+    return drawn.clip(max=VOCABULARY - 1)
 
 
 _TOPIC = _rare(np.random.default_rng(1), (_TOPICS, _TOPIC_WORDS))
