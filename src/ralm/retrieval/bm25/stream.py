@@ -9,7 +9,7 @@ Letters of shapes: Q queries, K hits a query, T terms known to the stream, C row
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numba as nb
 import numpy as np
@@ -29,6 +29,7 @@ HEAVIEST: Final = 500.0
 """The highest sum of idf that a query may have: its bounds have to fit into 16 bits."""
 _KEPT: Final = 4
 _TABLE_NUMBERS: Final = 1 << 23
+_FIRST_ROWS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,14 +88,13 @@ class Stream:
 
     def _begin(self) -> None:
         """Know no terms, and stand before the first query."""
-        codes = len(self._collection.impact_C)
         self._row_of: dict[int, int] = {}
         self._frequency_T = np.zeros(0, np.int64)
         self._standing_T = np.zeros(0, np.int64)
         self._terms = Terms(
             slices_TS=np.zeros((0, len(self._bases) + 1), np.int64),
-            points_TC=np.zeros((0, codes), np.int32),
-            bounds_TC=np.zeros((0, codes), np.uint16),
+            points_TC=np.zeros((0, len(self._collection.impact_C)), np.int32),
+            bounds_TC=np.zeros((0, len(self._collection.impact_C)), np.uint16),
             common_T=np.zeros(0, np.int64),
             highest_DR=self._collection.common.highest_DR,
             skips_DB=self._collection.common.skips_DB,
@@ -109,27 +109,43 @@ class Stream:
         if self._row_of and (len(self._row_of) + len(new)) * len(self._collection.impact_C) > _TABLE_NUMBERS:
             self._begin()
             new = sorted(terms)
-        arrays, common = self._collection.arrays, self._collection.common
+        first = len(self._row_of)
+        self._make_room(first + len(new))
+        rows = slice(first, first + len(new))
         numbers = np.array(new, np.int64)
-        points_TC = fixed_points(self._collection.idf_of[numbers], self._collection.impact_C)
-        added = {
-            "slices_TS": np.array([self._slices(term) for term in new], np.int64),
-            "points_TC": points_TC,
-            "bounds_TC": bound_units(points_TC).astype(np.uint16),
-            "common_T": np.array([common.place_of.get(term, -1) for term in new], np.int64),
-        }
-        for place, term in enumerate(new, len(self._row_of)):
-            self._row_of[term] = place
-        grown = {name: np.concatenate([getattr(self._terms, name), rows]) for name, rows in added.items()}
-        self._terms = self._terms._replace(**grown)
-        self._frequency_T = np.concatenate([self._frequency_T, np.diff(arrays.offsets)[numbers]])
-        self._standing_T = np.concatenate([self._standing_T, np.zeros(len(new), np.int64)])
+        tables, offsets = self._terms, self._collection.arrays.offsets
+        tables.points_TC[rows] = fixed_points(self._collection.idf_of[numbers], self._collection.impact_C)
+        tables.bounds_TC[rows] = bound_units(tables.points_TC[rows])
+        for row, term in enumerate(new, first):
+            self._row_of[term] = row
+            tables.slices_TS[row] = self._slices(term)
+            tables.common_T[row] = self._collection.common.place_of.get(term, -1)
+            self._frequency_T[row] = offsets[term + 1] - offsets[term]
+
+    def _make_room(self, rows: int) -> None:
+        """Have tables of at least so many rows, twice as many as before where they have to grow."""
+        if rows <= len(self._standing_T):
+            return
+        more = max(rows, 2 * len(self._standing_T), _FIRST_ROWS) - len(self._standing_T)
+        self._terms = self._terms._replace(
+            slices_TS=_longer(self._terms.slices_TS, more),
+            points_TC=_longer(self._terms.points_TC, more),
+            bounds_TC=_longer(self._terms.bounds_TC, more),
+            common_T=_longer(self._terms.common_T, more),
+        )
+        self._frequency_T = _longer(self._frequency_T, more)
+        self._standing_T = _longer(self._standing_T, more)
 
     def _slices(self, term: int) -> NDArray[np.int64]:
         """Where a term's postings of each partition begin, and where the last end."""
         begin, end = (int(self._collection.arrays.offsets[term + i]) for i in (0, 1))
         inside = np.searchsorted(self._collection.arrays.passages[begin:end], self._bases)
         return np.append(inside + begin, end)
+
+
+def _longer(table: NDArray[Any], rows: int) -> NDArray[Any]:
+    """A table with so many more rows of zeros."""
+    return np.concatenate([table, np.zeros((rows, *table.shape[1:]), table.dtype)])
 
 
 def _state(passages: int, kept: int) -> State:
