@@ -47,7 +47,7 @@ class Index:
 
 def build_index(
     passages: Iterable[Passage],
-    out: Path,
+    out: Path | str,
     options: BM25Options | None = None,
     *,
     describe: Callable[[], dict[str, JsonValue]] = dict,
@@ -62,7 +62,7 @@ def build_index(
     passages, StorageError.
     """
     options = options or BM25Options()
-    with new_folder(out, force=force) as folder:
+    with new_folder(Path(out), force=force) as folder:
         (folder / _BM25).mkdir()
         builder = Builder(folder / _BM25, options, buffered_terms)
         documents, document = 0, None
@@ -81,11 +81,12 @@ def build_index(
         )
 
 
-def open_index(path: Path, options: BM25Options | None = None) -> Index:
+def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
     """Open an index; `options` replace the constants of BM25 that it was built with.
 
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
     """
+    path = Path(path)
     manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
     constants = options or _built_with(path, manifest)
     passages = PassageStore(path / PASSAGES)
