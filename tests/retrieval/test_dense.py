@@ -66,6 +66,7 @@ def built(
     builder = DenseBuilder(folder, work_folder(folder), encoder, options, chunk=chunk)
     for passage in passages:
         builder.add(passage)
+    builder.encode_rest()
     builder.finish()
     builder.clear()
     return open_dense(folder, encoder)

@@ -8,6 +8,8 @@ import typer
 from ralm.cli import options
 from ralm.errors import UsageError
 from ralm.reading.plan import PlanOptions
+from ralm.retrieval.dense.options import DenseSearchOptions
+from ralm.retrieval.fusion import FusionOptions
 
 
 def evaluate(
@@ -16,9 +18,16 @@ def evaluate(
     index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
     retrieved: Annotated[Path | None, typer.Option(help="Read with the passages that `ralm retrieve` wrote.")] = None,
     retriever: options.Retriever = "bm25",
+    query_encoder: options.QueryEncoder = None,
+    any_encoder: options.AnyEncoder = False,
+    nprobe: options.Nprobe = None,
+    ef_search: options.EfSearch = None,
+    fusion: options.Fusion = options.FUSION.method,
+    dense_weight: options.DenseWeight = options.FUSION.dense_weight,
+    cache: options.Cache = None,
     seed: options.Seed = 0,
     stride: options.Stride = options.PLAN.stride,
-    query_tokens: options.QueryTokens = options.PLAN.query_tokens,
+    query_tokens: options.QueryTokens = None,
     document_tokens: options.DocumentTokens = options.PLAN.document_tokens,
     max_length: options.MaxLength = options.PLAN.max_length,
     windows: options.Windows = options.PLAN.windows,
@@ -38,10 +47,19 @@ def evaluate(
     """
     if index and retrieved:
         raise UsageError("--index and --retrieved are two sources of passages: give one of them.")
+    choice = options.RetrieverChoice(
+        name=retriever,
+        seed=seed,
+        query_encoder=query_encoder,
+        any_encoder=any_encoder,
+        search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
+        fusion=FusionOptions(method=fusion, dense_weight=dense_weight),
+        cache=cache,
+    )
     plan = PlanOptions(
         semantics=semantics,
         stride=stride,
-        query_tokens=query_tokens,
+        query_tokens=choice.query_tokens(query_tokens),
         document_tokens=document_tokens,
         max_length=max_length,
         windows=windows,
@@ -49,7 +67,7 @@ def evaluate(
     )
 
     from ralm.cli.loading import load_model, open_source
-    from ralm.cli.output import print_evaluation, print_json
+    from ralm.cli.output import print_cache, print_evaluation, print_json
     from ralm.corpus.text import read_text
     from ralm.evaluation.perplexity import evaluate_text
     from ralm.evaluation.run import evaluation_config, write_run
@@ -58,7 +76,7 @@ def evaluate(
     if out is not None:
         check_output(out, force)
     content = read_text(text)
-    source = open_source(index, retrieved, retriever, seed)
+    source = open_source(index, retrieved, choice)
     model = load_model(lm, dtype, device)
     evaluation = evaluate_text(content, model, plan, source=source, limit_tokens=limit_tokens, baseline=baseline)
     config = evaluation_config(text, content, model, plan, source, limit_tokens)
@@ -68,3 +86,4 @@ def evaluate(
         print_json(evaluation.summary(config))
     else:
         print_evaluation(evaluation, out)
+    print_cache(source)

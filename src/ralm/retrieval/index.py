@@ -18,7 +18,7 @@ from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
 from ralm.corpus.store import PASSAGES, PassageStore, write_passages
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.folders import Manifest, new_folder, read_manifest, write_manifest
-from ralm.progress import track
+from ralm.progress import Advance, progress_bar
 from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval import analysis
@@ -63,7 +63,9 @@ class Index:
         Raises UsageError where the index was not built for it.
         """
         if self.bm25_options is None:
-            raise UsageError(f"{self.path} was not built for BM25: build it with --retriever bm25 or both.")
+            raise UsageError(
+                f"{self.path} was not built for BM25: ask with --retriever dense, or build it with --retriever both."
+            )
         return BM25(open_arrays(self.path / _BM25), len(self.passages), self.bm25_options)
 
     @property
@@ -141,16 +143,21 @@ def build_index(
     options = options or BM25Options()
     with new_folder(out, force=force) as folder:
         terms = _bm25_builder(folder / _BM25, options, buffered_terms) if bm25 else None
-        dense = _dense_builder(folder / _DENSE, out, encoder, vectors) if encoder else None
         documents, document, count = 0, None, 0
-        for passage in track(write_passages(folder / PASSAGES, passages), "Indexing passages"):
-            if terms:
-                terms.add(passage.contents)
+        with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
+            dense = _dense_builder(folder / _DENSE, out, encoder, vectors, advance) if encoder else None
+            for passage in write_passages(folder / PASSAGES, passages):
+                if terms:
+                    terms.add(passage.contents)
+                if dense:
+                    dense.add(passage)
+                else:
+                    advance()
+                documents += passage.document_id != document
+                document = passage.document_id
+                count += 1
             if dense:
-                dense.add(passage)
-            documents += passage.document_id != document
-            document = passage.document_id
-            count += 1
+                dense.encode_rest()
         counts = {"documents": documents, "passages": count}
         settings: dict[str, JsonValue] = {}
         if terms:
@@ -186,11 +193,13 @@ def _bm25_builder(folder: Path, options: BM25Options, buffered_terms: int) -> Bu
     return Builder(folder, options, buffered_terms)
 
 
-def _dense_builder(folder: Path, out: Path, encoder: Encoder, vectors: VectorOptions | None) -> "DenseBuilder":
+def _dense_builder(
+    folder: Path, out: Path, encoder: Encoder, vectors: VectorOptions | None, advance: Advance
+) -> "DenseBuilder":
     with dense_extra():
         from ralm.retrieval.dense.build import DenseBuilder, work_folder
     folder.mkdir()
-    return DenseBuilder(folder, work_folder(out), encoder, vectors)
+    return DenseBuilder(folder, work_folder(out), encoder, vectors, advance=advance)
 
 
 def _no_encoder(path: Path) -> DamagedFolderError:

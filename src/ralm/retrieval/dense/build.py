@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from ralm.errors import CorpusError, ModelError, UsageError
 from ralm.folders import storage_errors
-from ralm.progress import progress_bar
+from ralm.progress import Advance, track
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.options import VectorOptions
@@ -36,21 +36,30 @@ def work_folder(out: Path) -> Path:
 
 
 class DenseBuilder:
-    """Collects passages and writes their vectors into `folder`; call `add` for each in order, `finish`, then `clear`.
+    """Collects passages and writes their vectors into `folder`; call `add` for each in order, `encode_rest`, `finish`,
+    and `clear` once the index is complete.
 
     `work` is where vectors are kept in the meantime; what an earlier build of the same passages with the same encoder
-    left there is taken and not encoded again. `chunk`: passages encoded between one saving and the next. Raises
-    UsageError where FAISS cannot make an index of this string.
+    left there is taken and not encoded again. `chunk`: passages encoded between one saving and the next. `advance` is
+    called as passages are encoded. Raises UsageError where FAISS cannot make an index of this string.
     """
 
     def __init__(
-        self, folder: Path, work: Path, encoder: Encoder, options: VectorOptions | None = None, *, chunk: int = CHUNK
+        self,
+        folder: Path,
+        work: Path,
+        encoder: Encoder,
+        options: VectorOptions | None = None,
+        *,
+        chunk: int = CHUNK,
+        advance: Advance | None = None,
     ) -> None:
         self._folder = folder
         self._work = work
         self._encoder = encoder
         self._options = options or VectorOptions()
         self._chunk = chunk
+        self._advance = advance
         self._config = encoder.config
         self._index = new_faiss_index(encoder.dimension, self._options.faiss)
         self._waiting: list[Passage] = []
@@ -69,23 +78,20 @@ class DenseBuilder:
             )
         self._waiting.append(passage)
         if len(self._waiting) == self._chunk:
-            self._encode_waiting()
+            self.encode_rest()
 
     def finish(self) -> dict[str, JsonValue]:
         """Write the vectors; what there is to record about them.
 
         Raises CorpusError where nothing was added, UsageError where they are too few to train on.
         """
-        self._encode_waiting()
+        assert not self._waiting, "encode_rest comes first"
         if not self._count:
             raise CorpusError("the corpus has no passages: nothing to index.")
         if not self._index.is_trained:
             train(self._index, self._sample(), self._options.faiss)
-        with progress_bar("Adding vectors", self._count) as advance:
-            for file in self._files:
-                vectors_PD = np.load(file, allow_pickle=False)
-                self._index.add(vectors_PD)
-                advance(len(vectors_PD))
+        for file in track(self._files, "Adding vectors", len(self._files)):
+            self._index.add(np.load(file, allow_pickle=False))
         faiss.write_index(self._index, str(self._folder / VECTORS))
         return {
             "encoder": self._config,
@@ -98,17 +104,18 @@ class DenseBuilder:
         """Remove the work folder: the index is complete."""
         shutil.rmtree(self._work, ignore_errors=True)
 
-    def _encode_waiting(self) -> None:
-        """Make sure that the vectors of the passages waiting are in the work folder."""
+    def encode_rest(self) -> None:
+        """Have the vectors of the passages that still wait in the work folder."""
         passages, self._waiting = self._waiting, []
         if not passages:
             return
         file = self._work / f"{self._address(passages)}.npy"
         if not file.is_file():
-            with progress_bar(f"Encoding passages from {passages[0].number:,}", len(passages)) as advance:
-                vectors_PD = self._encoder.encode_passages(passages, advance)
+            vectors_PD = self._encoder.encode_passages(passages, self._advance)
             _check_finite(vectors_PD, passages)
             _save(file, vectors_PD)
+        elif self._advance:
+            self._advance(len(passages))
         self._files.append(file)
         self._count += len(passages)
 

@@ -1,9 +1,12 @@
 """What dense retrieval can be told, and nothing that needs the extra `dense`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from ralm.errors import UsageError
+
+QUERY_TOKENS: Final = 64
+"""The papers' query length l for dense retrieval, in tokens of the language model."""
 
 Pooling = Literal["auto", "mean", "cls"]
 EncoderDtype = Literal["auto", "float32", "bfloat16", "float16"]

@@ -12,14 +12,14 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, ModelError, OtherEncoderError, UsageError
-from ralm.progress import progress_bar
+from ralm.progress import track
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from ralm.retrieval.arguments import check_k
 from ralm.retrieval.dense.build import VECTORS
 from ralm.retrieval.dense.options import DenseSearchOptions
 
-QUERIES_AT_A_TIME: Final = 4096
+QUERIES_AT_A_TIME: Final = 1024
 _NPROBE: Final = 16
 _EF_SEARCH: Final = 128
 
@@ -57,12 +57,11 @@ class Dense:
         numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
         scores_QK = np.zeros((len(queries), k), dtype=np.float32)
         rows = np.array([row for row, query in enumerate(queries) if query.strip()], dtype=np.int64)
-        with progress_bar("Encoding queries", len(rows)) as advance:
-            for some in np.split(rows, range(QUERIES_AT_A_TIME, len(rows), QUERIES_AT_A_TIME)):
-                vectors_QD = self._encoder.encode_queries([queries[row] for row in some])
-                numbers, scores = self._search(vectors_QD, min(k, self._index.ntotal))
-                numbers_QK[some, : numbers.shape[1]], scores_QK[some, : numbers.shape[1]] = numbers, scores
-                advance(len(some))
+        parts = np.split(rows, range(QUERIES_AT_A_TIME, len(rows), QUERIES_AT_A_TIME))
+        for some in track(parts, "Retrieving", len(parts)) if len(parts) > 1 else parts:
+            vectors_QD = self._encoder.encode_queries([queries[row] for row in some])
+            numbers, scores = self._search(vectors_QD, min(k, self._index.ntotal))
+            numbers_QK[some, : numbers.shape[1]], scores_QK[some, : numbers.shape[1]] = numbers, scores
         return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
 
     def _search(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
