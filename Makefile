@@ -2,6 +2,8 @@
 # make test    set everything up, then lint, types, layers and all tests
 # make lint    lint, types and layers alone
 # make bench   the benchmarks, each against a named baseline in the same run
+# make bench-retrieval   BM25 against other engines
+# make bench-scoring     the scoring engine against the plain loop
 # make docs    write docs/command-line.md from the program's own help
 # make clean   remove what make made
 
@@ -11,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 JOBS ?= auto
 
-.PHONY: demo test test-fast lint bench docs clean
+.PHONY: demo test test-fast lint bench bench-retrieval bench-scoring docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -31,6 +33,13 @@ lint: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.index_memory
 	$(BIN)/python -m benchmarks.corpus
+
+bench-retrieval: $(VENV)/installed-dev
+	$(PIP) install --requirement requirements/bench.txt
+	$(BIN)/python -m benchmarks.retrieval
+
+bench-scoring: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.scoring
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m tools.command_line_page > docs/command-line.md

@@ -1,5 +1,6 @@
 """Legible fakes of the seams: a tokenizer of words, a model that counts, a retriever that finds shared words."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,10 @@ class WordTokenizer:
 
     def encode(self, text: str) -> IntArray:
         return np.array([self._id(word) for word in text.split()], dtype=np.int64)
+
+    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
+        spans = [match.span() for match in re.finditer(r"\S+", text)]
+        return self.encode(text), np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
         return self.encode(text)[:max_tokens]

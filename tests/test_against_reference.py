@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from ralm.lm.local import LocalLanguageModel, load_language_model
-from ralm.pipeline import FromFile, PreparedText, prepare_text, read
+from ralm.pipeline import FromFile, PreparedText, prepare_text, read, read_best
 from ralm.reading.in_context import Documents
 from ralm.reading.plan import PlanOptions, Semantics
-from ralm.records import NO_PASSAGE, IntArray, Passages, ScoredTokens
+from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens
+from ralm.reranking.options import Method, RerankOptions
 from ralm.retrieval.retrieval_file import read_retrieval_file
 from tests.fakes import passages_of
 from tests.reference import official, paper
@@ -110,6 +111,13 @@ class Golden:
         perplexity = np.exp(scored.nll / plan.counted_tokens)
         assert perplexity == pytest.approx(expected["token_perplexity"], rel=1e-4)
 
+    def check_chosen(self, scored: ScoredTokens, name: str, numbers_QK: IntArray) -> None:
+        """The chosen passage of every window but the first, which is read without."""
+        places = self.expected[f"gpt2.docs.{name}"]["chosen"][1:]
+        expected = numbers_QK[np.arange(1, len(numbers_QK)), places]
+        found = scored.passages_T[self.prepared.plan.target_begin_R[1:] - 1]
+        np.testing.assert_array_equal(found, expected)
+
 
 @pytest.fixture(scope="module")
 def golden() -> Golden:
@@ -123,3 +131,13 @@ def test_golden_without_retrieval(golden: Golden) -> None:
 def test_golden_with_the_top_passage(golden: Golden) -> None:
     numbers_QK, passages = golden.candidates(1)
     golden.check(read(golden.prepared, golden.model, numbers_QK[:, 0], passages), "first")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "name"), [("zero-shot", "logprob"), ("oracle", "oracle")])
+def test_golden_reranking(golden: Golden, method: Method, name: str) -> None:
+    numbers_QK, passages = golden.candidates(16)
+    hits = Hits(numbers_QK=numbers_QK, scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
+    scored = read_best(golden.prepared, golden.model, hits, passages, RerankOptions(method=method))
+    golden.check(scored, name)
+    golden.check_chosen(scored, name, numbers_QK)

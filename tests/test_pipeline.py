@@ -7,7 +7,7 @@ import pytest
 
 from ralm.errors import RetrievalFileError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.pipeline import FromFile, FromRetriever, PreparedText, prepare_text, read, read_oracle, retrieved_strides
+from ralm.pipeline import FromFile, FromRetriever, PreparedText, prepare_text, read, read_likeliest, retrieved_strides
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Passage
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
@@ -56,7 +56,7 @@ def test_reading_by_hand() -> None:
 def test_the_oracle_takes_the_best_candidate_of_every_row() -> None:
     text, model = prepared()
     hits, passages = source().find(text, model.tokenizer, 3)
-    best = read_oracle(text, model, hits, passages)
+    best = read_likeliest(text, model, hits, passages)
     for column in range(3):
         chosen_R = np.where(hits.numbers_QK[:, column] == NO_PASSAGE, hits.numbers_QK[:, 0], hits.numbers_QK[:, column])
         other = read(text, model, chosen_R, passages)
@@ -91,7 +91,7 @@ def test_a_retrieval_file_reads_like_the_retriever_that_made_it() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"stride": 2}, "it was made for other settings, another text"),
+        ({"stride": 2}, "it was made with other settings"),
         ({"semantics": "official", "max_length": 8, "stride": 2}, "it was made for another stride"),
     ],
 )

@@ -22,6 +22,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> IntArray:
         """Token ids (int64) of a text, without special tokens."""
 
+    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
+        """The same ids (int64, N), and the first and one past the last character of each (int64, N x 2)."""
+
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
         """Token ids (int64) of a document as it stands in the prompt: with the special tokens that the tokenizer adds
         by itself (a BOS for OPT and LLaMA), cut to `max_tokens`."""

@@ -65,6 +65,10 @@ class Hits:
     def __len__(self) -> int:
         return len(self.numbers_QK)
 
+    def first(self, k: int) -> "Hits":
+        """The first k hits of every query."""
+        return Hits(numbers_QK=self.numbers_QK[:, :k], scores_QK=self.scores_QK[:, :k])
+
     def of(self, query: int) -> list[tuple[int, float]]:
         """The passage number and score of each hit of one query, the best first."""
         row = zip(self.numbers_QK[query].tolist(), self.scores_QK[query].tolist(), strict=True)
@@ -93,17 +97,34 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Provenance:
+    """Where each of T target tokens came from, of K documents: a row per target.
+
+    `passages_TK` (int64) are the passages read for the target, `NO_PASSAGE` where there are fewer than K;
+    `posteriors_TK` (float32) the share of the target's probability that came from each, which sum to 1.
+    """
+
+    passages_TK: IntArray
+    posteriors_TK: FloatArray
+
+    def __post_init__(self) -> None:
+        assert self.passages_TK.shape == self.posteriors_TK.shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ScoredTokens:
     """A row per target token, in the order of the text.
 
     `positions_T` (int64): index in the tokens of the text; `tokens_T` (int64): its id; `log_probs_T` (float32): natural
-    logarithm of its probability; `passages_T` (int64): the passage it was read with, or `NO_PASSAGE`.
+    logarithm of its probability; `passages_T` (int64): the passage it was read with, or `NO_PASSAGE`; in an ensemble
+    the one that gave most, and `provenance` says what each gave.
     """
 
     positions_T: IntArray
     tokens_T: IntArray
     log_probs_T: FloatArray
     passages_T: IntArray
+    provenance: Provenance | None = None
 
     def __post_init__(self) -> None:
         columns = (self.positions_T, self.tokens_T, self.log_probs_T, self.passages_T)

@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from ralm.errors import ModelError
+from ralm.lm.replica import Pass, Reading, Replica
 from ralm.retrieval.index import open_index
 from tests.cli.program import Answer, ralm
 from tools import command_line_page
@@ -134,7 +137,7 @@ def test_a_retrieval_file_gives_the_same_as_the_index(work: Path, model: Path) -
     from_index = json.loads(ralm(*reading, "--index", work / "index").out)
     assert from_file["nll"] == from_index["nll"]
     other = ["eval", work / "text.txt", *common, "--document-tokens", "24", "--retrieved", work / "r.json"]
-    failed(ralm(*other, "--stride", "2"), 1, "it was made for other settings")
+    failed(ralm(*other, "--stride", "2"), 1, "it was made with other settings")
 
 
 def test_random_passages_are_seeded(work: Path, model: Path) -> None:
@@ -234,7 +237,13 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
         for number in range(120_000):
             stream.write(json.dumps({"id": str(number), "title": "t", "text": f"some words {number} " * 40}) + "\n")
     command = [sys.executable, "-m", "ralm", "index", tmp_path / "large.jsonl", "--out", tmp_path / "out" / "index"]
-    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored in background jobs
+    )
     deadline = time.monotonic() + 60
     while not any((tmp_path / "out").glob(".index.partial-*/passages.arrow")):
         assert process.poll() is None
@@ -245,3 +254,78 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
     assert process.returncode not in (0, None)
     assert "Traceback" not in err
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_reranking_and_its_options(work: Path, model: Path) -> None:
+    evaluate = ["eval", work / "text.txt", "--lm", model, *MODEL_LENGTH, "--json"]
+    nll = {}
+    for method in ("none", "random", "zero-shot", "oracle"):
+        answer = ralm(*evaluate, "--index", work / "index", "--rerank", method, "--candidates", 3)
+        assert answer.status == 0, answer.err
+        shown = json.loads(answer.out)
+        nll[method] = shown["nll"]
+        assert shown["config"]["reader"]["rerank"]["method"] == method
+    assert nll["oracle"] <= min(nll.values())
+    other = ralm(*evaluate, "--index", work / "index", "--rerank", "zero-shot", "--candidates", 3, "--rerank-lm", model)
+    assert json.loads(other.out)["config"]["reader"]["model"]["name"] == str(model)
+    failed(ralm(*evaluate, "--rerank", "oracle"), 2, "--rerank chooses among retrieved passages: give --index")
+    failed(ralm(*evaluate, "--index", work / "index", "--rerank-lm", model), 2, "give --rerank zero-shot with it")
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(
+    work: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate = ["eval", work / "text.txt", "--lm", model, *MODEL_LENGTH, "--index", work / "index", "--baseline"]
+    assert ralm(*evaluate, "--out", tmp_path / "whole").status == 0
+    assert not (tmp_path / "whole.unfinished").exists()
+
+    out = [*evaluate, "--out", tmp_path / "run"]
+    read = Replica.start
+    passes = 0
+
+    def dies(replica: Replica, batch: Sequence[Pass]) -> list[Reading]:
+        nonlocal passes
+        passes += 1
+        if passes == 4:
+            raise ModelError("killed")
+        return read(replica, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Replica, "start", dies)
+        failed(ralm(*out), 1, "killed")
+    assert not (tmp_path / "run").exists()
+    failed(ralm(*out, "--stride", 8), 2, "begun with other settings (plan.stride 4 there, 8 here): give those again")
+
+    answer = ralm(*out)
+    assert answer.status == 0, answer.err
+    assert "going on with a run that was stopped" in answer.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "whole"]
+    for column in ("log_prob", "baseline_log_prob", "passage"):
+        whole, run = (pq.read_table(tmp_path / name / "tokens.parquet")[column] for name in ("whole", "run"))
+        assert run.equals(whole)
+
+
+def test_a_run_that_fails_before_it_scores_leaves_nothing(work: Path, model: Path, tmp_path: Path) -> None:
+    evaluate = ["eval", work / "text.txt", "--lm", model, "--index", work / "index", "--out", tmp_path / "run"]
+    failed(ralm(*evaluate, "--max-length", 4096), 2, "is beyond")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_ensemble_and_where_its_tokens_came_from(work: Path, model: Path, tmp_path: Path) -> None:
+    evaluate = ["eval", work / "text.txt", "--lm", model, *MODEL_LENGTH]
+    ensemble = [*evaluate, "--index", work / "index", "--reader", "ensemble", "--documents", 3]
+    answer = ralm(*ensemble, "--json", "--out", tmp_path / "run")
+    assert answer.status == 0, answer.err
+    shown = json.loads(answer.out)
+    assert shown["config"]["reader"] == {
+        "ensemble": {"documents": 3, "weights": "similarity", "temperature": 1.0},
+    }
+    table = pq.read_table(tmp_path / "run" / "tokens.parquet").to_pydict()
+    assert -sum(table["log_prob"]) == pytest.approx(shown["nll"], rel=1e-5)
+    for passage, passages, posteriors in zip(table["passage"], table["passages"], table["posteriors"], strict=True):
+        assert len(passages) == len(posteriors) <= 3
+        if passages:
+            assert sum(posteriors) == pytest.approx(1, abs=1e-5)
+            assert passage == passages[posteriors.index(max(posteriors))]
+    failed(ralm(*evaluate, "--reader", "ensemble"), 2, "--reader ensemble reads all of --index or --retrieved")
+    failed(ralm(*ensemble, "--rerank", "oracle"), 2, "and no --rerank")

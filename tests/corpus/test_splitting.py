@@ -22,6 +22,10 @@ class ByteTokenizer:
     def encode(self, text: str) -> IntArray:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
 
+    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
+        owners = np.repeat(np.arange(len(text)), [len(character.encode()) for character in text])
+        return self.encode(text), np.stack([owners, owners + 1], axis=1)
+
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
         return self.encode(text)[:max_tokens]
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ralm.errors import ModelError
-from ralm.lm import engine
+from ralm.lm import replica
 from ralm.lm.engine import Engine
 from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.lm.replica import Replica
 from ralm.records import Request
 from tests.tiny_models import FAMILIES
 
@@ -50,13 +51,15 @@ def request_lists(draw: st.DrawFn) -> list[Request]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(requests=request_lists(), padded=st.booleans())
-def test_equals_one_plain_pass_a_request(model: LocalLanguageModel, requests: list[Request], padded: bool) -> None:
+@given(requests=request_lists(), padded=st.booleans(), copies=st.integers(1, 2))
+def test_equals_one_plain_pass_a_request(
+    model: LocalLanguageModel, requests: list[Request], padded: bool, copies: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if padded:
-            patch.setattr(engine, "TOKENS_A_BATCH", {"cpu": 200})
-            patch.setattr(engine, "LOGITS_A_CHUNK", 1000)
-        scored = list(Engine(model.logits).score(requests))
+            patch.setattr(replica, "TOKENS_A_BATCH", {"cpu": 200})
+            patch.setattr(replica, "LOGITS_A_CHUNK", 1000)
+        scored = list(Engine([Replica(model.logits)] * copies).score(requests))
     assert [len(log_probs) for log_probs in scored] == [len(request.targets) for request in requests]
     for log_probs, request in zip(scored, requests, strict=True):
         assert log_probs.dtype == np.float32
@@ -132,11 +135,11 @@ class Memory:
 def test_running_out_of_memory_halves_and_goes_on(
     model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch, positions: int, logits: int
 ) -> None:
-    monkeypatch.setattr(engine, "TOKENS_A_BATCH", {"cpu": 1000})
+    monkeypatch.setattr(replica, "TOKENS_A_BATCH", {"cpu": 1000})
     texts = [np.arange(start, start + 20, dtype=np.int64) for start in range(12)]
     requests = [stride for text in texts for stride in strides_of(text, text[:2])]
     memory = Memory(model, positions, logits)
-    scored = list(Engine(memory).score(requests))  # type: ignore[arg-type]
+    scored = list(Engine([Replica(memory)]).score(requests))  # type: ignore[arg-type]
     for log_probs, request in zip(scored, requests, strict=True):
         np.testing.assert_allclose(log_probs, plain(model, request), rtol=1e-4, atol=1e-4)
     assert len(memory.passes) >= 2
@@ -147,7 +150,7 @@ def test_what_one_sequence_alone_cannot_have(model: LocalLanguageModel) -> None:
     with pytest.raises(
         ModelError, match="runs out of memory on cpu with one sequence of 18 tokens: lower --max-length"
     ):
-        list(Engine(Memory(model, 4)).score(strides_of(text, text[:2])))  # type: ignore[arg-type]
+        list(Engine([Replica(Memory(model, 4))]).score(strides_of(text, text[:2])))  # type: ignore[arg-type]
 
 
 def test_a_token_that_the_model_does_not_know(model: LocalLanguageModel) -> None:
@@ -171,7 +174,7 @@ def test_a_model_that_reads_by_length_is_neither_padded_nor_merged(monkeypatch: 
 
     from ralm.lm.head import ChosenLogits
 
-    monkeypatch.setattr(engine, "TOKENS_A_BATCH", {"cpu": 1000})
+    monkeypatch.setattr(replica, "TOKENS_A_BATCH", {"cpu": 1000})
     torch.manual_seed(0)
     factors = {"short_factor": [1.0] * 8, "long_factor": [9.0] * 8}
     config = Phi3Config(
@@ -182,7 +185,7 @@ def test_a_model_that_reads_by_length_is_neither_padded_nor_merged(monkeypatch: 
     phi = Phi3ForCausalLM(config).eval()
     text = np.arange(30, dtype=np.int64)
     requests = strides_of(text, text[:0])
-    scored = Engine(ChosenLogits(phi, "phi")).score(requests)
+    scored = Engine([Replica(ChosenLogits(phi, "phi"))]).score(requests)
     for log_probs, request in zip(scored, requests, strict=True):
         read = torch.from_numpy(np.concatenate([request.context, request.targets]))
         with torch.no_grad():

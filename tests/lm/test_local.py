@@ -109,7 +109,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_devices_that_are_not_there(tiny_folders: dict[str, Path]) -> None:
     folder = str(tiny_folders["gpt2"])
-    with pytest.raises(ModelError, match="--device must be auto, map, cpu"):
+    with pytest.raises(ModelError, match="--device must be auto, all, map, cpu"):
         load_language_model(folder, ModelOptions(device="abacus"))
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match="there is none here; use --device cpu"):
@@ -123,3 +123,15 @@ def test_a_model_spread_over_devices(tiny_folders: dict[str, Path]) -> None:
     request = Request(document=tokens[:5], context=tokens[:20], targets=tokens[20:])
     spread = load_language_model(folder, ModelOptions(device="map")).log_probs([request])[0]
     np.testing.assert_allclose(spread, load_language_model(folder).log_probs([request])[0], rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler")
+def test_compiled_layers_give_the_same(tiny_folders: dict[str, Path]) -> None:
+    tokens = np.arange(40, dtype=np.int64)
+    requests = [Request(document=tokens[:5], context=tokens[:n], targets=tokens[n : n + 4]) for n in (9, 20, 33)]
+    plain = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu"))
+    compiled = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu", compile=True))
+    assert (plain.config["compiled"], compiled.config["compiled"]) == (False, True)
+    for found, expected in zip(compiled.log_probs(requests), plain.log_probs(requests), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ralm.errors import CorpusError, UsageError
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.analysis import Analyser
+from ralm.retrieval.bm25 import search
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
@@ -165,7 +166,10 @@ def wikitext_passages() -> list[Passage]:
     return [Passage(number=n, document_id=str(n), title="", text=text) for n, text in enumerate(texts)]
 
 
-def test_lucene_gives_the_same_top_16(tmp_path: Path) -> None:
+@pytest.mark.parametrize("streams", [False, True])
+def test_lucene_gives_the_same_top_16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: bool) -> None:
+    monkeypatch.setattr(search, "STREAM_PASSAGES", 0 if streams else 1 << 40)
+    monkeypatch.setattr(search, "STREAM_OVERLAP", 0.0)
     lines = shared("golden", "lucene", "wikitext_stride_queries.jsonl").read_text(encoding="utf-8").splitlines()
     golden = [json.loads(line) for line in lines]
     build_index(wikitext_passages(), tmp_path / "index")

@@ -51,7 +51,14 @@ Dtype = Annotated[
     typer.Option(help="Number format of the weights; auto: as the model was saved."),
 ]
 Device = Annotated[
-    str, typer.Option(help="cpu, cuda, cuda:N, auto: a GPU if there is one, or map: spread over all of them.")
+    str,
+    typer.Option(
+        help="cpu, cuda, cuda:N; auto: a GPU if there is one; several with commas, or all GPUs, share the scoring; "
+        "map: one copy spread over all."
+    ),
+]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Let torch compile the model's layers: slower to start, faster on long runs.")
 ]
 Stride = Annotated[int, typer.Option(help="Retrieve every so many tokens.")]
 QueryTokens = Annotated[

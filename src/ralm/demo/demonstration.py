@@ -16,7 +16,7 @@ from ralm.corpus.passages import make_passages
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.evaluation.perplexity import Reading, timed
 from ralm.folders import new_folder, write_manifest
-from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read, read_oracle
+from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read, read_likeliest
 from ralm.protocols import LanguageModel
 from ralm.reading.plan import PlanOptions
 from ralm.records import Document, FloatArray, Passages
@@ -90,7 +90,7 @@ def demonstrate(
             "none": timed(prepared, lambda: read(prepared, model)),
             "random": timed(prepared, lambda: read(prepared, model, random.numbers_QK[:, 0], passages)),
             "bm25": timed(prepared, lambda: read(prepared, model, candidates.numbers_QK[:, 0], passages)),
-            "oracle": timed(prepared, lambda: read_oracle(prepared, model, candidates, passages)),
+            "oracle": timed(prepared, lambda: read_likeliest(prepared, model, candidates, passages)),
         },
         passages=passages,
     )

@@ -8,10 +8,12 @@ from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.evaluation.measures import Measures, measure
-from ralm.pipeline import PassageSource, PreparedText, prepare_text, read
+from ralm.pipeline import PassageSource, PreparedText, prepare_text, read, read_hits
 from ralm.protocols import LanguageModel
+from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
-from ralm.records import IntArray, Passages, ScoredTokens
+from ralm.records import Passages, ScoredTokens
+from ralm.reranking.options import RerankOptions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,23 +49,29 @@ def evaluate_text(
     options: PlanOptions,
     *,
     source: PassageSource | None = None,
+    reader: RerankOptions | EnsembleOptions | None = None,
+    ranker: LanguageModel | None = None,
     limit_tokens: int | None = None,
     baseline: bool = False,
 ) -> Evaluation:
     """Score a text stride by stride, each read with the best passage of `source` (In-Context RALM, section 5).
 
+    The best is the first, or what a reranking `reader` chooses (section 6), for zero-shot with the `ranker` given or
+    with the model itself. An ensemble as `reader` reads several, each alone, and averages their distributions (REPLUG).
     With `baseline` the same targets are scored without retrieval too. Raises UsageError where the plan's length is
     beyond the model's, TextError where the text is too short.
     """
     check_length(model, options)
     prepared = prepare_text(text, model.tokenizer, options, limit_tokens=limit_tokens)
-    chosen_R: IntArray | None = None
     passages: Passages = ()
-    if source is not None:
-        hits, passages = source.find(prepared, model.tokenizer, 1)
-        chosen_R = hits.numbers_QK[:, 0]
+    if source is None:
+        reading = timed(prepared, lambda: read(prepared, model))
+    else:
+        reader = reader or RerankOptions()
+        hits, passages = source.find(prepared, model.tokenizer, reader.hits)
+        reading = timed(prepared, lambda: read_hits(prepared, model, hits, passages, reader, ranker))
     return Evaluation(
-        reading=timed(prepared, lambda: read(prepared, model, chosen_R, passages)),
+        reading=reading,
         baseline=timed(prepared, lambda: read(prepared, model)) if baseline else None,
         passages=passages,
     )

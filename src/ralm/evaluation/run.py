@@ -1,6 +1,7 @@
 """A run on disk: a folder with a row per target token, a summary, and the configuration and environment behind them.
 
-tokens.parquet   position, token, text, log_prob, baseline_log_prob, passage, document_id, title
+tokens.parquet   position, token, text, log_prob, baseline_log_prob, passage, document_id, title;
+                 of an ensemble also passages and posteriors, a list per token
 summary.json     the measures, the configuration, the baseline's measures where asked
 manifest.json    the configuration again, the environment, and a checksum of each file
 """
@@ -23,8 +24,10 @@ from ralm.evaluation.perplexity import Evaluation
 from ralm.folders import new_folder, write_manifest
 from ralm.pipeline import PassageSource
 from ralm.protocols import LanguageModel, Tokenizer
+from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
-from ralm.records import NO_PASSAGE, Passages, ScoredTokens
+from ralm.records import NO_PASSAGE, Passages, Provenance, ScoredTokens
+from ralm.reranking.options import RerankOptions
 
 FORMAT_VERSION: Final = 1
 TOKENS: Final = "tokens.parquet"
@@ -59,14 +62,23 @@ def evaluation_config(
     plan: PlanOptions,
     source: PassageSource | None,
     limit_tokens: int | None,
+    reader: RerankOptions | EnsembleOptions | None = None,
+    ranker: LanguageModel | None = None,
 ) -> dict[str, JsonValue]:
     """Everything that decides the figures of a run, by name: equal configurations give equal figures."""
     return {
         "text": {"path": str(path), "sha256": hashlib.sha256(text.encode()).hexdigest(), "limit_tokens": limit_tokens},
         "model": model.config,
         "passages": None if source is None else source.config,
+        "reader": None if source is None else _reader_config(reader or RerankOptions(), ranker),
         "plan": asdict(plan),
     }
+
+
+def _reader_config(reader: RerankOptions | EnsembleOptions, ranker: LanguageModel | None) -> dict[str, JsonValue]:
+    if isinstance(reader, EnsembleOptions):
+        return {"ensemble": asdict(reader)}
+    return {"rerank": asdict(reader), "model": None if ranker is None else ranker.config}
 
 
 def token_table(
@@ -89,8 +101,19 @@ def token_table(
             "passage": passages_T,
             "document_id": pa.array([s and s.document_id for s in sources], pa.string()).take(pa.array(inverse_T)),
             "title": pa.array([s and s.title for s in sources], pa.string()).take(pa.array(inverse_T)),
+            **({} if scored.provenance is None else _provenance_columns(scored.provenance)),
         }
     )
+
+
+def _provenance_columns(provenance: Provenance) -> dict[str, pa.Array]:
+    """For each token the passages of its ensemble, and how much of its probability came from each."""
+    found_TK = provenance.passages_TK != NO_PASSAGE
+    offsets = pa.array(np.concatenate([[0], found_TK.sum(axis=1).cumsum()]), pa.int32())
+    return {
+        "passages": pa.ListArray.from_arrays(offsets, provenance.passages_TK[found_TK]),
+        "posteriors": pa.ListArray.from_arrays(offsets, provenance.posteriors_TK[found_TK]),
+    }
 
 
 def environment() -> dict[str, JsonValue]:

@@ -1,37 +1,29 @@
 """The scoring engine: requests in, log-probabilities of their targets out, with only the work that is needed.
 
-- Logits are computed at target positions alone (`ralm.lm.head`), and never more of them at once than fit.
 - Requests whose tokens are a prefix of another's, or equal, are read off one forward pass. In blocked windows these are
-  all strides of a block that read the same document.
-- Sequences are batched by length and padded on the right: with a causal model nothing to the left can change, whatever
-  the family does with positions. The one exception, LongRoPE, is neither padded nor merged.
-- A GPU that runs out of memory gets half as much at a time from then on.
+  all strides of a block that read the same document. The one exception, LongRoPE, is neither merged nor padded.
+- Passes are batched by length and shared out among the copies of the model (`ralm.lm.replica`), which score them.
+- What a journal knows is not scored again.
 
-Works on token ids and one transformers model; knows nothing of text, plans or passages.
-Shapes: B sequences of a batch, N tokens, P positions whose next token is a target, C positions of a chunk,
-V vocabulary.
+Works on token ids; knows nothing of text, plans or passages.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from threading import Lock
+from typing import Any, Final, TypeAlias
 
 import numpy as np
-import torch
 
 from ralm.errors import ModelError
-from ralm.lm.head import ChosenLogits
+from ralm.lm.journal import Journal, request_key
+from ralm.lm.replica import Pass, Reading, Replica
 from ralm.progress import progress_bar
 from ralm.records import FloatArray, IntArray, Request
 
 TOKENS_AT_ONCE: Final = 1 << 22
 """Tokens of the requests among which prefixes are looked for; they are copied, so not those of a whole plan at once."""
-TOKENS_A_BATCH: Final = {"cpu": 1, "cuda": 65_536}
-"""Tokens of a batch, padding included. On a CPU a sequence at a time: batching adds nothing but padding there."""
-LOGITS_A_BATCH: Final = {"cpu": 1 << 26, "cuda": 1 << 29}
-"""Logits of one forward pass, held in the model's number format (256 MiB in float32, 1 GiB in bfloat16)."""
-LOGITS_A_CHUNK: Final = 1 << 23
-"""Logits that are turned into float32 log-probabilities at once (32 MiB)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,41 +34,28 @@ class _Sequence:
     spans: list[tuple[int, int, int]] = field(default_factory=list)
     """For each request its number, and where in `tokens` its targets begin and end."""
 
-    def positions(self) -> IntArray:
-        """The positions (int64, ascending) whose next token is a target of some request."""
-        return np.unique(np.concatenate([np.arange(begin - 1, end - 1) for _, begin, end in self.spans]))
+    def scoring_pass(self) -> Pass:
+        """The pass that scores every position whose next token is a target of some request."""
+        positions_P = np.unique(np.concatenate([np.arange(begin - 1, end - 1) for _, begin, end in self.spans]))
+        return Pass(self.tokens, positions_P, np.empty(len(positions_P), dtype=np.float32))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pass:
-    """A sequence to read, and those of its positions (P of them) that are scored in this pass: most often all."""
-
-    sequence: _Sequence
-    positions_P: IntArray
-    log_probs_P: FloatArray
-    """Where the results go: the part for these positions of those of the whole sequence."""
-
-    def __len__(self) -> int:
-        return len(self.sequence.tokens) - 1
-
-    def halves(self) -> list["_Pass"]:
-        """Two passes over the same tokens, with half of the positions each."""
-        middle = len(self.positions_P) // 2
-        parts = (slice(None, middle), slice(middle, None))
-        return [_Pass(self.sequence, self.positions_P[part], self.log_probs_P[part]) for part in parts]
+_Batch: TypeAlias = Sequence[tuple[_Sequence, Pass]]
+_Started: TypeAlias = tuple[_Batch, list[Reading]]
 
 
 class Engine:
-    """Scores requests with one model. It remembers how much its device could take at once."""
+    """Scores requests with one model, of which there may be several copies."""
 
-    def __init__(self, logits: ChosenLogits) -> None:
-        kind = logits.device.type
-        self._logits = logits
-        self._tokens = TOKENS_A_BATCH.get(kind, TOKENS_A_BATCH["cpu"])
-        self._positions = max(1, LOGITS_A_BATCH.get(kind, LOGITS_A_BATCH["cpu"]) // logits.vocabulary)
-        self._by_length = reads_by_length(logits.model.config)
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._replicas = replicas
+        first = replicas[0].logits
+        self._name, self._vocabulary = first.name, first.vocabulary
+        self._by_length = reads_by_length(first.model.config)
 
-    def score(self, requests: Iterable[Request], total: int | None = None) -> Iterator[FloatArray]:
+    def score(
+        self, requests: Iterable[Request], total: int | None = None, journal: Journal | None = None
+    ) -> Iterator[FloatArray]:
         """For each request, in order, the natural log-probability (float32) of each of its targets.
 
         Requests are taken, and results given, some millions of tokens at a time: neither need be held as a whole.
@@ -85,94 +64,82 @@ class Engine:
         """
         with progress_bar("Scoring", total=total) as advance:
             for some in _chunks(requests, TOKENS_AT_ONCE):
-                yield from self._score(some, advance)
+                yield from self._score(some, journal, advance)
 
-    def _score(self, requests: Sequence[Request], advance: Callable[[int], None]) -> list[FloatArray]:
-        sequences = _merge(requests, prefixes=not self._by_length)
-        _check_vocabulary(sequences, self._logits)
-        scored = [np.empty(len(request.targets), dtype=np.float32) for request in requests]
-        passes: list[_Pass] = []
-        for sequence in sorted(sequences, key=lambda sequence: -len(sequence.tokens)):
-            positions_P = sequence.positions()
-            passes.append(_Pass(sequence, positions_P, np.empty(len(positions_P), dtype=np.float32)))
-        for batch in self._batches(passes):
-            self._run(batch)
-            advance(sum(len(one.sequence.spans) for one in batch))
-        for one in passes:
-            for number, begin, end in one.sequence.spans:
-                first = int(np.searchsorted(one.positions_P, begin - 1))
-                scored[number] = one.log_probs_P[first : first + end - begin]
+    def _score(
+        self, requests: Sequence[Request], journal: Journal | None, advance: Callable[[int], None]
+    ) -> list[FloatArray]:
+        keys = [request_key(request) for request in requests] if journal is not None else []
+        known = [journal.get(key) for key in keys] if journal is not None else [None] * len(requests)
+        scored = [np.empty(0, dtype=np.float32) if found is None else found for found in known]
+        left = [number for number, found in enumerate(known) if found is None]
+        advance(len(requests) - len(left))
+        sequences = _merge(requests, left, prefixes=not self._by_length)
+        _check_vocabulary(sequences, self._vocabulary, self._name)
+
+        def keep(batch: _Batch) -> None:
+            """Read the requests of finished passes off them."""
+            numbers = []
+            for sequence, one in batch:
+                for number, begin, end in sequence.spans:
+                    first = int(np.searchsorted(one.positions_P, begin - 1))
+                    scored[number] = one.log_probs_P[first : first + end - begin]
+                    numbers.append(number)
+            if journal is not None:
+                journal.add((keys[number], scored[number]) for number in numbers)
+            advance(len(numbers))
+
+        longest_first = sorted(sequences, key=lambda sequence: -len(sequence.tokens))
+        self._share_out([(sequence, sequence.scoring_pass()) for sequence in longest_first], keep)
         return scored
 
-    def _batches(self, passes: list[_Pass]) -> Iterator[list[_Pass]]:
+    def _share_out(self, work: _Batch, keep: Callable[[_Batch], None]) -> None:
+        """Have every replica take batches until there are none, and keep what is finished, one at a time."""
+        lock = Lock()
+        batches = self._batches(work)
+
+        def take() -> _Batch | None:
+            with lock:
+                return next(batches, None)
+
+        def serve(replica: Replica) -> None:
+            """Read batch after batch; a GPU starts one before the one before is fetched, so that it never waits."""
+            before: _Started | None = None
+            while batch := take():
+                started: _Started | None = (batch, replica.start([one for _, one in batch]))
+                if replica.overlaps:
+                    started, before = before, started
+                finish(started)
+            finish(before)
+
+        def finish(started: _Started | None) -> None:
+            if started is not None:
+                batch, readings = started
+                for reading in readings:
+                    reading.finish()
+                with lock:
+                    keep(batch)
+
+        if len(self._replicas) == 1:
+            serve(self._replicas[0])
+        else:
+            with ThreadPoolExecutor(max_workers=len(self._replicas)) as pool:
+                list(pool.map(serve, self._replicas))
+
+    def _batches(self, work: _Batch) -> Iterator[_Batch]:
         """Passes in order, the longest first, as many at a time as may be padded to the first and read together."""
-        batch: list[_Pass] = []
-        for one in passes:
-            if batch and not self._fits(batch, one):
+        batch: list[tuple[_Sequence, Pass]] = []
+        for sequence, one in work:
+            if batch and not self._fits([other for _, other in batch], one):
                 yield batch
                 batch = []
-            batch.append(one)
+            batch.append((sequence, one))
         if batch:
             yield batch
 
-    def _fits(self, batch: list[_Pass], one: _Pass) -> bool:
-        padded = (len(batch) + 1) * len(batch[0])
-        positions = sum(len(other.positions_P) for other in batch) + len(one.positions_P)
+    def _fits(self, batch: Sequence[Pass], one: Pass) -> bool:
         same_length = len(one) == len(batch[0])
-        return padded <= self._tokens and positions <= self._positions and (same_length or not self._by_length)
-
-    def _run(self, batch: list[_Pass]) -> None:
-        """Score a batch, in smaller parts where it is too much."""
-        if len(batch) == 1 and len(batch[0].positions_P) > self._positions:
-            parts = [[half] for half in batch[0].halves()]
-        elif self._read(batch):
-            return
-        else:
-            parts = self._after_running_out(batch)
-        for part in parts:
-            self._run(part)
-
-    def _read(self, batch: list[_Pass]) -> bool:
-        """Score a batch; False where the device ran out of memory, and what it held has been let go."""
-        try:
-            log_probs_P = self._next_token_log_probs(batch)
-        except torch.OutOfMemoryError:
-            return False
-        begin = 0
-        for one in batch:
-            one.log_probs_P[:] = log_probs_P[begin : (begin := begin + len(one.positions_P))]
-        return True
-
-    def _after_running_out(self, batch: list[_Pass]) -> list[list[_Pass]]:
-        """The batch in two, after halving what is read at once from now on."""
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        if len(batch) > 1:
-            middle = len(batch) // 2
-            self._tokens = min(self._tokens, middle * len(batch[0]))
-            return [batch[:middle], batch[middle:]]
-        if len(batch[0].positions_P) > 1:
-            self._positions = max(1, len(batch[0].positions_P) // 2)
-            return [[half] for half in batch[0].halves()]
-        raise ModelError(
-            f"{self._logits.name} runs out of memory on {self._logits.device} with one sequence of {len(batch[0])} "
-            "tokens: lower --max-length, use --dtype bfloat16, or spread the model with --device map."
-        )
-
-    @torch.inference_mode()
-    def _next_token_log_probs(self, batch: list[_Pass]) -> FloatArray:
-        """The log-probability (float32, P) of the token after each position of each pass, from one forward pass."""
-        input_BN = torch.zeros((len(batch), max(len(one) for one in batch)), dtype=torch.long)
-        for ids_N, one in zip(input_BN, batch, strict=True):
-            ids_N[: len(one)] = torch.from_numpy(one.sequence.tokens[:-1])
-        row_P = np.repeat(np.arange(len(batch)), [len(one.positions_P) for one in batch])
-        position_P = np.concatenate([one.positions_P for one in batch])
-        target_P = np.concatenate([one.sequence.tokens[one.positions_P + 1] for one in batch])
-        rows, positions, targets = (torch.from_numpy(index) for index in (row_P, position_P, target_P))
-        logits_PV, _ = self._logits(input_BN, rows, positions, use_cache=False)
-        log_probs_P = _log_probs(logits_PV, targets.to(logits_PV.device))
-        self._logits.check_numbers(log_probs_P)
-        return log_probs_P.cpu().numpy()
+        return (same_length or not self._by_length) and all(replica.fits(batch, one) for replica in self._replicas)
 
 
 def reads_by_length(config: Any) -> bool:
@@ -199,45 +166,34 @@ def _chunks(requests: Iterable[Request], tokens: int) -> Iterator[list[Request]]
         yield some
 
 
-def _merge(requests: Sequence[Request], *, prefixes: bool) -> list[_Sequence]:
-    """The distinct token sequences of the requests; with `prefixes`, without those that are a prefix of another.
+def _merge(requests: Sequence[Request], numbers: Iterable[int], *, prefixes: bool) -> list[_Sequence]:
+    """The distinct token sequences of the numbered requests; with `prefixes`, without prefixes of others.
 
     In lexicographic order a sequence stands before all that begin with it, and nothing else stands between them: so
     each need be compared with its successor alone, from the last to the first.
     """
-    keys = [_key(request) for request in requests]
+    spelt = {number: _spelt(requests[number]) for number in numbers}
     sequences: list[_Sequence] = []
     longest = b""
-    for number in sorted(range(len(requests)), key=keys.__getitem__, reverse=True):
-        key, request = keys[number], requests[number]
-        if not (longest.startswith(key) if prefixes else longest == key):
-            sequences.append(_Sequence(tokens=np.frombuffer(key, dtype=">i4").astype(np.int64)))
-            longest = key
+    for number in sorted(spelt, key=spelt.__getitem__, reverse=True):
+        tokens, request = spelt[number], requests[number]
+        if not (longest.startswith(tokens) if prefixes else longest == tokens):
+            sequences.append(_Sequence(tokens=np.frombuffer(tokens, dtype=">i4").astype(np.int64)))
+            longest = tokens
         sequences[-1].spans.append((number, len(request) - len(request.targets), len(request)))
     return sequences
 
 
-def _key(request: Request) -> bytes:
+def _spelt(request: Request) -> bytes:
     """The tokens of a request as bytes that sort as the tokens do."""
     return b"".join(part.astype(">i4").tobytes() for part in (request.document, request.context, request.targets))
 
 
-def _check_vocabulary(sequences: Sequence[_Sequence], logits: ChosenLogits) -> None:
+def _check_vocabulary(sequences: Sequence[_Sequence], vocabulary: int, name: str) -> None:
     for sequence in sequences:
         least, most = int(sequence.tokens.min()), int(sequence.tokens.max())
-        if least < 0 or most >= logits.vocabulary:
+        if least < 0 or most >= vocabulary:
             raise ModelError(
-                f"token {most if least >= 0 else least} is not of the {logits.vocabulary} that {logits.name} knows: "
+                f"token {most if least >= 0 else least} is not of the {vocabulary} that {name} knows: "
                 "its tokenizer belongs to another model."
             )
-
-
-def _log_probs(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> torch.Tensor:
-    """The log-softmax (float32) at the targets, a chunk of positions at a time."""
-    rows = max(1, LOGITS_A_CHUNK // logits_PV.shape[1])
-    parts = []
-    for first in range(0, len(targets_P), rows):
-        logits_CV = logits_PV[first : first + rows].float()
-        targets_C1 = targets_P[first : first + rows, None]
-        parts.append(logits_CV.gather(-1, targets_C1)[:, 0] - logits_CV.logsumexp(-1))
-    return torch.cat(parts)

@@ -49,12 +49,12 @@ class ChosenLogits:
         """The logits (P, V), in the model's number format, after each wanted position; and the rest of the output."""
         self._wanted.at = (row_P, position_P)
         try:
-            output = self.model(input_ids=input_BN.to(self.device), **options)
+            output = self.model(input_ids=sent(input_BN, self.device), **options)
         finally:
             self._wanted.at = None
         logits: torch.Tensor = output.logits
         if logits.shape[:2] != (1, len(row_P)):  # a model that reaches its output layer by another way
-            logits = logits[row_P.to(logits.device), position_P.to(logits.device)][None]
+            logits = logits[sent(row_P, logits.device), sent(position_P, logits.device)][None]
         return logits[0], output
 
     def _pick(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
@@ -63,7 +63,7 @@ class ChosenLogits:
         if at is None:
             return None
         states_BNH = inputs[0]
-        row_P, position_P = (index.to(states_BNH.device) for index in at)
+        row_P, position_P = (sent(index, states_BNH.device) for index in at)
         return (states_BNH[row_P, position_P][None],)
 
     def check_numbers(self, log_probs: torch.Tensor) -> None:
@@ -72,3 +72,10 @@ class ChosenLogits:
             dtype = str(self.model.dtype).removeprefix("torch.")
             remedy = "its weights are damaged" if dtype == "float32" else "use --dtype float32 or bfloat16"
             raise ModelError(f"{self.name} gives log-probabilities that are not numbers in {dtype}: {remedy}.")
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of this machine's memory on a device; a GPU fetches it while it works on what came before."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,6 +1,7 @@
 """A causal language model that runs here, through transformers: by hub name or folder, on CPU or GPU."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,9 @@ from ralm.lm.continuation import CachedContinuation
 from ralm.lm.engine import Engine
 from ralm.lm.head import ChosenLogits
 from ralm.lm.hub import check_folder, loading_errors
+from ralm.lm.journal import Journal
+from ralm.lm.kernels import speed_up
+from ralm.lm.replica import Replica
 from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.protocols import Continuation
 from ralm.records import FloatArray, IntArray, Request
@@ -27,31 +31,45 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """How to run a model. `dtype` auto is as it was saved; `device` is cpu, cuda, cuda:N, auto (a GPU if there is one)
-    or map (spread over all devices, for models too large for one)."""
+    """How to run a model.
+
+    `dtype` auto is as it was saved. `device` is cpu, cuda, cuda:N, auto (a GPU if there is one), several of them with
+    commas (a copy on each, which share the scoring), all (a copy on every GPU), or map (one copy spread over all
+    devices, for models too large for one). `compile`: let torch compile the layers, which takes minutes and pays on
+    long runs.
+    """
 
     dtype: Dtype = "auto"
     device: str = "auto"
+    compile: bool = False
 
 
 class LocalLanguageModel:
-    """A frozen transformers model with its tokenizer; see `load_language_model`."""
+    """A frozen transformers model with its tokenizer; see `load_language_model`.
 
-    def __init__(self, name: str, model: PreTrainedModel, tokenizer: ModelTokenizer) -> None:
+    `copies` of the model on other devices share the scoring; `journal` knows what was scored before.
+    """
+
+    def __init__(
+        self, name: str, model: PreTrainedModel, tokenizer: ModelTokenizer, copies: Sequence[PreTrainedModel] = ()
+    ) -> None:
         self.name = name
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
+        self.journal: Journal | None = None
         self.logits = ChosenLogits(self.model, name)
-        self._engine = Engine(self.logits)
+        others = [ChosenLogits(copy.eval().requires_grad_(False), name) for copy in copies]
+        self._engine = Engine([Replica(logits) for logits in (self.logits, *others)])
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Name, size, number format and device of the model, and the fingerprint of its tokenizer."""
+        """Name, size, number format and device of the model, whether compiled, and the fingerprint of its tokenizer."""
         return {
             "name": self.name,
             "parameters": self.model.num_parameters(),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.model.device),
+            "compiled": self.model.base_model._compiled_call_impl is not None,
             "tokenizer": self.tokenizer.fingerprint,
         }
 
@@ -72,7 +90,7 @@ class LocalLanguageModel:
         """For each request the natural log-probability (float32) of each of its targets, in order."""
         longest = max((len(request) for request in requests), default=0)
         self._check_length(longest)
-        return list(self._engine.score(requests, total=len(requests)))
+        return list(self._engine.score(requests, total=len(requests), journal=self.journal))
 
     def read(self, tokens: IntArray) -> Continuation:
         """Read a prompt (int64, at least one token) and stand ready to go on from it."""
@@ -91,7 +109,7 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
     """
     options = options or ModelOptions()
     check_folder(name)
-    device = _device(options.device)
+    devices = _devices(options.device)
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     tokenizer = load_model_tokenizer(name)
     logging.disable_progress_bar()
@@ -99,8 +117,12 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
         placed = {"device_map": "auto"} if options.device == "map" else {}
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **placed)
         if options.device != "map":
-            model = model.to(device)
-    return LocalLanguageModel(name, model, tokenizer)
+            model = model.to(devices[0])
+    speed_up(model)
+    if options.compile:
+        model.base_model.compile(dynamic=True)
+    copies = [deepcopy(model).to(device) for device in devices[1:]]
+    return LocalLanguageModel(name, model, tokenizer, copies)
 
 
 def model_length(model: PreTrainedModel) -> int:
@@ -112,13 +134,22 @@ def model_length(model: PreTrainedModel) -> int:
     return UNLIMITED
 
 
+def _devices(names: str) -> list[torch.device]:
+    """The devices that an option names, at least one."""
+    if names == "all":
+        return [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [torch.device("cpu")]
+    return [_device(name.strip()) for name in names.split(",")]
+
+
 def _device(name: str) -> torch.device:
     if name in ("auto", "map"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ModelError(f"--device must be auto, map, cpu, cuda or cuda:N, not {name!r}.") from None
+        raise ModelError(
+            f"--device must be auto, all, map, cpu, cuda or cuda:N, or several with commas, not {name!r}."
+        ) from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"--device {name} needs a CUDA device, and there is none here; use --device cpu.")
     return device

@@ -31,6 +31,15 @@ class ModelTokenizer:
         """Token ids (int64) of a text, without special tokens."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
+    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
+        """The same ids (int64, N), and the first and one past the last character of each (int64, N x 2).
+
+        Tokens that share a character, as its bytes do, share its span.
+        """
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        spans_N2 = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        return np.array(encoded["input_ids"], dtype=np.int64), spans_N2
+
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
         """Token ids (int64) of a document as it stands in the prompt: with the special tokens that the tokenizer adds
         by itself, cut to `max_tokens` of which those are part, as the official code does."""

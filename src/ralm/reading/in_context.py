@@ -34,10 +34,13 @@ class Documents:
         return self._encoded[number]
 
 
-def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray) -> Request:
-    """The request that scores the targets of one row read with one document, which may be empty."""
+def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:
+    """The request that scores the targets of one row read with one document, which may be empty.
+
+    With `before`, so many tokens of the prefix are targets too, fewer where the text begins: token 0 never is.
+    """
     context_begin = plan.context_begins(row, len(document))
-    target_begin = int(plan.target_begin_R[row])
+    target_begin = max(1, int(plan.target_begin_R[row]) - before)
     return Request(
         document=document,
         context=tokens[context_begin:target_begin],

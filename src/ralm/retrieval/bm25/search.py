@@ -1,7 +1,10 @@
-"""BM25 search: the exact best passages for queries, every posting of their terms read once.
+"""BM25 search: the exact best passages for queries, the better of two ways chosen by what is asked.
 
-Passages are scored in partitions whose accumulators stay in cache. Scores are fixed-point integers; equal scores are
-ordered by passage number. Queries are spread over the cores, some at a time: the kernels hold no lock.
+Queries that overlap from one to the next, over many passages, go through streams (`ralm.retrieval.bm25.stream`). For
+all others every posting of their terms is read once, with passages scored in partitions whose accumulators stay in
+cache.
+Both sum the same fixed-point integers, and equal scores are ordered by passage number, so both give the same hits.
+Queries are spread over the cores, some at a time: the kernels hold no lock.
 
 Letters of shapes: Q queries, K hits a query, T distinct terms of a query, C rows of the code table.
 """
@@ -10,7 +13,9 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeAlias
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Final
 
 import numba as nb
 import numpy as np
@@ -20,7 +25,9 @@ from pydantic import JsonValue
 from ralm.records import NO_PASSAGE, Hits
 from ralm.retrieval.analysis import Analyser
 from ralm.retrieval.bm25.arrays import Arrays
+from ralm.retrieval.bm25.common_terms import find_common_terms
 from ralm.retrieval.bm25.formula import FRACTION_BITS, BM25Options, idf, impact
+from ralm.retrieval.bm25.stream import HEAVIEST, Collection, Stream
 
 PARTITION: Final = 1 << 17
 """Passages scored at a time: 512 KiB of accumulators."""
@@ -29,8 +36,13 @@ _NUMBER_BITS: Final = 31
 _HIGHEST: Final = (1 << 31) - 1
 _QUERIES_A_TASK: Final = 16
 
-_Terms: TypeAlias = tuple[list[int], list[int]]
-"""The distinct terms of a query as rows of the index, and how often each stands there."""
+STREAM_PASSAGES: Final = 1 << 15
+"""Below so many passages reading all postings is as fast as a stream."""
+STREAM_QUERIES: Final = 64
+"""Fewer queries than this are not worth a stream: the first of each pays for all its terms."""
+STREAM_OVERLAP: Final = 0.5
+"""The share of a query's terms that have to stand in the query before."""
+_STREAM_HITS: Final = 128
 
 
 class BM25:
@@ -51,6 +63,13 @@ class BM25:
         average = tokens / max(self._with_terms, 1)
         self._impact_C = impact(frequency, length, average, self._options)
 
+    @cached_property
+    def collection(self) -> Collection:
+        """What streams over this index share; made when first asked for, by reading the commonest terms' postings."""
+        idf_of = idf(np.diff(self._arrays.offsets), self._with_terms)
+        common = find_common_terms(self._arrays, self._passages, idf_of, self._impact_C)
+        return Collection(self._arrays, self._passages, idf_of, self._impact_C, common)
+
     @property
     def config(self) -> dict[str, JsonValue]:
         """The constants of the formula."""
@@ -58,41 +77,64 @@ class BM25:
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query: those that share a term with it, the best first."""
+        analyse = Analyser()
+        return self.retrieve_terms([self.terms(analyse(query)) for query in queries], k)
+
+    def terms(self, words: Sequence[str]) -> list[int]:
+        """The numbers of those analysed words that some passage has, repeats included."""
+        return [row for word in words if (row := self._arrays.term(word)) >= 0]
+
+    def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int) -> Hits:
+        """The same for queries whose terms were looked up before."""
         numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
         scores_QK = np.zeros((len(queries), k), dtype=np.float32)
-        analyse = Analyser()
-        terms = [self._terms(analyse(query)) for query in queries]
+        streams = self._suits_streams(queries, k)
+        size = max(STREAM_QUERIES, -(-len(queries) // _cores())) if streams else _QUERIES_A_TASK
+        answer = self._stream if streams else self._scan
 
-        def answer(first: int) -> None:
-            some = slice(first, first + _QUERIES_A_TASK)
-            self._search(terms[some], numbers_QK[some], scores_QK[some])
+        def work(first: int) -> None:
+            some = slice(first, first + size)
+            answer(queries[some], numbers_QK[some], scores_QK[some])
 
-        tasks = range(0, len(queries), _QUERIES_A_TASK)
+        tasks = range(0, len(queries), size)
         if len(tasks) == 1:
-            answer(0)
+            work(0)
         elif tasks:
             with ThreadPoolExecutor(max_workers=min(_cores(), len(tasks))) as pool:
-                list(pool.map(answer, tasks))
+                list(pool.map(work, tasks))
         return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
 
-    def _terms(self, words: Sequence[str]) -> _Terms:
-        """The terms of a query that some passage has."""
-        counts = Counter(row for word in words if (row := self._arrays.term(word)) >= 0)
-        return list(counts), list(counts.values())
+    def _suits_streams(self, queries: Sequence[Sequence[int]], k: int) -> bool:
+        """Whether there are many queries over many passages, most of whose terms stand in the query before."""
+        if self._passages < STREAM_PASSAGES or len(queries) < STREAM_QUERIES or not 0 < k <= _STREAM_HITS:
+            return False
+        shared = sum(len(set(one) & set(other)) for one, other in pairwise(queries))
+        if shared < STREAM_OVERLAP * sum(len(set(query)) for query in queries):
+            return False
+        return max(float(self.collection.idf_of[list(query)].sum()) for query in queries) <= HEAVIEST
 
-    def _search(self, queries: Sequence[_Terms], numbers_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]) -> None:
-        """Fill in the hits of some queries, their terms laid end to end."""
-        ends = np.cumsum([0] + [len(terms) for terms, _ in queries])
-        terms = np.array([term for terms, _ in queries for term in terms], np.int64)
-        counts = np.array([count for _, counts in queries for count in counts], np.int64)
+    def _stream(
+        self, queries: Sequence[Sequence[int]], numbers_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]
+    ) -> None:
+        """Fill in the hits of queries that follow each other."""
+        numbers_QK[:], scores_QK[:] = Stream(self.collection, numbers_QK.shape[1]).search(queries)
+
+    def _scan(
+        self, queries: Sequence[Sequence[int]], numbers_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]
+    ) -> None:
+        """Fill in the hits of some queries, their distinct terms laid end to end."""
+        counters = [Counter(query) for query in queries]
+        ends = np.cumsum([0] + [len(counter) for counter in counters])
+        terms = np.array([term for counter in counters for term in counter], np.int64)
+        counts = np.array([count for counter in counters for count in counter.values()], np.int64)
         begins, stops = self._arrays.offsets[terms], self._arrays.offsets[terms + 1]
-        weights = idf(stops - begins, self._with_terms) * counts
         arrays = self._arrays
         _search(
             ends,
             begins,
             stops,
-            weights,
+            idf(stops - begins, self._with_terms),
+            counts,
             self._impact_C,
             arrays.passages,
             arrays.codes,
@@ -113,6 +155,7 @@ def _search(
     begins: NDArray[np.int64],
     stops: NDArray[np.int64],
     weights: NDArray[np.float64],
+    counts: NDArray[np.int64],
     impact_C: NDArray[np.float64],
     passages: NDArray[np.int32],
     codes: NDArray[np.unsignedinteger[Any]],
@@ -123,13 +166,13 @@ def _search(
 ) -> None:
     """Each query's best passages, the best first; what is not filled stays as it was.
 
-    The terms of query q, with their postings and weights, are those from `ends[q]` to `ends[q + 1]`.
+    The terms of query q, with their postings, weights and counts, are those from `ends[q]` to `ends[q + 1]`.
     """
     accumulators = np.zeros(partition, np.int32)
     heap = np.zeros(numbers_QK.shape[1], np.int64)
     for query in range(len(ends) - 1):
         first, last = ends[query], ends[query + 1]
-        points_TC, unit = _fixed_points(weights[first:last], impact_C)
+        points_TC, unit = _fixed_points(weights[first:last], counts[first:last], impact_C)
         at = begins[first:last].copy()
         found = 0
         for base in range(0, count, partition):
@@ -148,18 +191,20 @@ def _search(
 
 
 @nb.njit(cache=True, nogil=True)
-def _fixed_points(weights: NDArray[np.float64], impact_C: NDArray[np.float64]) -> tuple[NDArray[np.int32], float]:
+def _fixed_points(
+    weights: NDArray[np.float64], counts: NDArray[np.int64], impact_C: NDArray[np.float64]
+) -> tuple[NDArray[np.int32], float]:
     """What each term adds for each code (int32, at least 1: a passage that shares a term is a hit), and the unit.
 
     Units grow by powers of two where a query is so long that its scores could not be held in 31 bits.
     """
     unit = 2.0**-FRACTION_BITS
-    while unit < 1 and weights.sum() / unit + len(weights) >= _HIGHEST:
+    while unit < 1 and (weights * counts).sum() / unit + counts.sum() >= _HIGHEST:
         unit *= 2
     points_TC = np.empty((len(weights), len(impact_C)), np.int32)
     for term in range(len(weights)):
         for code in range(len(impact_C)):
-            points_TC[term, code] = max(1, np.rint(weights[term] * impact_C[code] / unit))
+            points_TC[term, code] = max(1, np.rint(weights[term] * impact_C[code] / unit)) * counts[term]
     return points_TC, unit
 
 

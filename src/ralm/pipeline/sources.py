@@ -1,45 +1,17 @@
-"""Where the stages meet, over one table: plan, retrieve, choose, read.
-
-    text --> prepare_text --> a PassageSource: hits of each stride --> read, or read_oracle --> ScoredTokens
-
-Each step takes a table with a row per stride and gives one; none knows how another did its work.
-"""
+"""Where the passages of a text come from: a retriever that is asked stride by stride, or a file of what was found."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import RetrievalFileError
-from ralm.protocols import LanguageModel, Retriever, Tokenizer
-from ralm.reading.in_context import Documents, rows_with_targets, stride_request
-from ralm.reading.plan import Plan, PlanOptions, make_plan
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, ScoredTokens
-from ralm.reranking.likelihood import likeliest
+from ralm.pipeline.texts import PreparedText
+from ralm.protocols import Retriever, Tokenizer
+from ralm.records import NO_PASSAGE, Hits, Passages
 from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, hits_and_passages
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PreparedText:
-    """A text as the stages see it: its tokens (int64, N) and the plan made from them."""
-
-    text: str
-    tokens: IntArray
-    plan: Plan
-
-
-def prepare_text(
-    text: str, tokenizer: Tokenizer, options: PlanOptions, *, limit_tokens: int | None = None
-) -> PreparedText:
-    """Tokenise a text and plan it; with `limit_tokens`, its beginning alone."""
-    tokens = tokenizer.encode(text)
-    if limit_tokens is not None and limit_tokens < len(tokens):
-        tokens = tokens[:limit_tokens]
-        text = tokenizer.decode(tokens)
-    return PreparedText(text=text, tokens=tokens, plan=make_plan(len(tokens), options))
 
 
 class PassageSource(Protocol):
@@ -76,7 +48,7 @@ class FromFile:
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
         """Take them from the file; RetrievalFileError where it was made for something else."""
         hits, passages = hits_of_file(prepared, tokenizer, self.strides)
-        return Hits(numbers_QK=hits.numbers_QK[:, :k], scores_QK=hits.scores_QK[:, :k]), passages
+        return hits.first(k), passages
 
 
 def stride_queries(prepared: PreparedText, tokenizer: Tokenizer) -> list[str]:
@@ -97,41 +69,6 @@ def retrieve(prepared: PreparedText, tokenizer: Tokenizer, retriever: Retriever,
     scores_QK = np.zeros((len(queries), k), dtype=np.float32)
     numbers_QK[rows], scores_QK[rows] = found.numbers_QK, found.scores_QK
     return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
-
-
-def read(
-    prepared: PreparedText, model: LanguageModel, chosen_R: IntArray | None = None, passages: Passages = ()
-) -> ScoredTokens:
-    """Score every target, each row read with the passage chosen for it; without `chosen_R`, with none."""
-    plan = prepared.plan
-    if chosen_R is None:
-        chosen_R = np.full(len(plan), NO_PASSAGE, dtype=np.int64)
-    documents = Documents(passages, model.tokenizer, plan.options.document_tokens)
-    requests = [
-        stride_request(prepared.tokens, plan, row, documents[int(chosen_R[row])]) for row in rows_with_targets(plan)
-    ]
-    return _scored_tokens(prepared, chosen_R, model.log_probs(requests))
-
-
-def read_oracle(prepared: PreparedText, model: LanguageModel, hits: Hits, passages: Passages) -> ScoredTokens:
-    """Score every target read with the one of its row's candidates under which it is likeliest (Figure 7)."""
-    documents = Documents(passages, model.tokenizer, prepared.plan.options.document_tokens)
-    rows = rows_with_targets(prepared.plan)
-    candidates = [_candidates(hits, row) for row in rows]
-    requests = [
-        stride_request(prepared.tokens, prepared.plan, row, documents[number])
-        for row, numbers in zip(rows, candidates, strict=True)
-        for number in numbers
-    ]
-    log_probs = iter(model.log_probs(requests))
-    chosen_R = np.full(len(prepared.plan), NO_PASSAGE, dtype=np.int64)
-    best: list[FloatArray] = []
-    for row, numbers in zip(rows, candidates, strict=True):
-        of_candidates = list(islice(log_probs, len(numbers)))
-        winner = likeliest(of_candidates)
-        chosen_R[row] = numbers[winner]
-        best.append(of_candidates[winner])
-    return _scored_tokens(prepared, chosen_R, best)
 
 
 def retrieved_strides(
@@ -182,22 +119,3 @@ def hits_of_file(
     hits, passages = hits_and_passages(strides)
     hits.numbers_QK[~plan.retrieves_R] = NO_PASSAGE
     return hits, passages
-
-
-def _candidates(hits: Hits, row: int) -> list[int]:
-    """The passages of a row, or `NO_PASSAGE` alone where nothing was found."""
-    return [number for number, _ in hits.of(row)] or [NO_PASSAGE]
-
-
-def _scored_tokens(prepared: PreparedText, chosen_R: IntArray, log_probs: Sequence[FloatArray]) -> ScoredTokens:
-    """Line up the log-probabilities of the rows that have targets with the tokens they belong to."""
-    plan = prepared.plan
-    rows = np.array(rows_with_targets(plan), dtype=np.int64)
-    counts = plan.end_R[rows] - plan.target_begin_R[rows]
-    positions_T = np.arange(plan.target_begin_R[rows[0]], plan.end_R[rows[-1]], dtype=np.int64)
-    return ScoredTokens(
-        positions_T=positions_T,
-        tokens_T=prepared.tokens[positions_T],
-        log_probs_T=np.concatenate(log_probs).astype(np.float32, copy=False),
-        passages_T=np.repeat(chosen_R[rows], counts),
-    )

@@ -1,0 +1,106 @@
+"""What scoring needs in memory, against what docs/scoring.md predicts.
+
+    python -m benchmarks.scoring_memory
+
+Each line is a process of its own on a CPU: a model with random weights scores a text of 1,024 tokens, all its tokens or
+the last 4, and the peak resident memory is compared with the prediction: what the process had before it loaded a model,
+the weights, and the larger of the workspace of one pass and, where weights are converted, their file.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
+
+from ralm.demo.builtin import load_language_model
+from ralm.lm.local import Dtype, ModelOptions
+from ralm.lm.replica import LOGITS_A_BATCH, LOGITS_A_CHUNK
+from ralm.records import Request
+
+LENGTH = 1024
+SHAPES = {
+    "gpt2": {},
+    "gpt2-medium": {"n_layer": 24, "n_embd": 1024, "n_head": 16},
+    "large vocabulary": {"n_layer": 4, "vocab_size": 250_000},
+}
+
+
+def workspace(config: PreTrainedConfig, length: int, positions: int, bytes_a_number: int) -> int:
+    """Bytes that one pass needs at once (docs/scoring.md).
+
+    The widest point of a layer, before and after its activation, with the residual stream and its copies beside it; and
+    logits of a pass in the model's format, with one chunk of them twice in float32.
+    """
+    layer = length * (2 * 4 * config.hidden_size + 4 * config.hidden_size) * bytes_a_number
+    logits = min(positions * config.vocab_size, LOGITS_A_BATCH["cpu"])
+    chunk = min(logits, LOGITS_A_CHUNK)
+    return int(layer + logits * bytes_a_number + 2 * chunk * 4)
+
+
+def measure(folder: str, dtype: Dtype, targets: int) -> dict[str, float]:
+    """Score in this process; memory in MiB."""
+    load_language_model("ralm-tiny").log_probs([_request(targets, 4096)])  # libraries set themselves up
+    start = _peak()
+    model = load_language_model(folder, ModelOptions(dtype=dtype, device="cpu"))
+    config, size = model.model.config, model.model.dtype.itemsize
+    weights = sum(parameter.numel() for parameter in model.model.parameters()) * size
+    model.log_probs([_request(targets, config.vocab_size)])
+    files = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
+    loading = files if dtype != "float32" else 0  # what is converted lies in memory twice
+    predicted = start + (weights + max(loading, workspace(config, LENGTH, targets, size))) / 2**20
+    return {"start": start, "predicted": predicted, "measured": _peak()}
+
+
+def _peak() -> float:
+    """Of this process alone (Linux); what `resource` tells begins with the parent's."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def _request(targets: int, vocabulary: int) -> Request:
+    tokens = np.random.default_rng(0).integers(vocabulary, size=LENGTH)
+    begin = max(1, LENGTH - targets)
+    return Request(document=tokens[:0], context=tokens[:begin], targets=tokens[begin:])
+
+
+def main() -> None:
+    print("model             dtype     targets  start MiB  predicted MiB  measured MiB  measured / predicted")
+    for name, shape in SHAPES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            torch.manual_seed(0)
+            AutoModelForCausalLM.from_config(GPT2Config(**shape)).save_pretrained(folder)
+            tokenizer = Path(load_language_model("ralm-tiny").model.name_or_path)
+            for file in ("tokenizer.json", "tokenizer_config.json"):
+                (Path(folder) / file).write_bytes((tokenizer / file).read_bytes())
+            for dtype in ("float32", "bfloat16"):
+                for targets in (4, LENGTH - 1):
+                    command = [
+                        sys.executable,
+                        "-m",
+                        "benchmarks.scoring_memory",
+                        "--measure",
+                        folder,
+                        dtype,
+                        str(targets),
+                    ]
+                    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+                    row = json.loads(out)
+                    print(
+                        f"{name:16}  {dtype:8}  {targets:7,}  {row['start']:9,.0f}  {row['predicted']:13,.0f}  "
+                        f"{row['measured']:12,.0f}  {row['measured'] / row['predicted']:20.2f}",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--measure"]:
+        folder, dtype, targets = sys.argv[2:]
+        print(json.dumps(measure(folder, cast("Dtype", dtype), int(targets))))
+    else:
+        main()

@@ -1,0 +1,90 @@
+"""A run that is under way: what it has scored lies beside its folder, so that it can be killed and go on.
+
+`RUN.unfinished/` holds the configuration that the run was begun with, and for each model a journal of what it scored.
+"""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pydantic import JsonValue
+
+from ralm.errors import FolderExistsError, UsageError
+from ralm.evaluation.run import to_json
+from ralm.folders import replaced_file, storage_errors
+
+CONFIG: Final = "config.json"
+JOURNAL: Final = ".journal"
+_LOCK: Final = "lock"
+
+
+@contextmanager
+def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
+    """Yield the folder beside `out` in which the run keeps what it has done, an older one if its settings are these.
+
+    It is removed when the block ends well or has done nothing, and stays otherwise. Raises UsageError where a run with
+    other settings was begun there and `force` does not say to begin anew, FolderExistsError where another process is at
+    it.
+    """
+    folder = out.with_name(f"{out.name}.unfinished")
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / _LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FolderExistsError(
+                    f"another process is writing {out}; wait for it or choose another --out."
+                ) from None
+            _begin_or_go_on(folder, config, force)
+            try:
+                yield folder
+            except BaseException:
+                if not any(file.stat().st_size for file in folder.glob(f"*{JOURNAL}")):
+                    shutil.rmtree(folder)
+                raise
+            shutil.rmtree(folder)
+
+
+def _begin_or_go_on(folder: Path, config: dict[str, JsonValue], force: bool) -> None:
+    """Check that a run begun before has these settings, or write them down."""
+    wanted = to_json(config, indent=2)
+    path = folder / CONFIG
+    if path.exists():
+        begun = path.read_text(encoding="utf-8")
+        if begun == wanted:
+            return
+        if not force:
+            raise UsageError(
+                f"{folder} is a run begun with other settings ({_difference(begun, wanted)}): give those again to go "
+                "on with it, or --force to begin anew."
+            )
+    for older in folder.iterdir():
+        if older.name != _LOCK:
+            older.unlink()
+    with replaced_file(path) as stream:
+        stream.write(wanted)
+
+
+def _difference(begun: str, wanted: str) -> str:
+    """The first setting that differs, by its name and both values."""
+    try:
+        before = _flat(json.loads(begun))
+    except ValueError:
+        return f"{CONFIG} is damaged"
+    now = _flat(json.loads(wanted))
+    name = next(name for name in (*before, *now) if before.get(name) != now.get(name))
+    return f"{name} {before.get(name)} there, {now.get(name)} here"
+
+
+def _flat(value: JsonValue, name: str = "") -> dict[str, JsonValue]:
+    """Nested settings by their dotted names."""
+    if not isinstance(value, dict):
+        return {name: value}
+    return {
+        key: item for part, inner in value.items() for key, item in _flat(inner, f"{name}.{part}".strip(".")).items()
+    }

@@ -1,0 +1,143 @@
+"""One copy of a model on one device: passes in, log-probabilities out, in batches that fit into its memory.
+
+- Logits are computed at target positions alone (`ralm.lm.head`), and never more of them at once than fit.
+- Sequences are padded on the right: with a causal model nothing to the left can change, whatever the family does with
+  positions.
+- A device that runs out of memory gets half as much at a time from then on.
+- A GPU works on a batch while the next is prepared, and while the results of the one before are fetched.
+
+Works on token ids; knows nothing of requests.
+Shapes: B sequences of a batch, N tokens, P positions whose next token is a target, C positions of a chunk,
+V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from ralm.errors import ModelError
+from ralm.lm.head import ChosenLogits, sent
+from ralm.records import FloatArray, IntArray
+
+TOKENS_A_BATCH: Final = {"cpu": 1, "cuda": 65_536}
+"""Tokens of a batch, padding included. On a CPU a sequence at a time: batching adds nothing but padding there."""
+LOGITS_A_BATCH: Final = {"cpu": 1 << 26, "cuda": 1 << 29}
+"""Logits of one forward pass, held in the model's number format (256 MiB in float32, 1 GiB in bfloat16)."""
+LOGITS_A_CHUNK: Final = 1 << 23
+"""Logits that are turned into float32 log-probabilities at once (32 MiB)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """Tokens (int64, N) to read, those of its positions that are scored in this pass, and where the results go."""
+
+    tokens_N: IntArray
+    positions_P: IntArray
+    log_probs_P: FloatArray
+
+    def __len__(self) -> int:
+        """The tokens that the model reads: all but the last, after which nothing is scored."""
+        return len(self.tokens_N) - 1
+
+    def halves(self) -> list["Pass"]:
+        """Two passes over the same tokens, with half of the positions each."""
+        middle = len(self.positions_P) // 2
+        parts = (slice(None, middle), slice(middle, None))
+        return [Pass(self.tokens_N, self.positions_P[part], self.log_probs_P[part]) for part in parts]
+
+
+class Reading:
+    """A batch that the device is working on; `finish` waits for it and stores the results in its passes."""
+
+    def __init__(self, batch: Sequence[Pass], logits: ChosenLogits, parts: Sequence[torch.Tensor]) -> None:
+        self._batch = batch
+        self._logits = logits
+        self._parts = parts
+
+    def finish(self) -> None:
+        """Store the log-probabilities; ModelError where they are no numbers."""
+        log_probs_P = torch.cat([part.cpu() for part in self._parts])
+        self._logits.check_numbers(log_probs_P)
+        found, begin = log_probs_P.numpy(), 0
+        for one in self._batch:
+            one.log_probs_P[:] = found[begin : (begin := begin + len(one.positions_P))]
+
+
+class Replica:
+    """A copy of a model that remembers how much its device could take at once."""
+
+    def __init__(self, logits: ChosenLogits) -> None:
+        kind = logits.device.type
+        self.logits = logits
+        self._tokens = TOKENS_A_BATCH.get(kind, TOKENS_A_BATCH["cpu"])
+        self._positions = max(1, LOGITS_A_BATCH.get(kind, LOGITS_A_BATCH["cpu"]) // logits.vocabulary)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device goes on by itself while this machine does something else."""
+        return self.logits.device.type == "cuda"
+
+    def fits(self, batch: Sequence[Pass], one: Pass) -> bool:
+        """Whether a pass, no longer than the batch's first, may be read together with the batch."""
+        padded = (len(batch) + 1) * len(batch[0])
+        positions = sum(len(other.positions_P) for other in batch) + len(one.positions_P)
+        return padded <= self._tokens and positions <= self._positions
+
+    def start(self, batch: Sequence[Pass]) -> list[Reading]:
+        """Have the device read a batch, the longest pass first, in smaller parts where it is too much.
+
+        Raises ModelError where one sequence alone is too much.
+        """
+        if len(batch) == 1 and len(batch[0].positions_P) > self._positions:
+            return [reading for half in batch[0].halves() for reading in self.start([half])]
+        try:
+            return [Reading(batch, self.logits, self._log_probs(batch))]
+        except torch.OutOfMemoryError:
+            pass  # and leave the handler, so that the failed pass's memory can go
+        readings = []
+        for part in self._after_running_out(batch):
+            readings += self.start(part)
+        return readings
+
+    def _after_running_out(self, batch: Sequence[Pass]) -> list[Sequence[Pass]]:
+        """The batch in two, after halving what is read at once from now on."""
+        if self.logits.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            self._tokens = min(self._tokens, middle * len(batch[0]))
+            return [batch[:middle], batch[middle:]]
+        if len(batch[0].positions_P) > 1:
+            self._positions = max(1, len(batch[0].positions_P) // 2)
+            return [[half] for half in batch[0].halves()]
+        raise ModelError(
+            f"{self.logits.name} runs out of memory on {self.logits.device} with one sequence of {len(batch[0])} "
+            "tokens: lower --max-length, use --dtype bfloat16, or spread the model with --device map."
+        )
+
+    @torch.inference_mode()
+    def _log_probs(self, batch: Sequence[Pass]) -> list[torch.Tensor]:
+        """The log-probability (float32, C) of the token after each position of each pass, from one forward pass."""
+        input_BN = torch.zeros((len(batch), max(len(one) for one in batch)), dtype=torch.long)
+        for ids_N, one in zip(input_BN, batch, strict=True):
+            ids_N[: len(one)] = torch.from_numpy(one.tokens_N[:-1])
+        row_P = np.repeat(np.arange(len(batch)), [len(one.positions_P) for one in batch])
+        position_P = np.concatenate([one.positions_P for one in batch])
+        target_P = np.concatenate([one.tokens_N[one.positions_P + 1] for one in batch])
+        rows, positions, targets = (torch.from_numpy(index) for index in (row_P, position_P, target_P))
+        logits_PV, _ = self.logits(input_BN, rows, positions, use_cache=False)
+        return _chunks_of_log_probs(logits_PV, targets)
+
+
+def _chunks_of_log_probs(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torch.Tensor]:
+    """The log-softmax (float32) at the targets, a chunk of positions at a time."""
+    targets_P1 = sent(targets_P, logits_PV.device)[:, None]
+    rows = max(1, LOGITS_A_CHUNK // logits_PV.shape[1])
+    chunks = []
+    for first in range(0, len(targets_P), rows):
+        logits_CV = logits_PV[first : first + rows].float()
+        chunks.append(logits_CV.gather(-1, targets_P1[first : first + rows])[:, 0] - logits_CV.logsumexp(-1))
+    return chunks

@@ -1,0 +1,73 @@
+"""Reading a prepared text with an ensemble: every document alone, and the average of what they predict (REPLUG)."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ralm.pipeline.readers import candidates_of, read_best, scored_tokens
+from ralm.pipeline.texts import PreparedText
+from ralm.protocols import LanguageModel
+from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture, posterior
+from ralm.reading.in_context import Documents, rows_with_targets, stride_request
+from ralm.records import NO_PASSAGE, FloatArray, Hits, Passages, Provenance, ScoredTokens
+from ralm.reranking.options import RerankOptions
+
+
+def read_hits(
+    prepared: PreparedText,
+    model: LanguageModel,
+    hits: Hits,
+    passages: Passages,
+    reader: RerankOptions | EnsembleOptions,
+    ranker: LanguageModel | None = None,
+) -> ScoredTokens:
+    """Score every target with the hits of its row: with the one that a reranker chooses, or with an ensemble."""
+    if isinstance(reader, EnsembleOptions):
+        return read_ensemble(prepared, model, hits, passages, reader)
+    return read_best(prepared, model, hits, passages, reader, ranker)
+
+
+def read_ensemble(
+    prepared: PreparedText, model: LanguageModel, hits: Hits, passages: Passages, options: EnsembleOptions
+) -> ScoredTokens:
+    """Score every target with the documents of its row, each read alone (REPLUG, Eq. 2).
+
+    The passage of a target is the one that gave most of its probability. A row without hits is read without a document.
+    """
+    plan = prepared.plan
+    hits = hits.first(options.documents)
+    log_weights_QK = document_log_weights(hits, options)
+    documents = Documents(passages, model.tokenizer, plan.options.document_tokens)
+    rows = rows_with_targets(plan)
+    requests = [
+        stride_request(prepared.tokens, plan, row, documents[number])
+        for row in rows
+        for number in candidates_of(hits, row)
+    ]
+    scored = iter(model.log_probs(requests))
+    log_probs: list[FloatArray] = []
+    sources = []
+    for row in rows:
+        numbers = np.array(candidates_of(hits, row), dtype=np.int64)
+        log_probs_KT = np.stack([next(scored) for _ in numbers])
+        log_weights_K = log_weights_QK[row, : len(numbers)]
+        log_probs.append(mixture(log_probs_KT, log_weights_K))
+        sources.append((numbers, posterior(log_probs_KT, log_weights_K)))
+    provenance = _provenance(sources, options.documents)
+    most_T = provenance.posteriors_TK.argmax(axis=1)
+    passages_T = provenance.passages_TK[np.arange(len(most_T)), most_T]
+    return replace(scored_tokens(prepared, log_probs, passages_T), provenance=provenance)
+
+
+def _provenance(sources: list[tuple[np.ndarray, FloatArray]], documents: int) -> Provenance:
+    """The passages and posteriors of all rows, one below the other."""
+    targets = sum(len(posteriors_TK) for _, posteriors_TK in sources)
+    passages_TK = np.full((targets, documents), NO_PASSAGE, dtype=np.int64)
+    all_posteriors_TK = np.zeros((targets, documents), dtype=np.float32)
+    begin = 0
+    for numbers, posteriors_TK in sources:
+        end, count = begin + len(posteriors_TK), len(numbers)
+        passages_TK[begin:end, :count] = numbers
+        all_posteriors_TK[begin:end, :count] = posteriors_TK
+        begin = end
+    return Provenance(passages_TK=passages_TK, posteriors_TK=all_posteriors_TK)

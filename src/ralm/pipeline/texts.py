@@ -1,0 +1,35 @@
+"""A text as the stages see it: cut into tokens, and planned."""
+
+from dataclasses import dataclass
+
+from ralm.protocols import Tokenizer
+from ralm.reading.plan import Plan, PlanOptions, make_plan
+from ralm.records import IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedText:
+    """A text, its tokens (int64, N), the first and one past the last character of each (int64, N x 2), and its plan."""
+
+    text: str
+    tokens: IntArray
+    spans_N2: IntArray
+    plan: Plan
+
+    def characters_before(self, row: int) -> int:
+        """How many characters of the text the prefix of a row holds, each of them whole."""
+        begin = int(self.plan.begin_R[row])
+        if begin == 0:
+            return 0
+        return min(int(self.spans_N2[begin - 1, 1]), int(self.spans_N2[begin, 0]))
+
+
+def prepare_text(
+    text: str, tokenizer: Tokenizer, options: PlanOptions, *, limit_tokens: int | None = None
+) -> PreparedText:
+    """Tokenise a text and plan it; with `limit_tokens`, its beginning alone."""
+    tokens, spans_N2 = tokenizer.encode_with_spans(text)
+    if limit_tokens is not None and limit_tokens < len(tokens):
+        tokens, spans_N2 = tokens[:limit_tokens], spans_N2[:limit_tokens]
+        text = text[: int(spans_N2[-1, 1])]
+    return PreparedText(text=text, tokens=tokens, spans_N2=spans_N2, plan=make_plan(len(tokens), options))

@@ -1,0 +1,80 @@
+"""Ensembles over documents: each is read alone, and the distributions are averaged (REPLUG, section 3.2, Eq. 2).
+
+    p(y | x) = sum over d of  lambda_d  p(y | [d; x]),     lambda = softmax of the similarities
+
+Works on log-probabilities; knows nothing of how they were scored. All sums are taken in log space, in float64.
+Letters of shapes: Q rows of a plan, K documents of a row, T targets.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralm.errors import UsageError
+from ralm.records import NO_PASSAGE, FloatArray, Hits
+
+Weights = Literal["similarity", "uniform"]
+DoubleArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleOptions:
+    """An ensemble of the first `documents` hits of a row, with REPLUG's 10 as default.
+
+    `weights`: softmax(similarity / `temperature`), with temperature 1 as in the paper, or the same for every document.
+
+    Raises UsageError where the values make no ensemble.
+    """
+
+    documents: int = 10
+    weights: Weights = "similarity"
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.documents < 1:
+            raise UsageError(f"--documents must be at least 1, not {self.documents}.")
+        if self.weights not in get_args(Weights):
+            raise UsageError(f"--weights must be one of {', '.join(get_args(Weights))}, not {self.weights!r}.")
+        if not self.temperature > 0:
+            raise UsageError(f"--weights-temperature must be above 0, not {self.temperature}.")
+
+    @property
+    def hits(self) -> int:
+        """How many passages must be retrieved for a row."""
+        return self.documents
+
+
+def document_log_weights(hits: Hits, options: EnsembleOptions) -> DoubleArray:
+    """The logarithm of the weight (float64, Q x K) of each hit; minus infinity where there is none.
+
+    The weights of a row sum to 1; a row without hits has all its weight in its first place, where no passage stands.
+    """
+    found_QK = hits.numbers_QK != NO_PASSAGE
+    similarity_QK = hits.scores_QK.astype(np.float64) / options.temperature
+    if options.weights == "uniform":
+        similarity_QK = np.zeros_like(similarity_QK)
+    similarity_QK = np.where(found_QK, similarity_QK, -np.inf)
+    similarity_QK[~found_QK.any(axis=1), 0] = 0.0
+    return similarity_QK - log_sum_exp(similarity_QK)[:, None]
+
+
+def mixture(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArray:
+    """The log-probability (float32, T) of each target under the weighted average of the documents' distributions."""
+    return log_sum_exp((log_probs_KT.astype(np.float64) + log_weights_K[:, None]).T).astype(np.float32)
+
+
+def posterior(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArray:
+    """How much of each target's probability (float32, T x K) came from each document: every row sums to 1.
+
+    lambda_d p(y | [d; x]) / sum over d' of lambda_d' p(y | [d'; x])
+    """
+    joint_TK = (log_probs_KT.astype(np.float64) + log_weights_K[:, None]).T
+    return np.exp(joint_TK - log_sum_exp(joint_TK)[:, None]).astype(np.float32)
+
+
+def log_sum_exp(values: DoubleArray) -> DoubleArray:
+    """log(sum(exp)) over the last axis, which has at least one finite value in every row."""
+    highest = values.max(axis=-1)
+    return np.asarray(highest + np.log(np.exp(values - highest[..., None]).sum(axis=-1)))

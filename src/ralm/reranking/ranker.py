@@ -1,0 +1,46 @@
+"""A text as a ranking model reads it, which may cut it into other tokens than the reading model does (Table 3).
+
+The whole text is cut into tokens once, so that the requests of neighbouring rows are prefixes of each other and share
+their passes. The prefix of a row is all tokens that lie within its characters.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from ralm.protocols import Tokenizer
+from ralm.records import IntArray, Request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankedText:
+    """A text in a ranking model's tokens (int64, N) with the character where each ends (int64, N).
+
+    The model reads at most `max_length` tokens; the beginning of what it reads advances `advance` tokens at a time.
+    """
+
+    tokens: IntArray
+    ends_N: IntArray
+    max_length: int
+    advance: int
+
+    @classmethod
+    def of(cls, text: str, tokenizer: Tokenizer, max_length: int, advance: int) -> Self:
+        """Cut a text into tokens."""
+        tokens, spans_N2 = tokenizer.encode_with_spans(text)
+        return cls(tokens, np.maximum.accumulate(spans_N2[:, 1]), max_length, advance)
+
+    def tokens_within(self, characters: int) -> int:
+        """How many tokens lie wholly within the first characters."""
+        return int(np.searchsorted(self.ends_N, characters, side="right"))
+
+    def request(self, end: int, document: IntArray, rank_tokens: int) -> Request:
+        """Score the last `rank_tokens` of the first `end` tokens (at least two) behind a document.
+
+        The first token of the text is never a target: without a document there would be nothing before it.
+        """
+        block_end = -(-end // self.advance) * self.advance
+        begin = max(end - rank_tokens, 1)
+        context_begin = max(0, block_end + len(document) - self.max_length)
+        return Request(document=document, context=self.tokens[context_begin:begin], targets=self.tokens[begin:end])

@@ -1,0 +1,129 @@
+"""The journal: what was scored is not scored again, whatever happened to the file's end."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ralm.errors import StorageError
+from ralm.lm import replica
+from ralm.lm.journal import Journal, request_key
+from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.records import FloatArray, Request
+
+
+@pytest.fixture(scope="module")
+def model(tiny_folders: dict[str, Path]) -> LocalLanguageModel:
+    return load_language_model(str(tiny_folders["gpt2"]))
+
+
+def requests() -> list[Request]:
+    text = np.arange(60, dtype=np.int64) % 11
+    documents = [text[:0], text[3:9], text[20:25]]
+    return [
+        Request(document=documents[begin % 3], context=text[:begin], targets=text[begin : begin + 4])
+        for begin in range(4, 56, 4)
+    ]
+
+
+class KilledError(Exception):
+    pass
+
+
+def test_a_killed_run_goes_on_where_it_was(
+    tmp_path: Path, model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = model.log_probs(requests())
+    passes = 0
+    forward = model.logits.model.forward
+
+    def dies(*inputs: object, **options: object) -> object:
+        nonlocal passes
+        passes += 1
+        if passes == 2:
+            raise KilledError
+        return forward(*inputs, **options)
+
+    try:
+        with Journal(tmp_path / "journal") as model.journal, monkeypatch.context() as patch:
+            patch.setattr(model.logits.model, "forward", dies)
+            with pytest.raises(KilledError):
+                model.log_probs(requests())
+        assert passes == 2
+        with Journal(tmp_path / "journal") as model.journal, monkeypatch.context() as patch:
+            patch.setattr(model.logits.model, "forward", dies)
+            again = model.log_probs(requests())
+            assert 0 < model.journal.reused < len(requests())
+            assert passes == 4, "one of the three passes was done before; the second is done now, and the third"
+        with Journal(tmp_path / "journal") as model.journal, monkeypatch.context() as patch:
+            patch.setattr(model.logits.model, "forward", dies)
+            once_more = model.log_probs(requests())
+            assert model.journal.reused == len(requests())
+            assert passes == 4
+    finally:
+        model.journal = None
+    for expected, *others in zip(whole, again, once_more, strict=True):
+        for other in others:
+            np.testing.assert_array_equal(other, expected)
+
+
+def scored(numbers: list[float]) -> FloatArray:
+    return np.array(numbers, dtype=np.float32)
+
+
+@pytest.mark.parametrize("cut", range(1, 45, 4))
+def test_a_half_written_end_is_cut_off(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "journal"
+    first, second, third = (request_key(request) for request in requests()[:3])
+    with Journal(path) as journal:
+        journal.add([(first, scored([-1.5, -2.0]))])
+        kept = path.stat().st_size
+        journal.add([(second, scored([-3.0, -0.25, -4.0, -5.0]))])
+    content = path.read_bytes()
+    path.write_bytes(content[: max(kept, len(content) - cut)])
+    with Journal(path) as journal:
+        np.testing.assert_array_equal(journal.get(first), scored([-1.5, -2.0]))
+        assert journal.get(second) is None
+        journal.add([(third, scored([-6.0]))])
+    with Journal(path) as journal:
+        np.testing.assert_array_equal(journal.get(third), scored([-6.0]))
+        assert journal.reused == 1
+
+
+def test_an_altered_record_ends_the_journal(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    key = request_key(requests()[0])
+    with Journal(path) as journal:
+        journal.add([(key, scored([-1.5]))])
+    content = bytearray(path.read_bytes())
+    content[-6] ^= 1
+    path.write_bytes(content)
+    with Journal(path) as journal:
+        assert journal.get(key) is None
+
+
+def test_requests_are_known_by_tokens_and_targets() -> None:
+    text = np.arange(9, dtype=np.int64)
+    keys = {
+        request_key(Request(document=text[:d], context=text[d:c], targets=text[c:])) for d in range(3) for c in (4, 5)
+    }
+    assert len(keys) == 2, "where the document ends makes no difference, where the targets begin does"
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuses)
+    with pytest.raises(StorageError, match="cannot be written"):
+        Journal(tmp_path / "journal")
+
+
+def test_two_copies_share_the_work(tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    from ralm.lm.local import ModelOptions
+
+    one = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu"))
+    two = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu,cpu"))
+    monkeypatch.setattr(replica, "TOKENS_A_BATCH", {"cpu": 1})
+    for expected, found in zip(one.log_probs(requests()), two.log_probs(requests()), strict=True):
+        np.testing.assert_array_equal(found, expected)

@@ -1,0 +1,137 @@
+"""Ensembles against the plain loop for every family, and what must hold of any of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ralm.errors import UsageError
+from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.pipeline import PreparedText, prepare_text, read, read_ensemble
+from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture, posterior
+from ralm.reading.in_context import Documents, stride_request
+from ralm.reading.plan import PlanOptions, Semantics
+from ralm.records import NO_PASSAGE, Hits
+from tests.fakes import passages_of
+from tests.reference import ensemble
+from tests.tiny_models import FAMILIES
+
+TEXT = "How a passage is read decides what it is worth; so every token counts, and none twice: but which one is it?"
+PASSAGES = passages_of("a passage that is much longer than the cut of ten tokens", "short", "", "token counts", "What")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
+    return load_language_model(str(tiny_folders[request.param]))
+
+
+def some_hits(prepared: PreparedText, k: int) -> Hits:
+    """Hits that differ from row to row in passages, number and similarity; none for every sixth row."""
+    rows = np.arange(len(prepared.plan))[:, None]
+    numbers_QK = (rows + np.arange(k)) % len(PASSAGES)
+    numbers_QK[3::6, 2:] = NO_PASSAGE
+    numbers_QK[5::6] = NO_PASSAGE
+    numbers_QK[~prepared.plan.retrieves_R] = NO_PASSAGE
+    scores_QK = np.sin(np.arange(numbers_QK.size)).reshape(numbers_QK.shape)
+    scores_QK[numbers_QK == NO_PASSAGE] = 0
+    return Hits(numbers_QK=numbers_QK.astype(np.int64), scores_QK=scores_QK.astype(np.float32))
+
+
+@pytest.mark.parametrize("semantics", ["paper", "official"])
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_equals_the_plain_loop(model: LocalLanguageModel, semantics: Semantics, temperature: float) -> None:
+    options = PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
+    prepared = prepare_text(TEXT, model.tokenizer, options, limit_tokens=83)
+    hits = some_hits(prepared, 4)
+    scored = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=4, temperature=temperature))
+    provenance = scored.provenance
+    assert provenance is not None
+    documents = Documents(PASSAGES, model.tokenizer, 10)
+    at = 0
+    for row in range(len(prepared.plan)):
+        found = hits.of(row) or [(NO_PASSAGE, 0.0)]
+        requests = [stride_request(prepared.tokens, prepared.plan, row, documents[number]) for number, _ in found]
+        contexts = [[*request.document.tolist(), *request.context.tolist()] for request in requests]
+        targets = requests[0].targets.tolist()
+        lambdas = ensemble.weights([score for _, score in found], temperature)
+        shares = np.array(ensemble.target_probabilities(model.model, contexts, targets, lambdas))
+        of_row = slice(at, at + len(targets))
+        np.testing.assert_allclose(scored.log_probs_T[of_row], np.log(shares.sum(axis=0)), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            provenance.posteriors_TK[of_row, : len(found)].T, shares / shares.sum(axis=0), rtol=1e-3, atol=1e-5
+        )
+        assert provenance.passages_TK[at, : len(found)].tolist() == [number for number, _ in found]
+        at += len(targets)
+    assert at == len(scored)
+
+
+def test_of_one_document_is_in_context_reading(model: LocalLanguageModel) -> None:
+    options = PlanOptions(stride=4, query_tokens=8, document_tokens=10, max_length=32)
+    prepared = prepare_text(TEXT, model.tokenizer, options)
+    hits = some_hits(prepared, 3)
+    scored = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=1))
+    assert scored.provenance is not None
+    plain = read(prepared, model, hits.numbers_QK[:, 0], PASSAGES)
+    np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-6)
+    np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
+    np.testing.assert_array_equal(scored.provenance.posteriors_TK, np.ones((len(scored), 1)))
+
+
+FLOATS = st.floats(-50, 0, width=32)
+
+
+@st.composite
+def ensembles(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    documents, targets = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    row = st.lists(FLOATS, min_size=targets, max_size=targets)
+    log_probs_KT = draw(st.lists(row, min_size=documents, max_size=documents))
+    scores_K = draw(st.lists(FLOATS, min_size=documents, max_size=documents))
+    return np.array(log_probs_KT, dtype=np.float32), np.array(scores_K, dtype=np.float32)
+
+
+@given(ensembles(), st.randoms(use_true_random=False), st.sampled_from(["similarity", "uniform"]))
+def test_weights_and_posteriors_sum_to_1_and_order_makes_no_difference(
+    made: tuple[np.ndarray, np.ndarray], random: object, weights: str
+) -> None:
+    log_probs_KT, scores_K = made
+    count = len(scores_K)
+    hits = Hits(numbers_QK=np.arange(count, dtype=np.int64)[None], scores_QK=scores_K[None])
+    options = EnsembleOptions(documents=count, weights=weights)  # type: ignore[arg-type]
+    log_weights_K = document_log_weights(hits, options)[0]
+    assert np.exp(log_weights_K).sum() == pytest.approx(1)
+    if weights == "uniform":
+        np.testing.assert_allclose(np.exp(log_weights_K), 1 / count)
+    posteriors_TK = posterior(log_probs_KT, log_weights_K)
+    np.testing.assert_allclose(posteriors_TK.sum(axis=1), 1, rtol=1e-5)
+    mixed_T = mixture(log_probs_KT, log_weights_K)
+    assert (mixed_T <= log_probs_KT.max(axis=0) + 1e-5).all()
+    assert (mixed_T >= log_probs_KT.min(axis=0) - 1e-5).all()
+    order = list(range(count))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(mixture(log_probs_KT[order], log_weights_K[order]), mixed_T, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(posterior(log_probs_KT[order], log_weights_K[order]), posteriors_TK[:, order], rtol=1e-5)
+
+
+def test_more_documents_than_hits_and_rows_without() -> None:
+    numbers_QK = np.array([[3, 1, NO_PASSAGE], [NO_PASSAGE] * 3])
+    hits = Hits(numbers_QK=numbers_QK, scores_QK=np.array([[2, 1, 0], [0, 0, 0]], dtype=np.float32))
+    found = np.exp(document_log_weights(hits, EnsembleOptions(documents=10)))
+    e = float(np.e)
+    np.testing.assert_allclose(found, np.array([[e / (1 + e), 1 / (1 + e), 0], [1, 0, 0]]))
+    cold = np.exp(document_log_weights(hits, EnsembleOptions(temperature=0.5)))
+    np.testing.assert_allclose(cold[0, 0] / cold[0, 1], e**2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"documents": 0}, "--documents must be at least 1, not 0"),
+        ({"weights": "best"}, "--weights must be one of similarity, uniform, not 'best'"),
+        ({"temperature": 0.0}, "--weights-temperature must be above 0, not 0.0"),
+    ],
+)
+def test_options_that_make_no_sense(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        EnsembleOptions(**changed)  # type: ignore[arg-type]

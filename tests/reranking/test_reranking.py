@@ -1,0 +1,170 @@
+"""Reranking against the plain loop, for every family; ranking with another model; random and hopeless cases."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ralm.errors import UsageError
+from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.pipeline import PreparedText, prepare_text, read, read_best
+from ralm.reading.in_context import Documents
+from ralm.reading.plan import PlanOptions
+from ralm.records import NO_PASSAGE, Hits
+from ralm.reranking.options import RerankOptions
+from tests.fakes import CountingModel, WordTokenizer, passages_of
+from tests.reference import official, reranking
+from tests.tiny_models import FAMILIES
+
+WINDOW = 48
+TEXT = "How a passage is read decides what it is worth; so every token counts, and none twice: but which one is it?"
+PASSAGES = passages_of("a passage that is much longer than the cut of ten tokens", "short", "", "token counts", "What")
+
+
+def options(**changed: object) -> PlanOptions:
+    values = {"stride": 4, "query_tokens": 8, "document_tokens": 10, "max_length": WINDOW}
+    return PlanOptions(**(values | changed))  # type: ignore[arg-type]
+
+
+def some_hits(prepared: PreparedText, k: int = 3) -> Hits:
+    """Candidates that differ from row to row, fewer than k for some, none for every sixth."""
+    rows = np.arange(len(prepared.plan))[:, None]
+    numbers_QK = (rows + np.arange(k)) % len(PASSAGES)
+    numbers_QK[3::6, 1:] = NO_PASSAGE
+    numbers_QK[5::6] = NO_PASSAGE
+    numbers_QK[~prepared.plan.retrieves_R] = NO_PASSAGE
+    return Hits(numbers_QK=numbers_QK.astype(np.int64), scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
+    return load_language_model(str(tiny_folders[request.param]))
+
+
+@pytest.mark.parametrize("method", ["zero-shot", "oracle"])
+@pytest.mark.parametrize("block", [None, 12])
+def test_the_paper(model: LocalLanguageModel, method: str, block: int | None) -> None:
+    blocked = {} if block is None else {"windows": "blocked", "block": block}
+    prepared = prepare_text(TEXT, model.tokenizer, options(**blocked), limit_tokens=94)
+    hits = some_hits(prepared)
+    rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
+    scored = read_best(prepared, model, hits, PASSAGES, rerank)
+    documents = Documents(PASSAGES, model.tokenizer, 10)
+    chosen_R = hits.numbers_QK[:, 0].copy()
+    for row, (begin, end) in enumerate(zip(prepared.plan.begin_R, prepared.plan.end_R, strict=True)):
+        if candidates := [number for number, _ in hits.of(row)]:
+            must_fit = end if block is None else min((begin // block + 1) * block, 94)
+            best = reranking.chosen(
+                model.model,
+                prepared.tokens.tolist(),
+                [documents[number].tolist() for number in candidates],
+                int(begin),
+                int(end),
+                rank_tokens=6 if method == "zero-shot" else None,
+                max_length=WINDOW,
+                must_fit=int(must_fit),
+            )
+            chosen_R[row] = candidates[best]
+    plain = read(prepared, model, chosen_R, PASSAGES)
+    np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
+    np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["zero-shot", "oracle"])
+def test_the_official_code(model: LocalLanguageModel, method: str) -> None:
+    prepared = prepare_text(TEXT, model.tokenizer, options(semantics="official"), limit_tokens=94)
+    hits = some_hits(prepared)
+    rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
+    scored = read_best(prepared, model, hits, PASSAGES, rerank)
+    documents = Documents(PASSAGES, model.tokenizer, 10)
+    windows = official.evaluate(
+        model.model,
+        prepared.tokens.tolist(),
+        [[documents[number].tolist() for number, _ in hits.of(row)] for row in range(len(hits))],
+        stride=4,
+        max_length=WINDOW,
+        ranking=method,
+        rank_tokens=6,
+    )
+    expected = np.concatenate([window.target_log_probs for window in windows])
+    np.testing.assert_allclose(scored.log_probs_T, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_another_model_ranks_as_the_plain_loop_would(tiny_folders: dict[str, Path]) -> None:
+    reader, ranker = (load_language_model(str(tiny_folders[family])) for family in ("gpt2", "opt"))
+    prepared = prepare_text(TEXT, reader.tokenizer, options(), limit_tokens=94)
+    hits = some_hits(prepared)
+    scored = read_best(prepared, reader, hits, PASSAGES, RerankOptions(method="zero-shot", tokens=6), ranker)
+    documents = Documents(PASSAGES, ranker.tokenizer, 10)
+    tokens = ranker.tokenizer.encode(prepared.text).tolist()
+    chosen_R = hits.numbers_QK[:, 0].copy()
+    for row, begin in enumerate(prepared.plan.begin_R.tolist()):
+        if candidates := [number for number, _ in hits.of(row)]:
+            read_as = [documents[number].tolist() for number in candidates]
+            settings = {"rank_tokens": 6, "max_length": WINDOW, "must_fit": begin}
+            best = reranking.chosen(ranker.model, tokens[:begin], read_as, begin, begin, **settings)
+            chosen_R[row] = candidates[best]
+    plain = read(prepared, reader, chosen_R, PASSAGES)
+    np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
+    np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-4, atol=1e-5)
+
+
+def test_a_ranker_of_other_tokens_sees_whole_words_of_the_prefix_alone(tiny_folders: dict[str, Path]) -> None:
+    """The reader's tokens are bytes, the ranker's words: what it ranks by ends where the last whole word does."""
+    text = "aa bb aa cc dd bb"
+    passages = passages_of("aa aa aa", "bb bb bb", "cc cc cc", "dd dd dd")
+    reader = load_language_model(str(tiny_folders["gpt2"]))
+    prepared = prepare_text(text, reader.tokenizer, options(stride=1))
+    every = np.tile(np.arange(4, dtype=np.int64), (len(prepared.plan), 1))
+    hits = Hits(numbers_QK=every, scores_QK=np.zeros(every.shape, dtype=np.float32))
+    ranker = CountingModel(WordTokenizer(), max_length=WINDOW)
+    rerank = RerankOptions(method="zero-shot", tokens=1)
+    chosen_T = read_best(prepared, reader, hits, passages, rerank, ranker).passages_T
+    last_whole_word = {4: "aa", 5: "bb", 6: "bb", 7: "bb", 8: "aa", 11: "cc", 13: "cc", 14: "dd", 16: "dd"}
+    for position, word in last_whole_word.items():
+        expected = 0 if position == 4 else {"aa": 0, "bb": 1, "cc": 2, "dd": 3}[word]
+        assert chosen_T[position - 1] == expected, position
+
+
+def test_random_is_any_of_the_candidates_and_seeded() -> None:
+    model = CountingModel(WordTokenizer(), max_length=WINDOW)
+    prepared = prepare_text("a b c d e f " * 40, model.tokenizer, options(stride=2))
+    hits = some_hits(prepared)
+
+    def chosen(seed: int) -> list[int]:
+        rerank = RerankOptions(method="random", seed=seed)
+        return list(read_best(prepared, model, hits, PASSAGES, rerank).passages_T)
+
+    assert chosen(0) == chosen(0) != chosen(1)
+    places = {
+        [number for number, _ in hits.of(row)].index(passage)
+        for row, passage in zip((prepared.plan.begin_R[1:] // 2).tolist(), chosen(0)[1::2], strict=True)
+        if hits.of(row)
+    }
+    assert places == {0, 1, 2}
+
+
+def test_tokens_to_rank_by_that_do_not_fit() -> None:
+    model = CountingModel(WordTokenizer(), max_length=20)
+    prepared = prepare_text(TEXT, model.tokenizer, options(max_length=20))
+    rerank = RerankOptions(method="zero-shot", tokens=6)
+    with pytest.raises(
+        UsageError, match="--document-tokens 10 and --rerank-tokens 6 do not fit together into 20 tokens"
+    ):
+        read_best(prepared, model, some_hits(prepared), PASSAGES, rerank)
+    for ranker in (CountingModel(WordTokenizer(), max_length=20), model):
+        with pytest.raises(UsageError, match="do not fit"):
+            read_best(prepared, model, some_hits(prepared), PASSAGES, rerank, ranker)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"method": "best"}, "--rerank must be one of none, zero-shot, oracle, random, not 'best'"),
+        ({"candidates": 0}, "--candidates must be at least 1, not 0"),
+        ({"tokens": 0}, "--rerank-tokens must be at least 1, not 0"),
+    ],
+)
+def test_options_that_make_no_sense(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        RerankOptions(**changed)  # type: ignore[arg-type]

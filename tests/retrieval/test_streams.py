@@ -1,0 +1,118 @@
+"""Stream search against scoring every passage: the same passages, scores and order, whatever the queries do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ralm.records import NO_PASSAGE
+from ralm.retrieval.bm25 import search, stream
+from ralm.retrieval.bm25.arrays import open_arrays
+from ralm.retrieval.bm25.build import Builder
+from ralm.retrieval.bm25.formula import BM25Options
+from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.stream import Stream
+
+
+def indexed(folder: Path, texts: Sequence[str], options: BM25Options | None = None) -> BM25:
+    builder = Builder(folder, options or BM25Options())
+    for text in texts:
+        builder.add(text)
+    builder.finish()
+    return BM25(open_arrays(folder), len(texts), options)
+
+
+def words(seed: int, count: int, vocabulary: int) -> list[str]:
+    """Words as frequent as in a text: few common ones, many rare."""
+    drawn = np.random.default_rng(seed).zipf(1.2, count) % vocabulary
+    return [f"w{word}" for word in drawn.tolist()]
+
+
+def strides(text: Sequence[str], length: int, stride: int) -> list[str]:
+    return [" ".join(text[max(0, end - length) : end]) for end in range(0, len(text), stride)]
+
+
+def answers(bm25: BM25, queries: Sequence[str], k: int, partition: int) -> tuple[np.ndarray, np.ndarray]:
+    """What a stream finds."""
+    terms = [bm25.terms(query.split()) for query in queries]
+    return Stream(bm25.collection, k, partition).search(terms)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 1 << 30),
+    passages=st.sampled_from([1, 2, 63, 64, 65, 300, 700]),
+    vocabulary=st.sampled_from([3, 40, 2000]),
+    length=st.integers(1, 24),
+    stride=st.integers(1, 30),
+    k=st.sampled_from([1, 2, 16, 1000]),
+    partition=st.sampled_from([64, 128, 1 << 18]),
+    k1=st.sampled_from([0.0, 0.9]),
+    batch=st.sampled_from([1, 7, 256]),
+)
+def test_equals_reading_every_posting(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    passages: int,
+    vocabulary: int,
+    length: int,
+    stride: int,
+    k: int,
+    partition: int,
+    k1: float,
+    batch: int,
+) -> None:
+    """Duplicate and unknown terms, empty queries (the first), more hits asked for than there are, equal scores."""
+    text = words(seed, passages * 12, vocabulary)
+    texts = [" ".join(text[i * 12 : (i + 1) * 12 - i % 7]) for i in range(passages)]
+    bm25 = indexed(tmp_path_factory.mktemp("index"), texts, BM25Options(k1=k1))
+    queries = [*strides(words(seed + 1, 150, vocabulary + 5), length, stride), "", "w1 w1 w1 unseen", "w0 w2"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "BATCH", batch)
+        numbers_QK, scores_QK = answers(bm25, queries, k, partition)
+    expected = bm25.retrieve(queries, k)
+    np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
+    np.testing.assert_allclose(scores_QK, expected.scores_QK, rtol=1e-6)
+
+
+def test_the_choice_is_by_size_and_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = words(0, 6000, 500)
+    bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
+    overlapping = strides(words(1, 400, 500), 16, 2)
+    apart = strides(words(1, 4000, 500), 16, 40)
+    used: list[int] = []
+    searched = Stream.search
+
+    def noted(self: Stream, queries: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+        used.append(len(queries))
+        return searched(self, queries)
+
+    monkeypatch.setattr(Stream, "search", noted)
+    plain = bm25.retrieve(overlapping, 5)
+    assert used == [], "too few passages"
+    monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
+    streamed = bm25.retrieve(overlapping, 5)
+    assert sum(used) == len(overlapping)
+    np.testing.assert_array_equal(streamed.numbers_QK, plain.numbers_QK)
+    np.testing.assert_array_equal(streamed.scores_QK, plain.scores_QK)
+    used.clear()
+    bm25.retrieve(apart, 5)
+    bm25.retrieve(overlapping[:20], 5)
+    bm25.retrieve(overlapping, 1000)
+    bm25.retrieve([" ".join(f"w{i}" for i in range(500))] * 100, 5)
+    assert used == [], "no overlap, too few queries, too many hits, too heavy for the bounds"
+
+
+def test_tables_that_grow_too_large_are_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = words(3, 3000, 300)
+    bm25 = indexed(tmp_path, [" ".join(text[i : i + 10]) for i in range(0, 3000, 10)])
+    queries = strides(words(4, 500, 300), 12, 3)
+    expected = bm25.retrieve(queries, 4)
+    monkeypatch.setattr(stream, "_TABLE_NUMBERS", 60 * len(bm25.collection.impact_C))
+    monkeypatch.setattr(stream, "BATCH", 8)
+    numbers_QK, _ = answers(bm25, queries, 4, 64)
+    np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
+    assert (numbers_QK[1:] != NO_PASSAGE).any()
