@@ -35,7 +35,7 @@ SUMMARY: Final = "summary.json"
 
 
 def write_run(
-    out: Path, evaluation: Evaluation, tokenizer: Tokenizer, config: dict[str, JsonValue], *, force: bool
+    out: Path | str, evaluation: Evaluation, tokenizer: Tokenizer, config: dict[str, JsonValue], *, force: bool
 ) -> None:
     """Write a run folder, whole or not at all.
 
@@ -43,7 +43,7 @@ def write_run(
     """
     baseline = None if evaluation.baseline is None else evaluation.baseline.scored
     table = token_table(evaluation.reading.scored, baseline, tokenizer, evaluation.passages)
-    with new_folder(out, force=force) as folder:
+    with new_folder(Path(out), force=force) as folder:
         pq.write_table(table, folder / TOKENS, compression="zstd")
         (folder / SUMMARY).write_text(to_json(evaluation.summary(config), indent=2) + "\n", encoding="utf-8")
         write_manifest(
@@ -118,7 +118,16 @@ def _provenance_columns(provenance: Provenance) -> dict[str, pa.Array]:
 
 def environment() -> dict[str, JsonValue]:
     """What the figures of a run may depend on besides its configuration; null for a package that is not installed."""
-    packages = ("torch", "transformers", "tokenizers", "numpy", "numba", "pyarrow", "sentence-transformers", "faiss-cpu")
+    packages = (
+        "torch",
+        "transformers",
+        "tokenizers",
+        "numpy",
+        "numba",
+        "pyarrow",
+        "sentence-transformers",
+        "faiss-cpu",
+    )
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -118,7 +118,7 @@ class _DenseSettings(BaseModel):
 
 def build_index(
     passages: Iterable[Passage],
-    out: Path,
+    out: Path | str,
     options: BM25Options | None = None,
     *,
     bm25: bool = True,
@@ -141,6 +141,7 @@ def build_index(
     """
     assert bm25 or encoder, "an index that finds nothing"
     options = options or BM25Options()
+    out = Path(out)
     with new_folder(out, force=force) as folder:
         terms = _bm25_builder(folder / _BM25, options, buffered_terms) if bm25 else None
         documents, document, count = 0, None, 0
@@ -177,11 +178,12 @@ def build_index(
     return manifest
 
 
-def open_index(path: Path, options: BM25Options | None = None) -> Index:
+def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
     """Open an index; `options` replace the constants of BM25 that it was built with.
 
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
     """
+    path = Path(path)
     manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
     only_dense = "dense" in manifest.settings and "bm25" not in manifest.settings
     constants = None if only_dense else _built_with(path, manifest)

@@ -44,9 +44,9 @@ class RetrievedStride(BaseModel):
 _FILE = TypeAdapter(list[RetrievedStride])
 
 
-def write_retrieval_file(path: Path, strides: Iterable[RetrievedStride]) -> None:
+def write_retrieval_file(path: Path | str, strides: Iterable[RetrievedStride]) -> None:
     """Write the file whole or not at all; an empty title is left out, as the official code wants it."""
-    with replaced_file(path) as stream:
+    with replaced_file(Path(path)) as stream:
         stream.write("[")
         for i, stride in enumerate(strides):
             row = stride.model_dump()
@@ -55,11 +55,12 @@ def write_retrieval_file(path: Path, strides: Iterable[RetrievedStride]) -> None
         stream.write("\n]\n")
 
 
-def read_retrieval_file(path: Path) -> list[RetrievedStride]:
+def read_retrieval_file(path: Path | str) -> list[RetrievedStride]:
     """The strides of a retrieval file, ours or the official code's.
 
     Raises RetrievalFileError where the file is missing or is no such file.
     """
+    path = Path(path)
     if not path.is_file():
         raise RetrievalFileError(f"{path} is not there; `ralm retrieve` makes such a file.")
     try:
