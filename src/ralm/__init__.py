@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from ralm.records import Document, Hits, Passage, Request, ScoredTokens
     from ralm.retrieval.bm25.formula import BM25Options
     from ralm.retrieval.bm25.search import BM25
+    from ralm.retrieval.cache import CachedRetriever
+    from ralm.retrieval.dense.loading import load_encoder
+    from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
+    from ralm.retrieval.fusion import FusionOptions, Hybrid
     from ralm.retrieval.index import Index, build_index, open_index
     from ralm.retrieval.random import RandomRetriever
     from ralm.retrieval.retrieval_file import read_retrieval_file, write_retrieval_file
@@ -33,14 +37,19 @@ if TYPE_CHECKING:
 _HOME = {
     "BM25": "ralm.retrieval.bm25.search",
     "BM25Options": "ralm.retrieval.bm25.formula",
+    "CachedRetriever": "ralm.retrieval.cache",
     "Decontamination": "ralm.corpus.decontamination",
+    "DenseSearchOptions": "ralm.retrieval.dense.options",
     "Document": "ralm.records",
+    "EncoderOptions": "ralm.retrieval.dense.options",
     "Evaluation": "ralm.evaluation.perplexity",
     "Fields": "ralm.corpus.sources",
     "FromFile": "ralm.pipeline",
     "FromRetriever": "ralm.pipeline",
+    "FusionOptions": "ralm.retrieval.fusion",
     "GenerationOptions": "ralm.reading.generation",
     "Hits": "ralm.records",
+    "Hybrid": "ralm.retrieval.fusion",
     "Index": "ralm.retrieval.index",
     "Measures": "ralm.evaluation.measures",
     "ModelOptions": "ralm.lm.local",
@@ -52,9 +61,11 @@ _HOME = {
     "Request": "ralm.records",
     "ScoredTokens": "ralm.records",
     "Splitting": "ralm.corpus.splitting",
+    "VectorOptions": "ralm.retrieval.dense.options",
     "build_index": "ralm.retrieval.index",
     "evaluate_text": "ralm.evaluation.perplexity",
     "generate": "ralm.reading.generation",
+    "load_encoder": "ralm.retrieval.dense.loading",
     "load_language_model": "ralm.demo.builtin",
     "make_passages": "ralm.corpus.passages",
     "make_plan": "ralm.reading.plan",
@@ -68,14 +79,19 @@ _HOME = {
 __all__ = [
     "BM25",
     "BM25Options",
+    "CachedRetriever",
     "Decontamination",
+    "DenseSearchOptions",
     "Document",
+    "EncoderOptions",
     "Evaluation",
     "Fields",
     "FromFile",
     "FromRetriever",
+    "FusionOptions",
     "GenerationOptions",
     "Hits",
+    "Hybrid",
     "Index",
     "Measures",
     "ModelOptions",
@@ -87,10 +103,12 @@ __all__ = [
     "Request",
     "ScoredTokens",
     "Splitting",
+    "VectorOptions",
     "__version__",
     "build_index",
     "evaluate_text",
     "generate",
+    "load_encoder",
     "load_language_model",
     "make_passages",
     "make_plan",

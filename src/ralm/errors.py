@@ -14,8 +14,9 @@ message alone and exits with `exit_status`; a traceback is always a bug of ours.
     |   +-- NotAFolderOfThisKindError
     |   +-- DamagedFolderError   truncated or altered
     |   +-- NewerFormatError     written by a later ralm
+    |   +-- OtherEncoderError    an index of vectors that another encoder made
     +-- StorageError             the disk is full, or will not take the file
-    +-- ModelError               a language model or tokenizer that cannot be loaded or used as asked
+    +-- ModelError               a language model, encoder or tokenizer that cannot be loaded or used as asked
     +-- MissingExtraError        an optional dependency that is not installed
 """
 
@@ -68,12 +69,16 @@ class NewerFormatError(FolderError):
     """The folder was written in a format later than this version of ralm knows."""
 
 
+class OtherEncoderError(FolderError):
+    """The vectors of an index were made by another encoder than the one that is to encode queries."""
+
+
 class StorageError(RalmError):
     """The disk is full or refuses the file; what was there before is untouched."""
 
 
 class ModelError(RalmError):
-    """A language model or its tokenizer cannot be loaded, or cannot do what is asked of it."""
+    """A language model, an encoder or a tokenizer cannot be loaded, or cannot do what is asked of it."""
 
 
 class MissingExtraError(RalmError):

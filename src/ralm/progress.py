@@ -5,7 +5,16 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+
+class _Rate(ProgressColumn):
+    """How many are done in a second."""
+
+    def render(self, task: Task) -> Text:
+        """Empty until something was done."""
+        return Text("" if task.speed is None else f"{task.speed:,.0f}/s")
 
 
 class Advance(Protocol):
@@ -23,6 +32,7 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Advance
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        _Rate(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

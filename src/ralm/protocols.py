@@ -8,7 +8,8 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from ralm.records import FloatArray, Hits, IntArray, Request
+from ralm.progress import Advance
+from ralm.records import FloatArray, Hits, IntArray, Passage, Request
 
 
 class Tokenizer(Protocol):
@@ -71,6 +72,31 @@ class LanguageModel(Protocol):
 
     def read(self, tokens: IntArray) -> Continuation:
         """Read a prompt of at least one token and stand ready to go on from it."""
+
+
+class Encoder(Protocol):
+    """Texts in, vectors of D dimensions out: the larger an inner product, the likelier a passage answers a query."""
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything about the encoder that decides the vectors."""
+
+    @property
+    def query_fingerprint(self) -> str:
+        """A short hash of what encodes queries: equal for equal weights, whatever folder they came from."""
+
+    def text_of(self, passage: Passage) -> str:
+        """What is read of a passage."""
+
+    def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
+        """The vectors (float32, P x D) of P passages; `advance` is called as they are done."""
+
+    def encode_queries(self, queries: Sequence[str]) -> FloatArray:
+        """The vectors (float32, Q x D) of Q queries."""
 
 
 class Retriever(Protocol):

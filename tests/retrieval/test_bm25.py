@@ -1,10 +1,6 @@
 """BM25 against the formula on random corpora, and against Lucene's own answers."""
 
-import html
 import json
-import re
-import tarfile
-from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.judged import cacm, mean_average_precision, mean_precision
 from ralm.errors import CorpusError, UsageError
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.analysis import Analyser
@@ -196,41 +193,9 @@ def test_the_same_lists_as_lucene_where_equal_scores_are_ordered_by_id_as_text(t
         assert [number for number, _ in ours[:16]] == [number for number, _ in case["hits"]]
 
 
-def cacm_passages() -> list[Passage]:
-    passages: list[Passage] = []
-    with tarfile.open(shared("data", "cacm", "cacm.tar.gz")) as archive:
-        for member in sorted((m for m in archive if m.name.endswith(".html")), key=lambda m: m.name):
-            stream = archive.extractfile(member)
-            assert stream is not None
-            text = html.unescape(re.sub(r"</?[A-Za-z][^>]*>", " ", stream.read().decode("latin-1")))
-            name = Path(member.name).stem
-            passages.append(Passage(number=len(passages), document_id=name, title="", text=text))
-    return passages
-
-
-def cacm_topics() -> dict[str, str]:
-    content = shared("data", "cacm", "topics.txt").read_text()
-    return dict(re.findall(r"<DOCNO>\s*(\d+)\s*</DOCNO>(.*?)</DOC>", content, re.DOTALL))
-
-
 def test_cacm_reproduces_anserini(tmp_path: Path) -> None:
-    build_index(cacm_passages(), tmp_path / "index")
-    index = open_index(tmp_path / "index")
-    relevant: dict[str, set[str]] = defaultdict(set)
-    for line in shared("data", "cacm", "qrels.txt").read_text().splitlines():
-        topic, _, document, judgement = line.split()
-        if int(judgement) > 0:
-            relevant[str(int(topic))].add(document)
-    topics = cacm_topics()
-    hits = index.bm25.retrieve(list(topics.values()), 1000)
-    average_precisions, precisions_at_30 = [], []
-    for row, topic in enumerate(topics):
-        if topic not in relevant:
-            continue
-        ranked = [index.passages[number].document_id in relevant[topic] for number, _ in hits.of(row)]
-        found = np.cumsum(ranked)
-        at = [found[i] / (i + 1) for i, hit in enumerate(ranked) if hit]
-        average_precisions.append(sum(at) / len(relevant[topic]))
-        precisions_at_30.append(sum(ranked[:30]) / 30)
-    assert np.mean(average_precisions) == pytest.approx(0.3123, abs=0.002)
-    assert np.mean(precisions_at_30) == pytest.approx(0.1942, abs=0.002)
+    collection = cacm(shared("data", "cacm"))
+    build_index(collection.passages, tmp_path / "index")
+    hits = open_index(tmp_path / "index").bm25.retrieve(collection.queries, 1000)
+    assert mean_average_precision(hits, collection.relevant) == pytest.approx(0.3123, abs=0.002)
+    assert mean_precision(hits, collection.relevant, 30) == pytest.approx(0.1942, abs=0.002)

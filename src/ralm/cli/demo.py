@@ -24,8 +24,8 @@ def demo(
 
     build_demo_folder(folder)
     model = load_model(lm, dtype, device)
-    bm25 = open_retriever(folder / INDEX, "bm25", seed=0)
-    control = open_retriever(folder / INDEX, "random", seed=0)
+    bm25 = open_retriever(folder / INDEX, options.RetrieverChoice(name="bm25"))
+    control = open_retriever(folder / INDEX, options.RetrieverChoice(name="random"))
     shown = demonstrate(read_text(folder / HELD_OUT), model, bm25, control, limit_tokens=limit_tokens)
     if json:
         print_json({name: reading.as_dict() for name, reading in shown.readings.items()})

@@ -10,6 +10,8 @@ from ralm.errors import UsageError
 from ralm.reading.ensemble import EnsembleOptions, Weights
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import Method, RerankOptions
+from ralm.retrieval.dense.options import DenseSearchOptions
+from ralm.retrieval.fusion import FusionOptions
 
 _RERANK = RerankOptions()
 _ENSEMBLE = EnsembleOptions()
@@ -21,6 +23,13 @@ def evaluate(
     index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
     retrieved: Annotated[Path | None, typer.Option(help="Read with the passages that `ralm retrieve` wrote.")] = None,
     retriever: options.Retriever = "bm25",
+    query_encoder: options.QueryEncoder = None,
+    any_encoder: options.AnyEncoder = False,
+    nprobe: options.Nprobe = None,
+    ef_search: options.EfSearch = None,
+    fusion: options.Fusion = options.FUSION.method,
+    dense_weight: options.DenseWeight = options.FUSION.dense_weight,
+    cache: options.Cache = None,
     rerank: Annotated[
         Method, typer.Option(help="Choose among candidates: by a language model, by the targets, or at random.")
     ] = _RERANK.method,
@@ -44,7 +53,7 @@ def evaluate(
     ] = _ENSEMBLE.temperature,
     seed: options.Seed = 0,
     stride: options.Stride = options.PLAN.stride,
-    query_tokens: options.QueryTokens = options.PLAN.query_tokens,
+    query_tokens: options.QueryTokens = None,
     document_tokens: options.DocumentTokens = options.PLAN.document_tokens,
     max_length: options.MaxLength = options.PLAN.max_length,
     windows: options.Windows = options.PLAN.windows,
@@ -66,10 +75,19 @@ def evaluate(
     """
     if index and retrieved:
         raise UsageError("--index and --retrieved are two sources of passages: give one of them.")
+    choice = options.RetrieverChoice(
+        name=retriever,
+        seed=seed,
+        query_encoder=query_encoder,
+        any_encoder=any_encoder,
+        search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
+        fusion=FusionOptions(method=fusion, dense_weight=dense_weight),
+        cache=cache,
+    )
     plan = PlanOptions(
         semantics=semantics,
         stride=stride,
-        query_tokens=query_tokens,
+        query_tokens=choice.query_tokens(query_tokens),
         document_tokens=document_tokens,
         max_length=max_length,
         windows=windows,
@@ -86,7 +104,7 @@ def evaluate(
     reading = ensemble if reader == "ensemble" else reranking
 
     from ralm.cli.loading import journals, load_model, open_source
-    from ralm.cli.output import print_evaluation, print_json
+    from ralm.cli.output import print_cache, print_evaluation, print_json
     from ralm.corpus.text import read_text
     from ralm.evaluation.perplexity import evaluate_text
     from ralm.evaluation.run import evaluation_config, write_run
@@ -95,7 +113,7 @@ def evaluate(
     if out is not None:
         check_output(out, force)
     content = read_text(text)
-    source = open_source(index, retrieved, retriever, seed)
+    source = open_source(index, retrieved, choice)
     model = load_model(lm, dtype, device, compile_layers)
     ranker = load_model(rerank_lm, dtype, device, compile_layers) if rerank_lm else None
     config = evaluation_config(text, content, model, plan, source, limit_tokens, reading, ranker)
@@ -116,3 +134,4 @@ def evaluate(
         print_json(evaluation.summary(config))
     else:
         print_evaluation(evaluation, out)
+    print_cache(source)

@@ -1,13 +1,16 @@
 """`ralm index`: documents in, a searchable folder out."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from pydantic import JsonValue
 
 from ralm.cli import options
 from ralm.errors import UsageError
+from ralm.retrieval.dense.options import EncoderOptions, Pooling, VectorOptions
+
+_VECTORS = VectorOptions()
 
 
 def index(
@@ -39,9 +42,45 @@ def index(
     ] = 0.0,
     k1: Annotated[float, typer.Option(min=0.0, help="BM25: how soon repeated terms stop counting.")] = 0.9,
     b: Annotated[float, typer.Option(min=0.0, max=1.0, help="BM25: how much long passages are marked down.")] = 0.4,
+    retriever: Annotated[
+        Literal["bm25", "dense", "both"], typer.Option(help="What to index for; both serves hybrid retrieval too.")
+    ] = "bm25",
+    encoder: Annotated[
+        str | None, typer.Option(help="Dense: encoder of passages, a hub name or folder (and of queries).")
+    ] = None,
+    query_encoder: Annotated[
+        str | None, typer.Option(help="Dense: another encoder for queries, as DPR has it.")
+    ] = None,
+    pooling: Annotated[
+        Pooling, typer.Option(help="Dense: over the tokens of a bare model; auto: as its folder says, else mean.")
+    ] = "auto",
+    normalize: Annotated[
+        bool, typer.Option("--normalize", help="Dense: cosines, not the encoder's own inner products.")
+    ] = False,
+    titles: Annotated[bool, typer.Option(help="Dense: encode the title with the text.")] = True,
+    query_length: Annotated[
+        int | None, typer.Option(help="Dense: read the last so many tokens of a query.", show_default="the encoder's")
+    ] = None,
+    passage_length: Annotated[
+        int | None, typer.Option(help="Dense: read so many tokens of a passage.", show_default="the encoder's")
+    ] = None,
+    faiss: Annotated[
+        str, typer.Option(help="Dense: Flat is exact; SQfp16 in float16; IVF4096,Flat, IVF4096,PQ64, HNSW32: faster.")
+    ] = _VECTORS.faiss,
+    training_sample: Annotated[
+        int, typer.Option(min=1, help="Dense: train IVF and PQ on so many vectors, drawn at random.")
+    ] = _VECTORS.training_sample,
+    dtype: options.Dtype = "auto",
+    device: Annotated[
+        str, typer.Option(help="Dense: where to encode: cpu, cuda, cuda:N, or auto: a GPU if there is one.")
+    ] = "auto",
     force: options.Force = False,
 ) -> None:
-    """Split documents into passages and index them for BM25."""
+    """Split documents into passages and index them for BM25, dense retrieval, or both.
+
+    What dense retrieval has encoded is kept in a folder beside --out until the index is complete: the same command run
+    again after an interruption goes on from there.
+    """
     from ralm.cli.loading import load_tokenizer
     from ralm.cli.output import print_index
     from ralm.corpus.decontamination import Decontamination, Removals, read_titles
@@ -51,8 +90,11 @@ def index(
     from ralm.corpus.text import read_text
     from ralm.folders import check_output
     from ralm.retrieval.bm25.formula import BM25Options
+    from ralm.retrieval.dense.loading import load_encoder
     from ralm.retrieval.index import build_index
 
+    if (encoder is None) != (retriever == "bm25"):
+        raise UsageError("--retriever dense or both and --encoder go together: which encoder makes the vectors?")
     if (tokens is None) != (lm is None):
         raise UsageError("--tokens and --lm go together: so many tokens of which model?")
     check_output(out, force)
@@ -84,5 +126,29 @@ def index(
             "skipped_lines": skipped.count if skipped else 0,
         }
 
-    manifest = build_index(passages, out, BM25Options(k1=k1, b=b), describe=describe, force=force)
+    chosen = None
+    if encoder is not None:
+        chosen = load_encoder(
+            EncoderOptions(
+                encoder=encoder,
+                query_encoder=query_encoder,
+                pooling=pooling,
+                normalize=normalize,
+                titles=titles,
+                query_length=query_length,
+                passage_length=passage_length,
+                dtype=dtype,
+            ),
+            device=device,
+        )
+    manifest = build_index(
+        passages,
+        out,
+        BM25Options(k1=k1, b=b),
+        bm25=retriever != "dense",
+        encoder=chosen,
+        vectors=VectorOptions(faiss=faiss, training_sample=training_sample),
+        describe=describe,
+        force=force,
+    )
     print_index(out, manifest, removals, skipped)

@@ -1,13 +1,20 @@
 """The options that several commands share. Defaults are those of the library's own option records."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
 
+from ralm.errors import UsageError
 from ralm.reading import plan
+from ralm.retrieval.dense.options import QUERY_TOKENS, DenseSearchOptions
+from ralm.retrieval.fusion import FusionMethod, FusionOptions
 
 PLAN: Final = plan.PlanOptions()
+FUSION: Final = FusionOptions()
+
+RetrieverName = Literal["bm25", "dense", "hybrid", "random"]
 
 Index = Annotated[Path, typer.Option("--index", help="Folder that `ralm index` made.", show_default=False)]
 Model = Annotated[
@@ -15,7 +22,29 @@ Model = Annotated[
     typer.Option("--lm", help="Causal language model: a hub name, a local folder, or ralm-tiny.", show_default=False),
 ]
 Retriever = Annotated[
-    Literal["bm25", "random"], typer.Option(help="random is the control: any passage, whatever the query.")
+    RetrieverName,
+    typer.Option(help="hybrid fuses BM25 and dense; random is the control: any passage, whatever the query."),
+]
+QueryEncoder = Annotated[
+    str | None,
+    typer.Option(help="Dense: encode queries with this.", show_default="the encoder that the index names"),
+]
+AnyEncoder = Annotated[
+    bool, typer.Option("--any-encoder", help="Dense: allow another encoder than the index was built with.")
+]
+Nprobe = Annotated[
+    int | None, typer.Option(help="Dense: lists that an IVF index reads for a query.", show_default="16")
+]
+EfSearch = Annotated[
+    int | None, typer.Option(help="Dense: candidates that an HNSW index keeps for a query.", show_default="128")
+]
+Fusion = Annotated[
+    FusionMethod,
+    typer.Option(help="Hybrid: add up reciprocal ranks (rrf), or scores scaled between 0 and 1 (interpolation)."),
+]
+DenseWeight = Annotated[float, typer.Option(help="Hybrid: what dense weighs in interpolation; BM25 weighs the rest.")]
+Cache = Annotated[
+    Path | None, typer.Option(help="Keep what is retrieved in this file, and take from it what was retrieved before.")
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
@@ -32,7 +61,10 @@ Compile = Annotated[
     bool, typer.Option("--compile", help="Let torch compile the model's layers: slower to start, faster on long runs.")
 ]
 Stride = Annotated[int, typer.Option(help="Retrieve every so many tokens.")]
-QueryTokens = Annotated[int, typer.Option(help="Ask with the last so many tokens.")]
+QueryTokens = Annotated[
+    int | None,
+    typer.Option(help="Ask with the last so many tokens.", show_default=f"{PLAN.query_tokens}; dense: {QUERY_TOKENS}"),
+]
 DocumentTokens = Annotated[int, typer.Option(help="Cut a passage to so many tokens.")]
 MaxLength = Annotated[int, typer.Option(help="Tokens that the model reads at once, passage included.")]
 Windows = Annotated[
@@ -50,3 +82,36 @@ LimitTokens = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace an output that ralm wrote before.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Seed = Annotated[int, typer.Option(help="Seed of whatever is drawn at random.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrieverChoice:
+    """The retriever that the options name.
+
+    Raises UsageError where an option of dense retrieval goes with a retriever that has none.
+    """
+
+    name: RetrieverName = "bm25"
+    seed: int = 0
+    query_encoder: str | None = None
+    any_encoder: bool = False
+    search: DenseSearchOptions = field(default_factory=DenseSearchOptions)
+    fusion: FusionOptions = FUSION
+    cache: Path | None = None
+
+    def __post_init__(self) -> None:
+        dense = self.query_encoder or self.any_encoder or self.search != DenseSearchOptions()
+        if dense and not self.is_dense:
+            raise UsageError(
+                "--query-encoder, --any-encoder, --nprobe and --ef-search go with --retriever dense or hybrid, "
+                f"not {self.name}."
+            )
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether queries are encoded."""
+        return self.name in ("dense", "hybrid")
+
+    def query_tokens(self, asked: int | None) -> int:
+        """Tokens of a query: as many as were asked for, or as many as the papers ask such a retriever with."""
+        return asked if asked is not None else QUERY_TOKENS if self.is_dense else PLAN.query_tokens

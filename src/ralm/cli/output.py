@@ -15,10 +15,11 @@ from ralm.demo.demonstration import Demonstration, most_gained, prompt_where_ret
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.run import to_json
 from ralm.folders import MANIFEST, Manifest
-from ralm.pipeline import FromRetriever
+from ralm.pipeline import FromRetriever, PassageSource
 from ralm.protocols import LanguageModel
 from ralm.reading.generation import GeneratedText, GenerationOptions, generate, spans
 from ralm.records import NO_PASSAGE, Passage, Passages
+from ralm.retrieval.cache import CachedRetriever
 
 DEMO_ROWS = {
     "none": "no retrieval",
@@ -82,7 +83,10 @@ def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
 def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: SkippedLines | None) -> None:
     """What an index holds, and what was left out of it."""
     counts = manifest.counts
-    print_line(f"{out}: {counts['passages']:,} passages, {counts['terms']:,} terms, {counts['postings']:,} postings")
+    parts = [f"{counts[what]:,} {what}" for what in ("passages", "terms", "postings") if what in counts]
+    print_line(f"{out}: {', '.join(parts)}")
+    if isinstance(dense := manifest.settings.get("dense"), dict):
+        print_line(f"vectors of {dense['dimension']} dimensions in a FAISS index {dense['faiss']}")
     for reason in (BY_TITLE, BY_OVERLAP):
         if removed := removals.count(reason):
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
@@ -103,6 +107,12 @@ def print_demo(folder: Path, shown: Demonstration, model: LanguageModel, bm25: F
     prompt = prompt_where_retrieval_helps(shown, model)
     print_generation(prompt, generate(prompt, model, GenerationOptions(), bm25.retriever, bm25.passages), bm25.passages)
     print_line(NEXT_STEPS.format(folder=folder))
+
+
+def print_cache(source: PassageSource | None) -> None:
+    """How much of what was retrieved a cache had, on standard error; nothing where there is none."""
+    if isinstance(source, FromRetriever) and isinstance(cached := source.retriever, CachedRetriever):
+        sys.stderr.write(f"retrieval cache: {cached.found:,} of {cached.asked:,} queries were in {cached.file}\n")
 
 
 def print_passages(hits: Iterable[tuple[Passage, float]], width: int = 300) -> None:

@@ -7,6 +7,8 @@ import typer
 
 from ralm.cli import options
 from ralm.reading.plan import PlanOptions
+from ralm.retrieval.dense.options import DenseSearchOptions
+from ralm.retrieval.fusion import FusionOptions
 
 
 def retrieve(
@@ -16,9 +18,16 @@ def retrieve(
     out: Annotated[Path, typer.Option(help="File to write (JSON).", show_default=False)],
     k: Annotated[int, typer.Option("-k", min=1, help="Passages a stride.")] = 16,
     retriever: options.Retriever = "bm25",
+    query_encoder: options.QueryEncoder = None,
+    any_encoder: options.AnyEncoder = False,
+    nprobe: options.Nprobe = None,
+    ef_search: options.EfSearch = None,
+    fusion: options.Fusion = options.FUSION.method,
+    dense_weight: options.DenseWeight = options.FUSION.dense_weight,
+    cache: options.Cache = None,
     seed: options.Seed = 0,
     stride: options.Stride = options.PLAN.stride,
-    query_tokens: options.QueryTokens = options.PLAN.query_tokens,
+    query_tokens: options.QueryTokens = None,
     max_length: options.MaxLength = options.PLAN.max_length,
     semantics: options.Semantics = options.PLAN.semantics,
     limit_tokens: options.LimitTokens = None,
@@ -29,12 +38,25 @@ def retrieve(
     Only the tokenizer of the language model is needed. Use `--semantics official` and the same `--max-length` for a
     file that the official evaluation is to read.
     """
+    choice = options.RetrieverChoice(
+        name=retriever,
+        seed=seed,
+        query_encoder=query_encoder,
+        any_encoder=any_encoder,
+        search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
+        fusion=FusionOptions(method=fusion, dense_weight=dense_weight),
+        cache=cache,
+    )
     plan = PlanOptions(
-        semantics=semantics, stride=stride, query_tokens=query_tokens, max_length=max_length, document_tokens=1
+        semantics=semantics,
+        stride=stride,
+        query_tokens=choice.query_tokens(query_tokens),
+        max_length=max_length,
+        document_tokens=1,
     )
 
     from ralm.cli.loading import load_tokenizer, open_retriever
-    from ralm.cli.output import print_line
+    from ralm.cli.output import print_cache, print_line
     from ralm.corpus.text import read_text
     from ralm.folders import check_output_file
     from ralm.pipeline import prepare_text, retrieved_strides
@@ -42,9 +64,10 @@ def retrieve(
 
     check_output_file(out, force)
     content = read_text(text)
-    source = open_retriever(index, retriever, seed)
+    source = open_retriever(index, choice)
     tokenizer = load_tokenizer(lm)
     prepared = prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
     hits, passages = source.find(prepared, tokenizer, k)
     write_retrieval_file(out, retrieved_strides(prepared, tokenizer, hits, passages))
     print_line(f"{len(prepared.plan):,} strides of {len(prepared.tokens):,} tokens: {out}")
+    print_cache(source)

@@ -7,6 +7,8 @@ import typer
 
 from ralm.cli import options
 from ralm.errors import UsageError
+from ralm.retrieval.dense.options import DenseSearchOptions
+from ralm.retrieval.fusion import FusionOptions
 
 
 def search(
@@ -16,12 +18,21 @@ def search(
         Path | None, typer.Option(help="Ask every line of this file instead; answers as JSON lines, in order.")
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Passages a query.")] = 10,
+    retriever: options.Retriever = "bm25",
+    seed: options.Seed = 0,
+    query_encoder: options.QueryEncoder = None,
+    any_encoder: options.AnyEncoder = False,
+    nprobe: options.Nprobe = None,
+    ef_search: options.EfSearch = None,
+    fusion: options.Fusion = options.FUSION.method,
+    dense_weight: options.DenseWeight = options.FUSION.dense_weight,
+    cache: options.Cache = None,
     json: options.Json = False,
 ) -> None:
     """Find the passages of an index that match a query best."""
-    from ralm.cli.output import hits_as_json, print_json, print_passages
+    from ralm.cli.loading import open_retriever
+    from ralm.cli.output import hits_as_json, print_cache, print_json, print_passages
     from ralm.corpus.text import read_text
-    from ralm.retrieval.index import open_index
 
     if queries is not None and query is None:
         asked = read_text(queries).splitlines()
@@ -29,11 +40,21 @@ def search(
         asked = [query]
     else:
         raise UsageError("give either a QUERY or --queries FILE.")
-    opened = open_index(index)
-    hits = opened.bm25.retrieve(asked, k)
+    choice = options.RetrieverChoice(
+        name=retriever,
+        seed=seed,
+        query_encoder=query_encoder,
+        any_encoder=any_encoder,
+        search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
+        fusion=FusionOptions(method=fusion, dense_weight=dense_weight),
+        cache=cache,
+    )
+    source = open_retriever(index, choice)
+    hits = source.retriever.retrieve(asked, k)
     for row, question in enumerate(asked):
-        found = [(opened.passages[number], score) for number, score in hits.of(row)]
+        found = [(source.passages[number], score) for number, score in hits.of(row)]
         if json or queries is not None:
             print_json({"query": question, "hits": hits_as_json(found)})
         else:
             print_passages(found)
+    print_cache(source)

@@ -11,7 +11,7 @@ import json
 import math
 import platform
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -117,14 +117,30 @@ def _provenance_columns(provenance: Provenance) -> dict[str, pa.Array]:
 
 
 def environment() -> dict[str, JsonValue]:
-    """What the figures of a run may depend on besides its configuration."""
-    packages = ("torch", "transformers", "tokenizers", "numpy", "numba", "pyarrow")
+    """What the figures of a run may depend on besides its configuration; null for a package that is not installed."""
+    packages = (
+        "torch",
+        "transformers",
+        "tokenizers",
+        "numpy",
+        "numba",
+        "pyarrow",
+        "sentence-transformers",
+        "faiss-cpu",
+    )
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
-        **{package: version(package) for package in packages},
+        **{package: _version(package) for package in packages},
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def to_json(value: JsonValue, indent: int | None = None) -> str:

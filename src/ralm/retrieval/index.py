@@ -2,7 +2,8 @@
 
 manifest.json     format, settings, counts, what was left out, checksums
 passages.arrow    the passages
-bm25/             the arrays of BM25
+bm25/             the arrays of BM25, where it was built for BM25
+dense/            the vectors of the passages, where it was built for dense retrieval
 """
 
 import hashlib
@@ -10,33 +11,44 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
 
 from ralm.corpus.store import PASSAGES, PassageStore, write_passages
-from ralm.errors import DamagedFolderError
+from ralm.errors import DamagedFolderError, UsageError
 from ralm.folders import Manifest, new_folder, read_manifest, write_manifest
-from ralm.progress import track
+from ralm.progress import Advance, progress_bar
+from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval import analysis
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import BUFFERED_TERMS, Builder
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.dense.loading import dense_extra, load_encoder
+from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
+
+if TYPE_CHECKING:
+    from ralm.retrieval.dense.build import DenseBuilder
+    from ralm.retrieval.dense.search import Dense
 
 KIND: Final = "index"
 FORMAT_VERSION: Final = 1
 _BM25: Final = "bm25"
+_DENSE: Final = "dense"
+_ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
 
 
 @dataclass(frozen=True)
 class Index:
-    """An open index: its passages by number, and BM25 over them."""
+    """An open index: its passages by number, and what finds them, each opened when it is first asked for."""
 
+    path: Path
     manifest: Manifest
     passages: PassageStore
-    bm25: BM25
+    bm25_options: BM25Options | None
+    """The constants of BM25; None where the index was not built for it."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -44,41 +56,126 @@ class Index:
         entries = sorted((name, entry.checksum) for name, entry in self.manifest.files.items())
         return hashlib.sha256(repr(entries).encode()).hexdigest()[:16]
 
+    @cached_property
+    def bm25(self) -> BM25:
+        """BM25 over the passages.
+
+        Raises UsageError where the index was not built for it.
+        """
+        if self.bm25_options is None:
+            raise UsageError(
+                f"{self.path} was not built for BM25: ask with --retriever dense, or build it with --retriever both."
+            )
+        return BM25(open_arrays(self.path / _BM25), len(self.passages), self.bm25_options)
+
+    @property
+    def encoder_options(self) -> EncoderOptions:
+        """The encoder that the passages were encoded with.
+
+        Raises UsageError where the index was not built for dense retrieval.
+        """
+        try:
+            return _ENCODER_OPTIONS.validate_python(self._dense.encoder)
+        except ValidationError as error:
+            raise _no_encoder(self.path) from error
+
+    def dense(
+        self,
+        options: DenseSearchOptions | None = None,
+        *,
+        encoder: Encoder | None = None,
+        any_encoder: bool = False,
+    ) -> "Dense":
+        """Dense retrieval of the passages; queries are encoded as the index says, or by `encoder`.
+
+        Raises UsageError where the index was not built for it, OtherEncoderError where the encoder of queries has other
+        weights than the one the index was built with (unless `any_encoder`) or gives vectors of another length,
+        ModelError where it cannot be loaded, MissingExtraError where the extra `dense` is not installed.
+        """
+        expected = None if any_encoder else self._dense.query_fingerprint
+        encoder = encoder or load_encoder(self.encoder_options)
+        with dense_extra():
+            from ralm.retrieval.dense.search import open_dense
+        return open_dense(self.path / _DENSE, encoder, options, fingerprint=expected)
+
+    @property
+    def _dense(self) -> "_DenseSettings":
+        dense = self.manifest.settings.get("dense")
+        if dense is None:
+            raise UsageError(f"{self.path} was not built for dense retrieval: build it with --retriever dense or both.")
+        try:
+            return _DenseSettings.model_validate(dense)
+        except ValidationError as error:
+            raise _no_encoder(self.path) from error
+
+
+class _DenseSettings(BaseModel):
+    """What must be known of the vectors to search them."""
+
+    encoder: dict[str, JsonValue]
+    query_fingerprint: str
+
 
 def build_index(
     passages: Iterable[Passage],
     out: Path | str,
     options: BM25Options | None = None,
     *,
+    bm25: bool = True,
+    encoder: Encoder | None = None,
+    vectors: VectorOptions | None = None,
     describe: Callable[[], dict[str, JsonValue]] = dict,
     buffered_terms: int = BUFFERED_TERMS,
     force: bool = False,
 ) -> Manifest:
     """Write an index of passages numbered from 0, whole or not at all, in one pass and bounded memory.
 
-    `describe` is called when the passages have run out, and what it gives is recorded in the manifest: where they came
-    from, how they were split, what was left out. `buffered_terms` bounds the memory, as the builder says. Passages of
-    one document must follow each other to be counted as one. Raises FolderExistsError, CorpusError where there are no
-    passages, StorageError.
+    It is for BM25 with `options`, unless `bm25` is false, and for dense retrieval where there is an `encoder`, with
+    vectors stored as `vectors` says. `describe` is called when the passages have run out, and what it gives is recorded
+    in the manifest: where they came from, how they were split, what was left out. `buffered_terms` bounds the memory of
+    BM25, as its builder says. Passages of one document must follow each other to be counted as one.
+
+    What was encoded is kept beside `out` until the index is complete: a build that was interrupted goes on from there.
+    Raises FolderExistsError, CorpusError where there are no passages, StorageError, and for dense retrieval what
+    `DenseBuilder` raises.
     """
+    assert bm25 or encoder, "an index that finds nothing"
     options = options or BM25Options()
-    with new_folder(Path(out), force=force) as folder:
-        (folder / _BM25).mkdir()
-        builder = Builder(folder / _BM25, options, buffered_terms)
-        documents, document = 0, None
-        for passage in track(write_passages(folder / PASSAGES, passages), "Indexing passages"):
-            builder.add(passage.contents)
-            documents += passage.document_id != document
-            document = passage.document_id
-        counts = builder.finish()
-        bm25: dict[str, JsonValue] = {"analysis": analysis.NAME, "k1": options.k1, "b": options.b}
-        return write_manifest(
+    out = Path(out)
+    with new_folder(out, force=force) as folder:
+        terms = _bm25_builder(folder / _BM25, options, buffered_terms) if bm25 else None
+        documents, document, count = 0, None, 0
+        with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
+            dense = _dense_builder(folder / _DENSE, out, encoder, vectors, advance) if encoder else None
+            for passage in write_passages(folder / PASSAGES, passages):
+                if terms:
+                    terms.add(passage.contents)
+                if dense:
+                    dense.add(passage)
+                else:
+                    advance()
+                documents += passage.document_id != document
+                document = passage.document_id
+                count += 1
+            if dense:
+                dense.encode_rest()
+        counts = {"documents": documents, "passages": count}
+        settings: dict[str, JsonValue] = {}
+        if terms:
+            counts |= asdict(terms.finish())
+            settings["bm25"] = {"analysis": analysis.NAME, "k1": options.k1, "b": options.b}
+        if dense:
+            settings["dense"] = dense.finish()
+        manifest = write_manifest(
             folder,
             kind=KIND,
             format_version=FORMAT_VERSION,
-            settings={"bm25": bm25, **describe()},
-            counts={"documents": documents, **asdict(counts)},
+            settings={**settings, **describe()},
+            counts=counts,
         )
+    if dense:
+        dense.clear()
+    return manifest
 
 
 def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
@@ -88,9 +185,29 @@ def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
     """
     path = Path(path)
     manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
-    constants = options or _built_with(path, manifest)
-    passages = PassageStore(path / PASSAGES)
-    return Index(manifest, passages, BM25(open_arrays(path / _BM25), len(passages), constants))
+    only_dense = "dense" in manifest.settings and "bm25" not in manifest.settings
+    constants = None if only_dense else _built_with(path, manifest)
+    return Index(path, manifest, PassageStore(path / PASSAGES), constants and (options or constants))
+
+
+def _bm25_builder(folder: Path, options: BM25Options, buffered_terms: int) -> Builder:
+    folder.mkdir()
+    return Builder(folder, options, buffered_terms)
+
+
+def _dense_builder(
+    folder: Path, out: Path, encoder: Encoder, vectors: VectorOptions | None, advance: Advance
+) -> "DenseBuilder":
+    with dense_extra():
+        from ralm.retrieval.dense.build import DenseBuilder, work_folder
+    folder.mkdir()
+    return DenseBuilder(folder, work_folder(out), encoder, vectors, advance=advance)
+
+
+def _no_encoder(path: Path) -> DamagedFolderError:
+    return DamagedFolderError(
+        f"{path} is damaged: its manifest does not say with which encoder it was built; build the index again."
+    )
 
 
 def _built_with(path: Path, manifest: Manifest) -> BM25Options:

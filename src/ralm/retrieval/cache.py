@@ -1,0 +1,101 @@
+"""A cache of retrievals in one file: what was found before for the same index, retriever, query and k is not sought
+again.
+
+An entry's address is a hash of all that decides it, so an entry is never wrong and never outdated. The file is a SQLite
+database, which several processes may read and write at once.
+"""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.errors import InputError, StorageError
+from ralm.protocols import Retriever
+from ralm.records import NO_PASSAGE, Hits
+
+_SECONDS_TO_WAIT: Final = 60.0
+_AT_A_TIME: Final = 500
+_TABLE: Final = "CREATE TABLE IF NOT EXISTS hits (address BLOB PRIMARY KEY, numbers BLOB, scores BLOB) WITHOUT ROWID"
+
+
+class CachedRetriever:
+    """A retriever that looks in a file first, and keeps there what it had to ask another one for.
+
+    `config` must tell the index and everything else that decides the hits. `asked` and `found` count the queries so far
+    and those of them that `file` had. Raises InputError where the file is something else, StorageError where it
+    cannot be written.
+    """
+
+    def __init__(self, retriever: Retriever, file: Path, config: JsonValue) -> None:
+        self._retriever = retriever
+        self.file = file
+        self._config = json.dumps(config, sort_keys=True)
+        self.asked = 0
+        self.found = 0
+        with self._open() as database:
+            database.execute(_TABLE)
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        """The k best passages for each query; the same query twice is sought once."""
+        addresses = [self._address(query, k) for query in queries]
+        with self._open() as database:
+            known = dict(_read(database, list(dict.fromkeys(addresses))))
+        self.asked += len(queries)
+        self.found += sum(address in known for address in addresses)
+        missing = {address: query for address, query in zip(addresses, queries, strict=True) if address not in known}
+        if missing:
+            hits = self._retriever.retrieve(list(missing.values()), k)
+            fresh = {
+                address: (numbers.astype("<i8").tobytes(), scores.astype("<f4").tobytes())
+                for address, numbers, scores in zip(missing, hits.numbers_QK, hits.scores_QK, strict=True)
+            }
+            with self._open() as database:
+                rows = ((address, *row) for address, row in fresh.items())
+                database.executemany("INSERT OR IGNORE INTO hits VALUES (?, ?, ?)", rows)
+            known |= fresh
+        numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
+        scores_QK = np.zeros((len(queries), k), dtype=np.float32)
+        for row, address in enumerate(addresses):
+            numbers, scores = known[address]
+            numbers_QK[row], scores_QK[row] = np.frombuffer(numbers, "<i8"), np.frombuffer(scores, "<f4")
+        return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
+
+    def _address(self, query: str, k: int) -> bytes:
+        return hashlib.sha256(json.dumps([self._config, k, query]).encode()).digest()
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one transaction: written whole or not at all, waited for while another process writes."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            database = sqlite3.connect(self.file, timeout=_SECONDS_TO_WAIT)
+            try:
+                with database:
+                    yield database
+            finally:
+                database.close()
+        except sqlite3.OperationalError as error:
+            raise StorageError(
+                f"the retrieval cache {self.file} cannot be used ({error}); choose another file, or go without one."
+            ) from error
+        except sqlite3.DatabaseError as error:
+            raise InputError(
+                f"{self.file} is no retrieval cache ({error}); choose another file, or remove this one."
+            ) from error
+
+
+def _read(database: sqlite3.Connection, addresses: list[bytes]) -> Iterator[tuple[bytes, tuple[bytes, bytes]]]:
+    """The entries that are there, by address."""
+    for begin in range(0, len(addresses), _AT_A_TIME):
+        some = addresses[begin : begin + _AT_A_TIME]
+        marks = ",".join("?" * len(some))
+        statement = f"SELECT address, numbers, scores FROM hits WHERE address IN ({marks})"  # noqa: S608  (marks alone)
+        for address, numbers, scores in database.execute(statement, some):
+            yield address, (numbers, scores)

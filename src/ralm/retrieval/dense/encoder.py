@@ -1,0 +1,212 @@
+"""Encoders through sentence-transformers: texts in, vectors out.
+
+Knows texts and vectors; knows nothing of indexes. Letters of shapes: Q queries, P passages, D dimensions.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from pydantic import JsonValue
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from transformers.utils import logging
+
+from ralm.errors import ModelError
+from ralm.lm.hub import check_folder, check_tokenizer, loading_errors
+from ralm.progress import Advance
+from ralm.records import FloatArray, Passage
+from ralm.retrieval.dense.dpr import is_dpr, load_dpr
+from ralm.retrieval.dense.options import EncoderOptions
+
+BATCH: Final = 32
+"""Texts encoded at once."""
+_BATCHES_A_CALL: Final = 16
+_ST_FOLDER: Final = "modules.json"
+
+_Encode: TypeAlias = Callable[..., Any]
+
+
+class SentenceEncoder:
+    """An encoder, or a pair of them, each loaded when it is first needed; see `EncoderOptions`.
+
+    `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). `batch`: texts encoded at once, which decides the
+    speed and not the vectors.
+    """
+
+    def __init__(self, options: EncoderOptions, *, device: str = "auto", batch: int = BATCH) -> None:
+        self._options = options
+        self._device = None if device == "auto" else device
+        self._batch = batch
+
+    @cached_property
+    def passage_model(self) -> SentenceTransformer:
+        """The model that encodes passages."""
+        return load_sentence_transformer(self._options.encoder, self._options, self._device)
+
+    @cached_property
+    def query_model(self) -> SentenceTransformer:
+        """The model that encodes queries: the same one unless the options name another."""
+        if self._options.query_encoder is None:
+            return self.passage_model
+        return load_sentence_transformer(self._options.query_encoder, self._options, self._device)
+
+    @cached_property
+    def dimension(self) -> int:
+        """The length of a query's vector."""
+        return _dimension(self.query_model)
+
+    @cached_property
+    def query_fingerprint(self) -> str:
+        """A short hash of the weights that encode queries."""
+        return _fingerprint(self.query_model)
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """The options, folders by their full names, and the fingerprints of the weights.
+
+        Raises ModelError where the two encoders of a pair give vectors of different lengths.
+        """
+        passages = _dimension(self.passage_model)
+        if passages != self.dimension:
+            raise ModelError(
+                f"the encoder of passages {self._options.encoder} gives vectors of {passages} dimensions, that of "
+                f"queries {self._options.query_encoder} of {self.dimension}; give two encoders that belong together."
+            )
+        own = self.passage_model is self.query_model
+        names = {"encoder": _full_name(self._options.encoder), "query_encoder": _full_name(self._options.query_encoder)}
+        return {
+            **asdict(self._options),
+            **names,
+            "passage_fingerprint": self.query_fingerprint if own else _fingerprint(self.passage_model),
+            "query_fingerprint": self.query_fingerprint,
+        }
+
+    def encode_queries(self, queries: Sequence[str]) -> FloatArray:
+        """The vectors (float32, Q x D) of queries; of one that is too long the end is read."""
+        model = self.query_model
+        with _cut_on_the_left(model):
+            return self._encode(model, model.encode_query, queries, self._options.query_length, None)
+
+    def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
+        """The vectors (float32, P x D) of passages; of one that is too long the beginning is read.
+
+        `advance` is called as passages are done, some at a time.
+        """
+        model = self.passage_model
+        texts = [self.text_of(passage) for passage in passages]
+        return self._encode(model, model.encode_document, texts, self._options.passage_length, advance)
+
+    def text_of(self, passage: Passage) -> str:
+        """What is read of a passage: title, separator, text; DPR was trained with [SEP] as separator, others see white
+        space."""
+        if not self._options.titles or not passage.title:
+            return passage.text
+        return f"{passage.title}{self._separator}{passage.text}"
+
+    @cached_property
+    def _separator(self) -> str:
+        return f" {self.passage_model.tokenizer.sep_token} " if is_dpr(self._options.encoder) else "\n"
+
+    def _encode(
+        self,
+        model: SentenceTransformer,
+        encode: _Encode,
+        texts: Sequence[str],
+        length: int | None,
+        advance: Advance | None,
+    ) -> FloatArray:
+        """Encode texts the longest first, so that those of a batch have about the same length and memory runs out at
+        once if it does."""
+        limits = {} if length is None else {"processing_kwargs": {"text": {"max_length": length, "truncation": True}}}
+        vectors_TD = np.empty((len(texts), _dimension(model)), dtype=np.float32)
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        for some in _slices(order, self._batch * _BATCHES_A_CALL):
+            vectors_TD[some] = encode(
+                [texts[i] for i in some],
+                batch_size=self._batch,
+                normalize_embeddings=self._options.normalize,
+                show_progress_bar=False,
+                convert_to_numpy=True,
+                **limits,
+            )
+            if advance is not None:
+                advance(len(some))
+        return vectors_TD
+
+
+def load_sentence_transformer(name: str, options: EncoderOptions, device: str | None) -> SentenceTransformer:
+    """A model of sentence-transformers, or a bare one with pooling over its tokens, by hub name or folder.
+
+    Raises ModelError where there is none, or it cannot be put on the device.
+    """
+    folder = Path(name)
+    if not (folder / _ST_FOLDER).is_file():
+        check_folder(name)
+        check_tokenizer(name)
+    weights = {"dtype": options.dtype}
+    with loading_errors("encoder", name), _quiet():
+        if is_dpr(name):
+            return SentenceTransformer(modules=load_dpr(name, weights), device=device)
+        if options.pooling == "auto":
+            return SentenceTransformer(name, device=device, model_kwargs=weights)
+        transformer = Transformer(name, model_kwargs=weights)
+        pooling = Pooling(transformer.get_embedding_dimension(), options.pooling)
+        return SentenceTransformer(modules=[transformer, pooling], device=device)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from drawing bars, and from telling that BERT's pooler, which nothing here uses, is missing."""
+    level = logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextmanager
+def _cut_on_the_left(model: SentenceTransformer) -> Iterator[None]:
+    """Have texts that are too long lose their beginning: a query of a text that goes on matters most at its end."""
+    tokenizer = model.tokenizer
+    before = getattr(tokenizer, "truncation_side", None)
+    if before is None:
+        yield
+        return
+    tokenizer.truncation_side = "left"
+    try:
+        yield
+    finally:
+        tokenizer.truncation_side = before
+
+
+def _dimension(model: SentenceTransformer) -> int:
+    dimension = model.get_embedding_dimension()
+    assert dimension is not None, "every module that ends a model says how long its vectors are"
+    return dimension
+
+
+def _fingerprint(model: SentenceTransformer) -> str:
+    """A hash of all weights but those of BERT's pooler, which no vector is made with and many folders lack."""
+    digest = hashlib.sha256()
+    for name, weights in sorted(model.state_dict().items()):
+        if ".pooler." in name:
+            continue
+        digest.update(f"{name} {tuple(weights.shape)}\n".encode())
+        digest.update(weights.detach().cpu().float().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _full_name(name: str | None) -> str | None:
+    return str(Path(name).resolve()) if name is not None and Path(name).is_dir() else name
+
+
+def _slices(order: list[int], size: int) -> Iterator[list[int]]:
+    return (order[begin : begin + size] for begin in range(0, len(order), size))

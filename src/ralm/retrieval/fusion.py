@@ -1,0 +1,119 @@
+"""Hybrid retrieval: the rankings of several retrievers made into one.
+
+Knows hits alone; any retrievers over the same passages will do. Letters of shapes: Q queries, R rankings, K hits kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.errors import UsageError
+from ralm.protocols import Retriever
+from ralm.records import NO_PASSAGE, FloatArray, Hits
+from ralm.retrieval.arguments import check_k
+
+FusionMethod = Literal["rrf", "interpolation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionOptions:
+    """How rankings become one.
+
+    `method`: rrf (`reciprocal_ranks`) or interpolation (`interpolated_scores`). `dense_weight`: what the second ranking
+    weighs in interpolation, the first one weighing the rest. `depth`: how many hits of each ranking are looked at, or
+    as many as are asked for where that is more. Raises UsageError where a number makes no sense.
+    """
+
+    method: FusionMethod = "rrf"
+    dense_weight: float = 0.5
+    depth: int = 100
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dense_weight <= 1:
+            raise UsageError(f"--dense-weight must be between 0 and 1, not {self.dense_weight}.")
+        if self.depth < 1:
+            raise UsageError(f"the depth of a fusion must be at least 1, not {self.depth}.")
+
+
+class Hybrid:
+    """BM25 and dense retrieval, or any other two over the same passages, as one retriever."""
+
+    def __init__(self, lexical: Retriever, dense: Retriever, options: FusionOptions | None = None) -> None:
+        self._retrievers = (lexical, dense)
+        self._options = options or FusionOptions()
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """The options of the fusion."""
+        return dict(asdict(self._options))
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        """The k best passages for each query; equal scores are ordered by passage number.
+
+        Raises UsageError where k is below 1.
+        """
+        check_k(k)
+        options = self._options
+        rankings = [retriever.retrieve(queries, max(k, options.depth)) for retriever in self._retrievers]
+        if options.method == "rrf":
+            return reciprocal_ranks(rankings, k)
+        return interpolated_scores(rankings, [1 - options.dense_weight, options.dense_weight], k)
+
+
+def reciprocal_ranks(rankings: Sequence[Hits], k: int, constant: int = 60) -> Hits:
+    """Reciprocal rank fusion: a passage scores the sum over rankings of 1 / (constant + its rank, from 1).
+
+    Cormack, Clarke and Büttcher, Reciprocal Rank Fusion outperforms Condorcet and individual Rank Learning Methods,
+    SIGIR 2009, which sets the constant to 60.
+    """
+    shares = [np.where(_found(hits), 1 / (constant + 1 + np.arange(hits.numbers_QK.shape[1])), 0) for hits in rankings]
+    return _summed(rankings, shares, k)
+
+
+def interpolated_scores(rankings: Sequence[Hits], weights: Sequence[float], k: int) -> Hits:
+    """A convex combination: a passage scores the sum over rankings of weight x its score, scaled so that the hits of a
+    query lie between 0 (the worst; also a passage that the ranking lacks) and 1 (the best).
+
+    Bruch, Gai and Ingber, An Analysis of Fusion Functions for Hybrid Retrieval, TOIS 2023. Hits with one and the same
+    score all get 1.
+    """
+    shares = [weight * _scaled(hits) for hits, weight in zip(rankings, weights, strict=True)]
+    return _summed(rankings, shares, k)
+
+
+def _found(hits: Hits) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+    return hits.numbers_QK != NO_PASSAGE
+
+
+def _scaled(hits: Hits) -> FloatArray:
+    """Scores between 0 and 1 within a query; 0 where there is no hit."""
+    found = _found(hits)
+    scores = hits.scores_QK.astype(np.float64)
+    lowest = np.min(scores, axis=1, keepdims=True, where=found, initial=np.inf)
+    highest = np.max(scores, axis=1, keepdims=True, where=found, initial=-np.inf)
+    spread = np.where(highest > lowest, highest - lowest, 1)
+    scaled = np.where(highest > lowest, (scores - lowest) / spread, 1)
+    return np.where(found, scaled, 0)
+
+
+def _summed(rankings: Sequence[Hits], shares: Sequence[FloatArray], k: int) -> Hits:
+    """The k passages of each query whose shares add up to most."""
+    numbers = np.concatenate([hits.numbers_QK for hits in rankings], axis=1)
+    order = np.argsort(numbers, axis=1, kind="stable")
+    numbers = np.take_along_axis(numbers, order, axis=1)
+    share = np.take_along_axis(np.concatenate(shares, axis=1), order, axis=1)
+    first = np.ones(numbers.shape, dtype=np.bool_)  # the first of the rankings that have a passage takes all shares
+    first[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+    place = np.cumsum(first) - 1
+    totals = np.bincount(place, weights=share.ravel())[place].reshape(share.shape)
+    counts = first & (numbers != NO_PASSAGE)
+    best = np.lexsort((numbers, np.where(counts, -totals, np.inf)), axis=1)[:, :k]
+    counts, numbers, totals = (np.take_along_axis(rows, best, axis=1) for rows in (counts, numbers, totals))
+    numbers_QK = np.full((len(numbers), k), NO_PASSAGE, dtype=np.int64)
+    scores_QK = np.zeros((len(numbers), k), dtype=np.float32)
+    numbers_QK[:, : numbers.shape[1]] = np.where(counts, numbers, NO_PASSAGE)
+    scores_QK[:, : numbers.shape[1]] = np.where(counts, totals, 0)
+    return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)

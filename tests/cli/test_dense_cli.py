@@ -1,0 +1,102 @@
+"""Dense and hybrid retrieval through the command line, end to end, on an encoder of the tests' own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import ralm
+from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT, failed
+from tests.tiny_encoders import save_tiny_bert
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus, a text, two encoders, and an index for both kinds of retrieval made by the program itself."""
+    folder = tmp_path_factory.mktemp("work")
+    rows = [{"id": name, "title": title, "text": text} for name, title, text in STORIES]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "text.txt").write_text(TEXT)
+    save_tiny_bert(folder / "bert")
+    save_tiny_bert(folder / "other", seed=1)
+    command = ["index", folder / "corpus.jsonl", "--out", folder / "index", "--words", 10, "--retriever", "both"]
+    answer = ralm(*command, "--encoder", folder / "bert", "--passage-length", "40", "--faiss", "HNSW8")
+    assert answer.status == 0, answer.err
+    assert "vectors of 32 dimensions in a FAISS index HNSW8" in answer.out
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tiny_folders: dict[str, Path]) -> Path:
+    return tiny_folders["gpt2"]
+
+
+def found(*arguments: object) -> list[tuple[int, float]]:
+    answer = ralm("search", *arguments, "--json")
+    assert answer.status == 0, answer.err
+    return [(hit["passage"], hit["score"]) for hit in json.loads(answer.out)["hits"]]
+
+
+def test_search_by_each_retriever(work: Path) -> None:
+    query = [work / "index", "sheep on the hill", "-k", "4"]
+    by_bm25, by_dense = found(*query), found(*query, "--retriever", "dense")
+    by_ranks = found(*query, "--retriever", "hybrid")
+    by_scores = found(*query, "--retriever", "hybrid", "--fusion", "interpolation", "--dense-weight", "0")
+    assert len(by_dense) == 4
+    assert len({tuple(hits) for hits in (by_bm25, by_dense, by_ranks, by_scores)}) == 4
+    assert [number for number, _ in by_scores[:2]] == [number for number, _ in by_bm25[:2]]
+    assert found(*query, "--retriever", "dense", "--ef-search", "50") == by_dense
+
+
+def test_another_encoder_is_refused_unless_allowed(work: Path) -> None:
+    command = ["search", work / "index", "sheep", "--retriever", "dense", "--query-encoder"]
+    failed(ralm(*command, work / "other"), 1, "was built with another encoder")
+    assert ralm(*command, work / "other", "--any-encoder").status == 0
+    assert ralm(*command, work / "bert").status == 0
+
+
+def test_eval_asks_dense_retrieval_with_longer_queries(work: Path, model: Path) -> None:
+    command = ["eval", work / "text.txt", "--lm", model, "--index", work / "index", *MODEL_LENGTH, "--json"]
+    command += ["--limit-tokens", "90"]
+    for retriever, tokens in (("bm25", 32), ("dense", 64), ("hybrid", 64)):
+        config = json.loads(ralm(*command, "--retriever", retriever).out)["config"]
+        assert (config["passages"]["retriever"], config["plan"]["query_tokens"]) == (retriever, tokens)
+    config = json.loads(ralm(*command, "--retriever", "dense", "--query-tokens", "8").out)["config"]
+    assert config["plan"]["query_tokens"] == 8
+    assert config["passages"]["efSearch"] == 128
+
+
+def test_a_cache_shows_its_hits_and_changes_nothing(work: Path, model: Path, tmp_path: Path) -> None:
+    command = ["retrieve", work / "text.txt", "--lm", model, "--index", work / "index", "--max-length", "64"]
+    command += ["--retriever", "hybrid", "-k", "3", "--cache", tmp_path / "cache"]
+    first = ralm(*command, "--out", tmp_path / "first.json")
+    again = ralm(*command, "--out", tmp_path / "again.json")
+    plain = ralm(*command[:-2], "--out", tmp_path / "plain.json")
+    asked = len(json.loads((tmp_path / "first.json").read_text())) - 1
+    assert f"retrieval cache: 0 of {asked} queries" in first.err
+    assert f"retrieval cache: {asked} of {asked} queries" in again.err
+    assert "retrieval cache" not in plain.err
+    written = [(tmp_path / f"{name}.json").read_text() for name in ("first", "again", "plain")]
+    assert written[0] == written[1] == written[2]
+
+
+def test_generate_with_dense_passages(work: Path, model: Path) -> None:
+    command = ["generate", "The sheep on the hill", "--lm", model, "--index", work / "index", "--new-tokens", "6"]
+    answer = ralm(*command, "--document-tokens", "24", "--retriever", "dense", "--json")
+    assert answer.status == 0, answer.err
+    assert json.loads(answer.out)["spans"]
+
+
+def test_what_does_not_go_together(work: Path, tmp_path: Path) -> None:
+    index = ["index", work / "corpus.jsonl", "--out", tmp_path / "i"]
+    failed(ralm(*index, "--retriever", "dense"), 2, "--retriever dense or both and --encoder go together")
+    failed(ralm(*index, "--encoder", work / "bert"), 2, "--retriever dense or both and --encoder go together")
+    failed(ralm("search", work / "index", "sea", "--nprobe", "4"), 2, "go with --retriever dense or hybrid, not bm25")
+    dense = ["--retriever", "dense", "--encoder", work / "bert"]
+    failed(ralm(*index, *dense, "--faiss", "IVF99,Flat"), 2, "cannot be trained on 3 vectors")
+    failed(ralm(*index, *dense, "--faiss", "Nonsense"), 2, "FAISS cannot make an index 'Nonsense'")
+    failed(ralm(*index, "--retriever", "dense", "--encoder", tmp_path / "none"), 1, "there is no folder")
+    assert ralm(*index, *dense, "--words", 10).status == 0
+    failed(ralm("search", tmp_path / "i", "sea"), 2, "was not built for BM25: ask with --retriever dense")
+    failed(ralm("search", tmp_path / "i", "sea", "--retriever", "dense", "--nprobe", "4"), 2, "is for an IVF index")
+    assert [path.name for path in tmp_path.iterdir()] == ["i"]

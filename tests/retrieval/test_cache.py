@@ -1,0 +1,70 @@
+"""The cache of retrievals: what it saves, what it keeps apart, several processes at once, and files that are none."""
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from ralm.errors import InputError, StorageError
+from ralm.retrieval.cache import CachedRetriever
+from tests.fakes import SharedWordsRetriever, passages_of
+
+PASSAGES = passages_of("red fox", "red barn", "blue sea", "red sea", "fox")
+
+
+def test_what_was_found_is_not_sought_again(tmp_path: Path) -> None:
+    retriever = SharedWordsRetriever(PASSAGES)
+    cached = CachedRetriever(retriever, tmp_path / "cache", {"index": "a"})
+    first = cached.retrieve(["red", "sea", "red", "nothing"], 2)
+    assert retriever.queries == ["red", "sea", "nothing"]
+    assert (cached.asked, cached.found) == (4, 0)
+    again = CachedRetriever(retriever, tmp_path / "cache", {"index": "a"})
+    second = again.retrieve(["nothing", "red", "fox"], 2)
+    assert retriever.queries == ["red", "sea", "nothing", "fox"]
+    assert (again.asked, again.found) == (3, 2)
+    plain = SharedWordsRetriever(PASSAGES).retrieve(["red", "sea", "nothing", "fox"], 2)
+    assert [first.of(row) for row in range(4)] == [plain.of(row) for row in (0, 1, 0, 2)]
+    assert [second.of(row) for row in range(3)] == [plain.of(row) for row in (2, 0, 3)]
+
+
+def test_another_index_or_k_is_another_entry(tmp_path: Path) -> None:
+    retriever = SharedWordsRetriever(PASSAGES)
+    for config, k in (("index a", 1), ("index b", 1), ("index a", 2), ("index a, nprobe 1", 1)):
+        cached = CachedRetriever(retriever, tmp_path / "cache", config)
+        assert len(cached.retrieve(["red"], k).of(0)) == k
+        assert cached.found == 0
+    assert len(retriever.queries) == 4
+
+
+def test_no_queries_and_many(tmp_path: Path) -> None:
+    cached = CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path / "below" / "cache", {})
+    assert len(cached.retrieve([], 2)) == 0
+    many = [f"red {number}" for number in range(1300)]
+    assert cached.retrieve(many, 1).numbers_QK.tolist() == cached.retrieve(many, 1).numbers_QK.tolist()
+    assert cached.found == 1300
+
+
+def ask(file: Path, first: int) -> list[list[tuple[int, float]]]:
+    cached = CachedRetriever(SharedWordsRetriever(PASSAGES), file, {})
+    answers = []
+    for number in range(first, first + 40):
+        answers += [cached.retrieve([f"sea {number}", f"red {number}"], 2).of(row) for row in (0, 1)]
+    return answers
+
+
+def test_several_processes_at_once(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+        answers = list(pool.map(ask, [tmp_path / "cache"] * 4, [0, 10, 20, 30]))
+    assert answers == [[[(2, 1.0), (3, 1.0)], [(0, 1.0), (1, 1.0)]] * 40] * 4
+    cached = CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path / "cache", {})
+    cached.retrieve([f"red {number}" for number in range(70)], 2)
+    assert cached.found == 70
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("nothing of the kind, and long enough to be looked at " * 20)
+    with pytest.raises(InputError, match="is no retrieval cache"):
+        CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path / "text", {})
+    with pytest.raises(StorageError, match="cannot be used"):
+        CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path, {})

@@ -1,0 +1,292 @@
+"""Dense retrieval against brute force, on an encoder of the tests' own; what is kept, what is refused."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from pydantic import JsonValue
+
+from ralm.errors import CorpusError, DamagedFolderError, ModelError, OtherEncoderError, UsageError
+from ralm.progress import Advance
+from ralm.protocols import Encoder
+from ralm.records import FloatArray, Passage
+from ralm.retrieval.dense.build import CHUNK, DenseBuilder, work_folder
+from ralm.retrieval.dense.encoder import SentenceEncoder
+from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
+from ralm.retrieval.dense.search import Dense, open_dense
+from ralm.retrieval.index import build_index, open_index
+from tests.fakes import passages_of
+from tests.reference import dense as reference
+from tests.tiny_encoders import save_tiny_bert
+
+TEXTS = ["a red fox", "the blue sea is deep", "green hills, and sheep on the hills", "town", "a red barn by the sea"]
+
+
+class LetterEncoder:
+    """Counts letters, weighted so that vectors differ: what it gives can be worked out by hand."""
+
+    query_fingerprint = "letters"
+
+    def __init__(self, dimension: int = 8) -> None:
+        self.dimension = dimension
+        self.config: dict[str, JsonValue] = {"name": "letters", "query_fingerprint": "letters"}
+        self.encoded: list[str] = []
+
+    def text_of(self, passage: Passage) -> str:
+        return passage.text
+
+    def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
+        self.encoded += [passage.text for passage in passages]
+        return self.encode_queries([passage.text for passage in passages])
+
+    def encode_queries(self, queries: Sequence[str]) -> FloatArray:
+        rows = [[text.count(chr(ord("a") + d)) + d * len(text) % 7 for d in range(self.dimension)] for text in queries]
+        return np.array(rows, dtype=np.float32).reshape(len(queries), self.dimension)
+
+
+class BadEncoder(LetterEncoder):
+    """Gives a vector that is none for what has a z."""
+
+    def encode_queries(self, queries: Sequence[str]) -> FloatArray:
+        vectors = super().encode_queries(queries)
+        vectors[["z" in query for query in queries], 3] = np.nan
+        return vectors
+
+
+def built(
+    folder: Path,
+    passages: Sequence[Passage],
+    encoder: Encoder,
+    options: VectorOptions | None = None,
+    chunk: int = CHUNK,
+) -> Dense:
+    folder.mkdir(exist_ok=True)
+    builder = DenseBuilder(folder, work_folder(folder), encoder, options, chunk=chunk)
+    for passage in passages:
+        builder.add(passage)
+    builder.encode_rest()
+    builder.finish()
+    builder.clear()
+    return open_dense(folder, encoder)
+
+
+def random_texts(count: int) -> list[str]:
+    letters = np.random.default_rng(0).integers(0, 8, size=(count, 30))
+    return ["".join(chr(ord("a") + letter) for letter in row[: 5 + i % 25]) for i, row in enumerate(letters)]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_bert(tmp_path_factory.mktemp("encoders") / "bert")
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_same_as_brute_force(tmp_path: Path, bert: Path, normalize: bool) -> None:
+    encoder = SentenceEncoder(EncoderOptions(encoder=str(bert), normalize=normalize))
+    passages = passages_of(*TEXTS, *random_texts(40))
+    build_index(passages, tmp_path / "index", bm25=False, encoder=encoder)
+    hits = open_index(tmp_path / "index").dense().retrieve(["red sea", "sheep", "abcabc"], 7)
+    vectors, queries = encoder.encode_passages(passages), encoder.encode_queries(["red sea", "sheep", "abcabc"])
+    for row, query in enumerate(queries.tolist()):
+        expected = reference.ranked(query, vectors.tolist(), 7)
+        assert [number for number, _ in hits.of(row)] == [number for number, _ in expected]
+        np.testing.assert_allclose([s for _, s in hits.of(row)], [s for _, s in expected], rtol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+def test_chunks_change_nothing(tmp_path: Path, chunk: int) -> None:
+    passages, encoder = passages_of(*random_texts(100)), LetterEncoder()
+    hits = built(tmp_path / "dense", passages, encoder, chunk=chunk).retrieve(["abc", "hhhg"], 100)
+    vectors = encoder.encode_queries([passage.text for passage in passages]).tolist()
+    for row, query in enumerate(encoder.encode_queries(["abc", "hhhg"]).tolist()):
+        assert hits.of(row) == reference.ranked(query, vectors, 100)
+
+
+@pytest.mark.parametrize(
+    "string", ["SQfp16", "IVF4,Flat", "IVF4,PQ2x4", "HNSW8", "OPQ2,IVF4,PQ2x4", "IVF4,SQfp16", "IVF4_HNSW8,Flat"]
+)
+def test_kinds_of_faiss_index_find_most_of_it(tmp_path: Path, string: str) -> None:
+    passages, encoder = passages_of(*random_texts(300)), LetterEncoder()
+    exact = built(tmp_path / "flat", passages, encoder).retrieve(random_texts(20), 10)
+    other = built(tmp_path / "other", passages, encoder, VectorOptions(faiss=string)).retrieve(random_texts(20), 10)
+    shared = [len(set(a) & set(b)) for a, b in zip(exact.numbers_QK.tolist(), other.numbers_QK.tolist(), strict=True)]
+    assert np.mean(shared) > 5
+
+
+def test_training_takes_a_sample_that_is_the_same_each_time(tmp_path: Path) -> None:
+    passages, options = passages_of(*random_texts(300)), VectorOptions(faiss="IVF4,Flat", training_sample=200)
+    for name in ("one", "two"):
+        built(tmp_path / name, passages, LetterEncoder(), options, chunk=70)
+    assert (tmp_path / "one" / "vectors.faiss").read_bytes() == (tmp_path / "two" / "vectors.faiss").read_bytes()
+
+
+def test_effort_of_a_search(tmp_path: Path) -> None:
+    passages, encoder = passages_of(*random_texts(300)), LetterEncoder()
+    for string, options, set_to in (
+        ("IVF8,Flat", DenseSearchOptions(nprobe=2), {"nprobe": 2}),
+        ("IVF8,Flat", DenseSearchOptions(), {"nprobe": 16}),
+        ("HNSW8", DenseSearchOptions(ef_search=9), {"efSearch": 9}),
+        ("Flat", DenseSearchOptions(), {}),
+    ):
+        built(tmp_path / string, passages, encoder, VectorOptions(faiss=string))
+        dense = open_dense(tmp_path / string, encoder, options)
+        assert dense.config == {"query_fingerprint": "letters", **set_to}
+    with pytest.raises(UsageError, match="nprobe 2 is for an IVF index and this is a IndexFlatIP"):
+        open_dense(tmp_path / "Flat", encoder, DenseSearchOptions(nprobe=2))
+    with pytest.raises(UsageError, match="--ef-search must be at least 1, not 0"):
+        DenseSearchOptions(ef_search=0)
+
+
+def test_what_was_encoded_survives_an_interruption(tmp_path: Path) -> None:
+    passages, encoder = passages_of(*random_texts(50)), LetterEncoder()
+
+    class Interrupted(LetterEncoder):
+        def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
+            if len(self.encoded) == 40:
+                raise KeyboardInterrupt
+            return super().encode_passages(passages, advance)
+
+    with pytest.raises(KeyboardInterrupt):
+        built(tmp_path / "dense", passages, Interrupted(), chunk=10)
+    resumed = built(tmp_path / "dense", passages, encoder, chunk=10)
+    assert encoder.encoded == [passage.text for passage in passages[40:]]
+    assert not work_folder(tmp_path / "dense").exists()
+    whole = built(tmp_path / "whole", passages, encoder)
+    assert resumed.retrieve(["abc"], 50).of(0) == whole.retrieve(["abc"], 50).of(0)
+
+
+def test_vectors_of_other_texts_or_another_encoder_are_not_taken(tmp_path: Path) -> None:
+    def interrupted(encoder: LetterEncoder, texts: Sequence[str]) -> None:
+        folder = tmp_path / "dense"
+        folder.mkdir(exist_ok=True)
+        builder = DenseBuilder(folder, work_folder(folder), encoder, chunk=5)
+        for passage in passages_of(*texts):
+            builder.add(passage)
+
+    texts = random_texts(10)
+    interrupted(LetterEncoder(), texts)
+    same, other, changed = LetterEncoder(), LetterEncoder(), LetterEncoder()
+    other.config = {"name": "other"}
+    interrupted(same, texts)
+    interrupted(other, texts)
+    interrupted(changed, [*texts[:9], "new"])
+    assert (len(same.encoded), len(other.encoded), len(changed.encoded)) == (0, 10, 5)
+
+
+def test_an_index_interrupted_by_the_end_of_its_source_goes_on(tmp_path: Path) -> None:
+    """The folder itself is never there by half; the vectors wait beside it."""
+    encoder = LetterEncoder()
+    passages = passages_of(*random_texts(CHUNK + 5))
+
+    def broken() -> Iterator[Passage]:
+        yield from passages
+        raise CorpusError("line 3 is no JSON")
+
+    with pytest.raises(CorpusError):
+        build_index(broken(), tmp_path / "index", encoder=encoder)
+    assert [path.name for path in tmp_path.iterdir()] == [".index.vectors"]
+    build_index(passages, tmp_path / "index", encoder=encoder)
+    assert len(encoder.encoded) == len(passages)
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_fewer_passages_than_k(tmp_path: Path) -> None:
+    hits = built(tmp_path / "dense", passages_of("ab", "cd"), LetterEncoder()).retrieve(["a", ""], 5)
+    assert hits.numbers_QK.shape == (2, 5)
+    assert sorted(hits.numbers_QK[0].tolist()) == [-1, -1, -1, 0, 1]
+    assert hits.of(1) == []
+
+
+def test_equal_passages_are_ordered_by_number(tmp_path: Path) -> None:
+    hits = built(tmp_path / "dense", passages_of(*["abc"] * 6), LetterEncoder()).retrieve(["a"], 6)
+    assert [number for number, _ in hits.of(0)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_no_queries(tmp_path: Path) -> None:
+    assert built(tmp_path / "dense", passages_of("ab"), LetterEncoder()).retrieve([], 3).numbers_QK.shape == (0, 3)
+
+
+def test_k_of_0(tmp_path: Path) -> None:
+    dense = built(tmp_path / "dense", passages_of("ab"), LetterEncoder())
+    with pytest.raises(UsageError, match="k must be at least 1, not 0"):
+        dense.retrieve(["a"], 0)
+
+
+def test_vectors_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"NaN or infinity for passage 1 \('lazy dog'\)"):
+        built(tmp_path / "dense", passages_of("fox", "lazy dog"), BadEncoder())
+    dense = built(tmp_path / "other", passages_of("fox"), BadEncoder())
+    with pytest.raises(ModelError, match="NaN or infinity for a query"):
+        dense.retrieve(["zebra"], 1)
+
+
+def test_an_empty_passage(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"passage 1 \(document 'd1'\) is empty"):
+        built(tmp_path / "dense", passages_of("fox", " \n"), LetterEncoder())
+
+
+def test_no_passages(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="no passages"):
+        built(tmp_path / "dense", [], LetterEncoder())
+
+
+def test_strings_that_faiss_cannot_make(tmp_path: Path) -> None:
+    for string, message in (
+        ("Nonsense", r"'Nonsense' for vectors of 8 dimensions \(could not parse index string Nonsense\)"),
+        ("PQ3", "should be a multiple of the number of subquantizers"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            built(tmp_path / "dense", passages_of("fox"), LetterEncoder(), VectorOptions(faiss=string))
+
+
+@pytest.mark.parametrize("string", ["IVF64,Flat", "PQ4"])
+def test_a_string_that_needs_more_to_train_on(tmp_path: Path, string: str) -> None:
+    with pytest.raises(UsageError, match=f"'{string}' cannot be trained on 10 vectors .*larger training sample"):
+        built(tmp_path / "dense", passages_of(*random_texts(10)), LetterEncoder(), VectorOptions(faiss=string))
+
+
+def test_another_encoder(tmp_path: Path, bert: Path) -> None:
+    wide, other = save_tiny_bert(tmp_path / "wide", width=64), save_tiny_bert(tmp_path / "other", seed=1)
+    build_index(passages_of(*TEXTS), tmp_path / "index", encoder=SentenceEncoder(EncoderOptions(encoder=str(bert))))
+    index = open_index(tmp_path / "index")
+    with pytest.raises(OtherEncoderError, match="vectors of 32 dimensions and this encoder gives 64"):
+        index.dense(encoder=SentenceEncoder(EncoderOptions(encoder=str(wide))), any_encoder=True)
+    another = SentenceEncoder(EncoderOptions(encoder=str(other)))
+    with pytest.raises(OtherEncoderError, match="was built with another encoder than this one"):
+        index.dense(encoder=another)
+    assert index.dense(encoder=another, any_encoder=True).retrieve(["red"], 2).of(0)
+    assert index.dense(encoder=SentenceEncoder(EncoderOptions(encoder=str(bert)))).retrieve(["red"], 2).of(0)
+
+
+def test_an_index_for_one_or_both(tmp_path: Path) -> None:
+    passages = passages_of(*TEXTS)
+    build_index(passages, tmp_path / "bm25")
+    build_index(passages, tmp_path / "dense", bm25=False, encoder=LetterEncoder())
+    build_index(passages, tmp_path / "both", encoder=LetterEncoder())
+    with pytest.raises(UsageError, match="was not built for dense retrieval"):
+        open_index(tmp_path / "bm25").dense()
+    with pytest.raises(UsageError, match="was not built for BM25"):
+        _ = open_index(tmp_path / "dense").bm25
+    assert open_index(tmp_path / "dense").manifest.counts == {"documents": 5, "passages": 5}
+    assert open_index(tmp_path / "both").bm25.retrieve(["fox"], 1).of(0)[0][0] == 0
+    of_own = open_index(tmp_path / "both").dense(encoder=LetterEncoder())
+    assert of_own.retrieve(["fox"], 5).of(0) == built(tmp_path / "d", passages, LetterEncoder()).retrieve(
+        ["fox"], 5
+    ).of(0)
+    with pytest.raises(DamagedFolderError, match="does not say with which encoder"):
+        open_index(tmp_path / "both").dense()
+
+
+def test_a_file_that_is_no_index(tmp_path: Path) -> None:
+    (tmp_path / "vectors.faiss").write_bytes(b"nothing of the kind")
+    with pytest.raises(DamagedFolderError, match="no FAISS index"):
+        open_dense(tmp_path, LetterEncoder())
+
+
+def test_vectors_are_mapped(tmp_path: Path) -> None:
+    built(tmp_path / "dense", passages_of(*TEXTS), LetterEncoder())
+    index = faiss.read_index(str(tmp_path / "dense" / "vectors.faiss"), faiss.IO_FLAG_MMAP_IFC)
+    assert isinstance(index, faiss.IndexFlat)
+    assert not index.codes.is_owned

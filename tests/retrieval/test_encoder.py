@@ -1,0 +1,168 @@
+"""Encoders against the models they are made of: pooling, lengths, titles, DPR's pair; folders that are none."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer, BertModel, DPRContextEncoder, DPRQuestionEncoder
+
+from ralm.errors import MissingExtraError, ModelError, UsageError
+from ralm.records import FloatArray, Passage
+from ralm.retrieval.dense.encoder import SentenceEncoder
+from ralm.retrieval.dense.loading import dense_extra, load_encoder
+from ralm.retrieval.dense.options import EncoderOptions
+from ralm.retrieval.index import build_index, open_index
+from tests.fakes import passages_of
+from tests.tiny_encoders import POSITIONS, save_tiny_bert, save_tiny_dpr
+
+TEXTS = ["a red fox", "the sea", "green hills, and sheep on the hills", "x"]
+LONG = "fox and sea " * 30
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("encoders")
+    save_tiny_bert(root / "bert")
+    save_tiny_dpr(root / "question", question=True, seed=1)
+    save_tiny_dpr(root / "context", question=False, seed=2)
+    save_tiny_dpr(root / "context16", question=False, seed=2, projection=16)
+    return root
+
+
+def encoder(folders: Path, name: str = "bert", **options: Any) -> SentenceEncoder:
+    return SentenceEncoder(EncoderOptions(encoder=str(folders / name), **options))
+
+
+def hidden_states(folder: Path, text: str, **tokenizing: Any) -> FloatArray:
+    """The last hidden states (float32, tokens x D) of a text read alone."""
+    tokens = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt", **tokenizing)
+    with torch.inference_mode():
+        states: FloatArray = BertModel.from_pretrained(folder)(**tokens).last_hidden_state[0].numpy()
+    return states
+
+
+def close(ours: FloatArray, theirs: Any) -> None:
+    np.testing.assert_allclose(ours, np.asarray(theirs), rtol=1e-4, atol=1e-4)
+
+
+def test_pooling_is_over_the_tokens_of_the_text_alone(folders: Path) -> None:
+    """Each text as if it were read alone, whatever it is padded to."""
+    states = [hidden_states(folders / "bert", text) for text in TEXTS]
+    means, firsts = [state.mean(axis=0) for state in states], [state[0] for state in states]
+    close(encoder(folders).encode_passages(passages_of(*TEXTS)), means)
+    close(encoder(folders).encode_queries(TEXTS), means)
+    close(encoder(folders, pooling="mean").encode_queries(TEXTS), means)
+    close(encoder(folders, pooling="cls").encode_queries(TEXTS), firsts)
+    close(encoder(folders, normalize=True).encode_queries(TEXTS), [mean / np.linalg.norm(mean) for mean in means])
+
+
+def test_the_batch_changes_nothing(folders: Path) -> None:
+    texts = [LONG[:length] for length in range(3, 60)]
+    one = SentenceEncoder(EncoderOptions(encoder=str(folders / "bert")), batch=1).encode_queries(texts)
+    many = SentenceEncoder(EncoderOptions(encoder=str(folders / "bert")), batch=7).encode_queries(texts)
+    close(one, many)
+
+
+def test_a_passage_keeps_its_beginning_and_a_query_its_end(folders: Path) -> None:
+    """A token a letter, and two special ones."""
+    limited, unlimited = encoder(folders, query_length=8, passage_length=11), encoder(folders)
+    close(limited.encode_passages(passages_of(LONG))[0], unlimited.encode_queries(["fox and sea"])[0])
+    close(limited.encode_queries([LONG, "fox"]), unlimited.encode_queries(["and sea", "fox"]))
+
+
+def test_without_lengths_as_much_as_the_encoder_takes(folders: Path) -> None:
+    whole = hidden_states(folders / "bert", LONG, truncation=True, max_length=POSITIONS)
+    assert len(whole) == POSITIONS
+    close(encoder(folders).encode_passages(passages_of(LONG))[0], whole.mean(axis=0))
+
+
+def test_titles_in_and_out(folders: Path) -> None:
+    passages = [Passage(number=0, document_id="d", title="Fox", text="red"), *passages_of("sea")]
+    close(encoder(folders).encode_passages(passages), encoder(folders).encode_queries(["fox red", "sea"]))
+    close(encoder(folders, titles=False).encode_passages(passages), encoder(folders).encode_queries(["red", "sea"]))
+
+
+@pytest.mark.parametrize("context", ["context", "context16"])
+def test_dpr_gives_the_vectors_of_its_own_classes(folders: Path, context: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folders / context)
+    model = DPRContextEncoder.from_pretrained(folders / context)
+    ours = encoder(folders, context)
+    for passage in [Passage(number=0, document_id="d", title="Fox", text="red and quick"), *passages_of("sea")]:
+        pair = (passage.title, passage.text) if passage.title else (passage.text,)
+        tokens = tokenizer(*pair, return_tensors="pt")
+        with torch.inference_mode():
+            theirs = model(tokens["input_ids"], tokens["attention_mask"]).pooler_output
+        close(ours.encode_passages([passage]), theirs)
+
+
+def test_dprs_pair(folders: Path, tmp_path: Path) -> None:
+    pair = encoder(folders, "context", query_encoder=str(folders / "question"))
+    model = DPRQuestionEncoder.from_pretrained(folders / "question")
+    tokens = AutoTokenizer.from_pretrained(folders / "question")("who is the fox?", return_tensors="pt")
+    with torch.inference_mode():
+        close(pair.encode_queries(["who is the fox?"]), model(**tokens).pooler_output)
+    assert pair.config["query_fingerprint"] != pair.config["passage_fingerprint"]
+    passages = passages_of(*TEXTS)
+    build_index(passages, tmp_path / "index", bm25=False, encoder=pair)
+    hits = open_index(tmp_path / "index").dense().retrieve(["red"], 4)
+    scores = (
+        encoder(folders, "context").encode_passages(passages) @ encoder(folders, "question").encode_queries(["red"])[0]
+    )
+    np.testing.assert_array_equal(hits.numbers_QK[0], np.argsort(-scores))
+
+
+def test_a_pair_that_does_not_belong_together(folders: Path) -> None:
+    pair = encoder(folders, "context16", query_encoder=str(folders / "question"))
+    with pytest.raises(ModelError, match="vectors of 16 dimensions, that of queries .* of 32"):
+        _ = pair.config
+
+
+def test_a_model_of_sentence_transformers_with_its_prompts(folders: Path, tmp_path: Path) -> None:
+    own = SentenceTransformer(str(folders / "bert"), prompts={"query": "query: ", "document": "passage: "})
+    own.save(str(tmp_path / "own"), create_model_card=False)
+    ours = SentenceEncoder(EncoderOptions(encoder=str(tmp_path / "own")))
+    close(ours.encode_queries(TEXTS), own.encode(TEXTS, prompt="query: "))
+    close(ours.encode_passages(passages_of(*TEXTS)), own.encode(TEXTS, prompt="passage: "))
+
+
+def test_equal_weights_have_equal_fingerprints(folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders / "bert", tmp_path / "copy")
+    save_tiny_bert(tmp_path / "other", seed=1)
+    names = (folders / "bert", tmp_path / "copy", tmp_path / "other")
+    prints = [SentenceEncoder(EncoderOptions(encoder=str(name))).query_fingerprint for name in names]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_folders_that_are_none(folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders / "bert", tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*", "vocab*"))
+    shutil.copytree(folders / "bert", tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"nothing of the kind")
+    shutil.copytree(folders / "context", tmp_path / "reader")
+    config = json.loads((tmp_path / "reader" / "config.json").read_text())
+    (tmp_path / "reader" / "config.json").write_text(json.dumps({**config, "architectures": ["DPRReader"]}))
+    for name, message in (
+        ("none", "there is no folder"),
+        ("bare", "has no tokenizer"),
+        ("broken", "cannot load the encoder of"),
+        ("reader", r"its architecture is \['DPRReader'\]"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            _ = SentenceEncoder(EncoderOptions(encoder=str(tmp_path / name))).dimension
+
+
+def test_lengths_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match="--query-length must be at least 1, not 0"):
+        EncoderOptions(encoder="x", query_length=0)
+
+
+def test_a_missing_extra_is_named() -> None:
+    with pytest.raises(MissingExtraError, match=r"needs the package faiss: pip install 'ralm\[dense\]'"), dense_extra():
+        raise ModuleNotFoundError("No module named 'faiss'", name="faiss")
+    with pytest.raises(ModuleNotFoundError, match="other"), dense_extra():
+        raise ModuleNotFoundError("No module named 'other'", name="other")
+    assert load_encoder(EncoderOptions(encoder="not looked for yet"))

@@ -1,0 +1,74 @@
+"""Tiny random text encoders with a tokenizer of words, as folders that sentence-transformers and transformers load."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    BertConfig,
+    BertModel,
+    BertTokenizerFast,
+    DPRConfig,
+    DPRContextEncoder,
+    DPRQuestionEncoder,
+    PreTrainedModel,
+)
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,'?-"
+POSITIONS = 64
+WIDTH = 32
+
+
+def tiny_bert_config(width: int = WIDTH) -> dict[str, int]:
+    """Two layers, four heads, 64 positions."""
+    return {
+        "vocab_size": len(SPECIAL) + 2 * len(LETTERS),
+        "hidden_size": width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 2 * width,
+        "max_position_embeddings": POSITIONS,
+    }
+
+
+def save_tiny_bert(folder: Path, seed: int = 0, width: int = WIDTH) -> Path:
+    """A bare BERT without pooler, as Contriever is."""
+    torch.manual_seed(seed)
+    return _save(BertModel(BertConfig(**tiny_bert_config(width)), add_pooling_layer=False), folder)
+
+
+def save_tiny_dpr(folder: Path, *, question: bool, seed: int, projection: int = 0) -> Path:
+    """One of DPR's two encoders."""
+    torch.manual_seed(seed)
+    config = DPRConfig(projection_dim=projection, **tiny_bert_config())
+    return _save(DPRQuestionEncoder(config) if question else DPRContextEncoder(config), folder)
+
+
+def _save(model: PreTrainedModel, folder: Path) -> Path:
+    """Weights large enough that vectors of different texts differ much."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    letter_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def letter_tokenizer() -> BertTokenizerFast:
+    """BERT's tokenizer with a vocabulary of letters: a token a letter."""
+    pieces = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    backend = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return BertTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )
