@@ -1,10 +1,18 @@
 """Fixtures that several parts share."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.tiny_models import FAMILIES, save_tiny_model
+
+
+def pytest_configure() -> None:
+    """Share the cores among the workers: torch would have every one of them use all."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 
 
 @pytest.fixture(scope="session")

@@ -134,6 +134,7 @@ def test_golden_with_the_top_passage(golden: Golden) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("method", "name"), [("zero-shot", "logprob"), ("oracle", "oracle")])
 def test_golden_reranking(golden: Golden, method: Method, name: str) -> None:
     numbers_QK, passages = golden.candidates(16)
