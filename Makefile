@@ -3,6 +3,7 @@
 # make lint    lint, types and layers alone
 # make bench   the benchmarks, each against a named baseline in the same run
 # make bench-retrieval   BM25 against other engines
+# make bench-dense       dense and hybrid retrieval against BM25, brute force and the encoder itself
 # make bench-scoring     the scoring engine against the plain loop
 # make docs    write docs/command-line.md from the program's own help
 # make clean   remove what make made
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 JOBS ?= auto
 
-.PHONY: demo test test-fast lint bench bench-retrieval bench-scoring docs clean
+.PHONY: demo test test-fast lint bench bench-retrieval bench-dense bench-scoring docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -37,6 +38,9 @@ bench: $(VENV)/installed-dev
 bench-retrieval: $(VENV)/installed-dev
 	$(PIP) install --requirement requirements/bench.txt
 	$(BIN)/python -m benchmarks.retrieval
+
+bench-dense: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.dense
 
 bench-scoring: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.scoring

@@ -51,7 +51,7 @@ def retrievers_of(judged: Judged, encoder: SentenceEncoder, folder: Path) -> dic
         "BM25": index.bm25,
         "dense": dense,
         "hybrid, reciprocal ranks": Hybrid(index.bm25, dense),
-        "hybrid, scores interpolated": Hybrid(index.bm25, dense, FusionOptions(method="interpolation", depth=DEPTH)),
+        "hybrid, scores interpolated": Hybrid(index.bm25, dense, FusionOptions(method="interpolation")),
     }
 
 

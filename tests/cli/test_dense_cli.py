@@ -22,7 +22,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = ["index", folder / "corpus.jsonl", "--out", folder / "index", "--words", 10, "--retriever", "both"]
     answer = ralm(*command, "--encoder", folder / "bert", "--passage-length", "40", "--faiss", "HNSW8")
     assert answer.status == 0, answer.err
-    assert "vectors of 32 dimensions in a FAISS index HNSW8" in answer.out
+    assert "vectors of 32 dimensions in a FAISS index HNSW8\nencoded: 6 passages in" in answer.out
     return folder
 
 
@@ -85,6 +85,19 @@ def test_generate_with_dense_passages(work: Path, model: Path) -> None:
     answer = ralm(*command, "--document-tokens", "24", "--retriever", "dense", "--json")
     assert answer.status == 0, answer.err
     assert json.loads(answer.out)["spans"]
+
+
+def test_what_an_interrupted_build_encoded_is_taken(work: Path, tmp_path: Path) -> None:
+    """Here one that FAISS refused in the end."""
+    command = ["index", work / "corpus.jsonl", "--out", tmp_path / "i", "--retriever", "dense"]
+    command += ["--encoder", work / "bert", "--faiss"]
+    failed(ralm(*command, "IVF99,Flat"), 2, "cannot be trained on 3 vectors")
+    assert [path.name for path in tmp_path.iterdir()] == [".i.vectors"]
+    answer = ralm(*command, "Flat")
+    assert answer.status == 0, answer.err
+    assert answer.out.endswith("taken from a build that was interrupted: 3\n")
+    assert "encoded:" not in answer.out
+    assert [path.name for path in tmp_path.iterdir()] == ["i"]
 
 
 def test_what_does_not_go_together(work: Path, tmp_path: Path) -> None:

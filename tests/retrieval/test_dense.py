@@ -265,6 +265,8 @@ def test_an_index_for_one_or_both(tmp_path: Path) -> None:
     build_index(passages, tmp_path / "bm25")
     build_index(passages, tmp_path / "dense", bm25=False, encoder=LetterEncoder())
     build_index(passages, tmp_path / "both", encoder=LetterEncoder())
+    with pytest.raises(UsageError, match="for BM25, for dense retrieval with an encoder, or for both"):
+        build_index(passages, tmp_path / "neither", bm25=False)
     with pytest.raises(UsageError, match="was not built for dense retrieval"):
         open_index(tmp_path / "bm25").dense()
     with pytest.raises(UsageError, match="was not built for BM25"):

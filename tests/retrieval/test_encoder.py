@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Router, Transformer
 from transformers import AutoTokenizer, BertModel, DPRContextEncoder, DPRQuestionEncoder
 
 from ralm.errors import MissingExtraError, ModelError, UsageError
@@ -18,7 +19,7 @@ from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.index import build_index, open_index
 from tests.fakes import passages_of
-from tests.tiny_encoders import POSITIONS, save_tiny_bert, save_tiny_dpr
+from tests.tiny_encoders import POSITIONS, WIDTH, save_tiny_bert, save_tiny_dpr
 
 TEXTS = ["a red fox", "the sea", "green hills, and sheep on the hills", "x"]
 LONG = "fox and sea " * 30
@@ -128,6 +129,21 @@ def test_a_model_of_sentence_transformers_with_its_prompts(folders: Path, tmp_pa
     ours = SentenceEncoder(EncoderOptions(encoder=str(tmp_path / "own")))
     close(ours.encode_queries(TEXTS), own.encode(TEXTS, prompt="query: "))
     close(ours.encode_passages(passages_of(*TEXTS)), own.encode(TEXTS, prompt="passage: "))
+
+
+def test_two_encoders_in_one_model(folders: Path, tmp_path: Path) -> None:
+    """A model of sentence-transformers that takes queries one way and documents another."""
+    save_tiny_bert(tmp_path / "other", seed=1)
+    ways = [[Transformer(str(name)), Pooling(WIDTH, "cls")] for name in (folders / "bert", tmp_path / "other")]
+    SentenceTransformer(modules=[Router.for_query_document(*ways)]).save(
+        str(tmp_path / "both"), create_model_card=False
+    )
+    for query, passage in ((None, None), (8, 11)):
+        lengths: dict[str, Any] = {"query_length": query, "passage_length": passage}
+        both, other = encoder(tmp_path, "both", **lengths), encoder(tmp_path, "other", pooling="cls", **lengths)
+        one = encoder(folders, pooling="cls", **lengths)
+        close(both.encode_queries([*TEXTS, LONG]), one.encode_queries([*TEXTS, LONG]))
+        close(both.encode_passages(passages_of(*TEXTS)), other.encode_passages(passages_of(*TEXTS)))
 
 
 def test_equal_weights_have_equal_fingerprints(folders: Path, tmp_path: Path) -> None:

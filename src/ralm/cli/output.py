@@ -86,7 +86,7 @@ def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: Skip
     parts = [f"{counts[what]:,} {what}" for what in ("passages", "terms", "postings") if what in counts]
     print_line(f"{out}: {', '.join(parts)}")
     if isinstance(dense := manifest.settings.get("dense"), dict):
-        print_line(f"vectors of {dense['dimension']} dimensions in a FAISS index {dense['faiss']}")
+        print_vectors(dense, counts["passages"])
     for reason in (BY_TITLE, BY_OVERLAP):
         if removed := removals.count(reason):
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
@@ -107,6 +107,18 @@ def print_demo(folder: Path, shown: Demonstration, model: LanguageModel, bm25: F
     prompt = prompt_where_retrieval_helps(shown, model)
     print_generation(prompt, generate(prompt, model, GenerationOptions(), bm25.retriever, bm25.passages), bm25.passages)
     print_line(NEXT_STEPS.format(folder=folder))
+
+
+def print_vectors(dense: Mapping[str, JsonValue], passages: int) -> None:
+    """What the vectors of an index are, how fast they were encoded, and how many an interrupted build had left."""
+    encoded, seconds = number(dense["encoded"]), number(dense["encoding_seconds"])
+    print_line(f"vectors of {dense['dimension']} dimensions in a FAISS index {dense['faiss']}")
+    if encoded:
+        print_line(
+            f"encoded: {encoded:,.0f} passages in {seconds:,.0f} s, {encoded / max(seconds, 1e-3):,.0f} a second"
+        )
+    if encoded < passages:
+        print_line(f"taken from a build that was interrupted: {passages - encoded:,.0f}")
 
 
 def print_cache(source: PassageSource | None) -> None:

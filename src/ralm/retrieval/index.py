@@ -136,46 +136,50 @@ def build_index(
     BM25, as its builder says. Passages of one document must follow each other to be counted as one.
 
     What was encoded is kept beside `out` until the index is complete: a build that was interrupted goes on from there.
-    Raises FolderExistsError, CorpusError where there are no passages, StorageError, and for dense retrieval what
-    `DenseBuilder` raises.
+    Raises UsageError where it is for neither, FolderExistsError, CorpusError where there are no passages, StorageError,
+    and for dense retrieval what `DenseBuilder` raises.
     """
-    assert bm25 or encoder, "an index that finds nothing"
+    if not (bm25 or encoder):
+        raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
     options = options or BM25Options()
     out = Path(out)
     with new_folder(out, force=force) as folder:
         terms = _bm25_builder(folder / _BM25, options, buffered_terms) if bm25 else None
-        documents, document, count = 0, None, 0
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
             dense = _dense_builder(folder / _DENSE, out, encoder, vectors, advance) if encoder else None
-            for passage in write_passages(folder / PASSAGES, passages):
-                if terms:
-                    terms.add(passage.contents)
-                if dense:
-                    dense.add(passage)
-                else:
-                    advance()
-                documents += passage.document_id != document
-                document = passage.document_id
-                count += 1
-            if dense:
-                dense.encode_rest()
-        counts = {"documents": documents, "passages": count}
+            written = write_passages(folder / PASSAGES, passages)
+            counts = _add_all(written, terms, dense, advance)
         settings: dict[str, JsonValue] = {}
         if terms:
             counts |= asdict(terms.finish())
             settings["bm25"] = {"analysis": analysis.NAME, "k1": options.k1, "b": options.b}
         if dense:
             settings["dense"] = dense.finish()
-        manifest = write_manifest(
-            folder,
-            kind=KIND,
-            format_version=FORMAT_VERSION,
-            settings={**settings, **describe()},
-            counts=counts,
-        )
+        settings |= describe()
+        manifest = write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts)
     if dense:
         dense.clear()
     return manifest
+
+
+def _add_all(
+    passages: Iterable[Passage], terms: Builder | None, dense: "DenseBuilder | None", advance: Advance
+) -> dict[str, int]:
+    """Give each passage to the builders; how many documents and passages there were."""
+    documents, document, count = 0, None, 0
+    for passage in passages:
+        if terms:
+            terms.add(passage.contents)
+        if dense:
+            dense.add(passage)
+        else:
+            advance()
+        documents += passage.document_id != document
+        document = passage.document_id
+        count += 1
+    if dense:
+        dense.encode_rest()
+    return {"documents": documents, "passages": count}
 
 
 def open_index(path: Path | str, options: BM25Options | None = None) -> Index:

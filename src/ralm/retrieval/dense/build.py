@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 import faiss
@@ -64,7 +65,8 @@ class DenseBuilder:
         self._index = new_faiss_index(encoder.dimension, self._options.faiss)
         self._waiting: list[Passage] = []
         self._files: list[Path] = []
-        self._count = 0
+        self._count = self._encoded = 0
+        self._seconds = 0.0
 
     def add(self, passage: Passage) -> None:
         """Encode the next passage, sooner or later.
@@ -97,6 +99,8 @@ class DenseBuilder:
             "encoder": self._config,
             "query_fingerprint": self._encoder.query_fingerprint,
             "dimension": self._encoder.dimension,
+            "encoded": self._encoded,
+            "encoding_seconds": round(self._seconds, 3),
             **asdict(self._options),
         }
 
@@ -111,7 +115,10 @@ class DenseBuilder:
             return
         file = self._work / f"{self._address(passages)}.npy"
         if not file.is_file():
+            begin = perf_counter()
             vectors_PD = self._encoder.encode_passages(passages, self._advance)
+            self._seconds += perf_counter() - begin
+            self._encoded += len(passages)
             _check_finite(vectors_PD, passages)
             _save(file, vectors_PD)
         elif self._advance:

@@ -14,20 +14,20 @@ from typing import Any, Final
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, BertConfig, DPRContextEncoder, DPRQuestionEncoder
+from transformers.utils import cached_file
 
 _CLASSES: Final = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
 _DPR_SETTINGS: Final = ("model_type", "architectures", "projection_dim")
 
 
 def is_dpr(name: str) -> bool:
-    """Whether a folder or hub model is an encoder of DPR; a folder is asked without loading anything."""
-    file = Path(name) / "config.json"
-    if Path(name).is_dir():
-        return file.is_file() and json.loads(file.read_text(encoding="utf-8")).get("model_type") == "dpr"
-    try:
-        return AutoConfig.from_pretrained(name).model_type == "dpr"
-    except (OSError, ValueError):
-        return False
+    """Whether a folder or hub model is an encoder of DPR, by its config.json; many models of sentence-transformers have
+    none.
+
+    Raises OSError where the hub cannot be reached.
+    """
+    file = cached_file(name, "config.json", _raise_exceptions_for_missing_entries=False)
+    return file is not None and json.loads(Path(file).read_text(encoding="utf-8")).get("model_type") == "dpr"
 
 
 def load_dpr(name: str, model_kwargs: dict[str, Any]) -> list[nn.Module]:
