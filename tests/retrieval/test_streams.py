@@ -44,12 +44,12 @@ def answers(bm25: BM25, queries: Sequence[str], k: int, partition: int) -> tuple
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 1 << 30),
-    passages=st.sampled_from([1, 2, 63, 64, 65, 300, 700]),
+    passages=st.sampled_from([1, 2, 63, 64, 65, 300, 700, 3000]),
     vocabulary=st.sampled_from([3, 40, 2000]),
     length=st.integers(1, 24),
     stride=st.integers(1, 30),
     k=st.sampled_from([1, 2, 16, 1000]),
-    partition=st.sampled_from([64, 128, 1 << 18]),
+    partition=st.sampled_from([1024, 2048, 1 << 17]),
     k1=st.sampled_from([0.0, 0.9]),
     batch=st.sampled_from([1, 7, 256]),
 )
@@ -113,6 +113,6 @@ def test_tables_that_grow_too_large_are_begun_anew(tmp_path: Path, monkeypatch: 
     expected = bm25.retrieve(queries, 4)
     monkeypatch.setattr(stream, "_TABLE_NUMBERS", 60 * len(bm25.collection.impact_C))
     monkeypatch.setattr(stream, "BATCH", 8)
-    numbers_QK, _ = answers(bm25, queries, 4, 64)
+    numbers_QK, _ = answers(bm25, queries, 4, 1024)
     np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
     assert (numbers_QK[1:] != NO_PASSAGE).any()

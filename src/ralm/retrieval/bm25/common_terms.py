@@ -1,12 +1,14 @@
-"""What a stream search knows of the commonest terms ahead: the most that each can add in every range of passages.
+"""The commonest terms of an index, laid out so that one passage can be asked for without reading a list of postings.
 
-A common term stands in most ranges of `RANGE` passages, so its postings are never walked through for a query: sums of
-these bounds say which ranges are worth a look. Everything is in bound units, `1 / 2 ** (FRACTION_BITS - UNIT_BITS)` of
-a score, rounded up.
+Most postings are those of a few hundred terms. For each of them and each block of 16 passages this holds the most that
+the term can add to a passage of the block, as a byte; and for each word of 64 passages bits that say which have the
+term, with the number of its postings before them. It is worked out in one pass over those postings.
 
-Letters of shapes: D common terms, R ranges, B blocks of ranges, C rows of the code table.
+Letters of shapes: V terms of the index, M common terms, B blocks, W words, C rows of the code table.
 """
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,41 +19,52 @@ from numpy.typing import NDArray
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.formula import FRACTION_BITS
 
-RANGE: Final = 8
-"""Passages of a range."""
-BLOCK: Final = 64
-"""Passages of a block, for which a common term's postings can be found without a search."""
-UNIT_BITS: Final = FRACTION_BITS - 5
-"""A bound unit in binary places of a fixed-point score: 1/32, so that the sums of a query fit into 16 bits."""
-_COMMON: Final = 64
-"""A term is common if it stands in one passage of so many."""
+BLOCK_BITS: Final = 4
+WORD_BITS: Final = 6
+STEP_BITS: Final = FRACTION_BITS - 6
+"""A step, in which bounds are given, in binary places of a fixed-point score: 1/64."""
+_COMMON: Final = 48
+"""A term is common if it stands in one passage of so many: its idf is then below 4, and a byte holds its steps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommonTerms:
-    """`place_of` finds the row of a term; `highest_DR` (uint8) is the most it adds to a passage of each range;
-    `skips_DB` (uint32) how many of its postings lie before each block."""
+    """`row_V` (int32): the row of each term among the common ones, -1 for a rare one. `highest_MB` (uint8): the most
+    that a term adds to a passage of each block where it stands in the query once, in steps, rounded up. `present_MW`
+    (uint64): which passages have it. `before_MW` (uint32): how many of its postings come before each word.
 
-    place_of: dict[int, int]
-    highest_DR: NDArray[np.uint8]
-    skips_DB: NDArray[np.uint32]
+    Four blocks make a word: B is 4 W.
+    """
+
+    row_V: NDArray[np.int32]
+    highest_MB: NDArray[np.uint8]
+    present_MW: NDArray[np.uint64]
+    before_MW: NDArray[np.uint32]
 
 
 def find_common_terms(
-    arrays: Arrays, passages: int, idf_of: NDArray[np.float64], impact_C: NDArray[np.float64]
+    arrays: Arrays, passages: int, idf_V: NDArray[np.float64], impact_C: NDArray[np.float64], threads: int = 1
 ) -> CommonTerms:
-    """Read the postings of the common terms once.
+    """Read the postings of the common terms once. `idf_V` is the idf of every term."""
+    terms = np.flatnonzero(np.diff(arrays.offsets) * _COMMON >= passages)
+    row_V = np.full(len(idf_V), -1, np.int32)
+    row_V[terms] = np.arange(len(terms))
+    words = -(-passages >> WORD_BITS)
+    common = CommonTerms(
+        row_V,
+        np.zeros((len(terms), words << (WORD_BITS - BLOCK_BITS)), np.uint8),
+        np.zeros((len(terms), words), np.uint64),
+        np.zeros((len(terms), words), np.uint32),
+    )
+    steps_MC = steps(fixed_points(idf_V[terms], impact_C)).astype(np.uint8)
 
-    `idf_of` has the idf (float64) of every term. A term that is common has an idf below 5, so a byte holds its bounds.
-    """
-    ranges = -(-passages // RANGE)
-    frequencies = np.diff(arrays.offsets)
-    terms = np.flatnonzero(frequencies * _COMMON >= passages)
-    highest_DR = np.zeros((len(terms), ranges), np.uint8)
-    skips_DB = np.zeros((len(terms), -(-passages // BLOCK) + 1), np.uint32)
-    bounds_DC = bound_units(fixed_points(idf_of[terms], impact_C)).astype(np.uint8)
-    _read(arrays.offsets, arrays.passages, arrays.codes, terms, bounds_DC, highest_DR, skips_DB)
-    return CommonTerms({int(term): place for place, term in enumerate(terms)}, highest_DR, skips_DB)
+    def fill(row: int) -> None:
+        term = slice(arrays.offsets[terms[row]], arrays.offsets[terms[row] + 1])
+        rows = common.highest_MB[row], common.present_MW[row], common.before_MW[row]
+        _fill(arrays.passages[term], arrays.codes[term], steps_MC[row], *rows)
+
+    _each(fill, len(terms), threads)
+    return common
 
 
 def fixed_points(idf_T: NDArray[np.float64], impact_C: NDArray[np.float64]) -> NDArray[np.int32]:
@@ -59,32 +72,33 @@ def fixed_points(idf_T: NDArray[np.float64], impact_C: NDArray[np.float64]) -> N
     return np.maximum(1, np.rint(idf_T[:, None] * impact_C * 2.0**FRACTION_BITS)).astype(np.int32)
 
 
-def bound_units(points: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Points in bound units, rounded up."""
-    return (points + ((1 << UNIT_BITS) - 1)) >> UNIT_BITS
+def steps(points: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Points as steps, rounded up."""
+    return (points + ((1 << STEP_BITS) - 1)) >> STEP_BITS
+
+
+def _each(work: Callable[[int], None], count: int, threads: int) -> None:
+    """Do all pieces of a piece of work, by several threads."""
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        list(pool.map(work, range(count)))
 
 
 @nb.njit(cache=True, nogil=True)
-def _read(
-    offsets: NDArray[np.int64],
+def _fill(
     passages: NDArray[np.int32],
     codes: NDArray[np.unsignedinteger[Any]],
-    terms: NDArray[np.int64],
-    bounds_DC: NDArray[np.uint8],
-    highest_DR: NDArray[np.uint8],
-    skips_DB: NDArray[np.uint32],
+    steps_C: NDArray[np.uint8],
+    highest_B: NDArray[np.uint8],
+    present_W: NDArray[np.uint64],
+    before_W: NDArray[np.uint32],
 ) -> None:
-    for place in range(len(terms)):
-        first, last = offsets[terms[place]], offsets[terms[place] + 1]
-        block = 0
-        for posting in range(first, last):
-            passage = passages[posting]
-            bound = bounds_DC[place, codes[posting]]
-            if bound > highest_DR[place, passage // RANGE]:
-                highest_DR[place, passage // RANGE] = bound
-            while block <= passage // BLOCK:
-                skips_DB[place, block] = posting - first
-                block += 1
-        while block < skips_DB.shape[1]:
-            skips_DB[place, block] = last - first
-            block += 1
+    """Lay out the postings of one term."""
+    for posting in range(len(passages)):
+        passage = passages[posting]
+        block, word = passage >> BLOCK_BITS, passage >> WORD_BITS
+        highest_B[block] = max(highest_B[block], steps_C[codes[posting]])
+        present_W[word] |= np.uint64(1) << np.uint64(passage & 63)
+        if word + 1 < len(before_W):
+            before_W[word + 1] += np.uint32(1)
+    for word in range(1, len(before_W)):
+        before_W[word] += before_W[word - 1]

@@ -27,7 +27,7 @@ from ralm.retrieval.analysis import Analyser
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.common_terms import find_common_terms
 from ralm.retrieval.bm25.formula import FRACTION_BITS, BM25Options, idf, impact
-from ralm.retrieval.bm25.stream import HEAVIEST, Collection, Stream
+from ralm.retrieval.bm25.stream import Collection, Stream
 
 PARTITION: Final = 1 << 17
 """Passages scored at a time: 512 KiB of accumulators."""
@@ -66,9 +66,9 @@ class BM25:
     @cached_property
     def collection(self) -> Collection:
         """What streams over this index share; made when first asked for, by reading the commonest terms' postings."""
-        idf_of = idf(np.diff(self._arrays.offsets), self._with_terms)
-        common = find_common_terms(self._arrays, self._passages, idf_of, self._impact_C)
-        return Collection(self._arrays, self._passages, idf_of, self._impact_C, common)
+        idf_V = idf(np.diff(self._arrays.offsets), self._with_terms)
+        common = find_common_terms(self._arrays, self._passages, idf_V, self._impact_C)
+        return Collection(self._arrays, self._passages, idf_V, self._impact_C, common)
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -111,7 +111,7 @@ class BM25:
         shared = sum(len(set(one) & set(other)) for one, other in pairwise(queries))
         if shared < STREAM_OVERLAP * sum(len(set(query)) for query in queries):
             return False
-        return max(float(self.collection.idf_of[list(query)].sum()) for query in queries) <= HEAVIEST
+        return all(map(self.collection.bears, queries))
 
     def _stream(
         self, queries: Sequence[Sequence[int]], numbers_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]

@@ -1,0 +1,34 @@
+"""Passages that must not be hits, for each query: the text's own, or those of titles that an evaluation leaves out."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Forbidden(NamedTuple):
+    """Lists of rising passage numbers end to end, and which list is each query's, -1 for none.
+
+    Letters of shapes: F lists, Q queries.
+    """
+
+    ends_F: NDArray[np.int64]
+    passages: NDArray[np.int64]
+    list_Q: NDArray[np.int64]
+
+    @classmethod
+    def none(cls, queries: int) -> Self:
+        """Nothing is forbidden."""
+        return cls.of([], np.full(queries, -1, np.int64))
+
+    @classmethod
+    def of(cls, lists: Sequence[Iterable[int]], list_Q: NDArray[np.int64]) -> Self:
+        """Lists of passage numbers, in any order, and which of them each query may not find; -1 for none."""
+        sorted_lists = [np.unique(np.fromiter(numbers, np.int64)) for numbers in lists]
+        ends = np.cumsum([0, *map(len, sorted_lists)], dtype=np.int64)
+        return cls(ends, np.concatenate([*sorted_lists, np.zeros(0, np.int64)]), list_Q)
+
+    def some(self, first: int, last: int) -> Self:
+        """The same for the queries from `first` to `last`."""
+        return self._replace(list_Q=self.list_Q[first:last])
