@@ -21,8 +21,8 @@ from ralm.records import NO_PASSAGE
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.best import empty
 from ralm.retrieval.bm25.common_terms import BLOCK_BITS, STEP_BITS, CommonTerms
-from ralm.retrieval.bm25.formula import FRACTION_BITS
 from ralm.retrieval.bm25.forbidden import Forbidden
+from ralm.retrieval.bm25.formula import FRACTION_BITS
 from ralm.retrieval.bm25.sweep import ALIGNED, Postings, Queries, State, Terms, sweep
 
 PARTITION: Final = 1 << 17
@@ -70,6 +70,23 @@ class Stream:
         )
         self._begin()
 
+    def _begin(self) -> None:
+        """Know no terms, and stand before the first query."""
+        collection = self._collection
+        partitions = max(1, -(-collection.passages // self._partition))
+        rows = max(1, min(_FIRST_ROWS, _TABLE_NUMBERS // len(collection.impact_C)))
+        self._known = 0
+        self._row_V = np.full(len(collection.idf_V), -1, np.int32)
+        self._terms = Terms(
+            slices_TS=np.zeros((rows, partitions + 1), np.int64),
+            points_TC=np.zeros((rows, len(collection.impact_C)), np.int32),
+            words_T=np.zeros(rows, np.int64),
+        )
+        self._frequency_T = np.zeros(rows, np.int64)
+        self._standing_T = np.zeros(rows, np.int64)
+        self._last = np.zeros(0, np.int64)
+        self._state = _state(collection.passages, partitions, self._k)
+
     def search(
         self, queries: Sequence[Sequence[int]], forbidden: Forbidden | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -113,23 +130,6 @@ class Stream:
             found_Q,
         )  # fmt: skip
         _empty(heaps_QK, found_Q, numbers_QK, scores_QK)
-
-    def _begin(self) -> None:
-        """Know no terms, and stand before the first query."""
-        collection = self._collection
-        partitions = max(1, -(-collection.passages // self._partition))
-        rows = max(1, min(_FIRST_ROWS, _TABLE_NUMBERS // len(collection.impact_C)))
-        self._known = 0
-        self._row_V = np.full(len(collection.idf_V), -1, np.int32)
-        self._terms = Terms(
-            slices_TS=np.zeros((rows, partitions + 1), np.int64),
-            points_TC=np.zeros((rows, len(collection.impact_C)), np.int32),
-            words_T=np.zeros(rows, np.int64),
-        )
-        self._frequency_T = np.zeros(rows, np.int64)
-        self._standing_T = np.zeros(rows, np.int64)
-        self._last = np.zeros(0, np.int64)
-        self._state = _state(collection.passages, partitions, self._k)
 
     def _make_room(self, terms: int) -> None:
         """Have tables for so many new terms: larger ones, or empty ones where they would grow too large."""
@@ -201,7 +201,10 @@ def _learn(
 
 @nb.njit(cache=True, nogil=True)
 def _empty(
-    heaps_QK: NDArray[np.int64], found_Q: NDArray[np.int64], numbers_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]
+    heaps_QK: NDArray[np.int64],
+    found_Q: NDArray[np.int64],
+    numbers_QK: NDArray[np.int64],
+    scores_QK: NDArray[np.float32],
 ) -> None:
     """Write down what the heaps hold."""
     for query in range(len(found_Q)):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ralm.retrieval.bm25.best import offer, passage_of, worst
 from ralm.retrieval.bm25.common_terms import BLOCK_BITS, STEP_BITS, WORD_BITS
-from ralm.retrieval.bm25.forbidden import Forbidden
+from ralm.retrieval.bm25.forbidden import Forbidden, forbidden_to
 from ralm.retrieval.bm25.vectors import LANES, MARKS, bound_lanes, count_bits, highest, lowest_bit, tighten
 
 ALIGNED: Final = LANES * MARKS
@@ -113,10 +113,8 @@ def sweep(
             _change_common(postings, terms, queries, here, w, base, size)
             _change_rare(postings, terms, queries, here, w, number, base)
             count = _common_terms(terms, queries, w, wanted)
-            listed = forbidden.list_Q[w]
-            begin, end = (0, 0) if listed < 0 else (forbidden.ends_F[listed], forbidden.ends_F[listed + 1])
             found_W[w] = _collect(
-                postings, terms, here, wanted, count, forbidden.passages[begin:end], base, heaps_WK[w], found_W[w],
+                postings, terms, here, wanted, count, forbidden_to(forbidden, w), base, heaps_WK[w], found_W[w],
                 floors_K, lanes,
             )  # fmt: skip
 
@@ -210,7 +208,7 @@ def _collect(
     lanes: NDArray[np.int32],
 ) -> int:
     """Offer the passages of a partition that may be among the best; how many those then are."""
-    sums_N, rare_B, common_B, bound_B, kept_K, kept = here
+    sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
     floor = _floor(postings, terms, here, wanted, count, forbidden, base, heap, found, floors_K)
     least = max(floor, np.int64(1))
     for begin in range(0, len(bound_B), MARKS):
@@ -299,11 +297,11 @@ def _common_score(postings: Postings, terms: Terms, wanted: Wanted, count: int, 
             term = wanted.terms[i]
             posting = terms.slices_TS[term, 0] + postings.before[at] + count_bits(present & (bit - np.uint64(1)))
             score += terms.points_TC[term, postings.codes[posting]] * np.int64(wanted.times[i])
-    return score
+    return int(score)
 
 
 @nb.njit(cache=True, nogil=True)
 def _is_in(numbers: NDArray[np.int64], number: int) -> bool:
     """Whether a number is among these rising ones."""
     place = np.searchsorted(numbers, number) if len(numbers) else 0
-    return place < len(numbers) and numbers[place] == number
+    return bool(place < len(numbers) and numbers[place] == number)
