@@ -70,6 +70,28 @@ def test_help_waits_for_no_heavy_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("retriever", ["bm25", "random"])
+def test_forbidden_passages_are_not_found(work: Path, tmp_path: Path, retriever: str) -> None:
+    titles, documents = tmp_path / "titles.txt", tmp_path / "documents.txt"
+    titles.write_text("the hill\n")
+    documents.write_text("town\n")
+    options = ["--forbidden-titles", titles, "--forbidden-documents", documents, "--retriever", retriever]
+    answer = ralm("search", work / "index", "sheep on the sea", *options, "--json")
+    assert answer.status == 0
+    assert {hit["title"] for hit in json.loads(answer.out)["hits"]} == {"The Sea"}
+    assert "4 of 6 passages are forbidden" in answer.err
+
+
+def test_forbidden_documents_that_are_no_file(work: Path, tmp_path: Path) -> None:
+    failed(ralm("search", work / "index", "sea", "--forbidden-documents", tmp_path / "none"), 1, "does not exist")
+    (tmp_path / "empty.txt").write_text("\n")
+    failed(
+        ralm("search", work / "index", "sea", "--forbidden-documents", tmp_path / "empty.txt"),
+        1,
+        "holds no document ids",
+    )
+
+
 def test_search(work: Path) -> None:
     answer = ralm("search", work / "index", "sheep on the hill", "-k", "2", "--json")
     assert answer.status == 0

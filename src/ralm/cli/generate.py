@@ -24,6 +24,8 @@ def generate(
     ef_search: options.EfSearch = None,
     fusion: options.Fusion = options.FUSION.method,
     dense_weight: options.DenseWeight = options.FUSION.dense_weight,
+    forbidden_titles: options.ForbiddenTitles = None,
+    forbidden_documents: options.ForbiddenDocuments = None,
     cache: options.Cache = None,
     new_tokens: Annotated[int, typer.Option(help="Write at most so many tokens.")] = _DEFAULT.new_tokens,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _DEFAULT.temperature,
@@ -46,6 +48,8 @@ def generate(
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
         fusion=FusionOptions(method=fusion, dense_weight=dense_weight),
+        forbidden_titles=forbidden_titles,
+        forbidden_documents=forbidden_documents,
         cache=cache,
     )
     settings = GenerationOptions(

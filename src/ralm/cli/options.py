@@ -43,6 +43,12 @@ Fusion = Annotated[
     typer.Option(help="Hybrid: add up reciprocal ranks (rrf), or scores scaled between 0 and 1 (interpolation)."),
 ]
 DenseWeight = Annotated[float, typer.Option(help="Hybrid: what dense weighs in interpolation; BM25 weighs the rest.")]
+ForbiddenTitles = Annotated[
+    Path | None, typer.Option(help="Never find passages of documents with these titles, one a line.")
+]
+ForbiddenDocuments = Annotated[
+    Path | None, typer.Option(help="Never find passages of documents with these ids, one a line.")
+]
 Cache = Annotated[
     Path | None, typer.Option(help="Keep what is retrieved in this file, and take from it what was retrieved before.")
 ]
@@ -97,6 +103,8 @@ class RetrieverChoice:
     any_encoder: bool = False
     search: DenseSearchOptions = field(default_factory=DenseSearchOptions)
     fusion: FusionOptions = FUSION
+    forbidden_titles: Path | None = None
+    forbidden_documents: Path | None = None
     cache: Path | None = None
 
     def __post_init__(self) -> None:

@@ -24,6 +24,8 @@ def retrieve(
     ef_search: options.EfSearch = None,
     fusion: options.Fusion = options.FUSION.method,
     dense_weight: options.DenseWeight = options.FUSION.dense_weight,
+    forbidden_titles: options.ForbiddenTitles = None,
+    forbidden_documents: options.ForbiddenDocuments = None,
     cache: options.Cache = None,
     seed: options.Seed = 0,
     stride: options.Stride = options.PLAN.stride,
@@ -45,6 +47,8 @@ def retrieve(
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
         fusion=FusionOptions(method=fusion, dense_weight=dense_weight),
+        forbidden_titles=forbidden_titles,
+        forbidden_documents=forbidden_documents,
         cache=cache,
     )
     plan = PlanOptions(
