@@ -16,6 +16,7 @@ message alone and exits with `exit_status`; a traceback is always a bug of ours.
     |   +-- NewerFormatError     written by a later ralm
     |   +-- OtherEncoderError    an index of vectors that another encoder made
     +-- StorageError             the disk is full, or will not take the file
+    +-- WorkerError              a process that worked for this one has died
     +-- ModelError               a language model, encoder or tokenizer that cannot be loaded or used as asked
     +-- MissingExtraError        an optional dependency that is not installed
 """
@@ -75,6 +76,10 @@ class OtherEncoderError(FolderError):
 
 class StorageError(RalmError):
     """The disk is full or refuses the file; what was there before is untouched."""
+
+
+class WorkerError(RalmError):
+    """A process that worked for this one has died."""
 
 
 class ModelError(RalmError):

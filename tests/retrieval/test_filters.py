@@ -1,5 +1,6 @@
 """Forbidden passages: never found, and everything else as it would be without them."""
 
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_bm25_without_passages(index: Index) -> None:
 class Ranked:
     """A retriever that ranks ten passages in an order of its own for each query."""
 
-    def retrieve(self, queries: list[str], k: int) -> Hits:
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         ranked = np.stack([np.random.default_rng(len(query)).permutation(10) for query in queries] or [np.arange(10)])
         numbers_QK = np.full((len(queries), k), NO_PASSAGE)
         numbers_QK[:, : min(k, 10)] = ranked[: len(queries), :k]

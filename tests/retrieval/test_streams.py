@@ -20,10 +20,10 @@ from ralm.retrieval.bm25.stream import Stream
 
 
 def indexed(folder: Path, texts: Sequence[str], options: BM25Options | None = None) -> BM25:
-    builder = Builder(folder, options or BM25Options())
-    for text in texts:
-        builder.add(text)
-    builder.finish()
+    with Builder(folder, options or BM25Options()) as builder:
+        for text in texts:
+            builder.add(text)
+        builder.finish()
     return BM25(open_arrays(folder), len(texts), options)
 
 

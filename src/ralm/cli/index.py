@@ -8,8 +8,10 @@ from pydantic import JsonValue
 
 from ralm.cli import options
 from ralm.errors import UsageError
+from ralm.retrieval.bm25.options import BuildOptions, cores
 from ralm.retrieval.dense.options import EncoderOptions, Pooling, VectorOptions
 
+_BUILD = BuildOptions()
 _VECTORS = VectorOptions()
 
 
@@ -42,6 +44,12 @@ def index(
     ] = 0.0,
     k1: Annotated[float, typer.Option(min=0.0, help="BM25: how soon repeated terms stop counting.")] = 0.9,
     b: Annotated[float, typer.Option(min=0.0, max=1.0, help="BM25: how much long passages are marked down.")] = 0.4,
+    memory: Annotated[
+        float, typer.Option(help="BM25: megabytes for postings on their way to the disk; the vocabulary comes on top.")
+    ] = _BUILD.megabytes,
+    workers: Annotated[
+        int | None, typer.Option(help="BM25: processes that analyse a large corpus.", show_default="one a core")
+    ] = None,
     retriever: Annotated[
         Literal["bm25", "dense", "both"], typer.Option(help="What to index for; both serves hybrid retrieval too.")
     ] = "bm25",
@@ -149,6 +157,7 @@ def index(
         encoder=chosen,
         vectors=VectorOptions(faiss=faiss, training_sample=training_sample),
         describe=describe,
+        build=BuildOptions(megabytes=memory, workers=cores() if workers is None else workers),
         force=force,
     )
     print_index(out, manifest, removals, skipped)

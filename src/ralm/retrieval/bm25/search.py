@@ -10,7 +10,6 @@ kernels hold no lock, so queries are spread over the cores.
 Letters of shapes: Q queries, K hits a query.
 """
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ from ralm.retrieval.bm25.common_terms import find_common_terms
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options, idf, impact
 from ralm.retrieval.bm25.online import Online
+from ralm.retrieval.bm25.options import cores
 from ralm.retrieval.bm25.scan import scan
 from ralm.retrieval.bm25.stream import Collection, Stream
 
@@ -76,7 +76,7 @@ class BM25:
     @cached_property
     def _collection(self) -> Collection:
         idf_V = idf(np.diff(self._arrays.offsets), self._with_terms)
-        common = find_common_terms(self._arrays, self._passages, idf_V, self._impact_C, threads=_cores())
+        common = find_common_terms(self._arrays, self._passages, idf_V, self._impact_C, threads=cores())
         return Collection(self._arrays, self._passages, idf_V, self._impact_C, common)
 
     @property
@@ -106,7 +106,7 @@ class BM25:
         if suits and len(queries) < STREAM_QUERIES:
             answer, size = self._follow, _QUERIES_A_TASK
         elif suits and self._overlap(queries) and all(map(self.collection.bears, queries)):
-            answer, size = self._stream, max(STREAM_QUERIES, -(-len(queries) // _cores()))
+            answer, size = self._stream, max(STREAM_QUERIES, -(-len(queries) // cores()))
         else:
             answer, size = self._scan, _QUERIES_A_TASK
 
@@ -118,7 +118,7 @@ class BM25:
         if len(tasks) == 1:
             work(0)
         elif tasks:
-            with ThreadPoolExecutor(max_workers=min(_cores(), len(tasks))) as pool:
+            with ThreadPoolExecutor(max_workers=min(cores(), len(tasks))) as pool:
                 list(pool.map(work, tasks))
         return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
 
@@ -171,7 +171,3 @@ class BM25:
             ends, begins, stops, idf(stops - begins, self._with_terms), counts, self._impact_C, arrays.passages,
             arrays.codes, self._passages, self._partition, forbidden, numbers_QK, scores_QK,
         )  # fmt: skip
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
