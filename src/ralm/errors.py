@@ -14,6 +14,7 @@ message alone and exits with `exit_status`; a traceback is always a bug of ours.
     |   +-- NotAFolderOfThisKindError
     |   +-- DamagedFolderError   truncated or altered
     |   +-- NewerFormatError     written by a later ralm
+    |   +-- OlderFormatError     written by a ralm whose format is no longer read
     |   +-- OtherEncoderError    an index of vectors that another encoder made
     +-- StorageError             the disk is full, or will not take the file
     +-- WorkerError              a process that worked for this one has died
@@ -68,6 +69,10 @@ class DamagedFolderError(FolderError):
 
 class NewerFormatError(FolderError):
     """The folder was written in a format later than this version of ralm knows."""
+
+
+class OlderFormatError(FolderError):
+    """The folder was written in a format that this version of ralm no longer reads."""
 
 
 class OtherEncoderError(FolderError):

@@ -13,6 +13,7 @@ from ralm.errors import (
     FolderExistsError,
     NewerFormatError,
     NotAFolderOfThisKindError,
+    OlderFormatError,
     StorageError,
 )
 from ralm.folders import MANIFEST
@@ -148,7 +149,8 @@ def test_damage_is_told(index: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"format_version": 2}, NewerFormatError, "Upgrade ralm"),
+        ({"format_version": 3}, NewerFormatError, "Upgrade ralm"),
+        ({"format_version": 1}, OlderFormatError, "Build the index again"),
         ({"kind": "run"}, NotAFolderOfThisKindError, "is a ralm run"),
         ({"settings": {}}, DamagedFolderError, "does not say k1 and b"),
         ({"settings": {"bm25": {"k1": "much", "b": 0.4}}}, DamagedFolderError, "does not say k1 and b"),

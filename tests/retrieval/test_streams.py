@@ -20,7 +20,7 @@ from ralm.retrieval.bm25.stream import Stream
 
 
 def indexed(folder: Path, texts: Sequence[str], options: BM25Options | None = None) -> BM25:
-    with Builder(folder, options or BM25Options()) as builder:
+    with Builder(folder) as builder:
         for text in texts:
             builder.add(text)
         builder.finish()
@@ -181,3 +181,20 @@ def test_one_index_asked_by_several_threads(tmp_path: Path, monkeypatch: pytest.
     with ThreadPoolExecutor(max_workers=12) as pool:
         for numbers_QK, known in zip(pool.map(ask, texts), expected, strict=True):
             np.testing.assert_array_equal(numbers_QK, known)
+
+
+def test_more_kinds_of_postings_than_a_byte_numbers(tmp_path: Path) -> None:
+    """Frequencies and lengths of all sorts, of rare terms and of common ones."""
+    rng = np.random.default_rng(0)
+    texts = []
+    for _ in range(3000):
+        rare = [f"r{rng.integers(0, 100)}"] * int(rng.integers(1, 60))
+        common = [f"w{rng.integers(0, 5)}"] * int(rng.integers(1, 200))
+        texts.append(" ".join(rare + common))
+    bm25 = indexed(tmp_path, texts)
+    assert len(np.load(tmp_path / "escaped.npy")) > 1000
+    queries = [f"r{a} r{a + 1} w{b} w{b + 1}" for a in range(0, 90, 3) for b in range(4)]
+    numbers_QK, scores_QK = answers(bm25, queries, 10, 1024)
+    expected = bm25.retrieve(queries, 10)
+    np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
+    np.testing.assert_array_equal(scores_QK, expected.scores_QK)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ralm.retrieval.dense.search import Dense
 
 KIND: Final = "index"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 _BM25: Final = "bm25"
 _DENSE: Final = "dense"
 _ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
@@ -146,7 +146,7 @@ def build_index(
     options = options or BM25Options()
     out = Path(out)
     with new_folder(out, force=force) as folder, ExitStack() as stack:
-        terms = stack.enter_context(_bm25_builder(folder / _BM25, options, build)) if bm25 else None
+        terms = stack.enter_context(_bm25_builder(folder / _BM25, build)) if bm25 else None
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
             dense = _dense_builder(folder / _DENSE, out, encoder, vectors, advance) if encoder else None
             written = write_passages(folder / PASSAGES, passages)
@@ -187,18 +187,18 @@ def _add_all(
 def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
     """Open an index; `options` replace the constants of BM25 that it was built with.
 
-    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
+    Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError.
     """
     path = Path(path)
-    manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
+    manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION, oldest=FORMAT_VERSION)
     only_dense = "dense" in manifest.settings and "bm25" not in manifest.settings
     constants = None if only_dense else _built_with(path, manifest)
     return Index(path, manifest, PassageStore(path / PASSAGES), constants and (options or constants))
 
 
-def _bm25_builder(folder: Path, options: BM25Options, build: BuildOptions | None) -> Builder:
+def _bm25_builder(folder: Path, build: BuildOptions | None) -> Builder:
     folder.mkdir()
-    return Builder(folder, options, build)
+    return Builder(folder, build)
 
 
 def _dense_builder(

@@ -1,15 +1,18 @@
 """The arrays of a BM25 index, by name, mapped from a folder.
 
-    offsets.npy      int64, terms + 1     where each term's postings begin
-    passages.npy     int32, postings      passage numbers, ascending within a term
-    codes.npy        uint8 or uint16      for each posting a row of the code table
-    code_table.npy   int32, codes x 2     term frequency and passage length (as Lucene stores it), by rising impact
-    totals.npy       int64, 2             terms in all passages, and passages that have any: what averages divide
-    vocabulary.npy   uint8                the terms in byte order, UTF-8, end to end
-    term_ends.npy    int64, terms         where each of those ends
-    term_ids.npy     int32, terms         the row of `offsets` that is its
+    offsets.npy        uint, terms + 1    where each term's postings begin, and where the last end
+    passages.npy       int32, postings    passage numbers, ascending within a term
+    codes.npy          uint8, postings    the row of the code table of each posting, or 255: it is among the escaped
+    escaped.npy        int64              the places of the postings with code 255, rising
+    escaped_rows.npy   int32              their rows of the code table
+    code_table.npy     int32, rows x 2    term frequency and passage length (as Lucene stores it); 255 is empty
+    totals.npy         int64, 2           terms in all passages, and passages that have any: what averages divide
+    vocabulary.npy     uint8              the terms in byte order, UTF-8, end to end
+    term_ends.npy      uint, terms        where each of those ends
+    term_ids.npy       int32, terms       the row of `offsets` that is its
 
-Five bytes a posting where there are at most 256 distinct pairs of frequency and length, and nothing is lost.
+Five bytes a posting and some 20 a term, and nothing is lost. Offsets are of 32 bits on disk where those suffice, and
+always of 64 in memory.
 """
 
 from dataclasses import dataclass
@@ -20,7 +23,21 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-NAMES: Final = ("offsets", "passages", "codes", "code_table", "totals", "vocabulary", "term_ends", "term_ids")
+from ralm.retrieval.bm25.codes import PostingCodes
+
+NAMES: Final = (
+    "offsets",
+    "passages",
+    "codes",
+    "escaped",
+    "escaped_rows",
+    "code_table",
+    "totals",
+    "vocabulary",
+    "term_ends",
+    "term_ids",
+)
+_OFFSETS: Final = ("offsets", "term_ends")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +46,19 @@ class Arrays:
 
     offsets: NDArray[np.int64]
     passages: NDArray[np.int32]
-    codes: NDArray[np.unsignedinteger[Any]]
+    codes: NDArray[np.uint8]
+    escaped: NDArray[np.int64]
+    escaped_rows: NDArray[np.int32]
     code_table: NDArray[np.int32]
     totals: NDArray[np.int64]
     vocabulary: NDArray[np.uint8]
     term_ends: NDArray[np.int64]
     term_ids: NDArray[np.int32]
+
+    @property
+    def posting_codes(self) -> PostingCodes:
+        """The codes as kernels take them."""
+        return PostingCodes(self.codes, self.escaped, self.escaped_rows)
 
     @cached_property
     def _found(self) -> dict[str, int]:
@@ -64,7 +88,13 @@ class Arrays:
 
 def open_arrays(folder: Path) -> Arrays:
     """Map the arrays of a folder."""
-    return Arrays(**{name: _mapped(folder / f"{name}.npy") for name in NAMES})
+    arrays = {name: _mapped(folder / f"{name}.npy") for name in NAMES}
+    return Arrays(**arrays | {name: arrays[name].astype(np.int64, copy=False) for name in _OFFSETS})
+
+
+def narrow(offsets: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
+    """Offsets, rising, in as few bytes as hold the last."""
+    return offsets.astype(np.uint32 if not len(offsets) or offsets[-1] < 1 << 32 else np.uint64)
 
 
 def _mapped(file: Path) -> NDArray[Any]:

@@ -13,8 +13,9 @@ from typing import Final, Self
 import numpy as np
 
 from ralm.errors import CorpusError
-from ralm.retrieval.bm25.codes import Kinds
-from ralm.retrieval.bm25.formula import BM25Options, length_bytes
+from ralm.retrieval.bm25.arrays import narrow
+from ralm.retrieval.bm25.codes import PairCounts
+from ralm.retrieval.bm25.formula import length_bytes
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.runs import Run, begin_array, offsets_of, sort_by_term, write_postings, write_run
 from ralm.retrieval.bm25.term_ids import Ids, TermIds
@@ -39,10 +40,9 @@ class Builder:
     To be used in a `with` block, which ends the processes that it may have begun.
     """
 
-    def __init__(self, folder: Path, options: BM25Options, build: BuildOptions | None = None) -> None:
+    def __init__(self, folder: Path, build: BuildOptions | None = None) -> None:
         build = build or BuildOptions()
         self._folder = folder
-        self._options = options
         self._capacity = build.buffered_terms
         self._term_ids = TermIds(build.workers)
         self._batch: list[str] = []
@@ -51,7 +51,7 @@ class Builder:
         self._buffered = 0
         self._length_bytes = bytearray()
         self._tokens = self._with_terms = 0
-        self._kinds = Kinds()
+        self._pairs = PairCounts()
         self._runs: list[Run] = []
 
     def __enter__(self) -> Self:
@@ -85,12 +85,12 @@ class Builder:
         vocabulary = self._term_ids.vocabulary
         np.save(self._folder / "totals.npy", np.array([self._tokens, self._with_terms], np.int64))
         _write_vocabulary(self._folder, vocabulary)
-        codes = self._kinds.codes(self._tokens / max(self._with_terms, 1), self._options)
-        np.save(self._folder / "code_table.npy", codes.table)
+        table = self._pairs.table()
+        np.save(self._folder / "code_table.npy", table.pairs)
         offsets = offsets_of(self._runs, len(vocabulary))
-        np.save(self._folder / "offsets.npy", offsets)
+        np.save(self._folder / "offsets.npy", narrow(offsets))
         lengths = np.frombuffer(self._length_bytes, np.uint8)
-        write_postings(self._folder, self._runs, offsets, lengths, codes, self._capacity)
+        write_postings(self._folder, self._runs, offsets, lengths, table, self._capacity)
         for run in self._runs:
             run.file.unlink()
         return Counts(passages, len(vocabulary), int(offsets[-1]), self._tokens)
@@ -121,7 +121,7 @@ class Builder:
         self._length_bytes += length_bytes(lengths).tobytes()
         begins = np.concatenate([[0], np.cumsum(lengths)])
         postings = sort_by_term(terms, begins, len(self._term_ids.vocabulary), first)
-        self._kinds.add(postings[2] - first, postings[3], length_bytes(lengths))
+        self._pairs.add(postings[2] - first, postings[3], length_bytes(lengths))
         self._runs.append(write_run(self._folder / f"run-{len(self._runs)}", *postings))
 
 
@@ -129,7 +129,7 @@ def _write_vocabulary(folder: Path, vocabulary: dict[str, int]) -> None:
     """The terms in the order of their bytes, which is that of their characters, for binary search on disk."""
     terms = sorted(vocabulary)
     ends = np.cumsum(np.fromiter((len(_spelt(term)) for term in terms), np.int64, len(terms)), dtype=np.int64)
-    np.save(folder / "term_ends.npy", ends)
+    np.save(folder / "term_ends.npy", narrow(ends))
     np.save(folder / "term_ids.npy", np.fromiter((vocabulary[term] for term in terms), np.int32, len(terms)))
     with (folder / "vocabulary.npy").open("wb") as stream:
         begin_array(stream, np.uint8, int(ends[-1]) if len(ends) else 0)

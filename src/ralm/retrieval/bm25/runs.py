@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ralm.progress import progress_bar
-from ralm.retrieval.bm25.codes import Codes
+from ralm.retrieval.bm25.codes import ESCAPE, CodeTable
 
 _INT: Final = np.dtype(np.int32)
 
@@ -77,24 +77,31 @@ def write_postings(
     runs: list[Run],
     offsets: NDArray[np.int64],
     lengths: NDArray[np.uint8],
-    codes: Codes,
+    table: CodeTable,
     at_a_time: int,
 ) -> None:
-    """Merge the runs into passages.npy and codes.npy, so many postings at a time."""
+    """Merge the runs into the arrays of passages and codes, so many postings at a time."""
     readers = [_Reader(run) for run in runs]
     total = int(offsets[-1])
+    escaped, escaped_rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
     with (
         (folder / "passages.npy").open("wb") as passages_file,
         (folder / "codes.npy").open("wb") as codes_file,
         progress_bar("Merging postings", total) as advance,
     ):
         begin_array(passages_file, np.int32, total)
-        begin_array(codes_file, codes.dtype, total)
+        begin_array(codes_file, np.uint8, total)
         for first, last in _some_terms(offsets, at_a_time):
             passages, frequencies = _merge(readers, first, last, offsets)
             passages_file.write(passages.data)
-            codes_file.write(codes.of(passages, frequencies, lengths).data)
+            rows = table.rows(passages, frequencies, lengths)
+            codes_file.write(np.minimum(rows, ESCAPE).astype(np.uint8).data)
+            places = np.flatnonzero(rows > ESCAPE)
+            escaped.append(places + offsets[first])
+            escaped_rows.append(rows[places])
             advance(len(passages))
+    np.save(folder / "escaped.npy", np.concatenate(escaped))
+    np.save(folder / "escaped_rows.npy", np.concatenate(escaped_rows))
 
 
 def begin_array(stream: BinaryIO, dtype: DTypeLike, length: int) -> None:

@@ -5,13 +5,14 @@ Nothing is remembered from query to query, so it serves any queries, and few of 
 Letters of shapes: Q queries, K hits a query, T distinct terms of a query, C rows of the code table.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.retrieval.bm25.best import HIGHEST, empty, offer, worst
+from ralm.retrieval.bm25.codes import PostingCodes
 from ralm.retrieval.bm25.forbidden import Forbidden, forbidden_to
 from ralm.retrieval.bm25.formula import FRACTION_BITS
 
@@ -27,7 +28,7 @@ def scan(
     counts: NDArray[np.int64],
     impact_C: NDArray[np.float64],
     passages: NDArray[np.int32],
-    codes: NDArray[np.unsignedinteger[Any]],
+    codes: PostingCodes,
     count: int,
     partition: int,
     forbidden: Forbidden,
@@ -69,14 +70,15 @@ def _fixed_points(
     points_TC = np.empty((len(weights), len(impact_C)), np.int32)
     for term in range(len(weights)):
         for code in range(len(impact_C)):
-            points_TC[term, code] = max(1, np.rint(weights[term] * impact_C[code] / unit)) * counts[term]
+            points = max(1, np.rint(weights[term] * impact_C[code] / unit)) if impact_C[code] > 0 else 0
+            points_TC[term, code] = points * counts[term]
     return points_TC, unit
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@nb.njit(cache=True, nogil=True)
 def _add(
     passages: NDArray[np.int32],
-    codes: NDArray[np.unsignedinteger[Any]],
+    codes: PostingCodes,
     posting: int,
     stop: int,
     points_C: NDArray[np.int32],
@@ -85,9 +87,14 @@ def _add(
     sums: NDArray[np.int32],
 ) -> int:
     """Add a term's postings in a partition to its sums; the first posting beyond it."""
+    rows, escaped, escaped_rows = codes
+    begin = posting
     while posting < stop and passages[posting] < base + size:
-        sums[passages[posting] - base] += points_C[codes[posting]]
+        sums[passages[posting] - base] += points_C[rows[posting]]
         posting += 1
+    if len(escaped):
+        for i in range(np.searchsorted(escaped, begin), np.searchsorted(escaped, posting)):
+            sums[passages[escaped[i]] - base] += points_C[escaped_rows[i]]
     return posting
 
 

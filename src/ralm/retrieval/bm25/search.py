@@ -63,7 +63,7 @@ class BM25:
         tokens, self._with_terms = (int(total) for total in arrays.totals)
         frequency, length = arrays.code_table.astype(np.int64).T
         average = tokens / max(self._with_terms, 1)
-        self._impact_C = impact(frequency, length, average, self._options)
+        self._impact_C = np.where(frequency > 0, impact(np.maximum(frequency, 1), length, average, self._options), 0)
         self._online = Online(STREAM_OVERLAP, lambda: self.collection)
         self._collecting = Lock()
 
@@ -169,5 +169,5 @@ class BM25:
         begins, stops = arrays.offsets[terms], arrays.offsets[terms + 1]
         scan(
             ends, begins, stops, idf(stops - begins, self._with_terms), counts, self._impact_C, arrays.passages,
-            arrays.codes, self._passages, self._partition, forbidden, numbers_QK, scores_QK,
+            arrays.posting_codes, self._passages, self._partition, forbidden, numbers_QK, scores_QK,
         )  # fmt: skip

@@ -63,7 +63,7 @@ class Stream:
         common = collection.common
         self._postings = Postings(
             collection.arrays.passages,
-            collection.arrays.codes,
+            collection.arrays.posting_codes,
             common.highest_MB.reshape(-1),
             common.present_MW.reshape(-1),
             common.before_MW.reshape(-1),
@@ -190,7 +190,8 @@ def _learn(
         frequency_T[known] = end - begin
         words_T[known] = np.int64(common_V[term]) * words if common_V[term] >= 0 else -1
         for code in range(len(impact_C)):
-            points_TC[known, code] = max(1, np.rint(idf_V[term] * impact_C[code] * (1 << FRACTION_BITS)))
+            points = max(1, np.rint(idf_V[term] * impact_C[code] * (1 << FRACTION_BITS)))
+            points_TC[known, code] = points if impact_C[code] > 0 else 0
         slices_TS[known, 0] = begin
         for number in range(1, slices_TS.shape[1]):
             begin += np.searchsorted(passages[begin:end], number * partition)
