@@ -8,11 +8,10 @@
     code_table.npy     int32, rows x 2    term frequency and passage length (as Lucene stores it); 255 is empty
     totals.npy         int64, 2           terms in all passages, and passages that have any: what averages divide
     vocabulary.npy     uint8              the terms in byte order, UTF-8, end to end
-    term_ends.npy      uint, terms        where each of those ends
+    term_sizes.npy     uint, terms        how many bytes each of those has
     term_ids.npy       int32, terms       the row of `offsets` that is its
 
-Five bytes a posting and some 20 a term, and nothing is lost. Offsets are of 32 bits on disk where those suffice, and
-always of 64 in memory.
+Five bytes a posting and some 15 a term, and nothing is lost. A uint is as narrow as the largest number allows.
 """
 
 from dataclasses import dataclass
@@ -34,15 +33,14 @@ NAMES: Final = (
     "code_table",
     "totals",
     "vocabulary",
-    "term_ends",
+    "term_sizes",
     "term_ids",
 )
-_OFFSETS: Final = ("offsets", "term_ends")
 
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """The arrays, memory-mapped; see the page's legend."""
+    """The arrays, memory-mapped; see the page's legend. Offsets, and the ends of the terms, are read and widened."""
 
     offsets: NDArray[np.int64]
     passages: NDArray[np.int32]
@@ -89,12 +87,14 @@ class Arrays:
 def open_arrays(folder: Path) -> Arrays:
     """Map the arrays of a folder."""
     arrays = {name: _mapped(folder / f"{name}.npy") for name in NAMES}
-    return Arrays(**arrays | {name: arrays[name].astype(np.int64, copy=False) for name in _OFFSETS})
+    arrays["offsets"] = arrays["offsets"].astype(np.int64)
+    arrays["term_ends"] = np.cumsum(arrays.pop("term_sizes"), dtype=np.int64)
+    return Arrays(**arrays)
 
 
-def narrow(offsets: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
-    """Offsets, rising, in as few bytes as hold the last."""
-    return offsets.astype(np.uint32 if not len(offsets) or offsets[-1] < 1 << 32 else np.uint64)
+def narrow(numbers: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
+    """The same numbers, none below 0, in as few bytes as hold the largest."""
+    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
 
 
 def _mapped(file: Path) -> NDArray[Any]:

@@ -128,11 +128,11 @@ class Builder:
 def _write_vocabulary(folder: Path, vocabulary: dict[str, int]) -> None:
     """The terms in the order of their bytes, which is that of their characters, for binary search on disk."""
     terms = sorted(vocabulary)
-    ends = np.cumsum(np.fromiter((len(_spelt(term)) for term in terms), np.int64, len(terms)), dtype=np.int64)
-    np.save(folder / "term_ends.npy", narrow(ends))
+    sizes = np.fromiter((len(_spelt(term)) for term in terms), np.int64, len(terms))
+    np.save(folder / "term_sizes.npy", narrow(sizes))
     np.save(folder / "term_ids.npy", np.fromiter((vocabulary[term] for term in terms), np.int32, len(terms)))
     with (folder / "vocabulary.npy").open("wb") as stream:
-        begin_array(stream, np.uint8, int(ends[-1]) if len(ends) else 0)
+        begin_array(stream, np.uint8, int(sizes.sum()))
         stream.writelines(map(_spelt, terms))
 
 
