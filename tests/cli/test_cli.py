@@ -92,6 +92,24 @@ def test_forbidden_documents_that_are_no_file(work: Path, tmp_path: Path) -> Non
     )
 
 
+def test_indexing_and_searching_do_not_wait_for_torch(work: Path, tmp_path: Path) -> None:
+    for arguments in (
+        ["index", str(work / "corpus.jsonl"), "--out", str(tmp_path / "index")],
+        ["search", str(work / "index"), "sheep"],
+    ):
+        script = f"""
+import sys
+from ralm.cli import main
+sys.argv = ["ralm", *{arguments}]
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
 def test_search(work: Path) -> None:
     answer = ralm("search", work / "index", "sheep on the hill", "-k", "2", "--json")
     assert answer.status == 0

@@ -107,7 +107,8 @@ def evaluate(
         raise UsageError("--reader ensemble reads all of --index or --retrieved: give one of them, and no --rerank.")
     reading = ensemble if reader == "ensemble" else reranking
 
-    from ralm.cli.loading import journals, load_model, open_source
+    from ralm.cli.loading import open_source
+    from ralm.cli.models import journals, load_model
     from ralm.cli.output import print_cache, print_evaluation, print_json
     from ralm.corpus.text import read_text
     from ralm.evaluation.perplexity import evaluate_text

@@ -64,7 +64,8 @@ def generate(
         max_length=max_length,
     )
 
-    from ralm.cli.loading import load_model, open_retriever, read_prompt
+    from ralm.cli.loading import open_retriever, read_prompt
+    from ralm.cli.models import load_model
     from ralm.cli.output import print_cache, print_generation, print_json, spans_as_json
     from ralm.reading.generation import generate as write_on
     from ralm.reading.generation import spans

@@ -89,7 +89,6 @@ def index(
     What dense retrieval has encoded is kept in a folder beside --out until the index is complete: the same command run
     again after an interruption goes on from there.
     """
-    from ralm.cli.loading import load_tokenizer
     from ralm.cli.output import print_index
     from ralm.corpus.decontamination import Decontamination, Removals, read_titles
     from ralm.corpus.passages import make_passages
@@ -115,12 +114,17 @@ def index(
         ngram=ngram,
         max_overlap=max_overlap,
     )
+    tokenizer = None
+    if lm is not None:
+        from ralm.cli.models import load_tokenizer
+
+        tokenizer = load_tokenizer(lm)
     removals = Removals()
     documents = (document for source in sources for document in read_documents(source, fields, skipped=skipped))
     passages = make_passages(
         documents,
         splitting,
-        tokenizer=None if lm is None else load_tokenizer(lm),
+        tokenizer=tokenizer,
         decontamination=decontamination,
         removals=removals,
     )

@@ -1,9 +1,7 @@
-"""What several commands open before they work: a model by name, an index or a file of passages."""
+"""What several commands open before they work: an index or a file of passages, a prompt. Models are in `models`."""
 
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +11,6 @@ from pydantic import JsonValue
 
 from ralm.cli.options import RetrieverChoice
 from ralm.corpus.decontamination import read_lines, read_titles
-from ralm.demo.builtin import load_language_model, model_folder
-from ralm.evaluation.unfinished import JOURNAL, unfinished_run
-from ralm.lm.journal import Journal
-from ralm.lm.local import Dtype, LocalLanguageModel, ModelOptions
-from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.pipeline import FromFile, FromRetriever, PassageSource
 from ralm.protocols import Retriever
 from ralm.records import IntArray
@@ -100,35 +93,6 @@ def _dense(index: Index, choice: RetrieverChoice) -> "Dense":
     return index.dense(choice.search, encoder=encoder, any_encoder=choice.any_encoder)
 
 
-def load_tokenizer(name: str) -> ModelTokenizer:
-    """The tokenizer of a model, without its weights."""
-    return load_model_tokenizer(model_folder(name))
-
-
 def read_prompt(prompt: str) -> str:
     """The prompt itself, or standard input where it is `-`."""
     return sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
-
-
-def load_model(name: str, dtype: Dtype, device: str, compile_layers: bool = False) -> LocalLanguageModel:
-    """A model by its name, as the options say."""
-    return load_language_model(name, ModelOptions(dtype=dtype, device=device, compile=compile_layers))
-
-
-@contextmanager
-def journals(
-    out: Path | None, config: dict[str, JsonValue], models: Sequence[LocalLanguageModel | None], *, force: bool
-) -> Iterator[None]:
-    """While a run is written to `out`, keep what its models score beside it, and use what was kept before."""
-    if out is None:
-        yield
-        return
-    with unfinished_run(out, config, force=force) as folder, ExitStack() as stack:
-        kept = 0
-        for place, model in enumerate(models):
-            if model is not None:
-                model.journal = stack.enter_context(Journal(folder / f"model-{place}{JOURNAL}"))
-                kept += len(model.journal)
-        if kept:
-            sys.stderr.write(f"ralm: going on with a run that was stopped: {kept:,} requests were scored before\n")
-        yield

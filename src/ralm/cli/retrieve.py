@@ -59,7 +59,8 @@ def retrieve(
         document_tokens=1,
     )
 
-    from ralm.cli.loading import load_tokenizer, open_retriever
+    from ralm.cli.loading import open_retriever
+    from ralm.cli.models import load_tokenizer
     from ralm.cli.output import print_cache, print_line
     from ralm.corpus.text import read_text
     from ralm.folders import check_output_file
