@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from ralm.errors import ModelError
-from ralm.lm.continuation import CachedContinuation
+from ralm.lm.continuation import CachedContinuations
 from ralm.lm.engine import Engine
 from ralm.lm.head import ChosenLogits
 from ralm.lm.hub import check_folder, loading_errors
@@ -19,7 +19,7 @@ from ralm.lm.journal import Journal
 from ralm.lm.kernels import speed_up
 from ralm.lm.replica import Replica
 from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
-from ralm.protocols import Continuation
+from ralm.protocols import Continuations
 from ralm.records import FloatArray, IntArray, Request
 
 UNLIMITED = 1 << 30
@@ -92,9 +92,9 @@ class LocalLanguageModel:
         self._check_length(longest)
         return list(self._engine.score(requests, total=len(requests), journal=self.journal))
 
-    def read(self, tokens: IntArray) -> Continuation:
-        """Read a prompt (int64, at least one token) and stand ready to go on from it."""
-        return CachedContinuation(self.logits, tokens, self.max_length)
+    def continuations(self) -> Continuations:
+        """Stand ready to go on from texts, none of which was read yet."""
+        return CachedContinuations(self.logits, self.max_length)
 
     def _check_length(self, length: int) -> None:
         if length > self.max_length:
