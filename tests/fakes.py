@@ -39,7 +39,7 @@ class WordTokenizer:
 
 @dataclass
 class UnigramContinuations:
-    """The distributions of `CountingModel`, which is told of every text that does not go on from one of the last call."""
+    """Distributions of `CountingModel`, which is told of every text that does not go on from one of the last call."""
 
     model: "CountingModel"
     before: list[list[int]] = field(default_factory=list)

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ralm.reading.sampling import sample
 from ralm.records import FloatArray
@@ -37,6 +39,27 @@ def test_draws_have_the_shares_that_were_asked_for(options: dict[str, float], ex
     found = shares(distribution(0.15, 0.5, 0.05, 0.3), **options)
     np.testing.assert_allclose(found, expected, atol=0.03)
     assert (found[np.array(expected) == 0] == 0).all()
+
+
+@given(
+    weights=st.lists(st.integers(0, 1000), min_size=1, max_size=30).filter(any),
+    top_k=st.none() | st.integers(1, 30),
+    top_p=st.floats(0.01, 1),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    seed=st.integers(0, 1000),
+)
+def test_only_tokens_of_the_nucleus_are_drawn(
+    weights: list[int], top_k: int | None, top_p: float, temperature: float, seed: int
+) -> None:
+    """Among the top k, those that are likelier than it have together less than top p."""
+    with np.errstate(divide="ignore"):
+        log_probs = np.log(np.array(weights, dtype=np.float32) / sum(weights))
+    token = sample(log_probs, np.random.default_rng(seed), temperature=temperature, top_k=top_k, top_p=top_p)
+    powers = sorted((weight ** (1 / temperature) for weight in weights), reverse=True)[:top_k]
+    drawn = weights[token] ** (1 / temperature)
+    assert drawn >= powers[-1] * (1 - 1e-5)
+    assert drawn > 0
+    assert sum(power for power in powers if power > drawn * (1 + 1e-5)) < top_p * sum(powers) * (1 + 1e-5)
 
 
 def test_a_seed_decides() -> None:

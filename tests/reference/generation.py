@@ -1,5 +1,5 @@
-"""Ensemble generation as a plain loop (Ram et al., 2023, section 3.2; Shi et al., 2023, Eq. 2): no caches, one document,
-one token at a time, and probabilities that are averaged as such."""
+"""Ensemble generation as a plain loop (Ram et al., 2023, section 3.2; Shi et al., 2023, Eq. 2): no caches, one
+document, one token at a time, and probabilities that are averaged as such."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,8 @@ def generate(
     end_tokens: Collection[int] = (),
 ) -> list[Step]:
     """`retrieve` gives numbers and scores for a text; `weights` turns scores into lambdas."""
-    text, steps = list(prompt), []
+    text = list(prompt)
+    steps: list[Step] = []
     for step in range(new_tokens):
         if step % stride == 0:
             hits = retrieve(text) or [(NO_DOCUMENT, 0.0)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from ralm.cli.options import RetrieverChoice
+from ralm.corpus.text import read_text
 from ralm.demo.builtin import load_language_model, model_folder
 from ralm.evaluation.unfinished import JOURNAL, unfinished_run
 from ralm.lm.journal import Journal
@@ -78,9 +79,11 @@ def load_tokenizer(name: str) -> ModelTokenizer:
     return load_model_tokenizer(model_folder(name))
 
 
-def read_prompt(prompt: str) -> str:
-    """The prompt itself, or standard input where it is `-`."""
-    return sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
+def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
+    """The prompt itself, or standard input where it is `-`; without one, every line of a file."""
+    if file is not None:
+        return read_text(file).splitlines()
+    return [sys.stdin.read().rstrip("\n") if prompt == "-" else prompt or ""]
 
 
 def load_model(name: str, dtype: Dtype, device: str, compile_layers: bool = False) -> LocalLanguageModel:

@@ -25,7 +25,8 @@ from ralm.lm.replica import TOKENS_A_BATCH
 from ralm.records import FloatArray, IntArray
 
 _WORTH: Final = 8
-"""A shared beginning is kept where it is at least one in so many of a text's tokens: reading it saves less than that."""
+"""A shared beginning is kept where it is at least one in so many of a text's tokens; less is not worth a pass alone."""
+_NOTHING: Final = Kept()
 _NO_WANTED: Final = torch.zeros(0, dtype=torch.long)
 
 
@@ -46,7 +47,7 @@ class CachedContinuations:
 
     @torch.inference_mode()
     def next_log_probs(self, texts: Sequence[IntArray]) -> FloatArray:
-        """Natural log-probabilities (float32, B x V) of each possible token after each text (int64, at least one token).
+        """Natural log-probabilities (float32, B x V) of each possible token after each text (int64, not empty).
 
         Raises ModelError where a text is empty or longer than `max_length`, the device runs out of memory, or the model
         gives no numbers.
@@ -149,7 +150,7 @@ class _Placed:
     """What stands in a row: the number of a text, and what it keeps."""
 
     text: int
-    kept: Kept = Kept()
+    kept: Kept = _NOTHING
 
 
 def _place(held: Sequence[IntArray], texts: Sequence[IntArray], thresholds: Sequence[int]) -> list[_Placed]:

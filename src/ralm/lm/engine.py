@@ -145,8 +145,8 @@ class Engine:
 def lengths_read_apart(config: Any) -> list[int]:
     """The lengths up to which, and beyond which, a model reads all tokens of a text in different ways; mostly none.
 
-    So it is with LongRoPE (Phi-3), which takes other frequencies for all positions once the input is long: what it makes
-    of a token depends on how many come after it.
+    So it is with LongRoPE (Phi-3), which takes other frequencies for all positions once the input is long: what it
+    makes of a token depends on how many come after it.
     """
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]

@@ -92,6 +92,9 @@ class KeyValueRows:
 class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
     """The keys and values of one layer, of which a model sees what its owner says."""
 
+    keys: Any
+    values: Any
+
     def __init__(self, owner: KeyValueRows) -> None:
         super().__init__()
         self._owner = owner

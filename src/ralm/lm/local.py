@@ -20,7 +20,7 @@ from ralm.lm.kernels import speed_up
 from ralm.lm.replica import Replica
 from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.protocols import Continuations
-from ralm.records import FloatArray, IntArray, Request
+from ralm.records import FloatArray, Request
 
 UNLIMITED = 1 << 30
 """The length of a model whose positions have no end (ALiBi)."""

@@ -181,8 +181,8 @@ class TokenWriter:
             prompt.read_with(Hits(hits.numbers_QK[[row]], hits.scores_QK[[row]]), self._options.ensemble)
 
     def _texts(self, prompt: "_Prompt") -> list[IntArray]:
-        """What is read: each document and the text, of which the oldest tokens are dropped until both and the next token
-        fit the model."""
+        """What is read: each document and the text, of which the oldest tokens are dropped until both, and the next
+        token, fit the model."""
         documents = [self._documents[number] for number in prompt.passages_K.tolist()]
         begins = [max(0, len(document) + len(prompt.text) + 1 - self._max_length) for document in documents]
         return [

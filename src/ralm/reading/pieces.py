@@ -3,7 +3,7 @@
 Works on tokens as they come; knows nothing of models.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -21,8 +21,8 @@ class GeneratedToken:
     """One token that was written, and the documents it was read with.
 
     `log_prob` is natural, under the mixture itself (before temperature, top-k and top-p). `passages_K` (int64) are the
-    passages of the K documents, one `NO_PASSAGE` where there was none; `posteriors_K` (float32) the share of the token's
-    probability that came from each, which sum to 1.
+    passages of the K documents, one `NO_PASSAGE` where there was none; `posteriors_K` (float32) the share of the
+    token's probability that came from each, which sum to 1.
     """
 
     token: int
@@ -56,6 +56,15 @@ def spans(pieces: Iterable[GeneratedText]) -> Iterator[GeneratedText]:
         run = list(group)
         tokens = tuple(token for piece in run for token in piece.tokens)
         yield GeneratedText(text="".join(piece.text for piece in run), passage=passage, tokens=tokens)
+
+
+def shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
+    """What each passage gave of the probability of these tokens, on the average; they sum to 1, the largest first."""
+    given: dict[int, float] = {}
+    for token in tokens:
+        for passage, share in zip(token.passages_K.tolist(), token.posteriors_K.tolist(), strict=True):
+            given[passage] = given.get(passage, 0.0) + share / len(tokens)
+    return dict(sorted(given.items(), key=lambda item: -item[1]))
 
 
 class Pieces:

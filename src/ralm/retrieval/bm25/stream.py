@@ -201,10 +201,7 @@ def _learn(
 
 @nb.njit(cache=True, nogil=True)
 def _empty(
-    heaps_QK: NDArray[np.int64],
-    found_Q: NDArray[np.int64],
-    numbers_QK: NDArray[np.int64],
-    scores_QK: NDArray[np.float32],
+    heaps_QK: NDArray[np.int64], found_Q: NDArray[np.int64], numbers_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]
 ) -> None:
     """Write down what the heaps hold."""
     for query in range(len(found_Q)):

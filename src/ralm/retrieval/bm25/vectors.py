@@ -44,9 +44,7 @@ def highest(_typing: Any, values: Any, first: Any) -> tuple[Any, Callable[..., A
     """The highest of 16 int32 from `first` on."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _highest(
-            builder, _load(builder, _neighbours(context, builder, signature.args[0], *arguments, LANES), 32)
-        )
+        return _highest(builder, _load(builder, _neighbours(context, builder, signature.args[0], *arguments, LANES), 32))
 
     return types.int32(values, types.int64), generate
 
@@ -104,7 +102,9 @@ def bound_lanes(
         return builder.zext(builder.bitcast(reached, _I16), _I64)
 
     integer = types.int64
-    returned = types.uint64(scores, integer, integer, lanes, words, times, integer, maxima, present, integer, integer)
+    returned = types.uint64(
+        scores, integer, integer, lanes, words, times, integer, maxima, present, integer, integer
+    )
     return returned, generate
 
 
