@@ -10,6 +10,7 @@ Shapes: B texts, N tokens, V vocabulary.
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +22,7 @@ from ralm.errors import ModelError
 from ralm.lm.engine import lengths_read_apart
 from ralm.lm.head import ChosenLogits, sent
 from ralm.lm.keyvalues import Kept, KeyValueRows
+from ralm.lm.packed import PackedWeights
 from ralm.lm.replica import TOKENS_A_BATCH
 from ralm.records import FloatArray, IntArray
 
@@ -33,11 +35,19 @@ _NO_WANTED: Final = torch.zeros(0, dtype=torch.long)
 class CachedContinuations:
     """Some texts of at most `max_length` tokens, with a row of keys and values each.
 
-    `tokens_a_batch`: how many tokens, padding included, are read at once where several texts must be read anew.
+    `tokens_a_batch`: how many tokens, padding included, are read at once where several texts must be read anew. The
+    last tokens are read with `packed` weights where there are any.
     """
 
-    def __init__(self, logits: ChosenLogits, max_length: int, tokens_a_batch: int | None = None) -> None:
+    def __init__(
+        self,
+        logits: ChosenLogits,
+        max_length: int,
+        tokens_a_batch: int | None = None,
+        packed: PackedWeights | None = None,
+    ) -> None:
         self._logits = logits
+        self._packed = packed.used if packed else nullcontext
         self._max_length = max_length
         self._tokens = tokens_a_batch or TOKENS_A_BATCH.get(logits.device.type, TOKENS_A_BATCH["cpu"])
         self._thresholds = lengths_read_apart(logits.model.config)
@@ -118,7 +128,8 @@ class CachedContinuations:
         """Read the last token of every text: the distributions (float32, B x V) after them."""
         last_B1 = torch.from_numpy(np.array([[tokens[-1]] for tokens in rows]))
         alone = [slice(row, row + 1) for row in range(len(rows))]
-        parts = [self._next(last_B1, batch) for batch in (alone if self._thresholds else [slice(0, len(rows))])]
+        with self._packed():
+            parts = [self._next(last_B1, batch) for batch in (alone if self._thresholds else [slice(0, len(rows))])]
         self._rows.grew()
         log_probs_BV = torch.cat(parts)
         self._logits.check_numbers(log_probs_BV)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -17,6 +18,7 @@ from ralm.lm.head import ChosenLogits
 from ralm.lm.hub import check_folder, loading_errors
 from ralm.lm.journal import Journal
 from ralm.lm.kernels import speed_up
+from ralm.lm.packed import PackedWeights
 from ralm.lm.replica import Replica
 from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.protocols import Continuations
@@ -94,7 +96,11 @@ class LocalLanguageModel:
 
     def continuations(self) -> Continuations:
         """Stand ready to go on from texts, none of which was read yet."""
-        return CachedContinuations(self.logits, self.max_length)
+        return CachedContinuations(self.logits, self.max_length, packed=self._packed)
+
+    @cached_property
+    def _packed(self) -> PackedWeights:
+        return PackedWeights(self.model)
 
     def _check_length(self, length: int) -> None:
         if length > self.max_length:
