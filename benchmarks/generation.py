@@ -116,8 +116,9 @@ class Case:
 CASES = [
     *(Case(documents) for documents in (0, 1, 2, 4, 10)),
     Case(10, sampling="top-p"),
-    Case(10, prompts=8),
-    *(Case(documents, changed) for changed in (0.3, 1.0) for documents in (1, 10)),
+    Case(1, prompts=8),
+    Case(10, changed=0.3),
+    *(Case(documents, changed=1.0) for documents in (1, 10)),
 ]
 
 

@@ -40,22 +40,23 @@ class KeyValueRows:
         self.begin = self.end = 0
         self.shape = (0, 0)
         """Rows and columns that the tensors have room for."""
-        self._last = 0
+        self.last = 0
+        """The column in which all rows end, that of their next token."""
 
     def begins(self, row: int) -> int:
         """The column in which a row begins."""
-        return self._last - int(self.lengths_B[row])
+        return self.last - int(self.lengths_B[row])
 
     def arrange(self, kept: Sequence[Kept], lengths_B: IntArray) -> None:
         """Make rows of these lengths (int64), each with what it keeps of the rows before at its beginning.
 
         What follows in a row until its end must be written before it is read.
         """
-        before_B, last = self.lengths_B, self._last
+        before_B, last = self.lengths_B, self.last
         fits = len(kept) <= self.shape[0] and lengths_B.max() <= last < self.shape[1]
         if not fits:
-            self._last = int(lengths_B.max())
-            self.shape = (max(len(kept), self.shape[0]), self._last + _ROOM)
+            self.last = int(lengths_B.max())
+            self.shape = (max(len(kept), self.shape[0]), self.last + _ROOM)
         self.lengths_B = lengths_B
         moves = []
         for row, (source, columns) in enumerate((one.source, one.columns) for one in kept):
@@ -81,12 +82,7 @@ class KeyValueRows:
     def grew(self) -> None:
         """Every row has got one token more, in the column that was free."""
         self.lengths_B = self.lengths_B + 1
-        self._last += 1
-
-    @property
-    def last(self) -> int:
-        """The column in which all rows end, that of their next token."""
-        return self._last
+        self.last += 1
 
 
 class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed

@@ -23,7 +23,7 @@ _ROWS: Final = 10
 
 
 class PackedWeights:
-    """The linear layers of a model on a CPU, which use their packed weights while `used` says so, in its thread alone."""
+    """The linear layers of a model on a CPU, which use packed weights while `used` says so, in its thread alone."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._here = threading.local()
