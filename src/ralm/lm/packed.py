@@ -60,7 +60,8 @@ class PackedWeights:
 def packable(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The layers whose weights can be packed: none where that would not be faster, or take too much memory."""
     on_cpu = {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-    if not on_cpu or model.dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+    known: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not on_cpu or not known or model.dtype not in (torch.float32, torch.bfloat16):
         return []
     layers = [module for module in model.modules() if type(module) in (torch.nn.Linear, Conv1D)]
     weights: list[Any] = [module.weight for module in layers]
