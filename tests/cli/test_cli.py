@@ -1,6 +1,7 @@
 """The command line end to end: files in; standard output, standard error and exit status out."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -208,6 +209,52 @@ def test_generate_reads_a_prompt_from_standard_input(model: Path) -> None:
     assert json.loads(answer.out)["prompt"] == "Hello"
 
 
+def test_generate_from_an_ensemble(work: Path, model: Path) -> None:
+    command = ["generate", "The sheep on the hill", "--lm", model, "--index", work / "index", "--new-tokens", "9"]
+    command += ["--document-tokens", "24", "--reader", "ensemble", "--documents", "3", "--weights-temperature", "2"]
+    command += ["--temperature", "1", "--top-k", "50", "--top-p", "0.9"]
+    answer = ralm(*command, "--json")
+    assert answer.status == 0, answer.err
+    result = json.loads(answer.out)
+    assert list(result) == ["prompt", "spans", "tokens"]
+    assert 0 < len(result["tokens"]) <= 9
+    for token in result["tokens"]:
+        assert list(token) == ["token", "text", "log_prob", "passages", "posteriors"]
+        assert token["log_prob"] <= 0
+        assert 1 <= len(token["passages"]) == len(token["posteriors"]) <= 3
+        assert sum(token["posteriors"]) == pytest.approx(1, abs=1e-5)
+    assert max(len(token["passages"]) for token in result["tokens"]) > 1
+    shown = ralm(*command)
+    assert shown.out.startswith("The sheep on the hill" + result["spans"][0]["text"])
+    assert re.search(r"<- .*\(passage \d+\) \d+%, ", shown.out)
+    one = [word if word != "3" else "1" for word in command[:-6]]
+    in_context = [word for word in one if word not in ("--reader", "ensemble", "--documents", "1")]
+    assert json.loads(ralm(*one, "--json").out) == json.loads(ralm(*in_context, "--json").out)
+
+
+def test_generate_after_many_prompts(work: Path, model: Path, tmp_path: Path) -> None:
+    """Each gets what it gets alone, in the order of the file."""
+    prompts = ["The sheep on the hill", "Ships", "A town lies between the sea and the hill"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n")
+    command = ["generate", "--lm", model, "--index", work / "index", "--new-tokens", "9", "--document-tokens", "24"]
+    command += ["--reader", "ensemble", "--documents", "2", "--stop", "e"]
+    together = ralm(*command, "--prompts", tmp_path / "prompts.txt", "--json")
+    assert together.status == 0, together.err
+    found = [json.loads(line) for line in together.out.splitlines()]
+    assert [row["prompt"] for row in found] == prompts
+    for row in found:
+        alone = json.loads(ralm(*command, row["prompt"], "--json").out)
+        assert alone["spans"] == row["spans"]
+        assert [token["token"] for token in alone["tokens"]] == [token["token"] for token in row["tokens"]]
+    shown = ralm(*command, "--prompts", tmp_path / "prompts.txt").out
+    assert [shown.index(prompt) for prompt in prompts] == sorted(shown.index(prompt) for prompt in prompts)
+    failed(ralm(*command, "one", "--prompts", tmp_path / "prompts.txt"), 2, "give either a PROMPT or --prompts FILE")
+    failed(ralm(*command), 2, "give either a PROMPT or --prompts FILE")
+    failed(ralm(*command, "--prompts", tmp_path / "none.txt"), 1, "does not exist")
+    (tmp_path / "gap.txt").write_text("one\n\ntwo\n")
+    failed(ralm(*command, "--prompts", tmp_path / "gap.txt"), 2, "prompt 2 of 3 is empty")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -220,6 +267,8 @@ def test_generate_reads_a_prompt_from_standard_input(model: Path) -> None:
         (["index", "CORPUS", "--out", "o", "--tokens", "5"], "--tokens and --lm go together"),
         (["index", "CORPUS", "--out", "o", "--words", "0"], "--words"),
         (["generate", "", "--lm", "MODEL", "--document-tokens", "8"], "the prompt is empty"),
+        (["generate", "a", "--lm", "MODEL", "--reader", "ensemble"], "--reader ensemble reads several passages"),
+        (["generate", "a", "--lm", "MODEL", "--top-k", "0"], "--top-k must be at least 1"),
         (["nonsense"], "No such command"),
     ],
 )

@@ -1,20 +1,19 @@
 """`ralm eval`: what a text is worth to a language model, with passages in front and without."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from ralm.cli import options
 from ralm.errors import UsageError
-from ralm.reading.ensemble import EnsembleOptions, Weights
+from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import Method, RerankOptions
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
 
 _RERANK = RerankOptions()
-_ENSEMBLE = EnsembleOptions()
 
 
 def evaluate(
@@ -42,17 +41,10 @@ def evaluate(
     rerank_lm: Annotated[
         str | None, typer.Option(help="Model to rank with (zero-shot).", show_default="the reading model")
     ] = None,
-    reader: Annotated[
-        Literal["in-context", "ensemble"],
-        typer.Option(help="Read one passage, or several, each alone, and average what they predict (REPLUG)."),
-    ] = "in-context",
-    documents: Annotated[int, typer.Option(help="Passages of an ensemble.")] = _ENSEMBLE.documents,
-    weights: Annotated[
-        Weights, typer.Option(help="Weights of an ensemble: softmax of the scores of retrieval, or all the same.")
-    ] = _ENSEMBLE.weights,
-    weights_temperature: Annotated[
-        float, typer.Option(help="Divide the scores by this before the softmax.")
-    ] = _ENSEMBLE.temperature,
+    reader: options.Reader = "in-context",
+    documents: options.Documents = options.ENSEMBLE.documents,
+    weights: options.EnsembleWeights = options.ENSEMBLE.weights,
+    weights_temperature: options.WeightsTemperature = options.ENSEMBLE.temperature,
     seed: options.Seed = 0,
     stride: options.Stride = options.PLAN.stride,
     query_tokens: options.QueryTokens = None,

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from ralm.cli.options import RetrieverChoice
 from ralm.corpus.decontamination import read_lines, read_titles
+from ralm.corpus.text import read_text
 from ralm.pipeline import FromFile, FromRetriever, PassageSource
 from ralm.protocols import Retriever
 from ralm.records import IntArray
@@ -93,6 +94,8 @@ def _dense(index: Index, choice: RetrieverChoice) -> "Dense":
     return index.dense(choice.search, encoder=encoder, any_encoder=choice.any_encoder)
 
 
-def read_prompt(prompt: str) -> str:
-    """The prompt itself, or standard input where it is `-`."""
-    return sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
+def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
+    """The prompt itself, or standard input where it is `-`; without one, every line of a file."""
+    if file is not None:
+        return read_text(file).splitlines()
+    return [sys.stdin.read().rstrip("\n") if prompt == "-" else prompt or ""]

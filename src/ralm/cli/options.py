@@ -8,11 +8,13 @@ import typer
 
 from ralm.errors import UsageError
 from ralm.reading import plan
+from ralm.reading.ensemble import EnsembleOptions, Weights
 from ralm.retrieval.dense.options import QUERY_TOKENS, DenseSearchOptions
 from ralm.retrieval.fusion import FusionMethod, FusionOptions
 
 PLAN: Final = plan.PlanOptions()
 FUSION: Final = FusionOptions()
+ENSEMBLE: Final = EnsembleOptions()
 
 RetrieverName = Literal["bm25", "dense", "hybrid", "random"]
 
@@ -82,6 +84,16 @@ Semantics = Annotated[
     plan.Semantics,
     typer.Option(help="paper or official: follow the paper's text, or its published code, where they differ."),
 ]
+Reader = Annotated[
+    Literal["in-context", "ensemble"],
+    typer.Option(help="Read one passage, or several, each alone, and average what they predict (REPLUG)."),
+]
+Documents = Annotated[int, typer.Option(help="Passages of an ensemble.")]
+EnsembleWeights = Annotated[
+    Weights,
+    typer.Option("--weights", help="Weights of an ensemble: softmax of the scores of retrieval, or all the same."),
+]
+WeightsTemperature = Annotated[float, typer.Option(help="Divide the scores by this before the softmax.")]
 LimitTokens = Annotated[
     int | None, typer.Option(min=2, help="Take the beginning of the text only.", show_default="the whole text")
 ]
