@@ -14,6 +14,7 @@ class WordTokenizer:
     """A token a word; ids in the order in which words were first seen, shared by all instances of a test."""
 
     fingerprint = "words"
+    end_token: int | None = 0
 
     def __init__(self, words: Sequence[str] = ()) -> None:
         self.words: list[str] = ["<end>", *words]
@@ -77,7 +78,7 @@ class CountingModel:
         return UnigramContinuation(tokens, self.vocabulary)
 
     def _score(self, request: Request) -> FloatArray:
-        assert len(request) <= self.max_length
+        assert len(request) - 1 <= self.max_length
         continuation = self.read(np.concatenate([request.document, request.context]))
         log_probs = []
         for target in request.targets:

@@ -329,3 +329,24 @@ def test_an_ensemble_and_where_its_tokens_came_from(work: Path, model: Path, tmp
             assert passage == passages[posteriors.index(max(posteriors))]
     failed(ralm(*evaluate, "--reader", "ensemble"), 2, "--reader ensemble reads all of --index or --retrieved")
     failed(ralm(*ensemble, "--rerank", "oracle"), 2, "and no --rerank")
+
+
+def test_concatenation_and_rolling_windows(work: Path, model: Path, tmp_path: Path) -> None:
+    evaluate = ["eval", work / "text.txt", "--lm", model, "--index", work / "index", "--json"]
+    joined = [*evaluate, "--max-length", 64, "--document-tokens", 24, "--reader", "concatenation"]
+    answer = ralm(*joined)
+    assert answer.status == 0, answer.err
+    assert json.loads(answer.out)["config"]["reader"] == {"concatenation": {"documents": 2}}
+    alone = json.loads(ralm(*joined, "--documents", 1).out)["nll"]
+    assert alone == json.loads(ralm(*evaluate, "--max-length", 64, "--document-tokens", 24).out)["nll"]
+    failed(ralm(*joined, "--documents", 3), 2, "--documents 3 of --document-tokens 24 and --stride 4 do not fit")
+    failed(ralm(*joined, "--rerank", "oracle"), 2, "--reader concatenation reads all of --index or --retrieved")
+    rolling = ["--windows", "rolling", "--semantics", "official", "--stride", 29, "--query-tokens", 11]
+    rolling += ["--max-length", 64]
+    read = [*evaluate, *rolling, "--document-tokens", 24, "--reader", "ensemble", "--documents", 2]
+    shown = json.loads(ralm(*read).out)
+    assert shown["tokens"] == len(TEXT), "the first token is scored too, after an end-of-text token"
+    retrieve = ["retrieve", work / "text.txt", "--lm", model, "--index", work / "index", *rolling, "-k", 2]
+    assert ralm(*retrieve, "--out", tmp_path / "r.json").status == 0
+    from_file = ["eval", work / "text.txt", "--lm", model, "--retrieved", tmp_path / "r.json", "--json", *read[6:]]
+    assert json.loads(ralm(*from_file).out)["nll"] == pytest.approx(shown["nll"], rel=1e-6)
