@@ -57,5 +57,5 @@ $(VENV)/installed: pyproject.toml requirements/torch-cpu.txt
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed requirements/dev.txt
-	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[datasets,dense,device-map]' --requirement requirements/dev.txt
+	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[datasets,dense,device-map,plots]' --requirement requirements/dev.txt
 	touch $@
