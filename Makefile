@@ -5,6 +5,7 @@
 # make bench-retrieval   BM25 against other engines
 # make bench-dense       dense and hybrid retrieval against BM25, brute force and the encoder itself
 # make bench-scoring     the scoring engine against the plain loop
+# make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
 # make docs    write docs/command-line.md from the program's own help
 # make clean   remove what make made
 
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 JOBS ?= auto
 
-.PHONY: demo test test-fast lint bench bench-retrieval bench-dense bench-scoring docs clean
+.PHONY: demo test test-fast lint bench bench-retrieval bench-dense bench-scoring bench-ensembles docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -44,6 +45,9 @@ bench-dense: $(VENV)/installed-dev
 
 bench-scoring: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.scoring
+
+bench-ensembles: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.ensembles
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m tools.command_line_page > docs/command-line.md
