@@ -14,6 +14,7 @@ class WordTokenizer:
     """A token a word; ids in the order in which words were first seen, shared by all instances of a test."""
 
     fingerprint = "words"
+    end_token: int | None = 0
 
     def __init__(self, words: Sequence[str] = ()) -> None:
         self.words: list[str] = ["<end>", *words]
@@ -77,7 +78,7 @@ class CountingModel:
         return np.asarray(np.log(counts_V / counts_V.sum()), dtype=np.float32)
 
     def _score(self, request: Request) -> FloatArray:
-        assert len(request) <= self.max_length
+        assert len(request) - 1 <= self.max_length
         read, log_probs = np.concatenate([request.document, request.context]), []
         self.reads.append(read)
         for target in request.targets:

@@ -19,6 +19,10 @@ class Tokenizer(Protocol):
     def fingerprint(self) -> str:
         """A short hash of what the tokenizer does: equal for equal tokenizers, whatever folder they came from."""
 
+    @property
+    def end_token(self) -> int | None:
+        """The id of the end-of-text token, where there is one."""
+
     def encode(self, text: str) -> IntArray:
         """Token ids (int64) of a text, without special tokens."""
 

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.csv import read_csv
 
 from ralm.errors import ModelError
 from ralm.lm.replica import Pass, Reading, Replica
@@ -56,7 +58,9 @@ def model(tiny_folders: dict[str, Path]) -> Path:
 def test_help_names_every_command() -> None:
     answer = ralm("--help")
     assert answer.status == 0
-    assert all(command in answer.out for command in ("index", "search", "eval", "retrieve", "generate", "demo"))
+    assert all(
+        command in answer.out for command in ("index", "search", "eval", "sweep", "retrieve", "generate", "demo")
+    )
 
 
 def test_the_page_of_the_documentation_is_the_programs_own_help() -> None:
@@ -418,3 +422,89 @@ def test_an_ensemble_and_where_its_tokens_came_from(work: Path, model: Path, tmp
             assert passage == passages[posteriors.index(max(posteriors))]
     failed(ralm(*evaluate, "--reader", "ensemble"), 2, "--reader ensemble reads all of --index or --retrieved")
     failed(ralm(*ensemble, "--rerank", "oracle"), 2, "and no --rerank")
+
+
+def test_concatenation_and_rolling_windows(work: Path, model: Path, tmp_path: Path) -> None:
+    evaluate = ["eval", work / "text.txt", "--lm", model, "--index", work / "index", "--json"]
+    joined = [*evaluate, "--max-length", 64, "--document-tokens", 24, "--reader", "concatenation"]
+    answer = ralm(*joined)
+    assert answer.status == 0, answer.err
+    assert json.loads(answer.out)["config"]["reader"] == {"concatenation": {"documents": 2}}
+    alone = json.loads(ralm(*joined, "--documents", 1).out)["nll"]
+    assert alone == json.loads(ralm(*evaluate, "--max-length", 64, "--document-tokens", 24).out)["nll"]
+    failed(ralm(*joined, "--documents", 3), 2, "--documents 3 of --document-tokens 24 and --stride 4 do not fit")
+    failed(ralm(*joined, "--rerank", "oracle"), 2, "--reader concatenation reads all of --index or --retrieved")
+    rolling = ["--windows", "rolling", "--semantics", "official", "--stride", 29, "--query-tokens", 11]
+    rolling += ["--max-length", 64]
+    read = [*evaluate, *rolling, "--document-tokens", 24, "--reader", "ensemble", "--documents", 2]
+    shown = json.loads(ralm(*read).out)
+    assert shown["tokens"] == len(TEXT), "the first token is scored too, after an end-of-text token"
+    retrieve = ["retrieve", work / "text.txt", "--lm", model, "--index", work / "index", *rolling, "-k", 2]
+    assert ralm(*retrieve, "--out", tmp_path / "r.json").status == 0
+    from_file = ["eval", work / "text.txt", "--lm", model, "--retrieved", tmp_path / "r.json", "--json", *read[6:]]
+    assert json.loads(ralm(*from_file).out)["nll"] == pytest.approx(shown["nll"], rel=1e-6)
+
+
+def test_a_sweep_is_what_eval_gives_for_every_value(work: Path, model: Path, tmp_path: Path) -> None:
+    arguments = [work / "text.txt", "--lm", model, *MODEL_LENGTH, "--index", work / "index", "--reader", "ensemble"]
+    arguments += ["--limit-tokens", 80]
+    command = ["sweep", "--over", "documents", "--values", "1,3,2", *arguments]
+    answer = ralm(*command, "--no-plot", "--json", "--out", tmp_path / "sweep")
+    assert answer.status == 0, answer.err
+    shown = json.loads(answer.out)
+    assert json.loads((tmp_path / "sweep" / "summary.json").read_text()) == shown
+    assert shown["scored"] < shown["requests"]
+    assert shown["retrievals"] == 1
+    rows = read_csv(tmp_path / "sweep" / "sweep.csv").to_pylist()
+    assert [row["documents"] for row in rows] == [1, 3, 2]
+    for row, point in zip(rows, shown["points"], strict=True):
+        alone = json.loads(ralm("eval", *arguments, "--documents", row["documents"], "--baseline", "--json").out)
+        assert point["config"] == alone["config"]
+        assert row["nll"] == pytest.approx(alone["nll"], rel=1e-6)
+        assert row["none_token_perplexity"] == pytest.approx(alone["baseline"]["token_perplexity"], rel=1e-6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep"]
+    failed(ralm(*command, "--out", tmp_path / "sweep", "--no-plot"), 1, "already exists and is kept")
+
+
+def test_a_sweep_over_retrievers_has_a_table(work: Path, model: Path) -> None:
+    arguments = [work / "text.txt", "--lm", model, *MODEL_LENGTH, "--index", work / "index", "--limit-tokens", 60]
+    answer = ralm("sweep", "--over", "retriever", "--values", "bm25,random", *arguments)
+    assert answer.status == 0, answer.err
+    for said in ("--retriever", "bm25", "random", "none", "gain", "requests scored, 2 retrievals"):
+        assert said in answer.out
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({}, "--documents makes no difference here"),
+        ({"--values": "2,2"}, "--values has a value twice: 2,2."),
+        ({"--values": "2,"}, "Invalid value for '--documents'"),
+        ({"--over": "rerank", "--values": "none,best"}, "Invalid value for '--rerank'"),
+        ({"--over": "lm"}, "Invalid value for '--over'"),
+        ({"--index": None}, "a sweep reads with passages: give --index or --retrieved"),
+        ({"--nonsense": "1"}, "No such option"),
+    ],
+)
+def test_sweeps_that_make_no_sense(work: Path, changed: dict[str, str | None], message: str) -> None:
+    usual = {"--over": "documents", "--values": "1,2", "--lm": "ralm-tiny", "--index": str(work / "index")}
+    given = [part for pair in (usual | changed).items() if pair[1] is not None for part in pair]
+    failed(ralm("sweep", work / "text.txt", *given), 2, message)
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is not None, reason="matplotlib is here")
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_scored(
+    work: Path, model: Path, tmp_path: Path
+) -> None:
+    command = ["sweep", work / "text.txt", "--lm", model, *MODEL_LENGTH, "--index", work / "index"]
+    command += ["--over", "stride", "--values", "4,8", "--out", tmp_path / "sweep"]
+    failed(ralm(*command), 1, "needs the package matplotlib: pip install 'ralm[plots]', or give --no-plot")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_draws_its_plot(work: Path, model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    command = ["sweep", work / "text.txt", "--lm", model, *MODEL_LENGTH, "--index", work / "index"]
+    answer = ralm(*command, "--over", "stride", "--values", "4,8", "--limit-tokens", 40, "--out", tmp_path / "sweep")
+    assert answer.status == 0, answer.err
+    assert (tmp_path / "sweep" / "sweep.png").stat().st_size > 1000

@@ -77,7 +77,10 @@ DocumentTokens = Annotated[int, typer.Option(help="Cut a passage to so many toke
 MaxLength = Annotated[int, typer.Option(help="Tokens that the model reads at once, passage included.")]
 Windows = Annotated[
     plan.Windows,
-    typer.Option(help="sliding: all the context that fits, for every stride; blocked: it advances a block at a time."),
+    typer.Option(
+        help="sliding: all the context that fits, for every stride; blocked: it advances a block at a time; rolling: "
+        "those of REPLUG's code, of --stride and --query-tokens together."
+    ),
 ]
 Block = Annotated[int, typer.Option(help="Tokens in a block of blocked windows.")]
 Semantics = Annotated[

@@ -15,6 +15,7 @@ from ralm.corpus.sources import SkippedLines
 from ralm.demo.demonstration import Demonstration, most_gained, prompt_where_retrieval_helps
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.run import to_json
+from ralm.evaluation.sweep import PLOT, TABLE, Sweep
 from ralm.folders import MANIFEST, Manifest
 from ralm.pipeline import FromRetriever, PassageSource
 from ralm.protocols import LanguageModel, Tokenizer
@@ -82,6 +83,27 @@ def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
     console = Console(file=sys.stdout, highlight=False)
     console.print(table)
     console.print(f"  {count}; gain: how much lower the token perplexity is", style="dim")
+
+
+def print_sweep(swept: Sweep, out: Path | None) -> None:
+    """A table with a row per value; the gain is that of token perplexity over the same text read without passages."""
+    table = Table(box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column(f"--{swept.option}", no_wrap=True)
+    for heading in ("token ppl", "word ppl", "bits/byte", "none", "gain"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in swept.rows():
+        columns = (*MEASURES, "none_token_perplexity")
+        shown = [f"{number(row[column]):.2f}" for column in columns]
+        table.add_row(str(row[swept.option]), *shown, f"{number(row['gain']):+.1%}")
+    console = Console(file=sys.stdout, highlight=False)
+    console.print(table)
+    print_line("  none: the token perplexity without passages; gain: how much lower it is with them")
+    print_line(
+        f"  {swept.scored:,} of {swept.requests:,} requests scored, {swept.retrievals:,} retrievals: the rest shared"
+    )
+    if out is not None:
+        plot = f", {out / PLOT}" if (out / PLOT).exists() else ""
+        print_line(f"The table: {out / TABLE}{plot}")
 
 
 def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: SkippedLines | None) -> None:

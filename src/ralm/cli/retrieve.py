@@ -31,6 +31,7 @@ def retrieve(
     stride: options.Stride = options.PLAN.stride,
     query_tokens: options.QueryTokens = None,
     max_length: options.MaxLength = options.PLAN.max_length,
+    windows: options.Windows = options.PLAN.windows,
     semantics: options.Semantics = options.PLAN.semantics,
     limit_tokens: options.LimitTokens = None,
     force: options.Force = False,
@@ -57,6 +58,7 @@ def retrieve(
         query_tokens=choice.query_tokens(query_tokens),
         max_length=max_length,
         document_tokens=1,
+        windows=windows,
     )
 
     from ralm.cli.loading import open_retriever

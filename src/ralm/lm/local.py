@@ -91,7 +91,7 @@ class LocalLanguageModel:
     def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
         """For each request the natural log-probability (float32) of each of its targets, in order."""
         longest = max((len(request) for request in requests), default=0)
-        self._check_length(longest)
+        self._check_length(longest - 1)  # the last target is not read
         return list(self._engine.score(requests, total=len(requests), journal=self.journal))
 
     def continuations(self) -> Continuations:
