@@ -122,9 +122,12 @@ def main() -> None:
     collections: list[Callable[[], Collection]] = [partial(synthetic.collection, size) for size in args.passages]
     if DATA.exists():
         collections.insert(0, real_collection)
+        texts = list(real_passages())
         with tempfile.TemporaryDirectory() as folder:
             print("\nreal text, analysis included")
-            built(Path(folder) / "index", real_passages())
+            built(Path(folder) / "warm-up", texts[:1000])
+            built(Path(folder) / "index", texts)
+        del texts
     found: list[Row] = []
     for collection in collections:
         rows = []

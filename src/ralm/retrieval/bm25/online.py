@@ -44,7 +44,7 @@ class Online:
         terms = frozenset(query)
         text, patient = self._take(terms)
         try:
-            yield self._stream(text, k) if patient and self._collection().bears(query) else None
+            yield self._stream(text, k) if patient and self._collection().bears([query]) else None
         finally:
             with self._lock:
                 self._texts = [*self._texts, text][-_TEXTS:]

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from itertools import pairwise
 from threading import Lock
 from typing import Final
 
@@ -44,6 +43,8 @@ STREAM_QUERIES: Final = 64
 """Fewer queries than this are not worth a stream: the first of each pays for all its terms."""
 STREAM_OVERLAP: Final = 0.5
 """The share of a query's terms that have to stand in the query before."""
+_PAIRS: Final = 64
+"""Queries that are compared with the one before to tell whether most overlap."""
 _PASSAGES_A_HIT: Final = 100
 """Where more than one passage of so many is asked for, a scan is as fast."""
 
@@ -106,7 +107,7 @@ class BM25:
         suits = self._passages >= STREAM_PASSAGES and k * _PASSAGES_A_HIT <= self._passages
         if suits and len(queries) < STREAM_QUERIES:
             answer, size = self._follow, _QUERIES_A_TASK
-        elif suits and self._overlap(queries) and all(map(self.collection.bears, queries)):
+        elif suits and _overlap(queries) and self.collection.bears(queries):
             answer, size = self._stream, max(STREAM_QUERIES, -(-len(queries) // cores()))
         else:
             answer, size = self._scan, _QUERIES_A_TASK
@@ -122,11 +123,6 @@ class BM25:
             with ThreadPoolExecutor(max_workers=min(cores(), len(tasks))) as pool:
                 list(pool.map(work, tasks))
         return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
-
-    def _overlap(self, queries: Sequence[Sequence[int]]) -> bool:
-        """Whether most terms of the queries stand in the query before."""
-        shared = sum(len(set(one) & set(other)) for one, other in pairwise(queries))
-        return shared >= STREAM_OVERLAP * sum(len(set(query)) for query in queries)
 
     def _stream(
         self,
@@ -172,3 +168,10 @@ class BM25:
             ends, begins, stops, idf(stops - begins, self._with_terms), counts, self._impact_C, arrays.passages,
             arrays.posting_codes, self._passages, self._partition, forbidden, numbers_QK, scores_QK,
         )  # fmt: skip
+
+
+def _overlap(queries: Sequence[Sequence[int]]) -> bool:
+    """Whether most terms of the queries, as far as some of them tell, stand in the query before."""
+    some = [(set(queries[i - 1]), set(queries[i])) for i in range(1, len(queries), -(-len(queries) // _PAIRS))]
+    shared = sum(len(before & query) for before, query in some)
+    return shared >= STREAM_OVERLAP * sum(len(query) for _, query in some)

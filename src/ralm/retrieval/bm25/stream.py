@@ -44,9 +44,13 @@ class Collection:
     impact_C: NDArray[np.float64]
     common: CommonTerms
 
-    def bears(self, query: Sequence[int]) -> bool:
-        """Whether a stream can hold the bounds of a query in 16 bits: three times over, while terms come and go."""
-        return float(self.idf_V[list(query)].sum()) * (1 << FRACTION_BITS - STEP_BITS) + len(query) <= _MOST_STEPS
+    def bears(self, queries: Sequence[Sequence[int]]) -> bool:
+        """Whether a stream can hold the bounds of all queries in 16 bits: three times over, while terms come and go."""
+        sizes_Q = np.fromiter(map(len, queries), np.int64, len(queries))
+        terms = np.fromiter(chain.from_iterable(queries), np.int64, sizes_Q.sum())
+        rows = np.repeat(np.arange(len(queries)), sizes_Q)
+        idf_Q = np.bincount(rows, weights=self.idf_V[terms], minlength=len(queries))
+        return bool((idf_Q * (1 << FRACTION_BITS - STEP_BITS) + sizes_Q <= _MOST_STEPS).all())
 
 
 class Stream:

@@ -28,7 +28,7 @@ Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
 
 _ALONE: Final = 16
 """Batches that are analysed here before other processes are begun: small corpora do not wait for those."""
-_REMEMBERED: Final = 1 << 17
+_REMEMBERED: Final = 1 << 18
 _LONGEST_REMEMBERED: Final = 64
 _MOST_TERMS: Final = 1 << 20
 
