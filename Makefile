@@ -35,10 +35,12 @@ lint: $(VENV)/installed-dev
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.index_memory
+	$(BIN)/python -m benchmarks.index_curve
 	$(BIN)/python -m benchmarks.corpus
 
 bench-retrieval: $(VENV)/installed-dev
 	$(PIP) install --requirement requirements/bench.txt
+	if java -version 2>/dev/null; then $(PIP) install --no-deps pyserini pyjnius; fi  # Lucene; wants Java 21 in JAVA_HOME
 	$(BIN)/python -m benchmarks.retrieval
 
 bench-dense: $(VENV)/installed-dev

@@ -118,7 +118,7 @@ class Stream:
         terms = np.fromiter(chain.from_iterable(queries), np.int64, sum(sizes))
         ends = np.zeros(len(queries) + 1, np.int64)
         np.cumsum(sizes, out=ends[1:])
-        self._make_room(len(terms))
+        self._make_room(terms)
         collection, tables = self._collection, self._terms
         self._known = _learn(
             terms, self._row_V, self._known, collection.arrays.offsets, collection.arrays.passages, collection.idf_V,
@@ -135,15 +135,16 @@ class Stream:
         )  # fmt: skip
         _empty(heaps_QK, found_Q, numbers_QK, scores_QK)
 
-    def _make_room(self, terms: int) -> None:
-        """Have tables for so many new terms: larger ones, or empty ones where they would grow too large."""
-        rows = self._known + terms
+    def _make_room(self, terms: NDArray[np.int64]) -> None:
+        """Have rows in the tables for the terms: in larger ones, or, where those would be too large, in empty ones."""
+        rows = self._known + int(np.count_nonzero(self._row_V[terms] < 0))
         if rows <= len(self._standing_T):
             return
-        if self._known and rows * len(self._collection.impact_C) > _TABLE_NUMBERS:
+        most = _TABLE_NUMBERS // len(self._collection.impact_C)
+        if self._known and rows > most:
             self._begin()
-            rows = terms
-        more = max(rows - len(self._standing_T), 0)
+            rows = len(terms)
+        more = max(rows, min(2 * len(self._standing_T), most)) - len(self._standing_T)
         self._terms = Terms(*(_longer(table, more) for table in self._terms))
         self._frequency_T = _longer(self._frequency_T, more)
         self._standing_T = _longer(self._standing_T, more)
