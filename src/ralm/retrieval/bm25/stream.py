@@ -10,6 +10,7 @@ table, P partitions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, Final
 
@@ -30,11 +31,12 @@ PARTITION: Final = 1 << 17
 BATCH: Final = 256
 """Queries that go through a partition together."""
 _MOST_STEPS: Final = 21_000
+_STEPS: Final = 1 << FRACTION_BITS - STEP_BITS
 _TABLE_NUMBERS: Final = 1 << 23
 _FIRST_ROWS: Final = 1 << 12
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Collection:
     """What streams over one index share: its arrays, the constants, and the layout of the common terms."""
 
@@ -47,10 +49,17 @@ class Collection:
     def bears(self, queries: Sequence[Sequence[int]]) -> bool:
         """Whether a stream can hold the bounds of all queries in 16 bits: three times over, while terms come and go."""
         sizes_Q = np.fromiter(map(len, queries), np.int64, len(queries))
+        if sizes_Q.max(initial=0) * (self.most_steps + 1) <= _MOST_STEPS:
+            return True
         terms = np.fromiter(chain.from_iterable(queries), np.int64, sizes_Q.sum())
         rows = np.repeat(np.arange(len(queries)), sizes_Q)
         idf_Q = np.bincount(rows, weights=self.idf_V[terms], minlength=len(queries))
-        return bool((idf_Q * (1 << FRACTION_BITS - STEP_BITS) + sizes_Q <= _MOST_STEPS).all())
+        return bool((idf_Q * _STEPS + sizes_Q <= _MOST_STEPS).all())
+
+    @cached_property
+    def most_steps(self) -> float:
+        """The most that one occurrence of a term can add to a bound."""
+        return float(self.idf_V.max(initial=0)) * _STEPS
 
 
 class Stream:
