@@ -129,7 +129,7 @@ def evaluate(
             baseline=baseline,
         )
         if out is not None:
-            write_run(out, evaluation, model.tokenizer, config, force=force)
+            write_run(out, evaluation, config, force=force)
     if json:
         print_json(evaluation.summary(config))
     else:
