@@ -5,6 +5,8 @@
 # make bench-retrieval   BM25 against other engines
 # make bench-dense       dense and hybrid retrieval against BM25, brute force and the encoder itself
 # make bench-scoring     the scoring engine against the plain loop
+# make bench-generation  generation from ensembles against plain generation
+# make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
 # make docs    write docs/command-line.md from the program's own help
 # make clean   remove what make made
 
@@ -14,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 JOBS ?= auto
 
-.PHONY: demo test test-fast lint bench bench-retrieval bench-dense bench-scoring docs clean
+.PHONY: demo test test-fast lint bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -45,6 +47,12 @@ bench-dense: $(VENV)/installed-dev
 bench-scoring: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.scoring
 
+bench-generation: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.generation
+
+bench-ensembles: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.ensembles
+
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m tools.command_line_page > docs/command-line.md
 
@@ -57,5 +65,5 @@ $(VENV)/installed: pyproject.toml requirements/torch-cpu.txt
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed requirements/dev.txt
-	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[datasets,dense,device-map]' --requirement requirements/dev.txt
+	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[datasets,dense,device-map,plots]' --requirement requirements/dev.txt
 	touch $@

@@ -22,11 +22,12 @@ import numpy as np
 
 from ralm.corpus.splitting import split_by_words
 from ralm.records import Passage
+from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.index import build_index
 
 BRITANNICA = Path(__file__).parents[2] / "shared" / "data" / "britannica" / "edition4.jsonl.gz"
 PASSAGES = 15_000
-BUFFERED_TERMS = 1 << 19
+BUILD = BuildOptions(megabytes=12)
 WORDS = 100
 
 
@@ -51,7 +52,7 @@ def measure(passages: int, source: Path) -> dict[str, float]:
         build_index([Passage(number=0, document_id="", title="", text="warm up")], Path(folder) / "first")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         begin = process_time()
-        manifest = build_index(islice(numbered, passages), Path(folder) / "index", buffered_terms=BUFFERED_TERMS)
+        manifest = build_index(islice(numbered, passages), Path(folder) / "index", build=BUILD)
         seconds = process_time() - begin
         size = sum(file.stat().st_size for file in (Path(folder) / "index" / "bm25").iterdir())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -74,7 +75,7 @@ def measured_apart(passages: int, source: Path) -> dict[str, float]:
 def main(arguments: list[str]) -> None:
     passages = int(arguments[0]) if arguments else PASSAGES
     source = Path(arguments[1]) if len(arguments) > 1 else BRITANNICA
-    print(f"source: {source.name if source.exists() else 'made-up words'}; buffer of {BUFFERED_TERMS:,} terms\n")
+    print(f"source: {source.name if source.exists() else 'made-up words'}; buffer of {BUILD.megabytes} MB\n")
     print("passages  start MB  peak MB  ratio  cpu s  passages/s  bytes a posting")
     first = None
     for row in (measured_apart(passages * factor, source) for factor in (1, 10)):

@@ -1,117 +1,63 @@
-"""Stride queries over BM25 indexes: ours against bm25s and tantivy, same passages, same queries, in one process.
+"""BM25 over stride queries: ours against bm25s (numba), tantivy and Lucene, over real text and a synthetic collection.
 
-    python -m benchmarks.retrieval [--passages 100000 500000 2000000] [--out FILE]
+    python -m benchmarks.retrieval [--passages N ...] [--repeats R] [--out FILE]
 
-Needs `requirements/bench.txt`. A synthetic collection (`benchmarks.synthetic`) and four articles' windows of 24 words,
-three words apart, about 15 distinct terms each. All engines get term numbers, or words that need no analysis. Each is
-warmed up, then timed `--repeats` times; the median is printed, in milliseconds a query. `stream` answers all queries
-of a text, `online` one after another, `scan` reads every posting. All on one core but where the name says otherwise;
-tantivy is left out above 500,000 passages, where it is built too slowly to wait for.
+Prints, for each collection, milliseconds a query (the median of some runs, the queries in their order) and how many
+times as long the others take; then how the cost grows with the number of passages, and what that says of 21 million.
+`--out` appends JSON lines: text, engine, passages, k, cores, ms_per_query. Take care that the machine has nothing else
+to do.
 """
 
 import argparse
 import json
-import logging
-import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import bm25s
 import numpy as np
-import tantivy
 
-from benchmarks import synthetic
+from benchmarks import engines, synthetic
+from benchmarks.collection import DATA, Collection, real_collection, real_passages
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import Builder
-from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.stream import Stream
 
 SIZES = [100_000, 500_000, 2_000_000]
 HITS = (1, 16)
-MOST_OF_TANTIVY = 500_000
-Engine = Callable[[int], None]
+WIKIPEDIA = 21_015_324
+Row: TypeAlias = dict[str, Any]
 
 
-def ours(folder: Path, passages: int) -> BM25:
-    """Our index of the collection."""
+def built(folder: Path, texts: Iterable[str]) -> BM25:
+    """Our index; says what it took."""
     folder.mkdir()
-    builder = Builder(folder, BM25Options())
+    begin, busy = time.perf_counter(), time.process_time()
+    with Builder(folder) as builder:
+        for text in texts:
+            builder.add(text)
+        counts = builder.finish()
+    seconds, busy = time.perf_counter() - begin, time.process_time() - busy
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(
+        f"built in {seconds:.0f} s ({counts.passages / busy:,.0f} passages a second of processor time): "
+        f"{counts.postings:,} postings, {counts.terms:,} terms, {size / 1e6:,.0f} MB, "
+        f"{size / counts.postings:.2f} bytes a posting"
+    )
+    bm25 = BM25(open_arrays(folder), counts.passages)
     begin = time.perf_counter()
-    for passage in synthetic.passages(passages):
-        builder.add(" ".join([f"w{term}" for term in passage.tolist()]))
-    counts = builder.finish()
-    seconds = time.perf_counter() - begin
-    size = sum(file.stat().st_size for file in folder.iterdir()) / counts.postings
-    print(f"{passages:,} passages, {counts.postings:,} postings of {size:.2f} bytes, built in {seconds:.0f} s\n")
-    return BM25(open_arrays(folder), passages)
+    common = bm25.collection.common
+    size = sum(array.nbytes for array in (common.highest_MB, common.present_MW, common.before_MW))
+    print(f"{len(common.before_MW)} common terms laid out in {time.perf_counter() - begin:.1f} s, {size / 1e6:,.0f} MB")
+    return bm25
 
 
-def with_ours(bm25: BM25, queries: Sequence[Sequence[int]]) -> Iterator[tuple[str, Engine]]:
-    """Our ways of answering; the terms are looked up before."""
-    rows = [bm25.terms([f"w{term}" for term in query]) for query in queries]
-    yield "stream", lambda k: _discard(Stream(bm25.collection, k).search(rows))
-
-    def online(k: int) -> None:
-        stream = Stream(bm25.collection, k)
-        for row in rows:
-            stream.search([row])
-
-    yield "online", online
-
-    def scan(k: int) -> None:
-        for first in range(0, len(rows), 32):  # too few at once for a stream
-            bm25.retrieve_terms(rows[first : first + 32], k)
-
-    yield "scan", scan
-    if len(os.sched_getaffinity(0)) > 1:
-        yield f"stream x {len(os.sched_getaffinity(0))}", lambda k: _discard(bm25.retrieve_terms(rows, k))
-
-
-def with_bm25s(passages: int, queries: Sequence[Sequence[int]]) -> Iterator[tuple[str, Engine]]:
-    """bm25s with its numba backend."""
-    logging.getLogger("bm25s").setLevel(logging.ERROR)
-    tokens = [passage.tolist() for passage in synthetic.passages(passages)]
-    vocabulary = {str(term): term for term in range(synthetic.VOCABULARY)}
-    retriever = bm25s.BM25(method="lucene", k1=0.9, b=0.4, backend="numba")
-    retriever.index(bm25s.tokenization.Tokenized(ids=tokens, vocab=vocabulary), show_progress=False)
-    wanted = [list(query) for query in queries]
-    yield "bm25s", lambda k: _discard(retriever.retrieve(wanted, k=k, show_progress=False, n_threads=1))
-
-
-def with_tantivy(folder: Path, passages: int, queries: Sequence[Sequence[int]]) -> Iterator[tuple[str, Engine]]:
-    """tantivy with one segment."""
-    if passages > MOST_OF_TANTIVY:
-        return
-    folder.mkdir()
-    schema = tantivy.SchemaBuilder().add_text_field("body", stored=False, tokenizer_name="whitespace").build()
-    index = tantivy.Index(schema, path=str(folder))
-    writer = index.writer(heap_size=1_000_000_000, num_threads=1)
-    for passage in synthetic.passages(passages):
-        writer.add_document(tantivy.Document(body=" ".join([f"w{term}" for term in passage.tolist()])))
-    writer.commit()
-    writer.wait_merging_threads()
-    index.reload()
-    searcher = index.searcher()
-    parsed = [index.parse_query(" ".join(f"w{term}" for term in query), ["body"]) for query in queries]
-
-    def search(k: int) -> None:
-        for query in parsed:
-            searcher.search(query, k)
-
-    yield "tantivy", search
-
-
-def _discard(_: Any) -> None:
-    """Answers are not looked at here: tests do that."""
-
-
-def measured(engine: Engine, k: int, queries: int, repeats: int) -> float:
-    """Milliseconds a query: the median of some runs after the first."""
+def median(engine: engines.Engine, k: int, queries: int, repeats: int) -> float:
+    """Milliseconds a query, after a run that warms up."""
     engine(k)
     times = []
     for _ in range(repeats):
@@ -121,59 +67,75 @@ def measured(engine: Engine, k: int, queries: int, repeats: int) -> float:
     return statistics.median(times) / queries * 1e3
 
 
-def rows_for(passages: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """What is measured for one size of the collection."""
-    queries = synthetic.queries()
+def measured(collection: Collection, repeats: int) -> Iterator[Row]:
+    """A row for each engine and k."""
+    terms = np.mean([len(set(query)) for query in collection.queries])
+    print(
+        f"\n{collection.name}: {len(collection):,} passages, {len(collection.queries):,} queries of {terms:.1f} terms"
+    )
     with tempfile.TemporaryDirectory() as folder:
-        bm25 = ours(Path(folder) / "ours", passages)
-        begin = time.perf_counter()
-        common = len(bm25.collection.common.place_of)
-        print(f"bounds of {common:,} common terms read in {time.perf_counter() - begin:.1f} s\n", flush=True)
-        engines = [with_ours(bm25, queries), with_bm25s(passages, queries)]
-        engines.append(with_tantivy(Path(folder) / "tantivy", passages, queries))
-        for group in engines:
-            for name, engine in group:
-                cores = int(name.rpartition(" x ")[2]) if " x " in name else 1
-                for k in HITS:
-                    spent = measured(engine, k, len(queries), repeats)
-                    yield {"engine": name, "passages": passages, "k": k, "cores": cores, "ms_per_query": spent}
+        bm25 = built(Path(folder) / "ours", collection.texts())
+        rivals = (rival(collection, _new(Path(folder) / rival.__name__)) for rival in engines.RIVALS)
+        for name, engine in chain(engines.ours(bm25, collection), chain.from_iterable(rivals)):
+            cores = int(name.rpartition(" x ")[2]) if " x " in name else 1
+            for k in HITS:
+                row = {"text": collection.name, "engine": name, "passages": len(collection), "k": k, "cores": cores}
+                yield row | {"ms_per_query": median(engine, k, len(collection.queries), repeats)}
 
 
-def growth(rows: Sequence[dict[str, Any]]) -> None:
-    """Cost against size: the fitted power of each engine, and what it says of 21 million passages."""
-    print("engine        k   fitted growth   predicted ms a query at 21M")
+def _new(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def show(rows: Sequence[Row]) -> None:
+    """The table of one collection: ratios are to one stream, with the same k."""
+    base = {row["k"]: row["ms_per_query"] for row in rows if row["engine"] == "stream"}
+    print("\nengine          k   ms a query   times a stream")
+    for row in rows:
+        ratio = row["ms_per_query"] / base[row["k"]]
+        print(f"{row['engine']:14} {row['k']:2}   {row['ms_per_query']:10.4f}   {ratio:8.2f}", flush=True)
+
+
+def growth(rows: Sequence[Row]) -> None:
+    """Cost against size: the power of N fitted through all sizes, and through the two largest."""
+    print(f"\nengine          k   grows as   at the end   ms a query at {WIKIPEDIA:,}")
     for name in dict.fromkeys(row["engine"] for row in rows):
         for k in HITS:
             some = [row for row in rows if row["engine"] == name and row["k"] == k]
             if len(some) > 1:
                 sizes, spent = (np.log([row[column] for row in some]) for column in ("passages", "ms_per_query"))
-                power, constant = np.polyfit(sizes, spent, 1)
-                print(f"{name:12} {k:2}   N^{power:.2f}          {np.exp(constant + power * np.log(21e6)):.2f}")
+                fits = [np.polyfit(sizes[first:], spent[first:], 1) for first in (0, -2)]
+                predicted = [np.exp(np.polyval(fit, np.log(WIKIPEDIA))) for fit in fits]
+                print(
+                    f"{name:14} {k:2}   N^{fits[0][0]:.2f}     N^{fits[1][0]:.2f}       "
+                    f"{min(predicted):.2f} to {max(predicted):.2f}"
+                )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--passages", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--passages", type=int, nargs="*", default=SIZES, help="sizes of the synthetic collection")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    found = []
-    for passages in args.passages:
+    collections: list[Callable[[], Collection]] = [partial(synthetic.collection, size) for size in args.passages]
+    if DATA.exists():
+        collections.insert(0, real_collection)
+        with tempfile.TemporaryDirectory() as folder:
+            print("\nreal text, analysis included")
+            built(Path(folder) / "index", real_passages())
+    found: list[Row] = []
+    for collection in collections:
         rows = []
-        for row in rows_for(passages, args.repeats):
+        for row in measured(collection(), args.repeats):
             rows.append(row)
             if args.out:
                 with args.out.open("a") as lines:
                     lines.write(json.dumps(row) + "\n")
-        for row in rows:
-            base = {other["k"]: other["ms_per_query"] for other in rows if other["engine"] == "stream"}
-            print(
-                f"{row['passages']:9,}  k {row['k']:2}  {row['engine']:12} {row['ms_per_query']:8.3f} ms a query  "
-                f"{row['ms_per_query'] / base[row['k']]:6.1f} x stream",
-                flush=True,
-            )
+        show(rows)
         found += rows
-    growth(found)
+    growth([row for row in found if row["text"] == "synthetic"])
 
 
 if __name__ == "__main__":

@@ -238,7 +238,7 @@ def materials(name: str, dtypes: Sequence[Dtype]) -> Iterator[Iterator[Material]
         if name != "ralm-tiny":
             torch.manual_seed(0)
             AutoModelForCausalLM.from_config(ARCHITECTURES[name]()).save_pretrained(place)
-            _tokenizer().save_pretrained(place)
+            gpt2_tokenizer().save_pretrained(place)
 
         def each() -> Iterator[Material]:
             for dtype in dtypes:
@@ -252,7 +252,7 @@ def materials(name: str, dtypes: Sequence[Dtype]) -> Iterator[Iterator[Material]
         yield each()
 
 
-def _tokenizer() -> Any:
+def gpt2_tokenizer() -> Any:
     """GPT-2's where it lies beside the checkout; ralm-tiny's otherwise, which says so."""
     folder = Path(__file__).parents[2] / "shared" / "data" / "gpt2_bpe"
     if not folder.exists():

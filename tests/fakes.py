@@ -14,6 +14,7 @@ class WordTokenizer:
     """A token a word; ids in the order in which words were first seen, shared by all instances of a test."""
 
     fingerprint = "words"
+    end_token: int | None = 0
 
     def __init__(self, words: Sequence[str] = ()) -> None:
         self.words: list[str] = ["<end>", *words]
@@ -37,20 +38,17 @@ class WordTokenizer:
         return self.words.index(word)
 
 
-class UnigramContinuation:
-    """The distribution of `CountingModel` after some tokens."""
+@dataclass
+class UnigramContinuations:
+    """Distributions of `CountingModel`, which is told of every text that does not go on from one of the last call."""
 
-    def __init__(self, tokens: IntArray, vocabulary: int) -> None:
-        self.tokens = tokens
-        self.vocabulary = vocabulary
+    model: "CountingModel"
+    before: list[list[int]] = field(default_factory=list)
 
-    @property
-    def next_log_probs_V(self) -> FloatArray:
-        counts_V = np.bincount(self.tokens, minlength=self.vocabulary) + 1.0
-        return np.asarray(np.log(counts_V / counts_V.sum()), dtype=np.float32)
-
-    def append(self, tokens: IntArray) -> None:
-        self.tokens = np.concatenate([self.tokens, tokens])
+    def next_log_probs(self, texts: Sequence[IntArray]) -> FloatArray:
+        self.model.reads += [text for text in texts if text[:-1].tolist() not in self.before]
+        self.before = [text.tolist() for text in texts]
+        return np.stack([self.model.next_log_probs_V(text) for text in texts])
 
 
 @dataclass
@@ -71,18 +69,21 @@ class CountingModel:
     def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
         return [self._score(request) for request in requests]
 
-    def read(self, tokens: IntArray) -> UnigramContinuation:
+    def continuations(self) -> UnigramContinuations:
+        return UnigramContinuations(self)
+
+    def next_log_probs_V(self, tokens: IntArray) -> FloatArray:
         assert 0 < len(tokens) <= self.max_length
-        self.reads.append(tokens)
-        return UnigramContinuation(tokens, self.vocabulary)
+        counts_V = np.bincount(tokens, minlength=self.vocabulary) + 1.0
+        return np.asarray(np.log(counts_V / counts_V.sum()), dtype=np.float32)
 
     def _score(self, request: Request) -> FloatArray:
-        assert len(request) <= self.max_length
-        continuation = self.read(np.concatenate([request.document, request.context]))
-        log_probs = []
+        assert len(request) - 1 <= self.max_length
+        read, log_probs = np.concatenate([request.document, request.context]), []
+        self.reads.append(read)
         for target in request.targets:
-            log_probs.append(continuation.next_log_probs_V[target])
-            continuation.append(np.array([target]))
+            log_probs.append(self.next_log_probs_V(read)[target])
+            read = np.append(read, target)
         return np.array(log_probs, dtype=np.float32)
 
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ralm.evaluation.run import write_run
     from ralm.lm.local import ModelOptions
     from ralm.pipeline import FromFile, FromRetriever
-    from ralm.reading.generation import GenerationOptions, generate
+    from ralm.reading.ensemble import EnsembleOptions
+    from ralm.reading.generation import GenerationOptions, generate, generate_many
     from ralm.reading.plan import PlanOptions, make_plan
     from ralm.records import Document, Hits, Passage, Request, ScoredTokens
     from ralm.retrieval.bm25.formula import BM25Options
@@ -42,6 +43,7 @@ _HOME = {
     "DenseSearchOptions": "ralm.retrieval.dense.options",
     "Document": "ralm.records",
     "EncoderOptions": "ralm.retrieval.dense.options",
+    "EnsembleOptions": "ralm.reading.ensemble",
     "Evaluation": "ralm.evaluation.perplexity",
     "Fields": "ralm.corpus.sources",
     "FromFile": "ralm.pipeline",
@@ -65,6 +67,7 @@ _HOME = {
     "build_index": "ralm.retrieval.index",
     "evaluate_text": "ralm.evaluation.perplexity",
     "generate": "ralm.reading.generation",
+    "generate_many": "ralm.reading.generation",
     "load_encoder": "ralm.retrieval.dense.loading",
     "load_language_model": "ralm.demo.builtin",
     "make_passages": "ralm.corpus.passages",
@@ -84,6 +87,7 @@ __all__ = [
     "DenseSearchOptions",
     "Document",
     "EncoderOptions",
+    "EnsembleOptions",
     "Evaluation",
     "Fields",
     "FromFile",
@@ -108,6 +112,7 @@ __all__ = [
     "build_index",
     "evaluate_text",
     "generate",
+    "generate_many",
     "load_encoder",
     "load_language_model",
     "make_passages",

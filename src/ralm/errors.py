@@ -14,8 +14,10 @@ message alone and exits with `exit_status`; a traceback is always a bug of ours.
     |   +-- NotAFolderOfThisKindError
     |   +-- DamagedFolderError   truncated or altered
     |   +-- NewerFormatError     written by a later ralm
+    |   +-- OlderFormatError     written by a ralm whose format is no longer read
     |   +-- OtherEncoderError    an index of vectors that another encoder made
     +-- StorageError             the disk is full, or will not take the file
+    +-- WorkerError              a process that worked for this one has died
     +-- ModelError               a language model, encoder or tokenizer that cannot be loaded or used as asked
     +-- MissingExtraError        an optional dependency that is not installed
 """
@@ -69,12 +71,20 @@ class NewerFormatError(FolderError):
     """The folder was written in a format later than this version of ralm knows."""
 
 
+class OlderFormatError(FolderError):
+    """The folder was written in a format that this version of ralm no longer reads."""
+
+
 class OtherEncoderError(FolderError):
     """The vectors of an index were made by another encoder than the one that is to encode queries."""
 
 
 class StorageError(RalmError):
     """The disk is full or refuses the file; what was there before is untouched."""
+
+
+class WorkerError(RalmError):
+    """A process that worked for this one has died."""
 
 
 class ModelError(RalmError):

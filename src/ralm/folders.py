@@ -21,6 +21,7 @@ from ralm.errors import (
     FolderExistsError,
     NewerFormatError,
     NotAFolderOfThisKindError,
+    OlderFormatError,
     StorageError,
     UsageError,
 )
@@ -161,10 +162,10 @@ def write_manifest(
     return manifest
 
 
-def read_manifest(folder: Path, *, kind: str, format_version: int) -> Manifest:
-    """The manifest of a folder whose files are as they were written.
+def read_manifest(folder: Path, *, kind: str, format_version: int, oldest: int = 1) -> Manifest:
+    """The manifest of a folder whose files are as they were written, in a format from `oldest` to `format_version`.
 
-    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError, each with one sentence.
+    Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError, each with one sentence.
     """
     file = folder / MANIFEST
     if not file.is_file():
@@ -182,6 +183,11 @@ def read_manifest(folder: Path, *, kind: str, format_version: int) -> Manifest:
         raise NewerFormatError(
             f"{folder} has format {manifest.format_version}, written by ralm {manifest.ralm_version}; this is ralm "
             f"{__version__}, which reads up to format {format_version}. Upgrade ralm, or build the {kind} again."
+        )
+    if manifest.format_version < oldest:
+        raise OlderFormatError(
+            f"{folder} has format {manifest.format_version}, written by ralm {manifest.ralm_version}; this is ralm "
+            f"{__version__}, which reads format {oldest} and later. Build the {kind} again."
         )
     _check_files(folder, manifest)
     return manifest

@@ -19,6 +19,10 @@ class Tokenizer(Protocol):
     def fingerprint(self) -> str:
         """A short hash of what the tokenizer does: equal for equal tokenizers, whatever folder they came from."""
 
+    @property
+    def end_token(self) -> int | None:
+        """The id of the end-of-text token, where there is one."""
+
     def encode(self, text: str) -> IntArray:
         """Token ids (int64) of a text, without special tokens."""
 
@@ -33,15 +37,14 @@ class Tokenizer(Protocol):
         """The text of token ids, special tokens written out."""
 
 
-class Continuation(Protocol):
-    """A text that a language model is in the middle of: its cache and the distribution over the next token."""
+class Continuations(Protocol):
+    """Texts that a language model is in the middle of."""
 
-    @property
-    def next_log_probs_V(self) -> FloatArray:
-        """Natural log-probabilities (float32) of each possible next token."""
+    def next_log_probs(self, texts: Sequence[IntArray]) -> FloatArray:
+        """Natural log-probabilities (float32, B x V) of each possible next token of B texts of at least one token.
 
-    def append(self, tokens: IntArray) -> None:
-        """Read these tokens too."""
+        Each text is read as if it stood alone. What it shares with those of the call before need not be read again.
+        """
 
 
 class LanguageModel(Protocol):
@@ -70,8 +73,8 @@ class LanguageModel(Protocol):
     def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
         """For each request the natural log-probability (float32) of each of its targets, in order."""
 
-    def read(self, tokens: IntArray) -> Continuation:
-        """Read a prompt of at least one token and stand ready to go on from it."""
+    def continuations(self) -> Continuations:
+        """Stand ready to go on from texts, none of which was read yet."""
 
 
 class Encoder(Protocol):

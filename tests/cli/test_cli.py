@@ -1,16 +1,19 @@
 """The command line end to end: files in; standard output, standard error and exit status out."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.csv import read_csv
 
 from ralm.errors import ModelError
 from ralm.lm.replica import Pass, Reading, Replica
@@ -55,7 +58,9 @@ def model(tiny_folders: dict[str, Path]) -> Path:
 def test_help_names_every_command() -> None:
     answer = ralm("--help")
     assert answer.status == 0
-    assert all(command in answer.out for command in ("index", "search", "eval", "retrieve", "generate", "demo"))
+    assert all(
+        command in answer.out for command in ("index", "search", "eval", "sweep", "retrieve", "generate", "demo")
+    )
 
 
 def test_the_page_of_the_documentation_is_the_programs_own_help() -> None:
@@ -68,6 +73,46 @@ def test_help_waits_for_no_heavy_library() -> None:
     script = f"import sys, ralm.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("retriever", ["bm25", "random"])
+def test_forbidden_passages_are_not_found(work: Path, tmp_path: Path, retriever: str) -> None:
+    titles, documents = tmp_path / "titles.txt", tmp_path / "documents.txt"
+    titles.write_text("the hill\n")
+    documents.write_text("town\n")
+    options = ["--forbidden-titles", titles, "--forbidden-documents", documents, "--retriever", retriever]
+    answer = ralm("search", work / "index", "sheep on the sea", *options, "--json")
+    assert answer.status == 0
+    assert {hit["title"] for hit in json.loads(answer.out)["hits"]} == {"The Sea"}
+    assert "4 of 6 passages are forbidden" in answer.err
+
+
+def test_forbidden_documents_that_are_no_file(work: Path, tmp_path: Path) -> None:
+    failed(ralm("search", work / "index", "sea", "--forbidden-documents", tmp_path / "none"), 1, "does not exist")
+    (tmp_path / "empty.txt").write_text("\n")
+    failed(
+        ralm("search", work / "index", "sea", "--forbidden-documents", tmp_path / "empty.txt"),
+        1,
+        "holds no document ids",
+    )
+
+
+def test_indexing_and_searching_do_not_wait_for_torch(work: Path, tmp_path: Path) -> None:
+    for arguments in (
+        ["index", str(work / "corpus.jsonl"), "--out", str(tmp_path / "index")],
+        ["search", str(work / "index"), "sheep"],
+    ):
+        script = f"""
+import sys
+from ralm.cli import main
+sys.argv = ["ralm", *{arguments}]
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 def test_search(work: Path) -> None:
@@ -168,6 +213,52 @@ def test_generate_reads_a_prompt_from_standard_input(model: Path) -> None:
     assert json.loads(answer.out)["prompt"] == "Hello"
 
 
+def test_generate_from_an_ensemble(work: Path, model: Path) -> None:
+    command = ["generate", "The sheep on the hill", "--lm", model, "--index", work / "index", "--new-tokens", "9"]
+    command += ["--document-tokens", "24", "--reader", "ensemble", "--documents", "3", "--weights-temperature", "2"]
+    command += ["--temperature", "1", "--top-k", "50", "--top-p", "0.9"]
+    answer = ralm(*command, "--json")
+    assert answer.status == 0, answer.err
+    result = json.loads(answer.out)
+    assert list(result) == ["prompt", "spans", "tokens"]
+    assert 0 < len(result["tokens"]) <= 9
+    for token in result["tokens"]:
+        assert list(token) == ["token", "text", "log_prob", "passages", "posteriors"]
+        assert token["log_prob"] <= 0
+        assert 1 <= len(token["passages"]) == len(token["posteriors"]) <= 3
+        assert sum(token["posteriors"]) == pytest.approx(1, abs=1e-5)
+    assert max(len(token["passages"]) for token in result["tokens"]) > 1
+    shown = ralm(*command)
+    assert shown.out.startswith("The sheep on the hill" + result["spans"][0]["text"])
+    assert re.search(r"<- .*\(passage \d+\) \d+%, ", shown.out)
+    one = [word if word != "3" else "1" for word in command[:-6]]
+    in_context = [word for word in one if word not in ("--reader", "ensemble", "--documents", "1")]
+    assert json.loads(ralm(*one, "--json").out) == json.loads(ralm(*in_context, "--json").out)
+
+
+def test_generate_after_many_prompts(work: Path, model: Path, tmp_path: Path) -> None:
+    """Each gets what it gets alone, in the order of the file."""
+    prompts = ["The sheep on the hill", "Ships", "A town lies between the sea and the hill"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n")
+    command = ["generate", "--lm", model, "--index", work / "index", "--new-tokens", "9", "--document-tokens", "24"]
+    command += ["--reader", "ensemble", "--documents", "2", "--stop", "e"]
+    together = ralm(*command, "--prompts", tmp_path / "prompts.txt", "--json")
+    assert together.status == 0, together.err
+    found = [json.loads(line) for line in together.out.splitlines()]
+    assert [row["prompt"] for row in found] == prompts
+    for row in found:
+        alone = json.loads(ralm(*command, row["prompt"], "--json").out)
+        assert alone["spans"] == row["spans"]
+        assert [token["token"] for token in alone["tokens"]] == [token["token"] for token in row["tokens"]]
+    shown = ralm(*command, "--prompts", tmp_path / "prompts.txt").out
+    assert [shown.index(prompt) for prompt in prompts] == sorted(shown.index(prompt) for prompt in prompts)
+    failed(ralm(*command, "one", "--prompts", tmp_path / "prompts.txt"), 2, "give either a PROMPT or --prompts FILE")
+    failed(ralm(*command), 2, "give either a PROMPT or --prompts FILE")
+    failed(ralm(*command, "--prompts", tmp_path / "none.txt"), 1, "does not exist")
+    (tmp_path / "gap.txt").write_text("one\n\ntwo\n")
+    failed(ralm(*command, "--prompts", tmp_path / "gap.txt"), 2, "prompt 2 of 3 is empty")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -180,6 +271,8 @@ def test_generate_reads_a_prompt_from_standard_input(model: Path) -> None:
         (["index", "CORPUS", "--out", "o", "--tokens", "5"], "--tokens and --lm go together"),
         (["index", "CORPUS", "--out", "o", "--words", "0"], "--words"),
         (["generate", "", "--lm", "MODEL", "--document-tokens", "8"], "the prompt is empty"),
+        (["generate", "a", "--lm", "MODEL", "--reader", "ensemble"], "--reader ensemble reads several passages"),
+        (["generate", "a", "--lm", "MODEL", "--top-k", "0"], "--top-k must be at least 1"),
         (["nonsense"], "No such command"),
     ],
 )
@@ -329,3 +422,89 @@ def test_an_ensemble_and_where_its_tokens_came_from(work: Path, model: Path, tmp
             assert passage == passages[posteriors.index(max(posteriors))]
     failed(ralm(*evaluate, "--reader", "ensemble"), 2, "--reader ensemble reads all of --index or --retrieved")
     failed(ralm(*ensemble, "--rerank", "oracle"), 2, "and no --rerank")
+
+
+def test_concatenation_and_rolling_windows(work: Path, model: Path, tmp_path: Path) -> None:
+    evaluate = ["eval", work / "text.txt", "--lm", model, "--index", work / "index", "--json"]
+    joined = [*evaluate, "--max-length", 64, "--document-tokens", 24, "--reader", "concatenation"]
+    answer = ralm(*joined)
+    assert answer.status == 0, answer.err
+    assert json.loads(answer.out)["config"]["reader"] == {"concatenation": {"documents": 2}}
+    alone = json.loads(ralm(*joined, "--documents", 1).out)["nll"]
+    assert alone == json.loads(ralm(*evaluate, "--max-length", 64, "--document-tokens", 24).out)["nll"]
+    failed(ralm(*joined, "--documents", 3), 2, "--documents 3 of --document-tokens 24 and --stride 4 do not fit")
+    failed(ralm(*joined, "--rerank", "oracle"), 2, "--reader concatenation reads all of --index or --retrieved")
+    rolling = ["--windows", "rolling", "--semantics", "official", "--stride", 29, "--query-tokens", 11]
+    rolling += ["--max-length", 64]
+    read = [*evaluate, *rolling, "--document-tokens", 24, "--reader", "ensemble", "--documents", 2]
+    shown = json.loads(ralm(*read).out)
+    assert shown["tokens"] == len(TEXT), "the first token is scored too, after an end-of-text token"
+    retrieve = ["retrieve", work / "text.txt", "--lm", model, "--index", work / "index", *rolling, "-k", 2]
+    assert ralm(*retrieve, "--out", tmp_path / "r.json").status == 0
+    from_file = ["eval", work / "text.txt", "--lm", model, "--retrieved", tmp_path / "r.json", "--json", *read[6:]]
+    assert json.loads(ralm(*from_file).out)["nll"] == pytest.approx(shown["nll"], rel=1e-6)
+
+
+def test_a_sweep_is_what_eval_gives_for_every_value(work: Path, model: Path, tmp_path: Path) -> None:
+    arguments = [work / "text.txt", "--lm", model, *MODEL_LENGTH, "--index", work / "index", "--reader", "ensemble"]
+    arguments += ["--limit-tokens", 80]
+    command = ["sweep", "--over", "documents", "--values", "1,3,2", *arguments]
+    answer = ralm(*command, "--no-plot", "--json", "--out", tmp_path / "sweep")
+    assert answer.status == 0, answer.err
+    shown = json.loads(answer.out)
+    assert json.loads((tmp_path / "sweep" / "summary.json").read_text()) == shown
+    assert shown["scored"] < shown["requests"]
+    assert shown["retrievals"] == 1
+    rows = read_csv(tmp_path / "sweep" / "sweep.csv").to_pylist()
+    assert [row["documents"] for row in rows] == [1, 3, 2]
+    for row, point in zip(rows, shown["points"], strict=True):
+        alone = json.loads(ralm("eval", *arguments, "--documents", row["documents"], "--baseline", "--json").out)
+        assert point["config"] == alone["config"]
+        assert row["nll"] == pytest.approx(alone["nll"], rel=1e-6)
+        assert row["none_token_perplexity"] == pytest.approx(alone["baseline"]["token_perplexity"], rel=1e-6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep"]
+    failed(ralm(*command, "--out", tmp_path / "sweep", "--no-plot"), 1, "already exists and is kept")
+
+
+def test_a_sweep_over_retrievers_has_a_table(work: Path, model: Path) -> None:
+    arguments = [work / "text.txt", "--lm", model, *MODEL_LENGTH, "--index", work / "index", "--limit-tokens", 60]
+    answer = ralm("sweep", "--over", "retriever", "--values", "bm25,random", *arguments)
+    assert answer.status == 0, answer.err
+    for said in ("--retriever", "bm25", "random", "none", "gain", "requests scored, 2 retrievals"):
+        assert said in answer.out
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({}, "--documents makes no difference here"),
+        ({"--values": "2,2"}, "--values has a value twice: 2,2."),
+        ({"--values": "2,"}, "Invalid value for '--documents'"),
+        ({"--over": "rerank", "--values": "none,best"}, "Invalid value for '--rerank'"),
+        ({"--over": "lm"}, "Invalid value for '--over'"),
+        ({"--index": None}, "a sweep reads with passages: give --index or --retrieved"),
+        ({"--nonsense": "1"}, "No such option"),
+    ],
+)
+def test_sweeps_that_make_no_sense(work: Path, changed: dict[str, str | None], message: str) -> None:
+    usual = {"--over": "documents", "--values": "1,2", "--lm": "ralm-tiny", "--index": str(work / "index")}
+    given = [part for pair in (usual | changed).items() if pair[1] is not None for part in pair]
+    failed(ralm("sweep", work / "text.txt", *given), 2, message)
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is not None, reason="matplotlib is here")
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_scored(
+    work: Path, model: Path, tmp_path: Path
+) -> None:
+    command = ["sweep", work / "text.txt", "--lm", model, *MODEL_LENGTH, "--index", work / "index"]
+    command += ["--over", "stride", "--values", "4,8", "--out", tmp_path / "sweep"]
+    failed(ralm(*command), 1, "needs the package matplotlib: pip install 'ralm[plots]', or give --no-plot")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_draws_its_plot(work: Path, model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    command = ["sweep", work / "text.txt", "--lm", model, *MODEL_LENGTH, "--index", work / "index"]
+    answer = ralm(*command, "--over", "stride", "--values", "4,8", "--limit-tokens", 40, "--out", tmp_path / "sweep")
+    assert answer.status == 0, answer.err
+    assert (tmp_path / "sweep" / "sweep.png").stat().st_size > 1000

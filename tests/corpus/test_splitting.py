@@ -18,6 +18,7 @@ class ByteTokenizer:
     """A token a byte, so that every character beyond ASCII has several."""
 
     fingerprint = "bytes"
+    end_token: int | None = None
 
     def encode(self, text: str) -> IntArray:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)

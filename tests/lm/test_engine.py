@@ -166,7 +166,7 @@ def test_weights_that_give_no_numbers(tiny_folders: dict[str, Path]) -> None:
     with pytest.raises(ModelError, match="not numbers in float32: its weights are damaged"):
         broken.log_probs([Request(document=text[:0], context=text[:2], targets=text[2:])])
     with pytest.raises(ModelError, match="not numbers"):
-        broken.read(text)
+        broken.continuations().next_log_probs([text])
 
 
 def test_a_model_that_reads_by_length_is_neither_padded_nor_merged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,5 +65,5 @@ def errors(
 ) -> tuple[float, float]:
     """Root mean square errors of log-probabilities, as scored and as they are after a continuation is begun."""
     scored = model.log_probs([request])[0] - exact.log_probs([request])[0]
-    continued = model.read(read).next_log_probs_V - exact.read(read).next_log_probs_V
+    continued = model.continuations().next_log_probs([read]) - exact.continuations().next_log_probs([read])
     return float(np.sqrt(np.mean(scored**2))), float(np.sqrt(np.mean(continued**2)))

@@ -15,22 +15,6 @@ from ralm.records import Request
 from tests.tiny_models import FAMILIES, POSITIONS
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_continuation_reads_on_as_scoring_does(family: str, tiny_folders: dict[str, Path]) -> None:
-    model = load_language_model(str(tiny_folders[family]))
-    tokens = np.random.default_rng(0).integers(0, 250, size=30)
-    continuation = model.read(tokens[:7])
-    log_probs = []
-    for begin, end in [(7, 8), (8, 8), (8, 13), (13, 14)]:
-        if end > begin:
-            log_probs.append(continuation.next_log_probs_V[tokens[begin]])
-        continuation.append(tokens[begin:end])
-    request = Request(document=tokens[:0], context=tokens[:7], targets=tokens[7:15])
-    scored = model.log_probs([request])[0]
-    np.testing.assert_allclose(log_probs, scored[[0, 1, 6]], rtol=1e-4, atol=1e-5)
-    assert np.exp(continuation.next_log_probs_V).sum() == pytest.approx(1, abs=1e-4)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_number_formats(dtype: str, tiny_folders: dict[str, Path]) -> None:
     folder = str(tiny_folders["llama"])
@@ -52,7 +36,7 @@ def test_a_plan_longer_than_the_model_is_refused(tiny_folders: dict[str, Path]) 
     with pytest.raises(UsageError, match="--max-length 1024 is beyond the 64 tokens that .* give --max-length 64"):
         check_length(model, PlanOptions())
     with pytest.raises(ModelError, match="reads at most 64 tokens at once, not 65"):
-        model.read(np.zeros(65, dtype=np.int64))
+        model.continuations().next_log_probs([np.zeros(65, dtype=np.int64)])
 
 
 def test_end_tokens(tiny_folders: dict[str, Path]) -> None:

@@ -79,6 +79,29 @@ def test_of_one_document_is_in_context_reading(model: LocalLanguageModel) -> Non
     np.testing.assert_array_equal(scored.provenance.posteriors_TK, np.ones((len(scored), 1)))
 
 
+@pytest.mark.parametrize("semantics", ["paper", "official"])
+def test_the_order_of_documents_and_room_for_more_make_no_difference(
+    model: LocalLanguageModel, semantics: Semantics
+) -> None:
+    options = PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
+    prepared = prepare_text(TEXT, model.tokenizer, options, limit_tokens=60)
+    hits = some_hits(prepared, 4)
+    scored = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=4))
+    more = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=10))
+    turned = Hits(numbers_QK=hits.numbers_QK[:, ::-1].copy(), scores_QK=hits.scores_QK[:, ::-1].copy())
+    full = (hits.numbers_QK != NO_PASSAGE).all(axis=1)  # rows with fewer hits than places end in those without
+    turned.numbers_QK[~full], turned.scores_QK[~full] = hits.numbers_QK[~full], hits.scores_QK[~full]
+    other = read_ensemble(prepared, model, turned, PASSAGES, EnsembleOptions(documents=4))
+    assert scored.provenance is not None
+    assert more.provenance is not None
+    np.testing.assert_array_equal(more.log_probs_T, scored.log_probs_T)
+    np.testing.assert_array_equal(more.provenance.passages_TK[:, :4], scored.provenance.passages_TK)
+    assert not more.provenance.posteriors_TK[:, 4:].any()
+    np.testing.assert_allclose(scored.provenance.posteriors_TK.sum(axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(other.log_probs_T, scored.log_probs_T, rtol=1e-5)
+    np.testing.assert_array_equal(other.passages_T, scored.passages_T)
+
+
 FLOATS = st.floats(-50, 0, width=32)
 
 

@@ -1,4 +1,7 @@
-"""Generation with a model whose numbers can be worked out by hand, and against re-reading everything each token."""
+"""Generation against a plain loop that averages probabilities and reads everything anew for every token."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,18 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ralm.errors import UsageError
-from ralm.reading.generation import (
-    GeneratedText,
-    GenerationOptions,
-    generate,
-    generate_tokens,
-    sample,
-    spans,
-    until_stop,
-)
+from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.protocols import LanguageModel, Retriever
+from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.generation import GenerationOptions, TokenWriter, generate, generate_many
 from ralm.reading.in_context import Documents
-from ralm.records import NO_PASSAGE, Passages
+from ralm.reading.pieces import GeneratedText, GeneratedToken, spans
+from ralm.reading.sampling import sample
+from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.reference import ensemble, generation
+from tests.tiny_models import FAMILIES
+
+TEXT = "How a passage is read decides what it is worth"
+PASSAGES = passages_of("a passage that is much longer than the cut of ten tokens", "short", "", "token counts", "What")
 
 
 def options(**values: object) -> GenerationOptions:
@@ -52,8 +57,69 @@ def test_the_cache_is_kept_while_the_passage_stays() -> None:
 def test_a_new_passage_is_read_anew() -> None:
     passages = passages_of("c d d d d d", "a b c c c")
     pieces, model = written("a b", passages, options(new_tokens=8, document_tokens=7, query_tokens=2))
-    assert list(spans(pieces)) == [GeneratedText("c c ", 1), GeneratedText("d " * 6, 0)]
+    assert [(span.text, span.passage) for span in spans(pieces)] == [("c c ", 1), ("d " * 6, 0)]
     assert len(model.reads) == 2
+
+
+def write(
+    prompts: Sequence[IntArray],
+    model: LanguageModel,
+    settings: GenerationOptions,
+    retriever: Retriever | None = None,
+    passages: Passages = (),
+) -> list[list[GeneratedToken]]:
+    """All tokens of every prompt."""
+    writer = TokenWriter(prompts, model, settings, retriever, passages)
+    written: list[list[GeneratedToken]] = [[] for _ in prompts]
+    while step := writer.step():
+        for number, token in step:
+            written[number].append(token)
+    return written
+
+
+def plain_loop(
+    prompt: IntArray,
+    model: LanguageModel,
+    settings: GenerationOptions,
+    retriever: Retriever,
+    passages: Passages,
+    probabilities: Callable[[Sequence[int]], np.ndarray],
+    pick: Callable[[np.ndarray], int],
+) -> list[generation.Step]:
+    """The reference, with the options of ours."""
+    documents = Documents(passages, model.tokenizer, settings.document_tokens)
+    chosen = settings.ensemble
+
+    def retrieve(text: Sequence[int]) -> list[tuple[int, float]]:
+        query = model.tokenizer.decode(np.array(text[-settings.query_tokens :]))
+        return retriever.retrieve([query], chosen.documents).of(0)
+
+    def weights(scores: Sequence[float]) -> list[float]:
+        flat = chosen.weights == "uniform"
+        return [1 / len(scores)] * len(scores) if flat else ensemble.weights(scores, chosen.temperature)
+
+    return generation.generate(
+        prompt.tolist(),
+        {number: documents[number].tolist() for number in range(len(passages))},
+        retrieve,
+        probabilities,
+        pick,
+        weights=weights,
+        new_tokens=settings.new_tokens,
+        stride=settings.stride,
+        max_length=settings.max_length or model.max_length,
+        end_tokens=model.end_tokens,
+    )
+
+
+def check(written: Sequence[GeneratedToken], expected: Sequence[generation.Step], tolerance: float = 1e-5) -> None:
+    """The same tokens, log-probabilities, documents and posteriors."""
+    assert [token.token for token in written] == [step.token for step in expected]
+    for token, step in zip(written, expected, strict=True):
+        assert token.passages_K.tolist() == step.numbers
+        assert token.log_prob == pytest.approx(np.log(step.probability), rel=tolerance, abs=tolerance)
+        np.testing.assert_allclose(token.posteriors_K, np.array(step.parts) / sum(step.parts), atol=10 * tolerance)
+        assert token.posteriors_K.sum() == pytest.approx(1, abs=1e-5)
 
 
 @given(
@@ -61,79 +127,175 @@ def test_a_new_passage_is_read_anew() -> None:
     corpus=st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=9), min_size=1, max_size=4),
     stride=st.integers(1, 4),
     max_length=st.integers(10, 30),
+    documents=st.integers(1, 5),
+    weights=st.sampled_from(["similarity", "uniform"]),
     temperature=st.sampled_from([0.0, 0.7]),
 )
 def test_equals_reading_everything_anew_for_every_token(
-    prompt: list[str], corpus: list[list[str]], stride: int, max_length: int, temperature: float
+    prompt: list[str],
+    corpus: list[list[str]],
+    stride: int,
+    max_length: int,
+    documents: int,
+    weights: str,
+    temperature: float,
 ) -> None:
     passages = passages_of(*(" ".join(words) for words in corpus))
     retriever = SharedWordsRetriever(passages)
-    settings = options(new_tokens=12, stride=stride, max_length=max_length, temperature=temperature, document_tokens=6)
+    settings = options(
+        new_tokens=12,
+        stride=stride,
+        max_length=max_length,
+        document_tokens=6,
+        temperature=temperature,
+        ensemble=EnsembleOptions(documents=documents, weights=weights),  # type: ignore[arg-type]
+    )
     model = CountingModel(WordTokenizer("abcdefgh"), vocabulary=9)
     tokens = model.tokenizer.encode(" ".join(prompt))
-    fast = list(generate_tokens(tokens, model, settings, retriever, passages))
+    fast = write([tokens], model, settings, retriever, passages)[0]
+    drawn = iter([token.token for token in fast])
 
-    documents = Documents(passages, model.tokenizer, settings.document_tokens)
-    generator = np.random.default_rng(settings.seed)
-    text = tokens
-    for step in range(settings.new_tokens):
-        if step % stride == 0:
-            query = model.tokenizer.decode(text[-settings.query_tokens :])
-            passage = int(retriever.retrieve([query], 1).numbers_QK[0, 0])
-        document = documents[passage]
-        kept = text[max(0, len(document) + len(text) + 1 - max_length) :]
-        log_probs = model.read(np.concatenate([document, kept])).next_log_probs_V
-        token = sample(log_probs, temperature, 1.0, generator)
-        if token == 0:
-            assert len(fast) == step
-            return
-        assert (fast[step].token, fast[step].passage) == (token, passage)
-        assert fast[step].log_prob == pytest.approx(float(log_probs[token]), rel=1e-6)
-        text = np.append(text, token)
+    def same(average: np.ndarray) -> int:
+        """Follow what was written, so that equal probabilities may differ in their last digit."""
+        token = next(drawn, 0)
+        assert temperature > 0 or average[token] >= average.max() * (1 - 1e-5)
+        return token
+
+    def probabilities(read: Sequence[int]) -> np.ndarray:
+        return np.exp(model.next_log_probs_V(np.array(read)).astype(np.float64))
+
+    check(fast, plain_loop(tokens, model, settings, retriever, passages, probabilities, same))
 
 
-def test_greedy_takes_the_likeliest_and_the_first_of_equals() -> None:
-    generator = np.random.default_rng(0)
-    assert sample(np.log(np.array([0.2, 0.4, 0.4], dtype=np.float32)), 0.0, 1.0, generator) == 1
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
+    return load_language_model(str(tiny_folders[request.param]))
 
 
-def test_sampling_follows_the_nucleus() -> None:
-    generator = np.random.default_rng(0)
-    log_probs = np.log(np.array([0.5, 0.3, 0.15, 0.05], dtype=np.float32))
-    drawn = [sample(log_probs, 1.0, 0.75, generator) for _ in range(4000)]
-    shares = np.bincount(drawn, minlength=4) / 4000
-    np.testing.assert_allclose(shares, [0.625, 0.375, 0, 0], atol=0.03)
+class Drawn:
+    """Tokens drawn as the options say, with a generator of their own."""
+
+    def __init__(self, settings: GenerationOptions) -> None:
+        self.settings = settings
+        self.generator = np.random.default_rng(settings.seed)
+
+    def __call__(self, average: np.ndarray) -> int:
+        how = self.settings
+        return sample(np.log(average), self.generator, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
 
 
-def test_temperature_sharpens() -> None:
-    generator = np.random.default_rng(0)
-    log_probs = np.log(np.array([0.6, 0.4], dtype=np.float32))
-    drawn = [sample(log_probs, 0.5, 1.0, generator) for _ in range(4000)]
-    assert np.mean(np.array(drawn) == 0) == pytest.approx(0.36 / (0.36 + 0.16), abs=0.03)
+class SomeHits:
+    """Hits that depend on the query's length and last letter alone; none for one query in six, few for others."""
+
+    def __init__(self, passages: Passages, reverse: bool = False) -> None:
+        self.passages = passages
+        self.reverse = reverse
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
+        scores_QK = np.zeros((len(queries), k), dtype=np.float32)
+        for row, query in enumerate(queries):
+            state = sum(map(ord, query[-2:]))
+            count = min(k, len(self.passages), state % 6)
+            for column in range(count):
+                place = count - 1 - column if self.reverse else column
+                numbers_QK[row, place] = (state + column) % len(self.passages)
+                scores_QK[row, place] = np.sin(state + 2 * column)
+        return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
 
 
-@given(
-    pieces=st.lists(st.text("ab|", max_size=3), max_size=12),
-    stop=st.lists(st.text("ab|", min_size=1, max_size=4), max_size=3),
-)
-def test_stop_strings_cut_the_whole_text_however_it_was_pieced(pieces: list[str], stop: list[str]) -> None:
-    whole = "".join(pieces)
-    ends = [whole.index(string) for string in stop if string in whole]
-    # a stop string is found in the first piece that completes one, so the earliest completed is what counts
-    completed = [whole.index(string) + len(string) for string in stop if string in whole]
-    out = list(until_stop([GeneratedText(text=piece, passage=0) for piece in pieces], stop))
-    text = "".join(piece.text for piece in out)
-    assert whole.startswith(text)
-    if not ends:
-        assert text == whole
-    else:
-        assert all(string not in text for string in stop)
-        assert len(text) <= min(completed)
+ENSEMBLES = [
+    EnsembleOptions(documents=1),
+    EnsembleOptions(documents=4),
+    EnsembleOptions(documents=9, temperature=0.3),
+    EnsembleOptions(documents=3, weights="uniform"),
+]
 
 
-def test_stop_string_across_pieces_keeps_sources() -> None:
-    pieces = [GeneratedText("one ", 3), GeneratedText("two\n", 4), GeneratedText("\nthree", 5)]
-    assert list(until_stop(pieces, ["\n\n"])) == [GeneratedText("one ", 3), GeneratedText("two", 4)]
+@pytest.mark.parametrize(("max_length", "temperature"), [(None, 0.0), (32, 1.0)])
+@pytest.mark.parametrize("chosen", ENSEMBLES, ids=["one", "four", "nine", "uniform"])
+def test_many_prompts_equal_the_plain_loop(
+    model: LocalLanguageModel, chosen: EnsembleOptions, max_length: int | None, temperature: float
+) -> None:
+    """Also where the text outgrows the model, and the window slides."""
+    settings = options(
+        new_tokens=12,
+        stride=3,
+        document_tokens=10,
+        max_length=max_length,
+        ensemble=chosen,
+        temperature=temperature,
+        top_k=40,
+        top_p=0.9,
+        seed=3,
+    )
+    prompts = [model.tokenizer.encode(text) for text in (TEXT, "The", "What it is worth")]
+    retriever = SomeHits(PASSAGES)
+    probabilities = generation.model_probabilities(model.model)
+    for prompt, fast in zip(prompts, write(prompts, model, settings, retriever, PASSAGES), strict=True):
+        pick = Drawn(settings)
+        expected = plain_loop(prompt, model, settings, retriever, PASSAGES, probabilities, pick)
+        check(fast, expected, tolerance=3e-5)
+    assert max_length is None or len(prompts[0]) > max_length
+
+
+def test_the_order_of_documents_makes_no_difference(model: LocalLanguageModel) -> None:
+    settings = options(new_tokens=9, stride=3, document_tokens=10, ensemble=EnsembleOptions(documents=5))
+    prompt = model.tokenizer.encode(TEXT[:40])
+    one, other = (write([prompt], model, settings, SomeHits(PASSAGES, way), PASSAGES)[0] for way in (False, True))
+    assert [token.token for token in one] == [token.token for token in other]
+    np.testing.assert_allclose([token.log_prob for token in one], [token.log_prob for token in other], rtol=1e-5)
+    for left, right in zip(one, other, strict=True):
+        assert left.passages_K.tolist() == right.passages_K[::-1].tolist()
+        np.testing.assert_allclose(left.posteriors_K, right.posteriors_K[::-1], atol=1e-5)
+    assert max(len(token.passages_K) for token in one) > 1
+
+
+class FixedHits:
+    """Hits for each retrieval in turn."""
+
+    def __init__(self, *numbers: Sequence[int]) -> None:
+        self.numbers = list(numbers)
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        row = (self.numbers.pop(0) + [NO_PASSAGE] * k)[:k]  # type: ignore[operator]
+        numbers_QK = np.array([row] * len(queries), dtype=np.int64)
+        return Hits(numbers_QK=numbers_QK, scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
+
+
+def test_only_documents_that_changed_are_read_anew() -> None:
+    passages = passages_of("a b", "c d", "e f", "g h")
+    model = CountingModel(WordTokenizer("abcdefgh"))
+    settings = options(new_tokens=10, ensemble=EnsembleOptions(documents=3))
+    retriever = FixedHits([0, 1, 2], [2, 0, 1], [1, 3, 2], [], [3])
+    prompt = model.tokenizer.encode("a a a")
+    fast = write([prompt], model, settings, retriever, passages)[0]
+    assert [token.passages_K.tolist() for token in fast[::2]] == [[0, 1, 2], [2, 0, 1], [1, 3, 2], [NO_PASSAGE], [3]]
+    spelt = [model.tokenizer.decode(read).split()[0] for read in model.reads]
+    assert spelt == ["a", "c", "e", "g", "a", "g"], "three; another order; one new; none; one that had gone"
+
+
+def test_every_prompt_ends_by_itself() -> None:
+    """At an end-of-text token, and at a stop string, while the others go on."""
+    passages = passages_of("a x x x x", "b <end> <end> <end>", "c y y y y")
+    model = CountingModel(WordTokenizer("abcxy"))
+    settings = options(new_tokens=6, stop=("x x x",), query_tokens=9)
+    pieces = list(generate_many(["a", "b", "c"], model, settings, SharedWordsRetriever(passages), passages))
+    texts = ["".join(piece.text for number, piece in pieces if number == prompt) for prompt in range(3)]
+    assert texts == ["", "", "y " * 6]
+    alone = [
+        "".join(piece.text for piece in generate(prompt, model, settings, SharedWordsRetriever(passages), passages))
+        for prompt in "abc"
+    ]
+    assert alone == texts
+
+
+def test_pieces_carry_their_tokens() -> None:
+    pieces, _ = written("a b", passages_of("x y", "b c c c"), options(ensemble=EnsembleOptions(documents=2)))
+    tokens = [token for piece in pieces for token in piece.tokens]
+    assert len(tokens) == 6
+    assert all(piece.passage == piece.tokens[-1].passage for piece in pieces)
+    assert [token for span in spans(pieces) for token in span.tokens] == tokens
 
 
 @pytest.mark.parametrize(
@@ -143,6 +305,7 @@ def test_stop_string_across_pieces_keeps_sources() -> None:
         ({"temperature": -1.0}, "--temperature must be 0"),
         ({"temperature": float("nan")}, "--temperature must be 0"),
         ({"top_p": 0.0}, "--top-p must be above 0"),
+        ({"top_k": 0}, "--top-k must be at least 1"),
         ({"stop": ("",)}, "--stop must not be empty"),
     ],
 )
@@ -154,6 +317,8 @@ def test_bad_options_are_named(values: dict[str, object], message: str) -> None:
 def test_empty_prompt() -> None:
     with pytest.raises(UsageError, match="the prompt is empty"):
         generate("  ", CountingModel(WordTokenizer()), options())
+    with pytest.raises(UsageError, match="prompt 2 of 2 is empty"):
+        generate_many(["a", ""], CountingModel(WordTokenizer()), options())
 
 
 def test_document_too_long_for_the_model() -> None:

@@ -13,11 +13,13 @@ from ralm.errors import (
     FolderExistsError,
     NewerFormatError,
     NotAFolderOfThisKindError,
+    OlderFormatError,
     StorageError,
 )
 from ralm.folders import MANIFEST
 from ralm.records import Passage
 from ralm.retrieval.bm25.formula import BM25Options
+from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.index import build_index, open_index
 
 TEXTS = ("a red fox", "the red barn", "blue sky \u00e9t\u00e9", "")
@@ -104,7 +106,7 @@ def test_an_interrupted_build_leaves_what_was_there(
         build_index(some_passages(), out)
     before = snapshot(tmp_path)
     with pytest.raises(expected):
-        build_index(passages(), out, buffered_terms=1000, force=older)
+        build_index(passages(), out, build=BuildOptions(megabytes=0.024), force=older)
     assert snapshot(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == (["index"] if older else [])
 
@@ -116,7 +118,7 @@ def test_a_disk_that_fills_while_postings_are_merged(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = snapshot(index)
-    monkeypatch.setattr("ralm.retrieval.bm25.build._write_postings", full)
+    monkeypatch.setattr("ralm.retrieval.bm25.build.write_postings", full)
     with pytest.raises(StorageError, match="no space left"):
         build_index(some_passages(), index, force=True)
     assert snapshot(index) == before
@@ -147,7 +149,8 @@ def test_damage_is_told(index: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"format_version": 2}, NewerFormatError, "Upgrade ralm"),
+        ({"format_version": 3}, NewerFormatError, "Upgrade ralm"),
+        ({"format_version": 1}, OlderFormatError, "Build the index again"),
         ({"kind": "run"}, NotAFolderOfThisKindError, "is a ralm run"),
         ({"settings": {}}, DamagedFolderError, "does not say k1 and b"),
         ({"settings": {"bm25": {"k1": "much", "b": 0.4}}}, DamagedFolderError, "does not say k1 and b"),

@@ -1,6 +1,7 @@
 """Stream search against scoring every passage: the same passages, scores and order, whatever the queries do."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -8,20 +9,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ralm.records import NO_PASSAGE
-from ralm.retrieval.bm25 import search, stream
+from ralm.records import NO_PASSAGE, Hits
+from ralm.retrieval.bm25 import online, search, stream
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import Builder
+from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import Stream
 
 
 def indexed(folder: Path, texts: Sequence[str], options: BM25Options | None = None) -> BM25:
-    builder = Builder(folder, options or BM25Options())
-    for text in texts:
-        builder.add(text)
-    builder.finish()
+    with Builder(folder) as builder:
+        for text in texts:
+            builder.add(text)
+        builder.finish()
     return BM25(open_arrays(folder), len(texts), options)
 
 
@@ -35,10 +37,23 @@ def strides(text: Sequence[str], length: int, stride: int) -> list[str]:
     return [" ".join(text[max(0, end - length) : end]) for end in range(0, len(text), stride)]
 
 
-def answers(bm25: BM25, queries: Sequence[str], k: int, partition: int) -> tuple[np.ndarray, np.ndarray]:
+def answers(
+    bm25: BM25, queries: Sequence[str], k: int, partition: int, forbidden: Forbidden | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """What a stream finds."""
     terms = [bm25.terms(query.split()) for query in queries]
-    return Stream(bm25.collection, k, partition).search(terms)
+    return Stream(bm25.collection, k, partition).search(terms, forbidden)
+
+
+def without(hits: Hits, lists: Sequence[Sequence[int]], list_Q: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The k best of full rankings that are not forbidden."""
+    numbers_QK = np.full((len(hits), k), NO_PASSAGE)
+    scores_QK = np.zeros((len(hits), k), np.float32)
+    for row, number in enumerate(list_Q.tolist()):
+        kept = [hit for hit in hits.of(row) if number < 0 or hit[0] not in lists[number]][:k]
+        numbers_QK[row, : len(kept)] = [passage for passage, _ in kept]
+        scores_QK[row, : len(kept)] = [score for _, score in kept]
+    return numbers_QK, scores_QK
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -52,6 +67,7 @@ def answers(bm25: BM25, queries: Sequence[str], k: int, partition: int) -> tuple
     partition=st.sampled_from([1024, 2048, 1 << 17]),
     k1=st.sampled_from([0.0, 0.9]),
     batch=st.sampled_from([1, 7, 256]),
+    forbids=st.booleans(),
 )
 def test_equals_reading_every_posting(
     tmp_path_factory: pytest.TempPathFactory,
@@ -64,18 +80,25 @@ def test_equals_reading_every_posting(
     partition: int,
     k1: float,
     batch: int,
+    forbids: bool,
 ) -> None:
     """Duplicate and unknown terms, empty queries (the first), more hits asked for than there are, equal scores."""
     text = words(seed, passages * 12, vocabulary)
     texts = [" ".join(text[i * 12 : (i + 1) * 12 - i % 7]) for i in range(passages)]
     bm25 = indexed(tmp_path_factory.mktemp("index"), texts, BM25Options(k1=k1))
     queries = [*strides(words(seed + 1, 150, vocabulary + 5), length, stride), "", "w1 w1 w1 unseen", "w0 w2"]
+    rng = np.random.default_rng(seed)
+    lists = [rng.integers(0, passages, size).tolist() for size in (0, 1, passages // 3, 2 * passages)]
+    list_Q = rng.integers(-1, len(lists), len(queries)) if forbids else np.full(len(queries), -1)
+    forbidden = Forbidden.of(lists, list_Q)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream, "BATCH", batch)
-        numbers_QK, scores_QK = answers(bm25, queries, k, partition)
-    expected = bm25.retrieve(queries, k)
-    np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
-    np.testing.assert_allclose(scores_QK, expected.scores_QK, rtol=1e-6)
+        streamed = answers(bm25, queries, k, partition, forbidden)
+    scanned = bm25.retrieve(queries, k, forbidden)
+    expected = without(bm25.retrieve(queries, passages), lists, list_Q, k)
+    for numbers_QK, scores_QK in (streamed, (scanned.numbers_QK, scanned.scores_QK)):
+        np.testing.assert_array_equal(numbers_QK, expected[0])
+        np.testing.assert_allclose(scores_QK, expected[1], rtol=1e-6)
 
 
 def test_the_choice_is_by_size_and_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +109,11 @@ def test_the_choice_is_by_size_and_overlap(tmp_path: Path, monkeypatch: pytest.M
     used: list[int] = []
     searched = Stream.search
 
-    def noted(self: Stream, queries: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    def noted(
+        self: Stream, queries: Sequence[Sequence[int]], forbidden: Forbidden | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         used.append(len(queries))
-        return searched(self, queries)
+        return searched(self, queries, forbidden)
 
     monkeypatch.setattr(Stream, "search", noted)
     plain = bm25.retrieve(overlapping, 5)
@@ -116,3 +141,60 @@ def test_tables_that_grow_too_large_are_begun_anew(tmp_path: Path, monkeypatch: 
     numbers_QK, _ = answers(bm25, queries, 4, 1024)
     np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
     assert (numbers_QK[1:] != NO_PASSAGE).any()
+
+
+def test_queries_one_at_a_time_find_the_stream_of_their_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that take turns, as prompts written on together do; after some patience each goes on in its own stream."""
+    text = words(0, 6000, 500)
+    bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
+    texts = [strides(words(seed, 300, 500), 16, 2) for seed in range(3)]
+    asked = [query for turn in zip(*texts, strict=True) for query in turn]
+    expected = bm25.retrieve(asked, 4)
+    monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
+    monkeypatch.setattr(online, "PATIENCE", 20)
+    streams: list[Stream] = []
+    searched = Stream.search
+
+    def noted(self: Stream, queries: Sequence[Sequence[int]], forbidden: Forbidden) -> tuple[np.ndarray, np.ndarray]:
+        streams.append(self)
+        return searched(self, queries, forbidden)
+
+    monkeypatch.setattr(Stream, "search", noted)
+    hits = [bm25.retrieve([query], 4) for query in asked]
+    np.testing.assert_array_equal(np.concatenate([one.numbers_QK for one in hits]), expected.numbers_QK)
+    np.testing.assert_array_equal(np.concatenate([one.scores_QK for one in hits]), expected.scores_QK)
+    assert len(streams) > len(asked) - 40, "but for the first ones"
+    assert len(set(map(id, streams))) == 3
+
+
+def test_one_index_asked_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = words(0, 6000, 500)
+    bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
+    texts = [strides(words(seed, 300, 500), 16, 2) for seed in range(12)]
+    expected = [bm25.retrieve(queries, 4).numbers_QK for queries in texts]
+    monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
+    monkeypatch.setattr(online, "PATIENCE", 1)
+
+    def ask(queries: Sequence[str]) -> np.ndarray:
+        return np.concatenate([bm25.retrieve([query], 4).numbers_QK for query in queries])
+
+    with ThreadPoolExecutor(max_workers=12) as pool:
+        for numbers_QK, known in zip(pool.map(ask, texts), expected, strict=True):
+            np.testing.assert_array_equal(numbers_QK, known)
+
+
+def test_more_kinds_of_postings_than_a_byte_numbers(tmp_path: Path) -> None:
+    """Frequencies and lengths of all sorts, of rare terms and of common ones."""
+    rng = np.random.default_rng(0)
+    texts = []
+    for _ in range(3000):
+        rare = [f"r{rng.integers(0, 100)}"] * int(rng.integers(1, 60))
+        common = [f"w{rng.integers(0, 5)}"] * int(rng.integers(1, 200))
+        texts.append(" ".join(rare + common))
+    bm25 = indexed(tmp_path, texts)
+    assert len(np.load(tmp_path / "escaped.npy")) > 1000
+    queries = [f"r{a} r{a + 1} w{b} w{b + 1}" for a in range(0, 90, 3) for b in range(4)]
+    numbers_QK, scores_QK = answers(bm25, queries, 10, 1024)
+    expected = bm25.retrieve(queries, 10)
+    np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
+    np.testing.assert_array_equal(scores_QK, expected.scores_QK)

@@ -13,6 +13,7 @@ from ralm.cli.generate import generate
 from ralm.cli.index import index
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
+from ralm.cli.sweep import sweep
 from ralm.errors import RalmError
 from ralm.version import __version__
 
@@ -46,6 +47,7 @@ def _ralm(
 app.command("index")(index)
 app.command("search")(search)
 app.command("eval")(evaluate)
+app.command("sweep", context_settings={"ignore_unknown_options": True})(sweep)
 app.command("retrieve")(retrieve)
 app.command("generate")(generate)
 app.command("demo")(demo)

@@ -17,7 +17,8 @@ def demo(
     json: options.Json = False,
 ) -> None:
     """Index this Python's own documentation but for a tenth, and read that tenth without and with its passages."""
-    from ralm.cli.loading import load_model, open_retriever
+    from ralm.cli.loading import open_retriever
+    from ralm.cli.models import load_model
     from ralm.cli.output import print_demo, print_json
     from ralm.corpus.text import read_text
     from ralm.demo.demonstration import HELD_OUT, INDEX, build_demo_folder, demonstrate

@@ -1,23 +1,55 @@
 """`ralm eval`: what a text is worth to a language model, with passages in front and without."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ralm.cli import options
 from ralm.errors import UsageError
-from ralm.reading.ensemble import EnsembleOptions, Weights
+from ralm.reading.concatenation import ConcatenationOptions
+from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import Method, RerankOptions
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
 
+if TYPE_CHECKING:
+    from ralm.lm.local import Dtype
+    from ralm.pipeline import ReaderOptions
+
+ReaderName = Literal["in-context", "ensemble", "concatenation"]
+
 _RERANK = RerankOptions()
-_ENSEMBLE = EnsembleOptions()
+_CONCATENATION = ConcatenationOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What an evaluation is asked to do: the options of the command line, checked and put together."""
+
+    text: Path
+    lm: str
+    rerank_lm: str | None
+    dtype: "Dtype"
+    device: str
+    compile_layers: bool
+    index: Path | None
+    retrieved: Path | None
+    choice: options.RetrieverChoice
+    plan: PlanOptions
+    reader: "ReaderOptions"
+    limit_tokens: int | None
+    baseline: bool
+    out: Path | None
+    force: bool
+    json: bool
 
 
 def evaluate(
+    context: typer.Context,
     text: Annotated[Path, typer.Argument(metavar="TEXTFILE", help="Text to evaluate, UTF-8.", show_default=False)],
     lm: options.Model,
     index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
@@ -29,6 +61,8 @@ def evaluate(
     ef_search: options.EfSearch = None,
     fusion: options.Fusion = options.FUSION.method,
     dense_weight: options.DenseWeight = options.FUSION.dense_weight,
+    forbidden_titles: options.ForbiddenTitles = None,
+    forbidden_documents: options.ForbiddenDocuments = None,
     cache: options.Cache = None,
     rerank: Annotated[
         Method, typer.Option(help="Choose among candidates: by a language model, by the targets, or at random.")
@@ -41,16 +75,21 @@ def evaluate(
         str | None, typer.Option(help="Model to rank with (zero-shot).", show_default="the reading model")
     ] = None,
     reader: Annotated[
-        Literal["in-context", "ensemble"],
-        typer.Option(help="Read one passage, or several, each alone, and average what they predict (REPLUG)."),
+        ReaderName,
+        typer.Option(
+            help="Read one passage, or several: each alone, and what they predict averaged (ensemble: REPLUG); or all "
+            "in one context (concatenation)."
+        ),
     ] = "in-context",
-    documents: Annotated[int, typer.Option(help="Passages of an ensemble.")] = _ENSEMBLE.documents,
-    weights: Annotated[
-        Weights, typer.Option(help="Weights of an ensemble: softmax of the scores of retrieval, or all the same.")
-    ] = _ENSEMBLE.weights,
-    weights_temperature: Annotated[
-        float, typer.Option(help="Divide the scores by this before the softmax.")
-    ] = _ENSEMBLE.temperature,
+    documents: Annotated[
+        int | None,
+        typer.Option(
+            help="Passages that are read together.",
+            show_default=f"ensemble: {options.ENSEMBLE.documents}; concatenation: {_CONCATENATION.documents}",
+        ),
+    ] = None,
+    weights: options.EnsembleWeights = options.ENSEMBLE.weights,
+    weights_temperature: options.WeightsTemperature = options.ENSEMBLE.temperature,
     seed: options.Seed = 0,
     stride: options.Stride = options.PLAN.stride,
     query_tokens: options.QueryTokens = None,
@@ -82,6 +121,8 @@ def evaluate(
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
         fusion=FusionOptions(method=fusion, dense_weight=dense_weight),
+        forbidden_titles=forbidden_titles,
+        forbidden_documents=forbidden_documents,
         cache=cache,
     )
     plan = PlanOptions(
@@ -93,45 +134,83 @@ def evaluate(
         windows=windows,
         block=block,
     )
-    reranking = RerankOptions(method=rerank, candidates=candidates, tokens=rerank_tokens, seed=seed)
-    ensemble = EnsembleOptions(documents=documents, weights=weights, temperature=weights_temperature)
     if rerank != "none" and not (index or retrieved):
         raise UsageError("--rerank chooses among retrieved passages: give --index or --retrieved too.")
     if rerank_lm and rerank != "zero-shot":
         raise UsageError("--rerank-lm names the model that ranks: give --rerank zero-shot with it.")
-    if reader == "ensemble" and (rerank != "none" or not (index or retrieved)):
-        raise UsageError("--reader ensemble reads all of --index or --retrieved: give one of them, and no --rerank.")
-    reading = ensemble if reader == "ensemble" else reranking
+    if reader != "in-context" and (rerank != "none" or not (index or retrieved)):
+        raise UsageError(f"--reader {reader} reads all of --index or --retrieved: give one of them, and no --rerank.")
+    job = Job(
+        text=text,
+        lm=lm,
+        rerank_lm=rerank_lm,
+        dtype=dtype,
+        device=device,
+        compile_layers=compile_layers,
+        index=index,
+        retrieved=retrieved,
+        choice=choice,
+        plan=plan,
+        reader=_reader_options(
+            reader,
+            documents,
+            RerankOptions(method=rerank, candidates=candidates, tokens=rerank_tokens, seed=seed),
+            EnsembleOptions(weights=weights, temperature=weights_temperature),
+        ),
+        limit_tokens=limit_tokens,
+        baseline=baseline,
+        out=out,
+        force=force,
+        json=json,
+    )
+    do: Callable[[Job], None] = context.obj or run
+    do(job)
 
-    from ralm.cli.loading import journals, load_model, open_source
+
+def _reader_options(
+    name: ReaderName, documents: int | None, reranking: RerankOptions, ensemble: EnsembleOptions
+) -> "ReaderOptions":
+    match name:
+        case "in-context":
+            return reranking
+        case "ensemble":
+            return ensemble if documents is None else replace(ensemble, documents=documents)
+        case "concatenation":
+            return _CONCATENATION if documents is None else ConcatenationOptions(documents=documents)
+
+
+def run(job: Job) -> None:
+    """Evaluate, write the run where one is asked for, and print the measures."""
+    from ralm.cli.loading import open_source
+    from ralm.cli.models import journals, load_model
     from ralm.cli.output import print_cache, print_evaluation, print_json
     from ralm.corpus.text import read_text
     from ralm.evaluation.perplexity import evaluate_text
     from ralm.evaluation.run import evaluation_config, write_run
     from ralm.folders import check_output
 
-    if out is not None:
-        check_output(out, force)
-    content = read_text(text)
-    source = open_source(index, retrieved, choice)
-    model = load_model(lm, dtype, device, compile_layers)
-    ranker = load_model(rerank_lm, dtype, device, compile_layers) if rerank_lm else None
-    config = evaluation_config(text, content, model, plan, source, limit_tokens, reading, ranker)
-    with journals(out, config, [model, ranker], force=force):
+    if job.out is not None:
+        check_output(job.out, job.force)
+    content = read_text(job.text)
+    source = open_source(job.index, job.retrieved, job.choice)
+    model = load_model(job.lm, job.dtype, job.device, job.compile_layers)
+    ranker = load_model(job.rerank_lm, job.dtype, job.device, job.compile_layers) if job.rerank_lm else None
+    config = evaluation_config(job.text, content, model, job.plan, source, job.limit_tokens, job.reader, ranker)
+    with journals(job.out, config, [model, ranker], force=job.force):
         evaluation = evaluate_text(
             content,
             model,
-            plan,
+            job.plan,
             source=source,
-            reader=reading,
+            reader=job.reader,
             ranker=ranker,
-            limit_tokens=limit_tokens,
-            baseline=baseline,
+            limit_tokens=job.limit_tokens,
+            baseline=job.baseline,
         )
-        if out is not None:
-            write_run(out, evaluation, config, force=force)
-    if json:
+        if job.out is not None:
+            write_run(job.out, evaluation, config, force=job.force)
+    if job.json:
         print_json(evaluation.summary(config))
     else:
-        print_evaluation(evaluation, out)
+        print_evaluation(evaluation, job.out)
     print_cache(source)

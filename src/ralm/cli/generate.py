@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from ralm.cli import options
-from ralm.reading.generation import GenerationOptions
+from ralm.errors import UsageError
+from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.generation import IN_CONTEXT, GenerationOptions
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
 
@@ -14,8 +16,13 @@ _DEFAULT = GenerationOptions()
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to go on from; - reads standard input.", show_default=False)],
     lm: options.Model,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to go on from; - reads standard input.", show_default=False)
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Go on from every line of this file instead, all of them together.")
+    ] = None,
     index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
     retriever: options.Retriever = "bm25",
     query_encoder: options.QueryEncoder = None,
@@ -24,9 +31,18 @@ def generate(
     ef_search: options.EfSearch = None,
     fusion: options.Fusion = options.FUSION.method,
     dense_weight: options.DenseWeight = options.FUSION.dense_weight,
+    forbidden_titles: options.ForbiddenTitles = None,
+    forbidden_documents: options.ForbiddenDocuments = None,
     cache: options.Cache = None,
+    reader: options.Reader = "in-context",
+    documents: options.Documents = options.ENSEMBLE.documents,
+    weights: options.EnsembleWeights = options.ENSEMBLE.weights,
+    weights_temperature: options.WeightsTemperature = options.ENSEMBLE.temperature,
     new_tokens: Annotated[int, typer.Option(help="Write at most so many tokens.")] = _DEFAULT.new_tokens,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _DEFAULT.temperature,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from so many likeliest tokens.", show_default="all")
+    ] = _DEFAULT.top_k,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this probability.")] = _DEFAULT.top_p,
     stop: Annotated[list[str] | None, typer.Option(help="End before this string; may be given again.")] = None,
     seed: options.Seed = _DEFAULT.seed,
@@ -36,9 +52,19 @@ def generate(
     max_length: Annotated[int | None, typer.Option(help="Tokens read at once.", show_default="the model's")] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    json: options.Json = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object for each prompt, with every token, and nothing else.")
+    ] = False,
 ) -> None:
-    """Generate with In-Context RALM: the text as it is written, then which passage each part of it was read with."""
+    """Generate with In-Context RALM or an ensemble: the text, then which passage each part of it was read with.
+
+    What is written after a prompt does not depend on the other prompts, if there are any.
+    """
+    if (prompt is None) == (prompts is None):
+        raise UsageError("give either a PROMPT or --prompts FILE.")
+    if reader == "ensemble" and index is None:
+        raise UsageError("--reader ensemble reads several passages of an index: give --index too.")
+    ensemble = EnsembleOptions(documents=documents, weights=weights, temperature=weights_temperature)
     choice = options.RetrieverChoice(
         name=retriever,
         seed=seed,
@@ -46,11 +72,15 @@ def generate(
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
         fusion=FusionOptions(method=fusion, dense_weight=dense_weight),
+        forbidden_titles=forbidden_titles,
+        forbidden_documents=forbidden_documents,
         cache=cache,
     )
     settings = GenerationOptions(
         new_tokens=new_tokens,
+        ensemble=ensemble if reader == "ensemble" else IN_CONTEXT,
         temperature=temperature,
+        top_k=top_k,
         top_p=top_p,
         stop=tuple(stop or ()),
         seed=seed,
@@ -60,18 +90,18 @@ def generate(
         max_length=max_length,
     )
 
-    from ralm.cli.loading import load_model, open_retriever, read_prompt
-    from ralm.cli.output import print_cache, print_generation, print_json, spans_as_json
-    from ralm.reading.generation import generate as write_on
-    from ralm.reading.generation import spans
+    from ralm.cli.loading import open_retriever, read_prompts
+    from ralm.cli.models import load_model
+    from ralm.cli.output import print_cache, print_generations, print_generations_as_json
+    from ralm.reading.generation import generate_many
 
-    text = read_prompt(prompt)
+    texts = read_prompts(prompt, prompts)
     source = None if index is None else open_retriever(index, choice)
     model = load_model(lm, dtype, device)
     finder, passages = (source.retriever, source.passages) if source else (None, ())
-    pieces = write_on(text, model, settings, finder, passages)
+    pieces = generate_many(texts, model, settings, finder, passages)
     if json:
-        print_json({"prompt": text, "spans": spans_as_json(spans(pieces), passages)})
+        print_generations_as_json(texts, pieces, passages, model.tokenizer)
     else:
-        print_generation(text, pieces, passages)
+        print_generations(texts, pieces, passages)
     print_cache(source)

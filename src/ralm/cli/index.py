@@ -8,8 +8,10 @@ from pydantic import JsonValue
 
 from ralm.cli import options
 from ralm.errors import UsageError
+from ralm.retrieval.bm25.options import BuildOptions, cores
 from ralm.retrieval.dense.options import EncoderOptions, Pooling, VectorOptions
 
+_BUILD = BuildOptions()
 _VECTORS = VectorOptions()
 
 
@@ -42,6 +44,12 @@ def index(
     ] = 0.0,
     k1: Annotated[float, typer.Option(min=0.0, help="BM25: how soon repeated terms stop counting.")] = 0.9,
     b: Annotated[float, typer.Option(min=0.0, max=1.0, help="BM25: how much long passages are marked down.")] = 0.4,
+    memory: Annotated[
+        float, typer.Option(help="BM25: megabytes for postings on their way to the disk; the vocabulary comes on top.")
+    ] = _BUILD.megabytes,
+    workers: Annotated[
+        int | None, typer.Option(help="BM25: processes that analyse a large corpus.", show_default="one a core")
+    ] = None,
     retriever: Annotated[
         Literal["bm25", "dense", "both"], typer.Option(help="What to index for; both serves hybrid retrieval too.")
     ] = "bm25",
@@ -81,7 +89,6 @@ def index(
     What dense retrieval has encoded is kept in a folder beside --out until the index is complete: the same command run
     again after an interruption goes on from there.
     """
-    from ralm.cli.loading import load_tokenizer
     from ralm.cli.output import print_index
     from ralm.corpus.decontamination import Decontamination, Removals, read_titles
     from ralm.corpus.passages import make_passages
@@ -107,12 +114,17 @@ def index(
         ngram=ngram,
         max_overlap=max_overlap,
     )
+    tokenizer = None
+    if lm is not None:
+        from ralm.cli.models import load_tokenizer
+
+        tokenizer = load_tokenizer(lm)
     removals = Removals()
     documents = (document for source in sources for document in read_documents(source, fields, skipped=skipped))
     passages = make_passages(
         documents,
         splitting,
-        tokenizer=None if lm is None else load_tokenizer(lm),
+        tokenizer=tokenizer,
         decontamination=decontamination,
         removals=removals,
     )
@@ -149,6 +161,7 @@ def index(
         encoder=chosen,
         vectors=VectorOptions(faiss=faiss, training_sample=training_sample),
         describe=describe,
+        build=BuildOptions(megabytes=memory, workers=cores() if workers is None else workers),
         force=force,
     )
     print_index(out, manifest, removals, skipped)

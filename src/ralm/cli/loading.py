@@ -1,25 +1,23 @@
-"""What several commands open before they work: a model by name, an index or a file of passages."""
+"""What several commands open before they work: an index or a file of passages, a prompt. Models are in `models`."""
 
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from pydantic import JsonValue
 
 from ralm.cli.options import RetrieverChoice
-from ralm.demo.builtin import load_language_model, model_folder
-from ralm.evaluation.unfinished import JOURNAL, unfinished_run
-from ralm.lm.journal import Journal
-from ralm.lm.local import Dtype, LocalLanguageModel, ModelOptions
-from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
+from ralm.corpus.decontamination import read_lines, read_titles
+from ralm.corpus.text import read_text
 from ralm.pipeline import FromFile, FromRetriever, PassageSource
 from ralm.protocols import Retriever
+from ralm.records import IntArray
 from ralm.retrieval.cache import CachedRetriever
 from ralm.retrieval.dense.loading import load_encoder
+from ralm.retrieval.filters import Overfetching, WithoutPassages, passages_of
 from ralm.retrieval.fusion import Hybrid
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
@@ -43,27 +41,50 @@ def open_source(index: Path | None, retrieved: Path | None, choice: RetrieverCho
 def open_retriever(index: Path, choice: RetrieverChoice) -> FromRetriever:
     """An index as a source of passages, by the retriever chosen, through a cache where one is named."""
     opened = open_index(index)
-    retriever, own = _retriever(opened, choice)
+    forbidden = _forbidden(opened, choice)
+    retriever, own = _retriever(opened, choice, forbidden)
     decisive = {"fingerprint": opened.fingerprint, "retriever": choice.name, **own}
+    if forbidden is not None:
+        decisive["forbidden"] = {
+            "passages": len(forbidden),
+            "sha256": hashlib.sha256(forbidden.astype("<i8").tobytes()).hexdigest(),
+        }
     if choice.cache is not None:
         retriever = CachedRetriever(retriever, choice.cache, decisive)
     return FromRetriever(retriever, opened.passages, {"index": str(index), **decisive})
 
 
-def _retriever(index: Index, choice: RetrieverChoice) -> tuple[Retriever, dict[str, JsonValue]]:
-    """The retriever, and what decides its hits beside the index."""
-    match choice.name:
-        case "bm25":
-            return index.bm25, index.bm25.config
-        case "random":
-            return RandomRetriever(len(index.passages), choice.seed), {"seed": choice.seed}
-        case "dense":
-            dense = _dense(index, choice)
-            return dense, dense.config
-        case "hybrid":
-            dense = _dense(index, choice)
-            hybrid = Hybrid(index.bm25, dense, choice.fusion)
-            return hybrid, {**index.bm25.config, **dense.config, **hybrid.config}
+def _forbidden(index: Index, choice: RetrieverChoice) -> IntArray | None:
+    """The passages that may not be found; None where no option forbids any."""
+    if choice.forbidden_titles is None and choice.forbidden_documents is None:
+        return None
+    titles = [] if choice.forbidden_titles is None else read_titles(choice.forbidden_titles)
+    document_ids = [] if choice.forbidden_documents is None else read_lines(choice.forbidden_documents, "document ids")
+    numbers = passages_of(index.passages, titles, document_ids)
+    sys.stderr.write(f"ralm: {len(numbers):,} of {len(index.passages):,} passages are forbidden\n")
+    return numbers
+
+
+def _retriever(
+    index: Index, choice: RetrieverChoice, forbidden: IntArray | None
+) -> tuple[Retriever, dict[str, JsonValue]]:
+    """The retriever, and what decides its hits beside the index and the forbidden passages."""
+    if choice.name == "random":
+        allowed = np.setdiff1d(np.arange(len(index.passages)), [] if forbidden is None else forbidden)
+        return RandomRetriever(allowed, choice.seed), {"seed": choice.seed}
+    found: list[Retriever] = []
+    config: dict[str, JsonValue] = {}
+    if choice.name != "dense":
+        found.append(index.bm25 if forbidden is None else WithoutPassages(index.bm25, forbidden))
+        config |= index.bm25.config
+    if choice.is_dense:
+        dense = _dense(index, choice)
+        found.append(dense if forbidden is None else Overfetching(dense, forbidden))
+        config |= dense.config
+    if choice.name != "hybrid":
+        return found[0], config
+    hybrid = Hybrid(found[0], found[1], choice.fusion)
+    return hybrid, config | hybrid.config
 
 
 def _dense(index: Index, choice: RetrieverChoice) -> "Dense":
@@ -73,35 +94,8 @@ def _dense(index: Index, choice: RetrieverChoice) -> "Dense":
     return index.dense(choice.search, encoder=encoder, any_encoder=choice.any_encoder)
 
 
-def load_tokenizer(name: str) -> ModelTokenizer:
-    """The tokenizer of a model, without its weights."""
-    return load_model_tokenizer(model_folder(name))
-
-
-def read_prompt(prompt: str) -> str:
-    """The prompt itself, or standard input where it is `-`."""
-    return sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
-
-
-def load_model(name: str, dtype: Dtype, device: str, compile_layers: bool = False) -> LocalLanguageModel:
-    """A model by its name, as the options say."""
-    return load_language_model(name, ModelOptions(dtype=dtype, device=device, compile=compile_layers))
-
-
-@contextmanager
-def journals(
-    out: Path | None, config: dict[str, JsonValue], models: Sequence[LocalLanguageModel | None], *, force: bool
-) -> Iterator[None]:
-    """While a run is written to `out`, keep what its models score beside it, and use what was kept before."""
-    if out is None:
-        yield
-        return
-    with unfinished_run(out, config, force=force) as folder, ExitStack() as stack:
-        kept = 0
-        for place, model in enumerate(models):
-            if model is not None:
-                model.journal = stack.enter_context(Journal(folder / f"model-{place}{JOURNAL}"))
-                kept += len(model.journal)
-        if kept:
-            sys.stderr.write(f"ralm: going on with a run that was stopped: {kept:,} requests were scored before\n")
-        yield
+def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
+    """The prompt itself, or standard input where it is `-`; without one, every line of a file."""
+    if file is not None:
+        return read_text(file).splitlines()
+    return [sys.stdin.read().rstrip("\n") if prompt == "-" else prompt or ""]

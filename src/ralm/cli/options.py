@@ -8,11 +8,13 @@ import typer
 
 from ralm.errors import UsageError
 from ralm.reading import plan
+from ralm.reading.ensemble import EnsembleOptions, Weights
 from ralm.retrieval.dense.options import QUERY_TOKENS, DenseSearchOptions
 from ralm.retrieval.fusion import FusionMethod, FusionOptions
 
 PLAN: Final = plan.PlanOptions()
 FUSION: Final = FusionOptions()
+ENSEMBLE: Final = EnsembleOptions()
 
 RetrieverName = Literal["bm25", "dense", "hybrid", "random"]
 
@@ -43,6 +45,12 @@ Fusion = Annotated[
     typer.Option(help="Hybrid: add up reciprocal ranks (rrf), or scores scaled between 0 and 1 (interpolation)."),
 ]
 DenseWeight = Annotated[float, typer.Option(help="Hybrid: what dense weighs in interpolation; BM25 weighs the rest.")]
+ForbiddenTitles = Annotated[
+    Path | None, typer.Option(help="Never find passages of documents with these titles, one a line.")
+]
+ForbiddenDocuments = Annotated[
+    Path | None, typer.Option(help="Never find passages of documents with these ids, one a line.")
+]
 Cache = Annotated[
     Path | None, typer.Option(help="Keep what is retrieved in this file, and take from it what was retrieved before.")
 ]
@@ -69,13 +77,26 @@ DocumentTokens = Annotated[int, typer.Option(help="Cut a passage to so many toke
 MaxLength = Annotated[int, typer.Option(help="Tokens that the model reads at once, passage included.")]
 Windows = Annotated[
     plan.Windows,
-    typer.Option(help="sliding: all the context that fits, for every stride; blocked: it advances a block at a time."),
+    typer.Option(
+        help="sliding: all the context that fits, for every stride; blocked: it advances a block at a time; rolling: "
+        "those of REPLUG's code, of --stride and --query-tokens together."
+    ),
 ]
 Block = Annotated[int, typer.Option(help="Tokens in a block of blocked windows.")]
 Semantics = Annotated[
     plan.Semantics,
     typer.Option(help="paper or official: follow the paper's text, or its published code, where they differ."),
 ]
+Reader = Annotated[
+    Literal["in-context", "ensemble"],
+    typer.Option(help="Read one passage, or several, each alone, and average what they predict (REPLUG)."),
+]
+Documents = Annotated[int, typer.Option(help="Passages of an ensemble.")]
+EnsembleWeights = Annotated[
+    Weights,
+    typer.Option("--weights", help="Weights of an ensemble: softmax of the scores of retrieval, or all the same."),
+]
+WeightsTemperature = Annotated[float, typer.Option(help="Divide the scores by this before the softmax.")]
 LimitTokens = Annotated[
     int | None, typer.Option(min=2, help="Take the beginning of the text only.", show_default="the whole text")
 ]
@@ -97,6 +118,8 @@ class RetrieverChoice:
     any_encoder: bool = False
     search: DenseSearchOptions = field(default_factory=DenseSearchOptions)
     fusion: FusionOptions = FUSION
+    forbidden_titles: Path | None = None
+    forbidden_documents: Path | None = None
     cache: Path | None = None
 
     def __post_init__(self) -> None:

@@ -1,9 +1,10 @@
 """What the commands print: one JSON object, or text for a person, on standard output."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from pydantic import JsonValue
 from rich import box
 from rich.console import Console
@@ -14,10 +15,12 @@ from ralm.corpus.sources import SkippedLines
 from ralm.demo.demonstration import Demonstration, most_gained, prompt_where_retrieval_helps
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.run import to_json
+from ralm.evaluation.sweep import PLOT, TABLE, Sweep
 from ralm.folders import MANIFEST, Manifest
 from ralm.pipeline import FromRetriever, PassageSource
-from ralm.protocols import LanguageModel
-from ralm.reading.generation import GeneratedText, GenerationOptions, generate, spans
+from ralm.protocols import LanguageModel, Tokenizer
+from ralm.reading.generation import GenerationOptions, generate
+from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, spans
 from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.cache import CachedRetriever
 
@@ -36,6 +39,8 @@ Next, with your own text and any model of the hub:
   ralm eval YOUR_TEXT.txt --lm gpt2 --index my-index --baseline --out my-run
   ralm generate "Once upon a time" --lm gpt2 --index my-index
 """
+_SOURCES = 3
+"""Passages of an ensemble that are named for a part of a text."""
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
 
 
@@ -78,6 +83,27 @@ def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
     console = Console(file=sys.stdout, highlight=False)
     console.print(table)
     console.print(f"  {count}; gain: how much lower the token perplexity is", style="dim")
+
+
+def print_sweep(swept: Sweep, out: Path | None) -> None:
+    """A table with a row per value; the gain is that of token perplexity over the same text read without passages."""
+    table = Table(box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column(f"--{swept.option}", no_wrap=True)
+    for heading in ("token ppl", "word ppl", "bits/byte", "none", "gain"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in swept.rows():
+        columns = (*MEASURES, "none_token_perplexity")
+        shown = [f"{number(row[column]):.2f}" for column in columns]
+        table.add_row(str(row[swept.option]), *shown, f"{number(row['gain']):+.1%}")
+    console = Console(file=sys.stdout, highlight=False)
+    console.print(table)
+    print_line("  none: the token perplexity without passages; gain: how much lower it is with them")
+    print_line(
+        f"  {swept.scored:,} of {swept.requests:,} requests scored, {swept.retrievals:,} retrievals: the rest shared"
+    )
+    if out is not None:
+        plot = f", {out / PLOT}" if (out / PLOT).exists() else ""
+        print_line(f"The table: {out / TABLE}{plot}")
 
 
 def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: SkippedLines | None) -> None:
@@ -145,12 +171,54 @@ def print_generation(prompt: str, pieces: Iterable[GeneratedText], passages: Pas
         written.append(piece)
     print_line("\n")
     for span in spans(written):
-        print_line(f"{span.text!r}\n    <- {source_name(span.passage, passages)}")
+        print_line(f"{span.text!r}\n    <- {_sources(span, passages)}")
 
 
-def spans_as_json(parts: Iterable[GeneratedText], passages: Passages) -> list[JsonValue]:
-    """The parts of a generated text, each with the passage it was read with, null where there was none."""
-    return [{"text": part.text, **_source(part.passage, passages)} for part in parts]
+def print_generations(prompts: Sequence[str], pieces: Iterable[tuple[int, GeneratedText]], passages: Passages) -> None:
+    """One generation as it is written; several one after another, once they are all there."""
+    if len(prompts) == 1:
+        print_generation(prompts[0], (piece for _, piece in pieces), passages)
+        return
+    for prompt, written in zip(prompts, _by_prompt(len(prompts), pieces), strict=True):
+        print_generation(prompt, written, passages)
+        print_line()
+
+
+def print_generations_as_json(
+    prompts: Sequence[str], pieces: Iterable[tuple[int, GeneratedText]], passages: Passages, tokenizer: Tokenizer
+) -> None:
+    """A JSON object for each prompt, in order: the parts of its text with their sources, and every token."""
+    for prompt, written in zip(prompts, _by_prompt(len(prompts), pieces), strict=True):
+        tokens = [_token_as_json(token, tokenizer) for piece in written for token in piece.tokens]
+        parts: list[JsonValue] = [{"text": span.text, **_source(span.passage, passages)} for span in spans(written)]
+        print_json({"prompt": prompt, "spans": parts, "tokens": tokens})
+
+
+def _by_prompt(count: int, pieces: Iterable[tuple[int, GeneratedText]]) -> list[list[GeneratedText]]:
+    written: list[list[GeneratedText]] = [[] for _ in range(count)]
+    for number, piece in pieces:
+        written[number].append(piece)
+    return written
+
+
+def _token_as_json(token: GeneratedToken, tokenizer: Tokenizer) -> JsonValue:
+    """A token with its log-probability, its passages, and the share of its probability that each gave."""
+    return {
+        "token": token.token,
+        "text": tokenizer.decode(np.array([token.token])),
+        "log_prob": token.log_prob,
+        "passages": [None if number == NO_PASSAGE else number for number in token.passages_K.tolist()],
+        "posteriors": token.posteriors_K.tolist(),
+    }
+
+
+def _sources(span: GeneratedText, passages: Passages) -> str:
+    """The source of a part; of an ensemble, the passages that gave most of its probability."""
+    given = shares(span.tokens)
+    if len(given) <= 1:
+        return source_name(span.passage, passages)
+    most = list(given.items())[:_SOURCES]
+    return ", ".join(f"{source_name(number, passages)} {share:.0%}" for number, share in most)
 
 
 def _source(number: int, passages: Passages) -> dict[str, JsonValue]:

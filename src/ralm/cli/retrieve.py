@@ -24,11 +24,14 @@ def retrieve(
     ef_search: options.EfSearch = None,
     fusion: options.Fusion = options.FUSION.method,
     dense_weight: options.DenseWeight = options.FUSION.dense_weight,
+    forbidden_titles: options.ForbiddenTitles = None,
+    forbidden_documents: options.ForbiddenDocuments = None,
     cache: options.Cache = None,
     seed: options.Seed = 0,
     stride: options.Stride = options.PLAN.stride,
     query_tokens: options.QueryTokens = None,
     max_length: options.MaxLength = options.PLAN.max_length,
+    windows: options.Windows = options.PLAN.windows,
     semantics: options.Semantics = options.PLAN.semantics,
     limit_tokens: options.LimitTokens = None,
     force: options.Force = False,
@@ -45,6 +48,8 @@ def retrieve(
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
         fusion=FusionOptions(method=fusion, dense_weight=dense_weight),
+        forbidden_titles=forbidden_titles,
+        forbidden_documents=forbidden_documents,
         cache=cache,
     )
     plan = PlanOptions(
@@ -53,9 +58,11 @@ def retrieve(
         query_tokens=choice.query_tokens(query_tokens),
         max_length=max_length,
         document_tokens=1,
+        windows=windows,
     )
 
-    from ralm.cli.loading import load_tokenizer, open_retriever
+    from ralm.cli.loading import open_retriever
+    from ralm.cli.models import load_tokenizer
     from ralm.cli.output import print_cache, print_line
     from ralm.corpus.text import read_text
     from ralm.folders import check_output_file

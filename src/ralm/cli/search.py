@@ -26,6 +26,8 @@ def search(
     ef_search: options.EfSearch = None,
     fusion: options.Fusion = options.FUSION.method,
     dense_weight: options.DenseWeight = options.FUSION.dense_weight,
+    forbidden_titles: options.ForbiddenTitles = None,
+    forbidden_documents: options.ForbiddenDocuments = None,
     cache: options.Cache = None,
     json: options.Json = False,
 ) -> None:
@@ -47,6 +49,8 @@ def search(
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
         fusion=FusionOptions(method=fusion, dense_weight=dense_weight),
+        forbidden_titles=forbidden_titles,
+        forbidden_documents=forbidden_documents,
         cache=cache,
     )
     source = open_retriever(index, choice)

@@ -185,14 +185,20 @@ def read_titles(path: Path) -> list[str]:
 
     Raises CorpusError where the file is missing, not UTF-8, or holds none.
     """
+    return [title for title in read_lines(path, "titles") if normal_title(title)]
+
+
+def read_lines(path: Path, what: str) -> list[str]:
+    """The lines of a file that are not blank; `what` they are is said in messages.
+
+    Raises CorpusError where the file is missing, not UTF-8, or has none.
+    """
     if not path.is_file():
-        what = "is a folder, not a file of titles" if path.is_dir() else "does not exist"
-        raise CorpusError(f"{path} {what}.")
-    lines = read_utf8(path).removeprefix(BYTE_ORDER_MARK).splitlines()
-    titles = [line for line in lines if normal_title(line)]
-    if not titles:
-        raise CorpusError(f"{path} holds no titles; write one a line.")
-    return titles
+        raise CorpusError(f"{path} " + (f"is a folder, not a file of {what}." if path.is_dir() else "does not exist."))
+    lines = [line for line in read_utf8(path).removeprefix(BYTE_ORDER_MARK).splitlines() if line.strip()]
+    if not lines:
+        raise CorpusError(f"{path} holds no {what}; write one a line.")
+    return lines
 
 
 def _take_in(text: str, ngram: int, hashes: set[int], clues: set[str]) -> int:

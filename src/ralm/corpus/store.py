@@ -77,6 +77,13 @@ class PassageStore(Sequence[Passage]):
         document_ids, titles, texts = self._batches[batch] or self._map(batch)
         return Passage(number, _string(document_ids, row), _string(titles, row), _string(texts, row))
 
+    def origins(self) -> Iterator[tuple[int, str, str]]:
+        """The number, document id and title of every passage; their texts are not read."""
+        for batch in range(len(self._batches)):
+            document_ids, titles, _ = self._batches[batch] or self._map(batch)
+            for row in range(min(ROWS_A_BATCH, self._length - batch * ROWS_A_BATCH)):
+                yield batch * ROWS_A_BATCH + row, _string(document_ids, row), _string(titles, row)
+
     def __reduce__(self) -> tuple[type["PassageStore"], tuple[Path]]:
         return PassageStore, (self._path,)
 

@@ -9,9 +9,9 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.evaluation.measures import Measures, measure
 from ralm.evaluation.traces import TracedText, gain_as_json, used_passages
-from ralm.pipeline import PassageSource, PreparedText, prepare_text, read, read_hits
+from ralm.pipeline import PassageSource, PreparedText, ReaderOptions, prepare_text, read, read_hits
 from ralm.protocols import LanguageModel
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import provenance_of
 from ralm.records import Passages, ScoredTokens
@@ -55,7 +55,7 @@ def evaluate_text(
     options: PlanOptions,
     *,
     source: PassageSource | None = None,
-    reader: RerankOptions | EnsembleOptions | None = None,
+    reader: ReaderOptions | None = None,
     ranker: LanguageModel | None = None,
     limit_tokens: int | None = None,
     baseline: bool = False,
@@ -63,11 +63,14 @@ def evaluate_text(
     """Score a text stride by stride, each read with the best passage of `source` (In-Context RALM, section 5).
 
     The best is the first, or what a reranking `reader` chooses (section 6), for zero-shot with the `ranker` given or
-    with the model itself. An ensemble as `reader` reads several, each alone, and averages their distributions (REPLUG).
-    With `baseline` the same targets are scored without retrieval too. Raises UsageError where the plan's length is
-    beyond the model's, TextError where the text is too short.
+    with the model itself. An ensemble as `reader` reads several, each alone, and averages their distributions (REPLUG);
+    a concatenation reads several in one context. With `baseline` the same targets are scored without retrieval too.
+    Raises UsageError where the plan's length is beyond the model's or the documents beyond the plan's, TextError where
+    the text is too short.
     """
     check_length(model, options)
+    if isinstance(reader, ConcatenationOptions):
+        options.check_documents(reader.documents)
     prepared = prepare_text(text, model.tokenizer, options, limit_tokens=limit_tokens)
     passages: Passages = ()
     if source is None:

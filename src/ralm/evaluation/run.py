@@ -24,8 +24,9 @@ from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.tables import passage_table, token_table, traced_text
 from ralm.evaluation.traces import TracedText
 from ralm.folders import new_folder, read_manifest, write_manifest
-from ralm.pipeline import PassageSource
+from ralm.pipeline import PassageSource, ReaderOptions
 from ralm.protocols import LanguageModel
+from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import RerankOptions
@@ -87,7 +88,7 @@ def evaluation_config(
     plan: PlanOptions,
     source: PassageSource | None,
     limit_tokens: int | None,
-    reader: RerankOptions | EnsembleOptions | None = None,
+    reader: ReaderOptions | None = None,
     ranker: LanguageModel | None = None,
 ) -> dict[str, JsonValue]:
     """Everything that decides the figures of a run, by name: equal configurations give equal figures."""
@@ -100,9 +101,11 @@ def evaluation_config(
     }
 
 
-def _reader_config(reader: RerankOptions | EnsembleOptions, ranker: LanguageModel | None) -> dict[str, JsonValue]:
+def _reader_config(reader: ReaderOptions, ranker: LanguageModel | None) -> dict[str, JsonValue]:
     if isinstance(reader, EnsembleOptions):
         return {"ensemble": asdict(reader)}
+    if isinstance(reader, ConcatenationOptions):
+        return {"concatenation": asdict(reader)}
     return {"rerank": asdict(reader), "model": None if ranker is None else ranker.config}
 
 

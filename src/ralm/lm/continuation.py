@@ -1,51 +1,211 @@
-"""Going on from a prompt: the key-value cache of what was read, and the distribution over the next token.
+"""Texts that a model is in the middle of: the distribution over the next token of each, with nothing read twice.
 
-Shapes: V vocabulary.
+The model is told what each text is now; what it has read of it is found by the tokens. A text that grew by one token
+keeps its row of keys and values; one that changed is read anew from where it differs. Then the last tokens of all texts
+are read together, one column of one batch: whatever a text is, its distribution comes out of that pass.
+
+Works on token ids; knows nothing of documents.
+Shapes: B texts, N tokens, V vocabulary.
 """
 
-from typing import Any
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
 import torch
+from transformers.cache_utils import DynamicCache
 
 from ralm.errors import ModelError
-from ralm.lm.head import ChosenLogits
+from ralm.lm.engine import lengths_read_apart
+from ralm.lm.head import ChosenLogits, sent
+from ralm.lm.keyvalues import Kept, KeyValueRows
+from ralm.lm.packed import PackedWeights
+from ralm.lm.replica import TOKENS_A_BATCH
 from ralm.records import FloatArray, IntArray
 
+_WORTH: Final = 8
+"""A shared beginning is kept where it is at least one in so many of a text's tokens; less is not worth a pass alone."""
+_NOTHING: Final = Kept()
+_NO_WANTED: Final = torch.zeros(0, dtype=torch.long)
 
-class CachedContinuation:
-    """A text that a model is in the middle of. What was read once is not read again.
 
-    Raises ModelError where the text grows beyond `max_length` tokens, or is empty to begin with.
+class CachedContinuations:
+    """Some texts of at most `max_length` tokens, with a row of keys and values each.
+
+    `tokens_a_batch`: how many tokens, padding included, are read at once where several texts must be read anew. The
+    last tokens are read with `packed` weights where there are any.
     """
 
-    def __init__(self, logits: ChosenLogits, tokens: IntArray, max_length: int) -> None:
-        if len(tokens) == 0:
-            raise ModelError(f"{logits.name} has nothing to go on from: give it a prompt of at least one token.")
+    def __init__(
+        self,
+        logits: ChosenLogits,
+        max_length: int,
+        tokens_a_batch: int | None = None,
+        packed: PackedWeights | None = None,
+    ) -> None:
         self._logits = logits
+        self._packed = packed.used if packed else nullcontext
         self._max_length = max_length
-        self._length = 0
-        self._cache: Any = None
-        self._next_V: FloatArray
-        self.append(tokens)
-
-    @property
-    def next_log_probs_V(self) -> FloatArray:
-        """Natural log-probabilities (float32) of each possible next token."""
-        return self._next_V
+        self._tokens = tokens_a_batch or TOKENS_A_BATCH.get(logits.device.type, TOKENS_A_BATCH["cpu"])
+        self._thresholds = lengths_read_apart(logits.model.config)
+        self._takes_positions = "position_ids" in inspect.signature(logits.model.forward).parameters
+        self._held: list[IntArray] = []
+        self._rows = KeyValueRows()
 
     @torch.inference_mode()
-    def append(self, tokens: IntArray) -> None:
-        """Read these tokens (int64) too; none changes nothing."""
-        if len(tokens) == 0:
-            return
-        length = self._length + len(tokens)
-        if length > self._max_length:
-            raise ModelError(f"{self._logits.name} reads at most {self._max_length} tokens at once, not {length}.")
-        first, last = torch.tensor([0]), torch.tensor([len(tokens) - 1])
-        logits_1V, output = self._logits(
-            torch.from_numpy(tokens)[None], first, last, past_key_values=self._cache, use_cache=True
+    def next_log_probs(self, texts: Sequence[IntArray]) -> FloatArray:
+        """Natural log-probabilities (float32, B x V) of each possible token after each text (int64, not empty).
+
+        Raises ModelError where a text is empty or longer than `max_length`, the device runs out of memory, or the model
+        gives no numbers.
+        """
+        self._check(texts)
+        placed = _place(self._held, texts, self._thresholds)
+        rows = [texts[one.text] for one in placed]
+        self._held = []  # until all is read
+        try:
+            self._rows.arrange([one.kept for one in placed], np.array([len(row) - 1 for row in rows], dtype=np.int64))
+            self._read_changed(rows, [one.kept.columns for one in placed])
+            log_probs_BV = self._read_last(rows)
+        except torch.OutOfMemoryError:
+            raise ModelError(
+                f"{self._logits.name} runs out of memory on {self._logits.device} with {len(texts)} texts of up to "
+                f"{max(map(len, texts))} tokens: read fewer documents or prompts at once, lower --max-length, or use "
+                "--dtype bfloat16."
+            ) from None
+        self._held = rows
+        found_BV = np.empty_like(log_probs_BV)
+        found_BV[[one.text for one in placed]] = log_probs_BV
+        return found_BV
+
+    def _check(self, texts: Sequence[IntArray]) -> None:
+        shortest, longest = min(map(len, texts)), max(map(len, texts))
+        if shortest == 0:
+            raise ModelError(f"{self._logits.name} has nothing to go on from: give it a prompt of at least one token.")
+        if longest > self._max_length:
+            raise ModelError(f"{self._logits.name} reads at most {self._max_length} tokens at once, not {longest}.")
+
+    def _read_changed(self, rows: Sequence[IntArray], columns_B: Sequence[int]) -> None:
+        """Read what is not kept of each text, all but its last token."""
+        changed = [row for row, columns in enumerate(columns_B) if columns < len(rows[row]) - 1]
+        together = [] if self._thresholds else [row for row in changed if columns_B[row] == 0]
+        for batch in self._batches(together, rows):
+            if len(batch) > 1:
+                self._read_padded(batch, rows)
+                changed = [row for row in changed if row not in batch]
+        for row in changed:
+            self._read_rest(row, rows[row], columns_B[row])
+
+    def _batches(self, numbers: Sequence[int], rows: Sequence[IntArray]) -> Iterator[list[int]]:
+        """The longest rows first, as many at a time as may be padded to the first."""
+        left = sorted(numbers, key=lambda row: -len(rows[row]))
+        while left:
+            count = max(1, self._tokens // len(rows[left[0]]))
+            yield left[:count]
+            left = left[count:]
+
+    def _read_padded(self, batch: Sequence[int], rows: Sequence[IntArray]) -> None:
+        """Read whole texts together, padded on the right, where no token sees the padding; put them in their rows."""
+        input_BN = torch.zeros((len(batch), len(rows[batch[0]]) - 1), dtype=torch.long)
+        for ids_N, row in zip(input_BN, batch, strict=True):
+            ids_N[: len(rows[row]) - 1] = torch.from_numpy(rows[row][:-1])
+        cache = DynamicCache()
+        self._logits(input_BN, _NO_WANTED, _NO_WANTED, past_key_values=cache, use_cache=True)
+        self._rows.put_all(batch, [(layer.keys, layer.values) for layer in cache.layers])
+
+    def _read_rest(self, row: int, tokens: IntArray, columns: int) -> None:
+        """Read one text from `columns` on. Where its length decides how, its last token must be there to be counted:
+        its keys and values are overwritten when it is read as the last."""
+        begin = self._rows.begins(row)
+        self._rows.extend_from(slice(row, row + 1), begin, begin + columns)
+        rest = tokens[columns:] if self._thresholds else tokens[columns:-1]
+        self._forward(torch.from_numpy(rest)[None], _NO_WANTED)
+
+    def _read_last(self, rows: Sequence[IntArray]) -> FloatArray:
+        """Read the last token of every text: the distributions (float32, B x V) after them."""
+        last_B1 = torch.from_numpy(np.array([[tokens[-1]] for tokens in rows]))
+        alone = [slice(row, row + 1) for row in range(len(rows))]
+        with self._packed():
+            parts = [self._next(last_B1, batch) for batch in (alone if self._thresholds else [slice(0, len(rows))])]
+        self._rows.grew()
+        log_probs_BV = torch.cat(parts)
+        self._logits.check_numbers(log_probs_BV)
+        return log_probs_BV.cpu().numpy()
+
+    def _next(self, last_B1: torch.Tensor, batch: slice) -> torch.Tensor:
+        """The distributions after the last tokens of some rows, which are padded on the left where lengths differ."""
+        lengths_B = torch.from_numpy(self._rows.lengths_B[batch])
+        longest, end = int(lengths_B.max()), self._rows.last
+        self._rows.extend_from(batch, end - longest, end)
+        padding = {}
+        if (lengths_B < longest).any():
+            mask_BC = torch.arange(longest + 1) >= longest - lengths_B[:, None]
+            padding["attention_mask"] = sent(mask_BC.long(), self._logits.device)
+            if self._takes_positions:
+                padding["position_ids"] = sent(lengths_B[:, None], self._logits.device)
+        return self._forward(last_B1[batch], torch.arange(len(lengths_B)), **padding).float().log_softmax(-1)
+
+    def _forward(self, input_BN: torch.Tensor, row_P: torch.Tensor, **padding: torch.Tensor) -> torch.Tensor:
+        """The logits after the first token of some rows of the input."""
+        logits_PV, _ = self._logits(
+            input_BN, row_P, torch.zeros_like(row_P), past_key_values=self._rows.cache, use_cache=True, **padding
         )
-        next_V = logits_1V[0].float().log_softmax(-1)
-        self._logits.check_numbers(next_V)
-        self._cache, self._length = output.past_key_values, length
-        self._next_V = next_V.cpu().numpy()
+        return logits_PV
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """What stands in a row: the number of a text, and what it keeps."""
+
+    text: int
+    kept: Kept = _NOTHING
+
+
+def _place(held: Sequence[IntArray], texts: Sequence[IntArray], thresholds: Sequence[int]) -> list[_Placed]:
+    """Which text goes into which row: one that goes on from a row stays there, the others fill the rows between."""
+    placed = _grown(held, texts, thresholds)
+    if not thresholds:
+        placed |= _changed(held, texts, placed)
+    taken = {one.kept.source for one in placed.values()}
+    stay = {one.kept.source: one for one in placed.values() if one.kept.source < len(texts)}
+    moving = [one for one in placed.values() if one.kept.source >= len(texts)]
+    moving += [_Placed(text) for text in range(len(texts)) if text not in placed]
+    assert len(taken) == len(placed), "two texts that go on from one row"
+    rest = iter(moving)
+    return [stay[row] if row in stay else next(rest) for row in range(len(texts))]
+
+
+def _grown(held: Sequence[IntArray], texts: Sequence[IntArray], thresholds: Sequence[int]) -> dict[int, _Placed]:
+    """The texts that are a row and one token more; where length decides how a text is read, on the same side of it."""
+    rows = {tokens.tobytes(): row for row, tokens in enumerate(held)}
+    placed = {}
+    for number, text in enumerate(texts):
+        row = rows.get(text[:-1].tobytes())
+        if row is not None and not any(len(held[row]) <= at < len(text) for at in thresholds):
+            placed[number] = _Placed(number, Kept(rows.pop(held[row].tobytes()), len(held[row])))
+    return placed
+
+
+def _changed(held: Sequence[IntArray], texts: Sequence[IntArray], placed: dict[int, _Placed]) -> dict[int, _Placed]:
+    """Of the texts that are not yet placed, those that share enough of their beginning with a row that is free."""
+    free = set(range(len(held))) - {one.kept.source for one in placed.values()}
+    found = {}
+    for number, text in enumerate(texts):
+        if number in placed or not free:
+            continue
+        row = max(free, key=lambda row: _shared(held[row], text))
+        columns = min(_shared(held[row], text), len(text) - 1)
+        if columns * _WORTH >= len(text):
+            free.remove(row)
+            found[number] = _Placed(number, Kept(row, columns))
+    return found
+
+
+def _shared(one: IntArray, other: IntArray) -> int:
+    """How many tokens both begin with."""
+    shortest = min(len(one), len(other))
+    differ = np.flatnonzero(one[:shortest] != other[:shortest])
+    return int(differ[0]) if len(differ) else shortest

@@ -51,7 +51,7 @@ class Engine:
         self._replicas = replicas
         first = replicas[0].logits
         self._name, self._vocabulary = first.name, first.vocabulary
-        self._by_length = reads_by_length(first.model.config)
+        self._by_length = bool(lengths_read_apart(first.model.config))
 
     def score(
         self, requests: Iterable[Request], total: int | None = None, journal: Journal | None = None
@@ -142,14 +142,15 @@ class Engine:
         return (same_length or not self._by_length) and all(replica.fits(batch, one) for replica in self._replicas)
 
 
-def reads_by_length(config: Any) -> bool:
-    """Whether what a model makes of a token depends on how many come after it.
+def lengths_read_apart(config: Any) -> list[int]:
+    """The lengths up to which, and beyond which, a model reads all tokens of a text in different ways; mostly none.
 
-    So it is with LongRoPE (Phi-3), which takes other frequencies for all positions once the input is long.
+    So it is with LongRoPE (Phi-3), which takes other frequencies for all positions once the input is long: what it
+    makes of a token depends on how many come after it.
     """
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    return any(kind.get("rope_type") == "longrope" for kind in kinds)
+    return [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
 
 
 def _chunks(requests: Iterable[Request], tokens: int) -> Iterator[list[Request]]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -11,16 +12,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from ralm.errors import ModelError
-from ralm.lm.continuation import CachedContinuation
+from ralm.lm.continuation import CachedContinuations
 from ralm.lm.engine import Engine
 from ralm.lm.head import ChosenLogits
 from ralm.lm.hub import check_folder, loading_errors
 from ralm.lm.journal import Journal
 from ralm.lm.kernels import speed_up
+from ralm.lm.packed import PackedWeights
 from ralm.lm.replica import Replica
 from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
-from ralm.protocols import Continuation
-from ralm.records import FloatArray, IntArray, Request
+from ralm.protocols import Continuations
+from ralm.records import FloatArray, Request
 
 UNLIMITED = 1 << 30
 """The length of a model whose positions have no end (ALiBi)."""
@@ -89,12 +91,16 @@ class LocalLanguageModel:
     def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
         """For each request the natural log-probability (float32) of each of its targets, in order."""
         longest = max((len(request) for request in requests), default=0)
-        self._check_length(longest)
+        self._check_length(longest - 1)  # the last target is not read
         return list(self._engine.score(requests, total=len(requests), journal=self.journal))
 
-    def read(self, tokens: IntArray) -> Continuation:
-        """Read a prompt (int64, at least one token) and stand ready to go on from it."""
-        return CachedContinuation(self.logits, tokens, self.max_length)
+    def continuations(self) -> Continuations:
+        """Stand ready to go on from texts, none of which was read yet."""
+        return CachedContinuations(self.logits, self.max_length, packed=self._packed)
+
+    @cached_property
+    def _packed(self) -> PackedWeights:
+        return PackedWeights(self.model)
 
     def _check_length(self, length: int) -> None:
         if length > self.max_length:

@@ -5,8 +5,8 @@
 Each step takes a table with a row per stride and gives one; none knows how another did its work.
 """
 
-from ralm.pipeline.ensembles import read_ensemble, read_hits
-from ralm.pipeline.readers import read, read_best, read_likeliest
+from ralm.pipeline.ensembles import ReaderOptions, read_ensemble, read_hits
+from ralm.pipeline.readers import read, read_best, read_concatenation, read_likeliest
 from ralm.pipeline.sources import FromFile, FromRetriever, PassageSource, hits_of_file, retrieve, retrieved_strides
 from ralm.pipeline.texts import PreparedText, prepare_text
 
@@ -15,10 +15,12 @@ __all__ = [
     "FromRetriever",
     "PassageSource",
     "PreparedText",
+    "ReaderOptions",
     "hits_of_file",
     "prepare_text",
     "read",
     "read_best",
+    "read_concatenation",
     "read_ensemble",
     "read_hits",
     "read_likeliest",

@@ -1,16 +1,21 @@
 """Reading a prepared text with an ensemble: every document alone, and the average of what they predict (REPLUG)."""
 
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
-from ralm.pipeline.readers import candidates_of, read_best, scored_tokens
+from ralm.pipeline.readers import candidates_of, read_best, read_concatenation, scored_tokens
 from ralm.pipeline.texts import PreparedText
 from ralm.protocols import LanguageModel
+from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture, posterior
 from ralm.reading.in_context import Documents, rows_with_targets, stride_request
 from ralm.records import NO_PASSAGE, FloatArray, Hits, Passages, Provenance, ScoredTokens
 from ralm.reranking.options import RerankOptions
+
+ReaderOptions: TypeAlias = RerankOptions | EnsembleOptions | ConcatenationOptions
+"""How the hits of a row are read: the one that a reranker chooses, each alone and averaged, or all in one context."""
 
 
 def read_hits(
@@ -18,13 +23,17 @@ def read_hits(
     model: LanguageModel,
     hits: Hits,
     passages: Passages,
-    reader: RerankOptions | EnsembleOptions,
+    reader: ReaderOptions,
     ranker: LanguageModel | None = None,
 ) -> ScoredTokens:
-    """Score every target with the hits of its row: with the one that a reranker chooses, or with an ensemble."""
-    if isinstance(reader, EnsembleOptions):
-        return read_ensemble(prepared, model, hits, passages, reader)
-    return read_best(prepared, model, hits, passages, reader, ranker)
+    """Score every target with the hits of its row, read as the options say."""
+    match reader:
+        case EnsembleOptions():
+            return read_ensemble(prepared, model, hits, passages, reader)
+        case ConcatenationOptions():
+            return read_concatenation(prepared, model, hits, passages, reader)
+        case RerankOptions():
+            return read_best(prepared, model, hits, passages, reader, ranker)
 
 
 def read_ensemble(

@@ -1,4 +1,4 @@
-"""Reading a prepared text with passages: the one given for each row, or the one that a reranker chooses."""
+"""Reading a prepared text: with the passage given for each row, the one that a reranker chooses, or several at once."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ import numpy as np
 from ralm.errors import UsageError
 from ralm.pipeline.texts import PreparedText
 from ralm.protocols import LanguageModel
+from ralm.reading.concatenation import ConcatenationOptions, JoinedDocuments
 from ralm.reading.in_context import Documents, rows_with_targets, stride_request
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, ScoredTokens
 from ralm.reranking.likelihood import likeliest
@@ -65,7 +66,9 @@ def read_likeliest(
     it and reads the targets (In-Context RALM, section 6.1 and Figure 7).
     """
     plan = prepared.plan
-    if rank_tokens is not None:
+    if rank_tokens is not None and plan.options.windows == "rolling":
+        _check_rolling_rank_tokens(rank_tokens, plan.options.query_tokens)
+    elif rank_tokens is not None:
         check_rank_tokens(prepared, rank_tokens, plan.options.max_length)
     documents = Documents(passages, model.tokenizer, plan.options.document_tokens)
     rows = rows_with_targets(plan)
@@ -88,6 +91,24 @@ def read_likeliest(
     return scored_tokens(prepared, best, _by_target(prepared, chosen_R))
 
 
+def read_concatenation(
+    prepared: PreparedText, model: LanguageModel, hits: Hits, passages: Passages, options: ConcatenationOptions
+) -> ScoredTokens:
+    """Score every target with all documents of its row in one context, the best first (In-Context RALM, section 8).
+
+    The passage of a target is the best of its row. Raises UsageError where the documents do not fit into the model.
+    """
+    plan = prepared.plan
+    plan.options.check_documents(options.documents)
+    hits = hits.first(options.documents)
+    documents = JoinedDocuments(passages, model.tokenizer, plan.options.document_tokens)
+    requests = [
+        stride_request(prepared.tokens, plan, row, documents[candidates_of(hits, row)])
+        for row in rows_with_targets(plan)
+    ]
+    return scored_tokens(prepared, model.log_probs(requests), _by_target(prepared, hits.numbers_QK[:, 0]))
+
+
 def check_rank_tokens(prepared: PreparedText, rank_tokens: int, max_length: int) -> None:
     """Raise UsageError where a model cannot read a document, the tokens to rank by, and what comes after them."""
     options = prepared.plan.options
@@ -95,6 +116,14 @@ def check_rank_tokens(prepared: PreparedText, rank_tokens: int, max_length: int)
         raise UsageError(
             f"--document-tokens {options.document_tokens} and --rerank-tokens {rank_tokens} do not fit together into "
             f"{max_length} tokens beside the {options.advance} that the window advances at a time: lower one of them."
+        )
+
+
+def _check_rolling_rank_tokens(rank_tokens: int, query_tokens: int) -> None:
+    if rank_tokens > query_tokens:
+        raise UsageError(
+            f"--rerank-tokens {rank_tokens} are more than the --query-tokens {query_tokens} that rolling windows have "
+            "before their targets: lower it."
         )
 
 

@@ -52,11 +52,11 @@ class FromFile:
 
 
 def stride_queries(prepared: PreparedText, tokenizer: Tokenizer) -> list[str]:
-    """The query of each stride: the last l tokens of its prefix as text; empty for a stride that does not retrieve."""
+    """The query of each stride, which its plan says, as text; empty for a stride that does not retrieve."""
     plan = prepared.plan
     return [
         tokenizer.decode(prepared.tokens[begin:end]) if retrieves else ""
-        for begin, end, retrieves in zip(plan.query_begin_R, plan.begin_R, plan.retrieves_R, strict=True)
+        for begin, end, retrieves in zip(plan.query_begin_R, plan.query_end_R, plan.retrieves_R, strict=True)
     ]
 
 

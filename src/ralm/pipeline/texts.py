@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ralm.errors import ModelError
 from ralm.protocols import Tokenizer
 from ralm.reading.plan import Plan, PlanOptions, make_plan
 from ralm.records import IntArray
@@ -11,7 +12,10 @@ from ralm.records import IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedText:
-    """A text, its tokens (int64, N), the first and one past the last character of each (int64, N x 2), and its plan."""
+    """A text, its tokens (int64, N), the first and one past the last character of each (int64, N x 2), and its plan.
+
+    In rolling windows the first token is the end-of-text token that stands before the text, with no character.
+    """
 
     text: str
     tokens: IntArray
@@ -38,9 +42,17 @@ class PreparedText:
 def prepare_text(
     text: str, tokenizer: Tokenizer, options: PlanOptions, *, limit_tokens: int | None = None
 ) -> PreparedText:
-    """Tokenise a text and plan it; with `limit_tokens`, its beginning alone."""
+    """Tokenise a text and plan it; with `limit_tokens`, its beginning alone.
+
+    Raises TextError where that is too short, ModelError where the plan needs an end-of-text token and there is none.
+    """
     tokens, spans_N2 = tokenizer.encode_with_spans(text)
     if limit_tokens is not None and limit_tokens < len(tokens):
         tokens, spans_N2 = tokens[:limit_tokens], spans_N2[:limit_tokens]
         text = text[: int(spans_N2[-1, 1])]
+    if options.begins_with_end_token:
+        if tokenizer.end_token is None:
+            raise ModelError(f"--windows {options.windows} begin with an end-of-text token, and this model has none.")
+        tokens = np.concatenate([[tokenizer.end_token], tokens]).astype(np.int64)
+        spans_N2 = np.concatenate([np.zeros((1, 2), dtype=np.int64), spans_N2])
     return PreparedText(text=text, tokens=tokens, spans_N2=spans_N2, plan=make_plan(len(tokens), options))

@@ -62,7 +62,7 @@ def document_log_weights(hits: Hits, options: EnsembleOptions) -> DoubleArray:
 
 def mixture(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArray:
     """The log-probability (float32, T) of each target under the weighted average of the documents' distributions."""
-    return log_sum_exp((log_probs_KT.astype(np.float64) + log_weights_K[:, None]).T).astype(np.float32)
+    return log_sum_exp(log_probs_KT.astype(np.float64) + log_weights_K[:, None], axis=0).astype(np.float32)
 
 
 def posterior(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArray:
@@ -74,7 +74,7 @@ def posterior(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArra
     return np.exp(joint_TK - log_sum_exp(joint_TK)[:, None]).astype(np.float32)
 
 
-def log_sum_exp(values: DoubleArray) -> DoubleArray:
-    """log(sum(exp)) over the last axis, which has at least one finite value in every row."""
-    highest = values.max(axis=-1)
-    return np.asarray(highest + np.log(np.exp(values - highest[..., None]).sum(axis=-1)))
+def log_sum_exp(values: DoubleArray, axis: int = -1) -> DoubleArray:
+    """log(sum(exp)) over an axis, along which there is at least one finite value everywhere."""
+    highest = values.max(axis=axis)
+    return np.asarray(highest + np.log(np.exp(values - np.expand_dims(highest, axis)).sum(axis=axis)))

@@ -10,11 +10,13 @@ the old end. So with a document of m tokens, a row reads
     [document; tokens from context_begin + max(0, m - room) up to the targets; targets]
 
 The official code lets the document overwrite the beginning of the window (room 0); the paper drops the oldest tokens
-only as far as needed (room = model length - window length). Sliding windows are blocks of one stride.
+only as far as needed (room = model length - window length). Sliding windows are blocks of one stride. In REPLUG's
+rolling windows the document stands before a window that it never changes, and an end-of-text token before the text
+takes the place of token 0: it is read and never scored.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,7 @@ from ralm.errors import TextError, UsageError
 from ralm.records import IntArray
 
 Semantics = Literal["paper", "official"]
-Windows = Literal["sliding", "blocked"]
+Windows = Literal["sliding", "blocked", "rolling"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,11 @@ class PlanOptions:
     All lengths are in tokens of the language model: `stride` s, `query_tokens` l, `document_tokens` the cut of a
     retrieved passage, `max_length` L. With `windows="blocked"` the beginning of the context advances every `block`
     tokens instead of every stride, so that strides that read the same document share one forward pass.
+
+    `windows="rolling"` are those of REPLUG's code (Shi et al., 2023, do not say): an end-of-text token and the first
+    s + l tokens without retrieval, then s targets a window of s + l tokens, all of them read behind the document. The
+    query is the first l tokens of a window: all before the targets but the last. REPLUG's context_len 128 and pred_len
+    768 are `query_tokens` 127 and `stride` 769.
 
     Raises UsageError where the values make no plan.
     """
@@ -51,27 +58,43 @@ class PlanOptions:
         for name in ("stride", "query_tokens", "document_tokens", "max_length", "block"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{_option(name)} must be at least 1, not {getattr(self, name)}.")
+        if self.windows == "rolling" and self.semantics != "official":
+            raise UsageError("--windows rolling are those of REPLUG's code: give --semantics official with them.")
         if self.windows == "blocked" and self.block % self.stride:
             raise UsageError(f"--block must be a multiple of --stride {self.stride}, not {self.block}.")
-        if self.document_tokens + self.advance > self.max_length:
-            step = "--block" if self.windows == "blocked" else "--stride"
-            raise UsageError(
-                f"--document-tokens {self.document_tokens} and {step} {self.advance} do not fit together into "
-                f"--max-length {self.max_length}: lower one of them or raise the model length."
-            )
+        self.check_documents(1)
 
     @property
     def advance(self) -> int:
         """How many tokens the beginning of the context advances at a time."""
         return self.block if self.windows == "blocked" else self.stride
 
+    @property
+    def begins_with_end_token(self) -> bool:
+        """Whether an end-of-text token is read before the text, so that the text's first token is a target too."""
+        return self.windows == "rolling"
+
+    def check_documents(self, documents: int) -> None:
+        """Raise UsageError where so many documents in one context leave no room for what must stand after them."""
+        step = "--block" if self.windows == "blocked" else "--stride"
+        after, named = self.advance, f"{step} {self.advance}"
+        if self.windows == "rolling":
+            after, named = after + self.query_tokens, f"{named} and --query-tokens {self.query_tokens}"
+        if documents * self.document_tokens + after > self.max_length:
+            several = f"--documents {documents} of " if documents > 1 else ""
+            raise UsageError(
+                f"{several}--document-tokens {self.document_tokens} and {named} do not fit together into "
+                f"--max-length {self.max_length}: lower one of them or raise the model length."
+            )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """A row per stride of a text of `text_tokens` tokens; all columns int64 but `retrieves_R` (bool).
 
-    The stride of row r is `begin_R[r]:end_R[r]`; its targets are the same tokens but for token 0 of the text, which has
-    nothing before it and is never scored. Its query is `query_begin_R[r]:begin_R[r]`.
+    The stride of row r is `begin_R[r]:end_R[r]`; its targets are the same tokens but for token 0, which has nothing
+    before it and is never scored (in rolling windows it is the end-of-text token before the text). Its query is
+    `query_begin_R[r]:query_end_R[r]`.
     """
 
     options: PlanOptions
@@ -81,6 +104,7 @@ class Plan:
     context_begin_R: IntArray
     room_R: IntArray
     query_begin_R: IntArray
+    query_end_R: IntArray
     retrieves_R: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -94,7 +118,8 @@ class Plan:
     @property
     def counted_tokens(self) -> int:
         """What token perplexity divides by: the targets, or every token of the text in the official code."""
-        return self.text_tokens if self.options.semantics == "official" else self.text_tokens - 1
+        counts_first = self.options.semantics == "official" and not self.options.begins_with_end_token
+        return self.text_tokens if counts_first else self.text_tokens - 1
 
     def count_words(self, text: str) -> int:
         """What word perplexity divides by: words between white space, or the number of spaces in the official code."""
@@ -113,41 +138,67 @@ def make_plan(text_tokens: int, options: PlanOptions) -> Plan:
     """
     if text_tokens < 2:
         raise TextError(f"the text has {text_tokens} token(s), and the first is never scored: give a longer text.")
-    if options.semantics == "official":
-        begin_R, end_R, context_begin_R, room_R = _official_windows(text_tokens, options)
-        retrieves_R = begin_R > 0
-    else:
-        begin_R, end_R, context_begin_R, room_R = _paper_windows(text_tokens, options)
-        retrieves_R = begin_R > 0  # the prefix of the first stride is empty: there is nothing to ask with
+    rows = _rows_of(text_tokens, options)
+    begin_R = rows.begin_R
+    query_end_R = begin_R
+    query_begin_R = np.maximum(begin_R - options.query_tokens, 0)
+    if options.windows == "rolling":
+        query_begin_R, query_end_R = rows.context_begin_R, np.maximum(begin_R - 1, 0)
     return Plan(
         options=options,
         text_tokens=text_tokens,
         begin_R=begin_R,
-        end_R=end_R,
-        context_begin_R=context_begin_R,
-        room_R=room_R,
-        query_begin_R=np.maximum(begin_R - options.query_tokens, 0),
-        retrieves_R=retrieves_R,
+        end_R=rows.end_R,
+        context_begin_R=rows.context_begin_R,
+        room_R=rows.room_R,
+        query_begin_R=query_begin_R,
+        query_end_R=query_end_R,
+        retrieves_R=begin_R > 0,  # before the first stride nothing stands that one could ask with
     )
 
 
-def _paper_windows(text_tokens: int, options: PlanOptions) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+class _Rows(NamedTuple):
+    begin_R: IntArray
+    end_R: IntArray
+    context_begin_R: IntArray
+    room_R: IntArray
+
+
+def _rows_of(text_tokens: int, options: PlanOptions) -> _Rows:
+    if options.windows == "rolling":
+        return _rolling_windows(text_tokens, options)
+    if options.semantics == "official":
+        return _official_windows(text_tokens, options)
+    return _paper_windows(text_tokens, options)
+
+
+def _paper_windows(text_tokens: int, options: PlanOptions) -> _Rows:
     """Strides from the first token on; the document takes free room first, then that of the oldest tokens."""
     begin_R = np.arange(0, text_tokens, options.stride, dtype=np.int64)
     end_R = np.minimum(begin_R + options.stride, text_tokens)
     block_end_R = np.minimum((begin_R // options.advance + 1) * options.advance, text_tokens)
     context_begin_R = np.maximum(block_end_R - options.max_length, 0)
-    return begin_R, end_R, context_begin_R, options.max_length - (block_end_R - context_begin_R)
+    return _Rows(begin_R, end_R, context_begin_R, options.max_length - (block_end_R - context_begin_R))
 
 
-def _official_windows(text_tokens: int, options: PlanOptions) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+def _official_windows(text_tokens: int, options: PlanOptions) -> _Rows:
     """A first window of L tokens without retrieval, then a stride a window; the document overwrites its beginning."""
     length = options.max_length
     begin_R = np.concatenate([[0], np.arange(length, text_tokens, options.stride)]).astype(np.int64)
     end_R = np.minimum(np.concatenate([[length], begin_R[1:] + options.stride]), text_tokens).astype(np.int64)
     block_R = (begin_R - length) // options.advance
     context_begin_R = np.where(begin_R == 0, 0, (block_R + 1) * options.advance)
-    return begin_R, end_R, context_begin_R, np.zeros_like(begin_R)
+    return _Rows(begin_R, end_R, context_begin_R, np.zeros_like(begin_R))
+
+
+def _rolling_windows(text_tokens: int, options: PlanOptions) -> _Rows:
+    """REPLUG's: every window but the first has s + l tokens, counted up to the one before its last target, which is the
+    last that is read; so the targets of a last window that are fewer have more before them."""
+    window = options.stride + options.query_tokens
+    begin_R = np.concatenate([[0], np.arange(window + 1, text_tokens, options.stride)]).astype(np.int64)
+    end_R = np.minimum(np.concatenate([[window + 1], begin_R[1:] + options.stride]), text_tokens).astype(np.int64)
+    context_begin_R = np.where(begin_R == 0, 0, end_R - 1 - window)
+    return _Rows(begin_R, end_R, context_begin_R, np.full_like(begin_R, max(0, options.max_length - window)))
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

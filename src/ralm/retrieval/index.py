@@ -8,6 +8,7 @@ dense/            the vectors of the passages, where it was built for dense retr
 
 import hashlib
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +24,9 @@ from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval import analysis
 from ralm.retrieval.bm25.arrays import open_arrays
-from ralm.retrieval.bm25.build import BUFFERED_TERMS, Builder
+from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.formula import BM25Options
+from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from ralm.retrieval.dense.search import Dense
 
 KIND: Final = "index"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 _BM25: Final = "bm25"
 _DENSE: Final = "dense"
 _ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
@@ -125,26 +127,26 @@ def build_index(
     encoder: Encoder | None = None,
     vectors: VectorOptions | None = None,
     describe: Callable[[], dict[str, JsonValue]] = dict,
-    buffered_terms: int = BUFFERED_TERMS,
+    build: BuildOptions | None = None,
     force: bool = False,
 ) -> Manifest:
     """Write an index of passages numbered from 0, whole or not at all, in one pass and bounded memory.
 
     It is for BM25 with `options`, unless `bm25` is false, and for dense retrieval where there is an `encoder`, with
     vectors stored as `vectors` says. `describe` is called when the passages have run out, and what it gives is recorded
-    in the manifest: where they came from, how they were split, what was left out. `buffered_terms` bounds the memory of
-    BM25, as its builder says. Passages of one document must follow each other to be counted as one.
+    in the manifest: where they came from, how they were split, what was left out. `build` bounds the memory of BM25 and
+    says how many processes analyse. Passages of one document must follow each other to be counted as one.
 
     What was encoded is kept beside `out` until the index is complete: a build that was interrupted goes on from there.
     Raises UsageError where it is for neither, FolderExistsError, CorpusError where there are no passages, StorageError,
-    and for dense retrieval what `DenseBuilder` raises.
+    WorkerError, and for dense retrieval what `DenseBuilder` raises.
     """
     if not (bm25 or encoder):
         raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
     options = options or BM25Options()
     out = Path(out)
-    with new_folder(out, force=force) as folder:
-        terms = _bm25_builder(folder / _BM25, options, buffered_terms) if bm25 else None
+    with new_folder(out, force=force) as folder, ExitStack() as stack:
+        terms = stack.enter_context(_bm25_builder(folder / _BM25, build)) if bm25 else None
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
             dense = _dense_builder(folder / _DENSE, out, encoder, vectors, advance) if encoder else None
             written = write_passages(folder / PASSAGES, passages)
@@ -185,18 +187,18 @@ def _add_all(
 def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
     """Open an index; `options` replace the constants of BM25 that it was built with.
 
-    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
+    Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError.
     """
     path = Path(path)
-    manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
+    manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION, oldest=FORMAT_VERSION)
     only_dense = "dense" in manifest.settings and "bm25" not in manifest.settings
     constants = None if only_dense else _built_with(path, manifest)
     return Index(path, manifest, PassageStore(path / PASSAGES), constants and (options or constants))
 
 
-def _bm25_builder(folder: Path, options: BM25Options, buffered_terms: int) -> Builder:
+def _bm25_builder(folder: Path, build: BuildOptions | None) -> Builder:
     folder.mkdir()
-    return Builder(folder, options, buffered_terms)
+    return Builder(folder, build)
 
 
 def _dense_builder(

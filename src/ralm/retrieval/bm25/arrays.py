@@ -1,15 +1,17 @@
 """The arrays of a BM25 index, by name, mapped from a folder.
 
-    offsets.npy      int64, terms + 1     where each term's postings begin
-    passages.npy     int32, postings      passage numbers, ascending within a term
-    codes.npy        uint8 or uint16      for each posting a row of the code table
-    code_table.npy   int32, codes x 2     term frequency and passage length (as Lucene stores it), by rising impact
-    totals.npy       int64, 2             terms in all passages, and passages that have any: what averages divide
-    vocabulary.npy   uint8                the terms in byte order, UTF-8, end to end
-    term_ends.npy    int64, terms         where each of those ends
-    term_ids.npy     int32, terms         the row of `offsets` that is its
+    offsets.npy        uint, terms + 1    where each term's postings begin, and where the last end
+    passages.npy       int32, postings    passage numbers, ascending within a term
+    codes.npy          uint8, postings    the row of the code table of each posting, or 255: it is among the escaped
+    escaped.npy        int64              the places of the postings with code 255, rising
+    escaped_rows.npy   int32              their rows of the code table
+    code_table.npy     int32, rows x 2    term frequency and passage length (as Lucene stores it); 255 is empty
+    totals.npy         int64, 2           terms in all passages, and passages that have any: what averages divide
+    vocabulary.npy     uint8              the terms in byte order, UTF-8, end to end
+    term_sizes.npy     uint, terms        how many bytes each of those has
+    term_ids.npy       int32, terms       the row of `offsets` that is its
 
-Five bytes a posting where there are at most 256 distinct pairs of frequency and length, and nothing is lost.
+Five bytes a posting and some 15 a term, and nothing is lost. A uint is as narrow as the largest number allows.
 """
 
 from dataclasses import dataclass
@@ -20,21 +22,41 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-NAMES: Final = ("offsets", "passages", "codes", "code_table", "totals", "vocabulary", "term_ends", "term_ids")
+from ralm.retrieval.bm25.codes import PostingCodes
+
+NAMES: Final = (
+    "offsets",
+    "passages",
+    "codes",
+    "escaped",
+    "escaped_rows",
+    "code_table",
+    "totals",
+    "vocabulary",
+    "term_sizes",
+    "term_ids",
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """The arrays, memory-mapped; see the page's legend."""
+    """The arrays, memory-mapped; see the page's legend. Offsets, and the ends of the terms, are read and widened."""
 
     offsets: NDArray[np.int64]
     passages: NDArray[np.int32]
-    codes: NDArray[np.unsignedinteger[Any]]
+    codes: NDArray[np.uint8]
+    escaped: NDArray[np.int64]
+    escaped_rows: NDArray[np.int32]
     code_table: NDArray[np.int32]
     totals: NDArray[np.int64]
     vocabulary: NDArray[np.uint8]
     term_ends: NDArray[np.int64]
     term_ids: NDArray[np.int32]
+
+    @property
+    def posting_codes(self) -> PostingCodes:
+        """The codes as kernels take them."""
+        return PostingCodes(self.codes, self.escaped, self.escaped_rows)
 
     @cached_property
     def _found(self) -> dict[str, int]:
@@ -64,7 +86,15 @@ class Arrays:
 
 def open_arrays(folder: Path) -> Arrays:
     """Map the arrays of a folder."""
-    return Arrays(**{name: _mapped(folder / f"{name}.npy") for name in NAMES})
+    arrays = {name: _mapped(folder / f"{name}.npy") for name in NAMES}
+    arrays["offsets"] = arrays["offsets"].astype(np.int64)
+    arrays["term_ends"] = np.cumsum(arrays.pop("term_sizes"), dtype=np.int64)
+    return Arrays(**arrays)
+
+
+def narrow(numbers: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
+    """The same numbers, none below 0, in as few bytes as hold the largest."""
+    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
 
 
 def _mapped(file: Path) -> NDArray[Any]:

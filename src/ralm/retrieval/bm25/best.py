@@ -30,7 +30,7 @@ def offer(heap: NDArray[np.int64], found: int, score: int, passage: int) -> int:
 @nb.njit(cache=True, nogil=True)
 def worst(heap: NDArray[np.int64], found: int) -> int:
     """The least score among the best once the heap is full; until then 0."""
-    return heap[0] >> NUMBER_BITS if found == len(heap) else np.int64(0)
+    return int(heap[0] >> NUMBER_BITS) if found == len(heap) else 0
 
 
 @nb.njit(cache=True, nogil=True)

@@ -10,13 +10,14 @@ Letters of shapes: V terms of the index, M common terms, B blocks, W words, C ro
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.retrieval.bm25.arrays import Arrays
+from ralm.retrieval.bm25.codes import PostingCodes, row_of
 from ralm.retrieval.bm25.formula import FRACTION_BITS
 
 BLOCK_BITS: Final = 4
@@ -59,9 +60,9 @@ def find_common_terms(
     steps_MC = steps(fixed_points(idf_V[terms], impact_C)).astype(np.uint8)
 
     def fill(row: int) -> None:
-        term = slice(arrays.offsets[terms[row]], arrays.offsets[terms[row] + 1])
+        begin, end = arrays.offsets[terms[row]], arrays.offsets[terms[row] + 1]
         rows = common.highest_MB[row], common.present_MW[row], common.before_MW[row]
-        _fill(arrays.passages[term], arrays.codes[term], steps_MC[row], *rows)
+        _fill(arrays.passages, arrays.posting_codes, begin, end, steps_MC[row], *rows)
 
     _each(fill, len(terms), threads)
     return common
@@ -86,17 +87,20 @@ def _each(work: Callable[[int], None], count: int, threads: int) -> None:
 @nb.njit(cache=True, nogil=True)
 def _fill(
     passages: NDArray[np.int32],
-    codes: NDArray[np.unsignedinteger[Any]],
+    codes: PostingCodes,
+    begin: int,
+    end: int,
     steps_C: NDArray[np.uint8],
     highest_B: NDArray[np.uint8],
     present_W: NDArray[np.uint64],
     before_W: NDArray[np.uint32],
 ) -> None:
     """Lay out the postings of one term."""
-    for posting in range(len(passages)):
+    rows, escaped, escaped_rows = codes
+    for posting in range(begin, end):
         passage = passages[posting]
         block, word = passage >> BLOCK_BITS, passage >> WORD_BITS
-        highest_B[block] = max(highest_B[block], steps_C[codes[posting]])
+        highest_B[block] = max(highest_B[block], steps_C[row_of(rows, escaped, escaped_rows, posting)])
         present_W[word] |= np.uint64(1) << np.uint64(passage & 63)
         if word + 1 < len(before_W):
             before_W[word + 1] += np.uint32(1)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
+import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,15 +21,30 @@ class Forbidden(NamedTuple):
     @classmethod
     def none(cls, queries: int) -> Self:
         """Nothing is forbidden."""
-        return cls.of([], np.full(queries, -1, np.int64))
+        return cls(np.zeros(1, np.int64), np.zeros(0, np.int64), np.full(queries, -1, np.int64))
+
+    @classmethod
+    def to_all(cls, passages: Iterable[int], queries: int) -> Self:
+        """The same passages are forbidden to every query."""
+        return cls.of([passages], np.zeros(queries, np.int64))
 
     @classmethod
     def of(cls, lists: Sequence[Iterable[int]], list_Q: NDArray[np.int64]) -> Self:
         """Lists of passage numbers, in any order, and which of them each query may not find; -1 for none."""
-        sorted_lists = [np.unique(np.fromiter(numbers, np.int64)) for numbers in lists]
-        ends = np.cumsum([0, *map(len, sorted_lists)], dtype=np.int64)
-        return cls(ends, np.concatenate([*sorted_lists, np.zeros(0, np.int64)]), list_Q)
+        assert (list_Q < len(lists)).all(), "a query with a list that is not there"
+        rising = [np.unique(np.fromiter(numbers, np.int64)) for numbers in lists]
+        ends = np.cumsum([0, *map(len, rising)], dtype=np.int64)
+        return cls(ends, np.concatenate([*rising, np.zeros(0, np.int64)]), list_Q)
 
     def some(self, first: int, last: int) -> Self:
         """The same for the queries from `first` to `last`."""
         return self._replace(list_Q=self.list_Q[first:last])
+
+
+@nb.njit(cache=True, nogil=True)
+def forbidden_to(forbidden: Forbidden, query: int) -> NDArray[np.int64]:
+    """The passages that a query may not find, rising."""
+    number = forbidden.list_Q[query]
+    if number < 0:
+        return forbidden.passages[:0]
+    return forbidden.passages[forbidden.ends_F[number] : forbidden.ends_F[number + 1]]

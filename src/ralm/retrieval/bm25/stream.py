@@ -21,8 +21,8 @@ from ralm.records import NO_PASSAGE
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.best import empty
 from ralm.retrieval.bm25.common_terms import BLOCK_BITS, STEP_BITS, CommonTerms
-from ralm.retrieval.bm25.formula import FRACTION_BITS
 from ralm.retrieval.bm25.forbidden import Forbidden
+from ralm.retrieval.bm25.formula import FRACTION_BITS
 from ralm.retrieval.bm25.sweep import ALIGNED, Postings, Queries, State, Terms, sweep
 
 PARTITION: Final = 1 << 17
@@ -63,12 +63,29 @@ class Stream:
         common = collection.common
         self._postings = Postings(
             collection.arrays.passages,
-            collection.arrays.codes,
+            collection.arrays.posting_codes,
             common.highest_MB.reshape(-1),
             common.present_MW.reshape(-1),
             common.before_MW.reshape(-1),
         )
         self._begin()
+
+    def _begin(self) -> None:
+        """Know no terms, and stand before the first query."""
+        collection = self._collection
+        partitions = max(1, -(-collection.passages // self._partition))
+        rows = max(1, min(_FIRST_ROWS, _TABLE_NUMBERS // len(collection.impact_C)))
+        self._known = 0
+        self._row_V = np.full(len(collection.idf_V), -1, np.int32)
+        self._terms = Terms(
+            slices_TS=np.zeros((rows, partitions + 1), np.int64),
+            points_TC=np.zeros((rows, len(collection.impact_C)), np.int32),
+            words_T=np.zeros(rows, np.int64),
+        )
+        self._frequency_T = np.zeros(rows, np.int64)
+        self._standing_T = np.zeros(rows, np.int64)
+        self._last = np.zeros(0, np.int64)
+        self._state = _state(collection.passages, partitions, self._k)
 
     def search(
         self, queries: Sequence[Sequence[int]], forbidden: Forbidden | None = None
@@ -113,23 +130,6 @@ class Stream:
             found_Q,
         )  # fmt: skip
         _empty(heaps_QK, found_Q, numbers_QK, scores_QK)
-
-    def _begin(self) -> None:
-        """Know no terms, and stand before the first query."""
-        collection = self._collection
-        partitions = max(1, -(-collection.passages // self._partition))
-        rows = max(1, min(_FIRST_ROWS, _TABLE_NUMBERS // len(collection.impact_C)))
-        self._known = 0
-        self._row_V = np.full(len(collection.idf_V), -1, np.int32)
-        self._terms = Terms(
-            slices_TS=np.zeros((rows, partitions + 1), np.int64),
-            points_TC=np.zeros((rows, len(collection.impact_C)), np.int32),
-            words_T=np.zeros(rows, np.int64),
-        )
-        self._frequency_T = np.zeros(rows, np.int64)
-        self._standing_T = np.zeros(rows, np.int64)
-        self._last = np.zeros(0, np.int64)
-        self._state = _state(collection.passages, partitions, self._k)
 
     def _make_room(self, terms: int) -> None:
         """Have tables for so many new terms: larger ones, or empty ones where they would grow too large."""
@@ -190,7 +190,8 @@ def _learn(
         frequency_T[known] = end - begin
         words_T[known] = np.int64(common_V[term]) * words if common_V[term] >= 0 else -1
         for code in range(len(impact_C)):
-            points_TC[known, code] = max(1, np.rint(idf_V[term] * impact_C[code] * (1 << FRACTION_BITS)))
+            points = max(1, np.rint(idf_V[term] * impact_C[code] * (1 << FRACTION_BITS)))
+            points_TC[known, code] = points if impact_C[code] > 0 else 0
         slices_TS[known, 0] = begin
         for number in range(1, slices_TS.shape[1]):
             begin += np.searchsorted(passages[begin:end], number * partition)
@@ -201,7 +202,10 @@ def _learn(
 
 @nb.njit(cache=True, nogil=True)
 def _empty(
-    heaps_QK: NDArray[np.int64], found_Q: NDArray[np.int64], numbers_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]
+    heaps_QK: NDArray[np.int64],
+    found_Q: NDArray[np.int64],
+    numbers_QK: NDArray[np.int64],
+    scores_QK: NDArray[np.float32],
 ) -> None:
     """Write down what the heaps hold."""
     for query in range(len(found_Q)):

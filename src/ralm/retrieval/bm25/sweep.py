@@ -11,15 +11,16 @@ Letters of shapes: W queries, T terms known to the stream, C rows of the code ta
 K hits a query, N passages, B blocks, P partitions, F lists of forbidden passages.
 """
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.retrieval.bm25.best import offer, passage_of, worst
+from ralm.retrieval.bm25.codes import PostingCodes, row_of
 from ralm.retrieval.bm25.common_terms import BLOCK_BITS, STEP_BITS, WORD_BITS
-from ralm.retrieval.bm25.forbidden import Forbidden
+from ralm.retrieval.bm25.forbidden import Forbidden, forbidden_to
 from ralm.retrieval.bm25.vectors import LANES, MARKS, bound_lanes, count_bits, highest, lowest_bit, tighten
 
 ALIGNED: Final = LANES * MARKS
@@ -31,7 +32,7 @@ class Postings(NamedTuple):
     """The index: all postings, and the layout of the common terms (`CommonTerms`) row after row."""
 
     passages: NDArray[np.int32]
-    codes: NDArray[np.unsignedinteger[Any]]
+    codes: PostingCodes
     highest: NDArray[np.uint8]
     present: NDArray[np.uint64]
     before: NDArray[np.uint32]
@@ -113,10 +114,8 @@ def sweep(
             _change_common(postings, terms, queries, here, w, base, size)
             _change_rare(postings, terms, queries, here, w, number, base)
             count = _common_terms(terms, queries, w, wanted)
-            listed = forbidden.list_Q[w]
-            begin, end = (0, 0) if listed < 0 else (forbidden.ends_F[listed], forbidden.ends_F[listed + 1])
             found_W[w] = _collect(
-                postings, terms, here, wanted, count, forbidden.passages[begin:end], base, heaps_WK[w], found_W[w],
+                postings, terms, here, wanted, count, forbidden_to(forbidden, w), base, heaps_WK[w], found_W[w],
                 floors_K, lanes,
             )  # fmt: skip
 
@@ -159,7 +158,8 @@ def _change_rare(
     postings: Postings, terms: Terms, queries: Queries, here: State, w: int, number: int, base: int
 ) -> None:
     """Bring the sums of the rare terms to a query, and the bounds of the blocks that gain."""
-    passages, codes = postings.passages, postings.codes
+    passages = postings.passages
+    codes, escaped, _ = postings.codes
     sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
     for i in range(queries.change_ends_W[w], queries.change_ends_W[w + 1]):
         term, times = queries.changed[i], np.int32(queries.changes[i])
@@ -179,6 +179,24 @@ def _change_rare(
                 bound = (total + _UP) >> STEP_BITS
                 rare_B[block] = max(rare_B[block], bound)
                 bound_B[block] = max(bound_B[block], bound + common_B[block])
+        if len(escaped):
+            _change_escaped(postings, here, base, begin, end, points_C, times)
+
+
+@nb.njit(cache=True, nogil=True)
+def _change_escaped(
+    postings: Postings, here: State, base: int, begin: int, end: int, points_C: NDArray[np.int32], times: int
+) -> None:
+    """The same for those of some postings whose code does not tell their row."""
+    _, escaped, escaped_rows = postings.codes
+    for i in range(np.searchsorted(escaped, begin), np.searchsorted(escaped, end)):
+        passage = postings.passages[escaped[i]] - base
+        total = here.sums_N[passage] + points_C[escaped_rows[i]] * times
+        here.sums_N[passage] = total
+        if times > 0:
+            block, bound = passage >> BLOCK_BITS, _steps(np.int64(total))
+            here.rare_B[block] = max(here.rare_B[block], bound)
+            here.bound_B[block] = max(here.bound_B[block], bound + here.common_B[block])
 
 
 @nb.njit(cache=True, nogil=True)
@@ -210,7 +228,7 @@ def _collect(
     lanes: NDArray[np.int32],
 ) -> int:
     """Offer the passages of a partition that may be among the best; how many those then are."""
-    sums_N, rare_B, common_B, bound_B, kept_K, kept = here
+    sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
     floor = _floor(postings, terms, here, wanted, count, forbidden, base, heap, found, floors_K)
     least = max(floor, np.int64(1))
     for begin in range(0, len(bound_B), MARKS):
@@ -291,6 +309,7 @@ def _common_score(postings: Postings, terms: Terms, wanted: Wanted, count: int, 
     """What the common terms add to a passage's score."""
     word = passage >> WORD_BITS
     bit = np.uint64(1) << np.uint64(passage & 63)
+    codes, escaped, escaped_rows = postings.codes
     score = np.int64(0)
     for i in range(count):
         at = wanted.words[i] + word
@@ -298,12 +317,12 @@ def _common_score(postings: Postings, terms: Terms, wanted: Wanted, count: int, 
         if present & bit:
             term = wanted.terms[i]
             posting = terms.slices_TS[term, 0] + postings.before[at] + count_bits(present & (bit - np.uint64(1)))
-            score += terms.points_TC[term, postings.codes[posting]] * np.int64(wanted.times[i])
-    return score
+            score += terms.points_TC[term, row_of(codes, escaped, escaped_rows, posting)] * np.int64(wanted.times[i])
+    return int(score)
 
 
 @nb.njit(cache=True, nogil=True)
 def _is_in(numbers: NDArray[np.int64], number: int) -> bool:
     """Whether a number is among these rising ones."""
     place = np.searchsorted(numbers, number) if len(numbers) else 0
-    return place < len(numbers) and numbers[place] == number
+    return bool(place < len(numbers) and numbers[place] == number)

@@ -4,6 +4,8 @@ LLVM turns each operation into a few instructions where the processor has 512-bi
 bounds are checked: arrays must hold what is asked for.
 """
 
+# ruff: noqa: ARG001  (an intrinsic is given the types of its arguments, and generates code that has their values)
+
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,7 +22,7 @@ MARKS: Final = 64
 _I1, _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def tighten(
     _typing: Any, bounds: Any, rare: Any, common: Any, first: Any, least: Any
 ) -> tuple[Any, Callable[..., Any]]:
@@ -39,17 +41,19 @@ def tighten(
     return types.uint64(bounds, rare, common, types.int64, types.uint16), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def highest(_typing: Any, values: Any, first: Any) -> tuple[Any, Callable[..., Any]]:
     """The highest of 16 int32 from `first` on."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _highest(builder, _load(builder, _neighbours(context, builder, signature.args[0], *arguments, LANES), 32))
+        values, first = arguments
+        pointer = _neighbours(context, builder, signature.args[0], values, first, LANES)
+        return _highest(builder, _load(builder, pointer, 32))
 
     return types.int32(values, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def bound_lanes(
     _typing: Any,
     scores: Any,
@@ -102,13 +106,11 @@ def bound_lanes(
         return builder.zext(builder.bitcast(reached, _I16), _I64)
 
     integer = types.int64
-    returned = types.uint64(
-        scores, integer, integer, lanes, words, times, integer, maxima, present, integer, integer
-    )
+    returned = types.uint64(scores, integer, integer, lanes, words, times, integer, maxima, present, integer, integer)
     return returned, generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def lowest_bit(_typing: Any, word: Any) -> tuple[Any, Callable[..., Any]]:
     """The place of the lowest set bit of a uint64 that is not 0, as an int64."""
 
@@ -118,7 +120,7 @@ def lowest_bit(_typing: Any, word: Any) -> tuple[Any, Callable[..., Any]]:
     return types.int64(types.uint64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def count_bits(_typing: Any, word: Any) -> tuple[Any, Callable[..., Any]]:
     """How many bits of a uint64 are set, as an int64."""
 

@@ -1,0 +1,79 @@
+"""What retrieval is measured on: passages and stride queries as numbers of terms, the same for every engine."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralm.corpus.splitting import split_by_words
+from ralm.demo.documentation import standard_library_documentation
+from ralm.retrieval.analysis import Analyser
+
+DATA: Final = Path(__file__).parents[2] / "shared" / "data"
+_CORPORA: Final = ("britannica/edition4", "wikipedia_passages/passages", "medquad/corpus")
+_WORDS, _WINDOW, _STRIDE = 100, 24, 3
+_WORDS_OF_A_TEXT: Final = 6000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collection:
+    """`terms` (int32): the terms of all passages end to end, the i-th passage up to `ends[i]` (int64).
+
+    `queries`: term numbers, repeats included, in the order of the text.
+    """
+
+    name: str
+    terms: NDArray[np.int32]
+    ends: NDArray[np.int64]
+    queries: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The passages, as lists of term numbers."""
+        begin = 0
+        for end in self.ends.tolist():
+            yield self.terms[begin:end].tolist()
+            begin = end
+
+    def texts(self) -> Iterator[str]:
+        """The passages, as texts of words that analysis leaves as they are."""
+        return (" ".join([f"w{term}" for term in passage]) for passage in self)
+
+
+def real_passages() -> Iterator[str]:
+    """In passages of 100 words: the corpora beside the checkout, which must be there, and Python's documentation."""
+    for name in _CORPORA:
+        with gzip.open(DATA / f"{name}.jsonl.gz", "rt", encoding="utf-8") as stream:
+            for line in stream:
+                yield from split_by_words(json.loads(line)["text"], _WORDS)
+    for document in standard_library_documentation():
+        yield from split_by_words(document.text, _WORDS)
+
+
+def real_collection() -> Collection:
+    """The same, with queries over text that is not in it: windows of 24 words, three words apart."""
+    analyse = Analyser()
+    vocabulary: dict[str, int] = {}
+    passages = [[vocabulary.setdefault(term, len(vocabulary)) for term in analyse(text)] for text in real_passages()]
+    queries = [
+        [vocabulary.setdefault(term, len(vocabulary)) for term in analyse(" ".join(words[i : i + _WINDOW]))]
+        for words in _held_out()
+        for i in range(0, len(words) - _WINDOW, _STRIDE)
+    ]
+    terms = np.fromiter(chain.from_iterable(passages), np.int32)
+    return Collection(name="real text", terms=terms, ends=np.cumsum([len(p) for p in passages]), queries=queries)
+
+
+def _held_out() -> Iterator[list[str]]:
+    """The beginnings of texts that are in no corpus."""
+    yield (DATA / "wikitext_raw" / "test.txt").read_text(encoding="utf-8").split()[:_WORDS_OF_A_TEXT]
+    lines = (DATA / "medquad" / "heldout_shared_topics.jsonl").read_text(encoding="utf-8").splitlines()
+    yield " ".join(json.loads(line)["text"] for line in lines).split()[:_WORDS_OF_A_TEXT]

@@ -1,0 +1,96 @@
+"""The engines that BM25 over strides is compared with, each over the same passages, with k1 0.9 and b 0.4.
+
+An engine is made ready outside the clock: its index built, its queries in the form that it takes. What is timed answers
+all queries, in their order. One segment and one thread each, unless the name says otherwise.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import bm25s
+import numpy as np
+import tantivy
+
+from benchmarks.collection import Collection
+from ralm.retrieval.bm25.options import cores
+from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.stream import Stream
+
+Engine: TypeAlias = Callable[[int], object]
+"""Answers all queries with so many hits each."""
+_ADDED_AT_ONCE = 10_000
+
+
+def ours(bm25: BM25, collection: Collection) -> Iterator[tuple[str, Engine]]:
+    """A stream; queries one call at a time, as generation asks; every posting read; a stream on each core."""
+    rows = [bm25.terms([f"w{term}" for term in query]) for query in collection.queries]
+    yield "stream", lambda k: Stream(bm25.collection, k).search(rows)
+    yield "online", lambda k: [bm25.retrieve_terms([row], k) for row in rows]
+    scanned = rows[:: max(1, len(rows) // 500)]  # queries that do not overlap
+    yield "scan", lambda k: [bm25.retrieve_terms([row], k) for row in scanned for _ in range(len(rows) // len(scanned))]
+    if cores() > 1:
+        yield f"stream x {cores()}", lambda k: bm25.retrieve_terms(rows, k)
+
+
+def with_bm25s(collection: Collection, _folder: Path) -> Iterator[tuple[str, Engine]]:
+    """bm25s with its numba backend."""
+    logging.getLogger("bm25s").setLevel(logging.ERROR)
+    vocabulary = {str(term): term for term in range(_vocabulary(collection))}
+    retriever = bm25s.BM25(method="lucene", k1=0.9, b=0.4, backend="numba")
+    tokens = bm25s.tokenization.Tokenized(ids=list(collection), vocab=vocabulary)
+    retriever.index(tokens, show_progress=False)
+    del tokens
+    yield "bm25s", lambda k: retriever.retrieve(collection.queries, k=k, show_progress=False, n_threads=1)
+
+
+def with_tantivy(collection: Collection, folder: Path) -> Iterator[tuple[str, Engine]]:
+    """tantivy, whose k1 and b are fixed at 1.2 and 0.75."""
+    schema = tantivy.SchemaBuilder().add_text_field("body", stored=False, tokenizer_name="whitespace").build()
+    index = tantivy.Index(schema, path=str(folder))
+    writer = index.writer(heap_size=2_000_000_000, num_threads=1)
+    for text in collection.texts():
+        writer.add_document(tantivy.Document(body=text))
+    writer.commit()
+    writer.wait_merging_threads()
+    index.reload()
+    searcher = index.searcher()
+    parsed = [index.parse_query(" ".join(_words(query)) or "none", ["body"]) for query in collection.queries]
+    yield "tantivy", lambda k: [searcher.search(query, k) for query in parsed]
+
+
+def with_lucene(collection: Collection, folder: Path) -> Iterator[tuple[str, Engine]]:
+    """Lucene in this process, through Anserini as Pyserini carries it; nothing where Pyserini or Java is missing."""
+    try:
+        from pyserini.pyclass import autoclass
+
+        indexer = autoclass("io.anserini.index.SimpleIndexer")(str(folder))
+        searcher_class, list_class = autoclass("io.anserini.search.SimpleSearcher"), autoclass("java.util.ArrayList")
+    except Exception as error:  # noqa: BLE001  (whatever a missing or older Java makes of it)
+        print(f"Lucene is not measured: Pyserini does not start here ({type(error).__name__}: {error}).\n")
+        return
+    documents = (json.dumps({"id": str(number), "contents": text}) for number, text in enumerate(collection.texts()))
+    while batch := list(islice(documents, _ADDED_AT_ONCE)):
+        indexer.addRawDocuments(batch)
+    indexer.close()
+    searcher = searcher_class(str(folder))
+    searcher.set_bm25(0.9, 0.4)
+    queries, ids = list_class(), list_class()
+    for number, query in enumerate(collection.queries):
+        queries.add(" ".join(_words(query)))
+        ids.add(str(number))
+    yield "Lucene", lambda k: searcher.batch_search(queries, ids, k, 1)
+
+
+def _words(query: list[int]) -> list[str]:
+    return [f"w{term}" for term in query]
+
+
+def _vocabulary(collection: Collection) -> int:
+    return max(int(np.max(collection.terms)), *(max(query, default=0) for query in collection.queries)) + 1
+
+
+RIVALS: tuple[Callable[[Collection, Path], Iterator[tuple[str, Any]]], ...] = (with_bm25s, with_tantivy, with_lucene)

@@ -1,0 +1,130 @@
+"""Ensembles of 10 documents (REPLUG) against the plain loop of 10 separate passes a stride: same model, same process.
+
+    python -m benchmarks.ensembles [--strides 64] [--plain-strides 2] [--dtype float32 bfloat16]
+
+GPT-2 124M's shape with random weights; documentation that Python carries, with passages of the rest of it; windows of
+1,024 tokens, documents of at most 256, a stride of 4 tokens. The plain loop is the official code's: float32, a window
+at a time, all its logits, once a document; it is timed on a few strides, since all its passes are alike. The engine
+reads the same strides in sliding windows, and a whole block of 256 tokens in blocked windows. Time is that of the
+processor, so that a machine which does something else too gives the same ratios. Where engine and loop read the same,
+the greatest difference of a log-probability is printed.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks import plain_loop
+from benchmarks.scoring import LENGTH, Material, materials, prepared_for, rows_from
+from ralm.lm.local import Dtype
+from ralm.pipeline import PreparedText, retrieve
+from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture
+from ralm.reading.in_context import Documents, stride_request
+from ralm.reading.plan import Windows
+from ralm.records import FloatArray, Hits
+
+OPTIONS = EnsembleOptions(documents=10)
+STRIDE = 4
+
+
+@dataclass(frozen=True)
+class Task:
+    """Some strides, what was found for them, and the documents as token ids."""
+
+    prepared: PreparedText
+    rows: Sequence[int]
+    hits: Hits
+    documents: Documents
+
+    def mixed(self, row: int, log_probs_KT: FloatArray) -> FloatArray:
+        """The ensemble of what the documents of a row give."""
+        log_weights_QK = document_log_weights(self.hits, OPTIONS)
+        return mixture(log_probs_KT, log_weights_QK[row, : len(log_probs_KT)])
+
+
+def task_for(material: Material, windows: Windows, strides: int) -> Task:
+    """Retrieve ten passages for each of so many strides."""
+    prepared = prepared_for(material, windows, STRIDE)
+    hits = retrieve(prepared, material.model.tokenizer, material.index.bm25, OPTIONS.hits)
+    documents = Documents(material.index.passages, material.model.tokenizer, prepared.plan.options.document_tokens)
+    return Task(prepared, rows_from(prepared, strides), hits, documents)
+
+
+def run_plain(material: Material, task: Task) -> list[FloatArray]:
+    """A pass for every document of every stride."""
+    tokens, plan, found = task.prepared.tokens, task.prepared.plan, []
+    for row in task.rows:
+        window = tokens[int(plan.end_R[row]) - LENGTH : int(plan.end_R[row])]
+        passes = [
+            plain_loop.read(material.plain, window, task.documents[number], STRIDE) for number, _ in task.hits.of(row)
+        ]
+        found.append(task.mixed(row, torch.stack(passes).numpy()))
+    return found
+
+
+def run_engine(material: Material, task: Task) -> list[FloatArray]:
+    """All documents of all strides at once."""
+    numbers = {row: [number for number, _ in task.hits.of(row)] for row in task.rows}
+    requests = [
+        stride_request(task.prepared.tokens, task.prepared.plan, row, task.documents[number])
+        for row in task.rows
+        for number in numbers[row]
+    ]
+    scored = iter(material.model.log_probs(requests))
+    return [task.mixed(row, np.stack([next(scored) for _ in numbers[row]])) for row in task.rows]
+
+
+def timed(
+    run: Callable[[Material, Task], list[FloatArray]], material: Material, task: Task
+) -> tuple[float, list[FloatArray]]:
+    """Processor seconds a stride, and the log-probabilities."""
+    begin = time.process_time()
+    found = run(material, task)
+    return (time.process_time() - begin) / len(task.rows), found
+
+
+def distinct(task: Task) -> int:
+    """How many documents the strides have between them: the passes of a block."""
+    return len({number for row in task.rows for number, _ in task.hits.of(row)})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--strides", type=int, default=64, help="strides of the engine in blocked windows")
+    parser.add_argument("--plain-strides", type=int, default=2, help="strides of the plain loop, of 10 passes each")
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print("engine  windows  dtype     strides  documents  s/stride   ratio  greatest difference from the loop")
+    base: float | None = None
+    exact: list[FloatArray] = []
+    dtypes: list[Dtype] = args.dtype
+    with materials("gpt2", dtypes) as each:
+        for material in each:
+            sliding = task_for(material, "sliding", args.plain_strides)
+            runs: list[tuple[str, Windows, Task]] = [
+                ("engine", "sliding", sliding),
+                ("engine", "blocked", task_for(material, "blocked", args.strides)),
+            ]
+            if base is None:
+                runs.insert(0, ("plain", "sliding", sliding))
+            warm = Task(sliding.prepared, sliding.rows[:1], sliding.hits.first(1), sliding.documents)
+            run_engine(material, warm)
+            for name, windows, task in runs:
+                seconds, found = timed(run_plain if name == "plain" else run_engine, material, task)
+                if base is None:
+                    base, exact = seconds, found
+                difference = max(float(np.abs(a - b).max()) for a, b in zip(found, exact, strict=False))
+                print(
+                    f"{name:7} {windows:8} {material.dtype:8} {len(task.rows):8} {distinct(task):10} {seconds:9.3f} "
+                    f"{base / seconds:7.1f}  {f'{difference:.1e}' if windows == 'sliding' else 'another context'}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Generation from ensembles against plain generation: same model, in one process.
+
+    python -m benchmarks.generation [--dtypes float32,bfloat16] [--threads 1] [--rounds 5] [--out FILE]
+
+GPT-2 124M's shape with random weights (what is measured is time), prompts of 128 tokens, documents of 180 to 256. The
+baseline is the model as transformers loads it, which goes on from the prompt alone with transformers' own cache.
+Retrieval itself is left out: hits are made up, so that at every retrieval, every 4 tokens, a given share of the
+documents is another than before. Both generate rounds of 4 tokens (one retrieval each) in turns; a figure is the median
+of rounds. What is read before the first token is not counted. Prints a table; with --out also a JSON object a line.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from benchmarks.scoring import gpt2_tokenizer
+from ralm.lm.local import Dtype, LocalLanguageModel, ModelOptions, load_language_model
+from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.generation import GenerationOptions, TokenWriter
+from ralm.records import Hits, IntArray, Passage
+
+STRIDE, PROMPT_TOKENS, DOCUMENT_TOKENS, POOL = 4, 128, 256, 400
+WORDS = "the a of passage model time window token document that was read in front city year name first known".split()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table."""
+
+    generation: str
+    prompts: int
+    documents: int
+    changed: float
+    dtype: str
+    plain_ms: float
+    ms: float
+    ratio: float
+
+
+class ChangingHits:
+    """The same k passages again and again, but for a share of them that is replaced at every retrieval."""
+
+    def __init__(self, changed: float) -> None:
+        self._changed = changed
+        self._next = 0
+        self._owed = 0.0
+        self._rows: list[list[int]] = []
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        """Documents are replaced in turn, as many as make up the share over time."""
+        while len(self._rows) < len(queries):
+            self._rows.append([self._fresh() for _ in range(k)])
+        for row in self._rows:
+            row[:] = [self._fresh() if self._due() else number for number in row]
+        numbers_QK = np.array(self._rows, dtype=np.int64)
+        scores_QK = np.tile(np.linspace(1, 0, k, dtype=np.float32), (len(queries), 1))
+        return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
+
+    def _fresh(self) -> int:
+        self._next = (self._next + 1) % POOL
+        return self._next
+
+    def _due(self) -> bool:
+        self._owed += self._changed
+        due = self._owed >= 1
+        self._owed -= due
+        return due
+
+
+def in_turns(steps: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Milliseconds of each kind of step: the medians of rounds of 4, taken in turns, the first round left out."""
+    seconds = np.empty((rounds + 1, len(steps)))
+    for number in range(rounds + 1):
+        for kind, step in enumerate(steps):
+            begin = time.perf_counter()
+            for _ in range(STRIDE):
+                step()
+            seconds[number, kind] = (time.perf_counter() - begin) / STRIDE
+    return [1000 * float(median) for median in np.median(seconds[1:], axis=0)]
+
+
+def plain(model: PreTrainedModel, prompt: IntArray) -> Callable[[], None]:
+    """A step of greedy generation with transformers' own cache."""
+    cache = DynamicCache()
+    ids = torch.from_numpy(prompt)[None].to(model.device)
+
+    @torch.inference_mode()
+    def step() -> None:
+        nonlocal ids
+        logits = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        ids = logits.float().log_softmax(-1).argmax(-1)[:, None]
+        ids.cpu()
+
+    return step
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is generated: how many prompts at once, documents each (0: none), share of them that changes, sampling."""
+
+    documents: int
+    changed: float = 0.0
+    prompts: int = 1
+    sampling: str = "greedy"
+
+
+CASES = [
+    *(Case(documents) for documents in (0, 1, 2, 4, 10)),
+    Case(10, sampling="top-p"),
+    Case(1, prompts=8),
+    Case(10, changed=0.3),
+    *(Case(documents, changed=1.0) for documents in (1, 10)),
+]
+
+
+def ensemble(
+    case: Case, model: LocalLanguageModel, passages: Sequence[Passage], prompt: IntArray, rounds: int
+) -> Callable[[], object]:
+    """A step of our generation."""
+    sampled = case.sampling == "top-p"
+    options = GenerationOptions(
+        new_tokens=STRIDE * (rounds + 1),
+        stride=STRIDE,
+        document_tokens=DOCUMENT_TOKENS,
+        ensemble=EnsembleOptions(documents=max(1, case.documents)),
+        temperature=0.8 if sampled else 0.0,
+        top_p=0.95 if sampled else 1.0,
+    )
+    retriever = ChangingHits(case.changed) if case.documents else None
+    prompts = [np.roll(prompt, shift) for shift in range(case.prompts)]
+    return TokenWriter(prompts, model, options, retriever, passages).step
+
+
+def rows(dtype: Dtype, folder: str, rounds: int) -> Iterator[Row]:
+    """All cases in one number format."""
+    model = load_language_model(folder, ModelOptions(dtype=dtype))
+    library = AutoModelForCausalLM.from_pretrained(folder, dtype=model.model.dtype).eval().to(model.model.device)
+    draw = np.random.default_rng(0)
+    texts = [" ".join(draw.choice(WORDS, draw.integers(180, 300))) for _ in range(POOL + 1)]
+    passages = [Passage(number=n, document_id=str(n), title="", text=text) for n, text in enumerate(texts)]
+    prompt = model.tokenizer.encode(texts[POOL])[:PROMPT_TOKENS]
+    begin = time.perf_counter()
+    model.continuations()
+    print(f"weights packed in {time.perf_counter() - begin:.1f} s ({dtype})", flush=True)
+    for case in CASES:
+        step = ensemble(case, model, passages, prompt, rounds)
+        baseline, found = in_turns([plain(library, prompt), step], rounds)
+        yield Row(case.sampling, case.prompts, case.documents, case.changed, dtype, baseline, found, found / baseline)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    print("| generation | prompts | documents | changed | dtype | plain, ms a token | ms a step | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        AutoModelForCausalLM.from_config(GPT2Config()).save_pretrained(folder)
+        gpt2_tokenizer().save_pretrained(folder)
+        for dtype in arguments.dtypes.split(","):
+            for row in rows(dtype, folder, arguments.rounds):
+                print(
+                    "| "
+                    + " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in asdict(row).values())
+                    + " |",
+                    flush=True,
+                )
+                if arguments.out:
+                    with arguments.out.open("a") as stream:
+                        stream.write(json.dumps(asdict(row)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""What indexing costs as the corpus grows, and what it will cost for the 21 million passages of DPR's Wikipedia.
+
+    python -m benchmarks.index_curve [PASSAGES ...]
+
+Runs `ralm index` on so many passages of the synthetic collection (100,000, 500,000 and 2,000,000 unless told), each in
+processes of its own. Prints seconds, bytes on disk, and the peak of resident memory of the process and of its helpers
+together; then where the straight lines through the two largest lead. Smaller ones do not fill the buffers.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import synthetic
+from benchmarks.retrieval import WIKIPEDIA
+
+SIZES = [100_000, 500_000, 2_000_000]
+COLUMNS = ("seconds", "index MB", "BM25 MB", "peak MB")
+
+
+def write_corpora(folder: Path, sizes: list[int]) -> None:
+    """A JSON-lines file for each size."""
+    for size in sizes:
+        with (folder / f"{size}.jsonl").open("w") as file:
+            for number, text in enumerate(synthetic.collection(size).texts()):
+                file.write(json.dumps({"id": str(number), "title": "", "text": text}) + "\n")
+
+
+def measure(folder: Path, size: int) -> tuple[float, ...]:
+    """Index one file; what it took."""
+    out = folder / f"index-{size}"
+    begin, peak = time.perf_counter(), 0.0
+    command = [sys.executable, "-m", "ralm", "index", str(folder / f"{size}.jsonl"), "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            peak = max(peak, resident(process.pid))
+            time.sleep(0.05)
+    assert process.returncode == 0, command
+    seconds = time.perf_counter() - begin
+    bm25 = sum(file.stat().st_size for file in (out / "bm25").iterdir())
+    whole = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    return seconds, whole / 1e6, bm25 / 1e6, peak
+
+
+def resident(process: int) -> float:
+    """Megabytes that a process and all below it hold, without the files that they map."""
+    folder = Path("/proc") / str(process)
+    try:
+        status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+        below = [int(child) for file in folder.glob("task/*/children") for child in file.read_text().split()]
+        return int(status["RssAnon"].split()[0]) * 1024 / 1e6 + sum(map(resident, below))
+    except (OSError, KeyError):  # it has just ended
+        return 0.0
+
+
+def main() -> None:
+    sizes = [int(argument) for argument in sys.argv[1:]] or SIZES
+    print(f"{'passages':>12}" + "".join(f"{column:>12}" for column in COLUMNS) + "   passages a second")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_corpora(folder, sizes)
+        rows = []
+        for size in sizes:
+            rows.append(measure(folder, size))
+            numbers = "".join(f"{number:12,.1f}" for number in rows[-1])
+            print(f"{size:12,}{numbers}   {size / rows[-1][0]:,.0f}", flush=True)
+    if len(sizes) > 1:
+        lines = [np.polyfit(sizes[-2:], column, 1) for column in zip(*rows[-2:], strict=True)]
+        print(f"{WIKIPEDIA:12,}" + "".join(f"{np.polyval(line, WIKIPEDIA):12,.0f}" for line in lines) + "   predicted")
+
+
+if __name__ == "__main__":
+    main()

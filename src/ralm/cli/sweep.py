@@ -1,0 +1,121 @@
+"""`ralm sweep`: `ralm eval` under several values of one option, as a table and a plot."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ralm.cli import options
+from ralm.cli.eval import Job, evaluate
+from ralm.errors import UsageError
+
+Option = Literal[
+    "documents",
+    "stride",
+    "query-tokens",
+    "document-tokens",
+    "retriever",
+    "index",
+    "reader",
+    "weights",
+    "weights-temperature",
+    "rerank",
+    "candidates",
+    "rerank-tokens",
+    "fusion",
+    "dense-weight",
+    "nprobe",
+    "ef-search",
+    "windows",
+    "block",
+    "max-length",
+    "semantics",
+    "seed",
+]
+
+
+def sweep(
+    evaluation: Annotated[
+        list[str],
+        typer.Argument(metavar="TEXTFILE [OPTIONS OF RALM EVAL]", help="As for `ralm eval`.", show_default=False),
+    ],
+    over: Annotated[Option, typer.Option(help="Option of `ralm eval` that changes.", show_default=False)],
+    values: Annotated[str, typer.Option(help="Its values, with commas between them.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Folder for the table, the plot and the summary.")] = None,
+    plot: Annotated[bool, typer.Option(help="Draw the plot in --out, for which the extra `plots` is needed.")] = True,
+    force: options.Force = False,
+    json: options.Json = False,
+) -> None:
+    """Evaluate a text under several values of one option, each with passages and without.
+
+    Every row is what `ralm eval` gives for it; what several have in common is retrieved and scored once. With --out a
+    sweep that was killed goes on where it was when it is started again.
+    """
+    jobs = _jobs(evaluation, over, values.split(","))
+
+    from ralm.cli.loading import open_source
+    from ralm.cli.models import journals, load_model
+    from ralm.cli.output import print_cache, print_json, print_sweep
+    from ralm.corpus.text import read_text
+    from ralm.evaluation import sweep as sweeps
+    from ralm.evaluation.run import evaluation_config
+    from ralm.folders import check_output
+
+    if out is not None:
+        check_output(out, force)
+        if plot:
+            sweeps.check_plot()
+    first = next(iter(jobs.values()))
+    content = read_text(first.text)
+    sources = {_source_of(job): open_source(*_source_of(job)) for job in jobs.values()}
+    model = load_model(first.lm, first.dtype, first.device, first.compile_layers)
+    ranker = load_model(first.rerank_lm, first.dtype, first.device, first.compile_layers) if first.rerank_lm else None
+    points = [
+        sweeps.Point(value=value, plan=job.plan, reader=job.reader, source=source, ranker=ranker)
+        for value, job in jobs.items()
+        if (source := sources[_source_of(job)]) is not None
+    ]
+    configs = [
+        evaluation_config(
+            first.text, content, model, point.plan, point.source, first.limit_tokens, point.reader, point.ranker
+        )
+        for point in points
+    ]
+    with journals(out, {"option": over, "points": [*configs]}, [model, ranker], force=force):
+        swept = sweeps.sweep(content, model, over, points, limit_tokens=first.limit_tokens)
+        if out is not None:
+            sweeps.write_sweep(out, swept, configs, plot=plot, force=force)
+    if json:
+        print_json(swept.summary(configs))
+    else:
+        print_sweep(swept, out)
+    for source in sources.values():
+        print_cache(source)
+
+
+def _jobs(arguments: list[str], over: Option, values: list[str]) -> dict[str, Job]:
+    """What `ralm eval` would do for each value."""
+    if len(set(values)) < len(values):
+        raise UsageError(f"--values has a value twice: {','.join(values)}.")
+    jobs = {value: _job([*arguments, f"--{over}", value]) for value in values}
+    first, *others = jobs.values()
+    if not all(job.index or job.retrieved for job in jobs.values()):
+        raise UsageError("a sweep reads with passages: give --index or --retrieved.")
+    if others and all(job == first for job in others):
+        raise UsageError(f"--{over} makes no difference here: the other options do not use it.")
+    return jobs
+
+
+def _job(arguments: list[str]) -> Job:
+    """What `ralm eval` would do when called like this; its own usage errors where it would do nothing."""
+    program = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    program.command()(evaluate)
+    command = typer.main.get_command(program)
+    jobs: list[Job] = []
+    with command.make_context("ralm eval", arguments, obj=jobs.append) as context:
+        command.invoke(context)
+    return jobs[0]
+
+
+def _source_of(job: Job) -> tuple[Path | None, Path | None, options.RetrieverChoice]:
+    return job.index, job.retrieved, job.choice

@@ -1,0 +1,173 @@
+"""A sweep: one text read under several values of one option, with as little done twice as can be.
+
+Every point is an evaluation of its own, with its no-retrieval baseline, and equals what `evaluate_text` gives for it.
+The points share a model that remembers what it scored, and retrievers that remember what they found.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.csv
+from pydantic import JsonValue
+
+from ralm.errors import MissingExtraError, UsageError
+from ralm.evaluation.perplexity import Evaluation, evaluate_text
+from ralm.evaluation.run import environment, to_json
+from ralm.folders import new_folder, write_manifest
+from ralm.lm.memory import RememberingModel
+from ralm.pipeline import FromRetriever, PassageSource, ReaderOptions
+from ralm.protocols import LanguageModel, Retriever
+from ralm.reading.plan import PlanOptions
+from ralm.retrieval.shared import SharedRetriever
+
+FORMAT_VERSION: Final = 1
+TABLE: Final = "sweep.csv"
+PLOT: Final = "sweep.png"
+SUMMARY: Final = "summary.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A value of the option that is swept over, and what it makes of the evaluation."""
+
+    value: str
+    plan: PlanOptions
+    reader: ReaderOptions
+    source: PassageSource
+    ranker: LanguageModel | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sweep:
+    """An evaluation for each value of an option; how many requests these had, and how many the models had to score."""
+
+    option: str
+    evaluations: dict[str, Evaluation]
+    requests: int
+    scored: int
+    retrievals: int
+
+    def rows(self) -> list[dict[str, JsonValue]]:
+        """A row per value: the measures, those without retrieval as `none_...`, and how much the former are lower."""
+        return [_row(self.option, value, evaluation) for value, evaluation in self.evaluations.items()]
+
+    def summary(self, configs: Sequence[dict[str, JsonValue]]) -> dict[str, JsonValue]:
+        """The rows, each with the configuration that gave it, and what was shared."""
+        points: list[JsonValue] = [{**row, "config": config} for row, config in zip(self.rows(), configs, strict=True)]
+        shared: dict[str, JsonValue] = {
+            "requests": self.requests,
+            "scored": self.scored,
+            "retrievals": self.retrievals,
+        }
+        return {"option": self.option, "points": points, **shared}
+
+
+def sweep(
+    text: str, model: LanguageModel, option: str, points: Sequence[Point], *, limit_tokens: int | None = None
+) -> Sweep:
+    """Evaluate a text at every point, each with its baseline, sharing retrieval and forward passes between them.
+
+    Raises UsageError where a value stands there twice or there is none, and as `evaluate_text` does.
+    """
+    values = [point.value for point in points]
+    if not values or len(set(values)) < len(values):
+        raise UsageError(f"--values must be different values with commas between them, not {','.join(values)!r}.")
+    models: dict[int, RememberingModel] = {}
+    sources = _shared_sources(points)
+
+    def remembering(one: LanguageModel) -> RememberingModel:
+        return models.setdefault(id(one), RememberingModel(one))
+
+    evaluations = {
+        point.value: evaluate_text(
+            text,
+            remembering(model),
+            point.plan,
+            source=sources.get(id(point.source), point.source),
+            reader=point.reader,
+            ranker=None if point.ranker is None else remembering(point.ranker),
+            limit_tokens=limit_tokens,
+            baseline=True,
+        )
+        for point in points
+    }
+    return Sweep(
+        option=option,
+        evaluations=evaluations,
+        requests=sum(one.asked for one in models.values()),
+        scored=sum(one.scored for one in models.values()),
+        retrievals=sum(_retrievals(source.retriever) for source in sources.values()),
+    )
+
+
+def _shared_sources(points: Sequence[Point]) -> dict[int, FromRetriever]:
+    """For each source that asks a retriever one that asks it once for as many hits as any of its points wants."""
+    most: dict[int, int] = {}
+    for point in points:
+        most[id(point.source)] = max(most.get(id(point.source), 0), point.reader.hits)
+    return {
+        id(point.source): replace(
+            point.source, retriever=SharedRetriever(point.source.retriever, most[id(point.source)])
+        )
+        for point in points
+        if isinstance(point.source, FromRetriever)
+    }
+
+
+def _retrievals(retriever: Retriever) -> int:
+    assert isinstance(retriever, SharedRetriever)
+    return retriever.retrievals
+
+
+def _row(option: str, value: str, evaluation: Evaluation) -> dict[str, JsonValue]:
+    assert evaluation.baseline is not None
+    none = evaluation.baseline.measures
+    return {
+        option: value,
+        **evaluation.reading.measures.as_dict(),
+        "none_token_perplexity": none.token_perplexity,
+        "none_word_perplexity": none.word_perplexity,
+        "none_bits_per_byte": none.bits_per_byte,
+        "gain": 1 - evaluation.reading.measures.token_perplexity / none.token_perplexity,
+    }
+
+
+def check_plot() -> None:
+    """Raise MissingExtraError where no plot can be drawn, before hours of work that would end in one."""
+    try:
+        import ralm.evaluation.plot  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise MissingExtraError(
+            "the plot of a sweep needs the package matplotlib: pip install 'ralm[plots]', or give --no-plot."
+        ) from None
+
+
+def write_sweep(
+    out: Path | str, swept: Sweep, configs: Sequence[dict[str, JsonValue]], *, plot: bool = True, force: bool = False
+) -> None:
+    """Write a folder with the table, its plot and the summary, whole or not at all.
+
+    Raises FolderExistsError where `out` is there and `force` does not say to replace it, MissingExtraError where a plot
+    is wanted and the extra `plots` is not installed.
+    """
+    rows = swept.rows()
+    with new_folder(Path(out), force=force) as folder:
+        pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / TABLE)
+        if plot:
+            check_plot()
+            from ralm.evaluation.plot import draw_sweep
+
+            draw_sweep(swept.option, rows, folder / PLOT)
+        (folder / SUMMARY).write_text(to_json(swept.summary(configs), indent=2) + "\n", encoding="utf-8")
+        write_manifest(
+            folder,
+            kind="sweep",
+            format_version=FORMAT_VERSION,
+            settings={"option": swept.option, "environment": environment()},
+            counts={"points": len(rows), "requests": swept.requests, "scored": swept.scored},
+        )

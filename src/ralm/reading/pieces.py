@@ -1,0 +1,103 @@
+"""Generated tokens as text: pieces that are complete, each with its tokens and the passage it was read with.
+
+Works on tokens as they come; knows nothing of models.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from ralm.protocols import Tokenizer
+from ralm.records import FloatArray, IntArray
+
+_DECODED_BEFORE = 8
+"""How many tokens of the prompt are decoded with the first piece, so that it joins as it would in a whole text."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GeneratedToken:
+    """One token that was written, and the documents it was read with.
+
+    `log_prob` is natural, under the mixture itself (before temperature, top-k and top-p). `passages_K` (int64) are the
+    passages of the K documents, one `NO_PASSAGE` where there was none; `posteriors_K` (float32) the share of the
+    token's probability that came from each, which sum to 1.
+    """
+
+    token: int
+    log_prob: float
+    passages_K: IntArray
+    posteriors_K: FloatArray
+
+    @property
+    def passage(self) -> int:
+        """The passage that gave most of the token's probability; may be `NO_PASSAGE`."""
+        return int(self.passages_K[self.posteriors_K.argmax()])
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedText:
+    """A piece of text that was written, and the tokens it is made of.
+
+    `passage` is the one (or `NO_PASSAGE`) that stood in front; of several documents the one that gave most of the
+    probability of the piece's last token. Where a stop string cuts a token, the token belongs to the piece that begins
+    with its text.
+    """
+
+    text: str
+    passage: int
+    tokens: tuple[GeneratedToken, ...] = ()
+
+
+def spans(pieces: Iterable[GeneratedText]) -> Iterator[GeneratedText]:
+    """The same text with neighbouring pieces of one passage joined: which part of it was read with which passage."""
+    for passage, group in groupby(pieces, key=lambda piece: piece.passage):
+        run = list(group)
+        tokens = tuple(token for piece in run for token in piece.tokens)
+        yield GeneratedText(text="".join(piece.text for piece in run), passage=passage, tokens=tokens)
+
+
+def shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
+    """What each passage gave of the probability of these tokens, on the average; they sum to 1, the largest first."""
+    given: dict[int, float] = {}
+    for token in tokens:
+        for passage, share in zip(token.passages_K.tolist(), token.posteriors_K.tolist(), strict=True):
+            given[passage] = given.get(passage, 0.0) + share / len(tokens)
+    return dict(sorted(given.items(), key=lambda item: -item[1]))
+
+
+class Pieces:
+    """Tokens as text, each piece complete: a character of several tokens comes with its last one.
+
+    A piece is what decoding gains by its tokens after those of the piece before, since some tokenizers write the space
+    before a word only where something stands before it.
+    """
+
+    def __init__(self, prompt: IntArray, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._before: list[int] = prompt[-_DECODED_BEFORE:].tolist()
+        self._pending: list[GeneratedToken] = []
+
+    def add(self, token: GeneratedToken) -> list[GeneratedText]:
+        """The piece that this token completes, if any."""
+        self._pending.append(token)
+        text = self._gained()
+        if not text or text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return []
+        return [self._take(text)]
+
+    def rest(self) -> list[GeneratedText]:
+        """What no token completed before the writing ended."""
+        return [self._take(self._gained())] if self._pending else []
+
+    def _take(self, text: str) -> GeneratedText:
+        piece = GeneratedText(text=text, passage=self._pending[-1].passage, tokens=tuple(self._pending))
+        self._before, self._pending = [token.token for token in self._pending], []
+        return piece
+
+    def _gained(self) -> str:
+        """The text that the pending tokens add after those before them."""
+        without = self._tokenizer.decode(np.array(self._before, dtype=np.int64))
+        all_tokens = self._before + [token.token for token in self._pending]
+        return self._tokenizer.decode(np.array(all_tokens, dtype=np.int64))[len(without) :]

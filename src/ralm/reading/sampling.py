@@ -1,0 +1,54 @@
+"""One token from a distribution: the likeliest, or one that is drawn.
+
+Works on log-probabilities; knows nothing of the model or the mixture that they came from. V: vocabulary.
+"""
+
+import numpy as np
+
+from ralm.reading.ensemble import DoubleArray
+from ralm.records import FloatArray, IntArray
+
+
+def sample(
+    log_probs_V: FloatArray,
+    generator: np.random.Generator,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+) -> int:
+    """A token id: the likeliest at temperature 0 (the first of equals), else drawn by top-k and nucleus sampling.
+
+    Of the `top_k` likeliest tokens, the nucleus is the smallest set of likeliest ones whose probability, after
+    temperature and among these, reaches `top_p`.
+    """
+    if temperature == 0:
+        return int(np.argmax(log_probs_V))
+    scaled_V = log_probs_V.astype(np.float64) / temperature
+    weights_V = np.exp(scaled_V - scaled_V.max())
+    tokens = np.arange(len(weights_V)) if top_k is None else _likeliest(weights_V, top_k)
+    if top_p < 1:
+        tokens = _nucleus(weights_V, tokens, top_p)
+    cumulated = np.cumsum(weights_V[tokens])
+    # in the order of ids, so that weights that change in their last digits do not change which token a draw is
+    place = np.searchsorted(cumulated, generator.random() * cumulated[-1], side="right")
+    return int(tokens[min(place, len(tokens) - 1)])
+
+
+def _likeliest(weights_V: DoubleArray, count: int) -> IntArray:
+    """The ids of the `count` largest weights."""
+    if count >= len(weights_V):
+        return np.arange(len(weights_V))
+    return np.sort(np.argpartition(weights_V, -count)[-count:])
+
+
+def _nucleus(weights_V: DoubleArray, tokens: IntArray, top_p: float) -> IntArray:
+    """The smallest set of largest weights among `tokens` that has `top_p` of their sum.
+
+    Weights below (1 - top_p) of the mean have together less than the share that is left out: they are not sorted.
+    """
+    weights = weights_V[tokens]
+    enough = top_p * weights.sum()
+    candidates = tokens[weights >= (1 - top_p) * weights.mean()]
+    ordered = candidates[np.argsort(-weights_V[candidates], kind="stable")]
+    return np.sort(ordered[: int(np.searchsorted(np.cumsum(weights_V[ordered]), enough)) + 1])

@@ -1,0 +1,115 @@
+"""The code of a posting: a byte for the pair of its term frequency and its passage's length.
+
+A table has the pair of each row, the commonest pairs first. The code of a posting is its row, or `ESCAPE` where that is
+greater: the rows of those few postings are listed apart, so nothing is lost. No pair has the row `ESCAPE` itself; with
+frequency 0 it is worth nothing, so that a loop over postings may go on over it and add what was escaped afterwards.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from ralm.retrieval.bm25.formula import stored_lengths
+
+ESCAPE: Final = 255
+_USUAL_FREQUENCIES: Final = 256
+
+
+class PostingCodes(NamedTuple):
+    """The codes of all postings, and of those that are `ESCAPE` the places, rising, and the rows."""
+
+    codes: NDArray[np.uint8]
+    escaped: NDArray[np.int64]
+    escaped_rows: NDArray[np.int32]
+
+
+@nb.njit(cache=True, nogil=True)
+def row_of(codes: NDArray[np.uint8], escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], posting: int) -> int:
+    """The row of the code table of a posting; too slow for loops over all postings of a term."""
+    code = codes[posting]
+    return int(code) if code != ESCAPE else _escaped_row(escaped, escaped_rows, posting)
+
+
+@nb.njit(cache=True, nogil=True)
+def _escaped_row(escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], posting: int) -> int:
+    return int(escaped_rows[np.searchsorted(escaped, posting)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodeTable:
+    """`pairs` (int32, C x 2): frequency and length as Lucene stores it, of each row.
+
+    `usual`, `rare_pairs` and `rare` tell the row of a pair that is written as `frequency << 8 | length byte`.
+    """
+
+    pairs: NDArray[np.int32]
+    usual: NDArray[np.int32]
+    rare_pairs: NDArray[np.int64]
+    rare: NDArray[np.int32]
+
+    def rows(
+        self, passages: NDArray[np.int32], frequencies: NDArray[np.int32], lengths: NDArray[np.uint8]
+    ) -> NDArray[np.int32]:
+        """The row of each posting; `lengths` by passage."""
+        rows = np.empty(len(passages), np.int32)
+        _find_rows(passages, frequencies, lengths, self.usual, self.rare_pairs, self.rare, rows)
+        return rows
+
+
+class PairCounts:
+    """How often each pair of term frequency and length byte was seen: a table, and a counter for huge frequencies."""
+
+    def __init__(self) -> None:
+        self._usual = np.zeros(_USUAL_FREQUENCIES << 8, np.int64)
+        self._rare: Counter[int] = Counter()
+
+    def add(self, rows: NDArray[np.int32], frequencies: NDArray[np.int32], lengths: NDArray[np.uint8]) -> None:
+        """Count the pairs of postings; `lengths` by row."""
+        _count(rows, frequencies, lengths, self._usual)
+        huge = frequencies >= _USUAL_FREQUENCIES
+        if huge.any():
+            self._rare.update((frequencies[huge].astype(np.int64) << 8 | lengths[rows[huge]]).tolist())
+
+    def table(self) -> CodeTable:
+        """The pairs, the commonest first."""
+        rare = np.array(sorted(self._rare), np.int64)
+        seen = np.flatnonzero(self._usual)
+        pairs = np.concatenate([seen, rare])
+        counts = np.concatenate([self._usual[seen], [self._rare[pair] for pair in rare.tolist()]])
+        order = np.lexsort((pairs, -counts))
+        rows = np.empty(len(pairs), np.int32)
+        rows[order] = np.arange(len(pairs))
+        rows += rows >= ESCAPE
+        usual = np.zeros(len(self._usual), np.int32)
+        usual[seen] = rows[: len(seen)]
+        table = np.zeros((int(rows.max(initial=-1)) + 1, 2), np.int32)
+        table[rows] = np.stack([pairs >> 8, stored_lengths((pairs & 255).astype(np.uint8))], axis=1)
+        return CodeTable(table, usual, rare, rows[len(seen) :])
+
+
+@nb.njit(cache=True, nogil=True)
+def _count(rows: NDArray[Any], frequencies: NDArray[Any], lengths: NDArray[Any], counts: NDArray[Any]) -> None:
+    """Count the pairs of frequency and length byte that fit in the table."""
+    for i in range(len(rows)):
+        pair = np.int64(frequencies[i]) << 8 | lengths[rows[i]]
+        if pair < len(counts):
+            counts[pair] += 1
+
+
+@nb.njit(cache=True, nogil=True)
+def _find_rows(
+    passages: NDArray[Any],
+    frequencies: NDArray[Any],
+    lengths: NDArray[Any],
+    usual: NDArray[Any],
+    rare_pairs: NDArray[Any],
+    rare: NDArray[Any],
+    rows: NDArray[Any],
+) -> None:
+    for i in range(len(passages)):
+        pair = np.int64(frequencies[i]) << 8 | lengths[passages[i]]
+        rows[i] = usual[pair] if pair < len(usual) else rare[np.searchsorted(rare_pairs, pair)]

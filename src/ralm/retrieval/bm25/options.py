@@ -1,0 +1,38 @@
+"""How an index of BM25 is built; knows nothing of how it is done, so that a command line can name it at once."""
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from ralm.errors import UsageError
+
+_BYTES_A_TERM: Final = 24
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """`megabytes`: memory for terms on their way to the disk, and for merging them; the vocabulary comes on top.
+    `workers`: processes that analyse the passages, or 1 for this process alone.
+
+    A script that asks for more workers must guard what it runs with `if __name__ == "__main__"`, as for any other use
+    of several processes. Raises UsageError where a number is too small.
+    """
+
+    megabytes: float = 256
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.megabytes > 0:
+            raise UsageError(f"--memory must be above 0 megabytes, not {self.megabytes}.")
+        if self.workers < 1:
+            raise UsageError(f"--workers must be at least 1, not {self.workers}.")
+
+    @property
+    def buffered_terms(self) -> int:
+        """Terms in the buffer, and postings merged at a time."""
+        return max(1, int(self.megabytes * 1e6 / _BYTES_A_TERM))

@@ -1,0 +1,191 @@
+"""Postings that wait on disk: runs, each sorted by term and then by passage, and how they are merged.
+
+A run is a bufferful of consecutive passages, and a later run has later passages: so merging is taking each term's
+postings from one run after the other, for some terms at a time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numba as nb
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ralm.progress import progress_bar
+from ralm.retrieval.bm25.codes import ESCAPE, CodeTable
+
+_INT: Final = np.dtype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Postings of one bufferful in a file of int32: terms, postings of each, then all passages, all frequencies."""
+
+    file: Path
+    terms: int
+    postings: int
+
+    def read(self, begin: int, count: int) -> NDArray[np.int32]:
+        """A stretch of the file, in numbers."""
+        return np.fromfile(self.file, _INT, count, offset=begin * _INT.itemsize)
+
+    def terms_before(self, term: int) -> int:
+        """How many of its terms are below `term`."""
+        if not self.terms:
+            return 0
+        return int(np.searchsorted(np.memmap(self.file, _INT, "r", shape=(self.terms,)), term))
+
+
+class _Reader:
+    """Reads a run from its first term to its last, as many terms at a time as are asked for."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._term = self._posting = 0
+
+    def read_below(self, term: int) -> tuple[NDArray[np.int32], ...]:
+        """Terms not read yet that are below `term`: terms, postings of each, passages, frequencies."""
+        run, begin = self._run, self._posting
+        count = run.terms_before(term) - self._term
+        terms, sizes = run.read(self._term, count), run.read(run.terms + self._term, count)
+        size = int(sizes.sum(dtype=np.int64))
+        self._term, self._posting = self._term + count, begin + size
+        passages = run.read(2 * run.terms + begin, size)
+        return terms, sizes, passages, run.read(2 * run.terms + run.postings + begin, size)
+
+
+def write_run(file: Path, *parts: NDArray[np.int32]) -> Run:
+    """Write what `sort_by_term` gives."""
+    with file.open("wb") as stream:
+        for part in parts:
+            stream.write(part.data)
+    return Run(file, terms=len(parts[0]), postings=len(parts[2]))
+
+
+def offsets_of(runs: list[Run], terms: int) -> NDArray[np.int64]:
+    """Where the postings of each term begin, and after them where the last ones end."""
+    offsets = np.zeros(terms + 1, np.int64)
+    for run in runs:
+        offsets[run.read(0, run.terms) + 1] += run.read(run.terms, run.terms)
+    return np.cumsum(offsets, out=offsets)
+
+
+def write_postings(
+    folder: Path,
+    runs: list[Run],
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.uint8],
+    table: CodeTable,
+    at_a_time: int,
+) -> None:
+    """Merge the runs into the arrays of passages and codes, so many postings at a time."""
+    readers = [_Reader(run) for run in runs]
+    total = int(offsets[-1])
+    escaped, escaped_rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
+    with (
+        (folder / "passages.npy").open("wb") as passages_file,
+        (folder / "codes.npy").open("wb") as codes_file,
+        progress_bar("Merging postings", total) as advance,
+    ):
+        begin_array(passages_file, np.int32, total)
+        begin_array(codes_file, np.uint8, total)
+        for first, last in _some_terms(offsets, at_a_time):
+            passages, frequencies = _merge(readers, first, last, offsets)
+            passages_file.write(passages.data)
+            rows = table.rows(passages, frequencies, lengths)
+            codes_file.write(np.minimum(rows, ESCAPE).astype(np.uint8).data)
+            places = np.flatnonzero(rows > ESCAPE)
+            escaped.append(places + offsets[first])
+            escaped_rows.append(rows[places])
+            advance(len(passages))
+    np.save(folder / "escaped.npy", np.concatenate(escaped))
+    np.save(folder / "escaped_rows.npy", np.concatenate(escaped_rows))
+
+
+def begin_array(stream: BinaryIO, dtype: DTypeLike, length: int) -> None:
+    """Write the head of an .npy file; the numbers follow piece by piece."""
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": (length,)})
+
+
+def _some_terms(offsets: NDArray[np.int64], postings: int) -> Iterator[tuple[int, int]]:
+    """Ranges of terms with at most so many postings, or of one term."""
+    first, terms = 0, len(offsets) - 1
+    while first < terms:
+        last = int(np.searchsorted(offsets, offsets[first] + postings, side="right")) - 1
+        last = min(max(last, first + 1), terms)
+        yield first, last
+        first = last
+
+
+def _merge(
+    readers: list[_Reader], first: int, last: int, offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Passages and frequencies of terms first to last from all runs; a later run has later passages."""
+    count = int(offsets[last] - offsets[first])
+    passages, frequencies = np.empty(count, np.int32), np.empty(count, np.int32)
+    filled = offsets[first:last] - offsets[first]
+    for reader in readers:
+        terms, *postings = reader.read_below(last)
+        _place(terms - np.int32(first), *postings, filled, passages, frequencies)
+    return passages, frequencies
+
+
+@nb.njit(cache=True, nogil=True)
+def sort_by_term(
+    terms: NDArray[Any], begins: NDArray[Any], vocabulary: int, first: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Postings of consecutive passages, numbered from `first`: terms, postings of each, passages, frequencies.
+
+    Counts the passages of each term, then places each posting behind those of its term that stand already.
+    """
+    sizes = np.zeros(vocabulary, np.int32)
+    last_seen = np.full(vocabulary, -1, np.int32)
+    for passage in range(len(begins) - 1):
+        for i in range(begins[passage], begins[passage + 1]):
+            if last_seen[terms[i]] != passage:
+                last_seen[terms[i]] = passage
+                sizes[terms[i]] += 1
+    present = np.flatnonzero(sizes).astype(np.int32)
+    filled = last_seen
+    total = 0
+    for term in present:
+        filled[term] = total
+        total += sizes[term]
+    passages = np.empty(total, np.int32)
+    frequencies = np.empty(total, np.int32)
+    ends = filled.copy()
+    for passage in range(len(begins) - 1):
+        for i in range(begins[passage], begins[passage + 1]):
+            term = terms[i]
+            last = ends[term] - 1
+            if last >= filled[term] and passages[last] == first + passage:
+                frequencies[last] += 1
+            else:
+                passages[last + 1] = first + passage
+                frequencies[last + 1] = 1
+                ends[term] += 1
+    return present, sizes[present], passages, frequencies
+
+
+@nb.njit(cache=True, nogil=True)
+def _place(
+    terms: NDArray[Any],
+    sizes: NDArray[Any],
+    run_passages: NDArray[Any],
+    run_frequencies: NDArray[Any],
+    filled: NDArray[Any],
+    passages: NDArray[Any],
+    frequencies: NDArray[Any],
+) -> None:
+    """Append each term's postings of a run to what is there of it already."""
+    i = 0
+    for term, size in zip(terms, sizes):  # noqa: B905 - numba knows no strict
+        to = filled[term]
+        for j in range(size):
+            passages[to + j] = run_passages[i + j]
+            frequencies[to + j] = run_frequencies[i + j]
+        filled[term] = to + size
+        i += size

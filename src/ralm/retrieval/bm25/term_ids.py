@@ -1,0 +1,155 @@
+"""Texts to the ids of their terms, in this process and, once there are many, in others.
+
+An id is the place of a term in the order in which terms are first seen, so it does not matter who works them out: other
+processes number terms for themselves, and say which are new to them; here those are numbered anew, text by text in the
+order in which they came.
+"""
+
+import os
+import signal
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import chain
+from multiprocessing import get_context
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralm.errors import WorkerError
+from ralm.retrieval.analysis import Analyser
+
+Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
+"""The term ids of some texts end to end, and how many each text has."""
+
+_ALONE: Final = 16
+"""Batches that are analysed here before other processes are begun: small corpora do not wait for those."""
+_REMEMBERED: Final = 1 << 17
+_LONGEST_REMEMBERED: Final = 64
+_MOST_TERMS: Final = 1 << 20
+
+
+class TermIds:
+    """The vocabulary of a corpus, and the ids of its texts, which are handed in batch by batch.
+
+    With `workers` above 1 that many other processes share the work; call `close` when done.
+    """
+
+    def __init__(self, workers: int = 1) -> None:
+        self.vocabulary: dict[str, int] = {}
+        self._here = _IdsOfRun(self.vocabulary)
+        self._workers = workers
+        self._batches = 0
+        self._pool: ProcessPoolExecutor | None = None
+        self._pending: deque[Future[_Answer]] = deque()
+        self._ids_there: dict[int, array[int]] = {}
+
+    def of(self, texts: Sequence[str]) -> Iterator[Ids]:
+        """Hand in a batch of texts; the ids of those handed in before it, or of itself, that are done, in order.
+
+        Raises WorkerError where a process died.
+        """
+        self._batches += 1
+        if self._workers == 1 or self._batches <= _ALONE:
+            yield self._here.of(texts)
+            return
+        if self._pool is None:
+            self._here.clear()
+            self._pool = ProcessPoolExecutor(self._workers, mp_context=get_context("spawn"), initializer=_begin)
+        self._pending.append(self._pool.submit(_work, texts))
+        while len(self._pending) > 2 * self._workers:
+            yield self._next()
+
+    def rest(self) -> Iterator[Ids]:
+        """The ids of the texts that are not done yet."""
+        while self._pending:
+            yield self._next()
+
+    def close(self) -> None:
+        """End the other processes."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _next(self) -> Ids:
+        try:
+            answer = self._pending.popleft().result()
+        except BrokenProcessPool:
+            raise WorkerError(
+                "a process that analyses the passages has died, perhaps for want of memory; run again with fewer "
+                "--workers."
+            ) from None
+        if answer.anew:
+            self._ids_there.pop(answer.process, None)
+        ids = self._ids_there.setdefault(answer.process, array("i"))
+        vocabulary = self.vocabulary
+        ids.extend([vocabulary.setdefault(term, len(vocabulary)) for term in answer.new_terms])
+        return np.frombuffer(ids, np.int32)[answer.ids] if ids else answer.ids, answer.sizes
+
+
+class _IdsOfRun(dict[str, tuple[int, ...]]):
+    """The term ids of a run of characters without white space, worked out once; new terms enter the vocabulary.
+
+    Most of a text is repetition, so this is what makes building fast. Forgets everything when it is full.
+    """
+
+    def __init__(self, vocabulary: dict[str, int]) -> None:
+        super().__init__()
+        self._vocabulary = vocabulary
+        self._terms_of_run = Analyser().fresh_run
+
+    def __missing__(self, run: str) -> tuple[int, ...]:
+        vocabulary = self._vocabulary
+        ids = tuple([vocabulary.setdefault(term, len(vocabulary)) for term in self._terms_of_run(run)])
+        if len(run) <= _LONGEST_REMEMBERED:
+            if len(self) >= _REMEMBERED:
+                self.clear()
+            self[run] = ids
+        return ids
+
+    def of(self, texts: Sequence[str]) -> Ids:
+        """The ids of some texts."""
+        ids, ends = array("i"), [0]
+        for text in texts:
+            ids.extend(chain.from_iterable(map(self.__getitem__, text.split())))
+            ends.append(len(ids))
+        return np.frombuffer(ids, np.int32) if ids else np.zeros(0, np.int32), np.diff(ends)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What another process made of a batch: ids in its own numbering, and the terms that were new to it.
+
+    `anew`: it has forgotten its numbering before.
+    """
+
+    process: int
+    anew: bool
+    new_terms: list[str]
+    ids: NDArray[np.int32]
+    sizes: NDArray[np.int64]
+
+
+def _begin() -> None:
+    """Prepare another process; an interrupt is for the one that has begun it."""
+    global _there
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _there = _IdsOfRun({})
+
+
+_there: _IdsOfRun
+
+
+def _work(texts: Sequence[str]) -> _Answer:
+    """Analyse a batch in another process."""
+    vocabulary = _there._vocabulary
+    anew = len(vocabulary) > _MOST_TERMS
+    if anew:
+        vocabulary.clear()
+        _there.clear()
+    before = len(vocabulary)
+    ids, sizes = _there.of(texts)
+    return _Answer(os.getpid(), anew, list(vocabulary)[before:], ids, sizes)

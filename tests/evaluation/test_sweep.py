@@ -1,0 +1,85 @@
+"""Sweeps: every point is an evaluation of its own, and what points share is done once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ralm.errors import UsageError
+from ralm.evaluation.perplexity import evaluate_text
+from ralm.evaluation.sweep import Point, Sweep, sweep
+from ralm.pipeline import FromRetriever, ReaderOptions
+from ralm.reading.concatenation import ConcatenationOptions
+from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.plan import PlanOptions
+from ralm.reranking.options import RerankOptions
+from ralm.retrieval.random import RandomRetriever
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+
+TEXT = "a b c d e a b c d e f g h a b c d e f g"
+PLAN = PlanOptions(stride=3, query_tokens=2, document_tokens=2, max_length=10)
+PASSAGES = passages_of("c d", "e f", "g h", "zz", "a b", "b c")
+WORDS = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
+RANDOM = FromRetriever(RandomRetriever(len(PASSAGES), seed=1), PASSAGES, config={})
+
+
+def point(value: object, reader: ReaderOptions, plan: PlanOptions = PLAN, source: FromRetriever = WORDS) -> Point:
+    return Point(value=str(value), plan=plan, reader=reader, source=source)
+
+
+def swept(*points: Point) -> Sweep:
+    return sweep(TEXT, CountingModel(WordTokenizer()), "option", points)
+
+
+ENSEMBLES = [point(k, EnsembleOptions(documents=k, weights="uniform"), source=RANDOM) for k in (1, 2, 4)]
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        ENSEMBLES,
+        [point(k, ConcatenationOptions(documents=k)) for k in (3, 1)],
+        [point(stride, RerankOptions(), replace(PLAN, stride=stride)) for stride in (1, 3, 5)],
+        [point(tokens, RerankOptions(), replace(PLAN, query_tokens=tokens)) for tokens in (1, 4)],
+        [point(name, EnsembleOptions(documents=2), source=of) for name, of in (("words", WORDS), ("random", RANDOM))],
+        [point(method, RerankOptions(method=method, candidates=3, tokens=1)) for method in ("oracle", "zero-shot")],
+    ],
+)
+def test_every_point_is_what_an_evaluation_gives_for_it(points: list[Point]) -> None:
+    made = swept(*points)
+    assert list(made.evaluations) == [one.value for one in points]
+    for one, row in zip(points, made.rows(), strict=True):
+        alone = evaluate_text(
+            TEXT, CountingModel(WordTokenizer()), one.plan, source=one.source, reader=one.reader, baseline=True
+        )
+        assert alone.baseline is not None
+        found = made.evaluations[one.value]
+        np.testing.assert_array_equal(found.reading.scored.log_probs_T, alone.reading.scored.log_probs_T)
+        np.testing.assert_array_equal(found.reading.scored.passages_T, alone.reading.scored.passages_T)
+        assert row["token_perplexity"] == alone.reading.measures.token_perplexity
+        assert row["none_bits_per_byte"] == alone.baseline.measures.bits_per_byte
+        with_passages, without = (one.measures.token_perplexity for one in (alone.reading, alone.baseline))
+        assert row["gain"] == pytest.approx(1 - with_passages / without)
+
+
+def test_a_document_read_for_the_largest_ensemble_is_read_for_all() -> None:
+    largest = swept(ENSEMBLES[-1])
+    all_of_them = swept(*ENSEMBLES)
+    assert all_of_them.scored == largest.scored, "smaller ensembles, and their baselines, cost no pass"
+    assert all_of_them.requests > largest.requests
+    assert (largest.retrievals, all_of_them.retrievals) == (1, 1)
+
+
+def test_temperatures_share_everything_and_query_lengths_the_baseline() -> None:
+    temperatures = [point(t, EnsembleOptions(documents=3, temperature=t)) for t in (0.5, 1.0, 9.0)]
+    assert (swept(*temperatures).scored, swept(*temperatures).retrievals) == (swept(temperatures[0]).scored, 1)
+    one, other = (point(n, RerankOptions(), replace(PLAN, query_tokens=n)) for n in (1, 4))
+    both = swept(one, other)
+    assert both.retrievals == 2, "other queries"
+    assert both.scored < swept(one).scored + swept(other).scored
+
+
+def test_values_that_are_the_same_or_none() -> None:
+    for points in ([], [ENSEMBLES[0]] * 2):
+        with pytest.raises(UsageError, match="--values must be different values"):
+            swept(*points)

@@ -1,0 +1,151 @@
+"""Texts in the middle of being written, read together: each as if it stood alone, and nothing twice."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Phi3Config, Phi3ForCausalLM
+
+from ralm.errors import ModelError
+from ralm.lm.continuation import CachedContinuations
+from ralm.lm.head import ChosenLogits
+from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.records import FloatArray, IntArray
+from tests.tiny_models import FAMILIES, POSITIONS
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
+    return load_language_model(str(tiny_folders[request.param]))
+
+
+def alone(model: torch.nn.Module, text: IntArray) -> FloatArray:
+    """The distribution after a text, read whole by itself."""
+    with torch.no_grad():
+        found: FloatArray = model(input_ids=torch.from_numpy(text)[None]).logits[0, -1].log_softmax(-1).numpy()
+    return found
+
+
+def check(model: torch.nn.Module, continuations: CachedContinuations, texts: Sequence[IntArray]) -> None:
+    expected = np.stack([alone(model, text) for text in texts])
+    np.testing.assert_allclose(continuations.next_log_probs(texts), expected, rtol=1e-4, atol=1e-5)
+
+
+class Reads:
+    """Counts the tokens that a model reads."""
+
+    def __init__(self, model: LocalLanguageModel) -> None:
+        self.passes: list[tuple[int, int]] = []
+        self.hook = model.model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, _: torch.nn.Module, __: object, named: dict[str, torch.Tensor]) -> None:
+        batch, length = named["input_ids"].shape
+        self.passes.append((batch, length))
+
+    def taken(self) -> list[tuple[int, int]]:
+        taken, self.passes = self.passes, []
+        return taken
+
+
+@pytest.mark.parametrize("tokens_a_batch", [1, 1000])
+def test_rows_of_different_lengths_equal_each_alone(model: LocalLanguageModel, tokens_a_batch: int) -> None:
+    """Rows that grow, change in part or wholly, come, go and change places, with and without padded prefill."""
+    draw = np.random.default_rng(0)
+    texts = [draw.integers(0, 250, size=size) for size in (9, 1, 17, 30, 4)]
+    continuations = CachedContinuations(model.logits, POSITIONS, tokens_a_batch)
+    for step in range(32):
+        check(model.model, continuations, texts)
+        texts = [np.append(text, draw.integers(0, 250)) for text in texts]
+        match step:
+            case 3:
+                texts[1] = draw.integers(0, 250, size=11)
+            case 5:
+                texts[3] = np.concatenate([texts[3][:12], draw.integers(0, 250, size=30)])
+            case 8:
+                texts = [texts[4], texts[2], texts[0]]
+            case 11:
+                texts += [draw.integers(0, 250, size=3), texts[0], draw.integers(0, 250, size=20)]
+            case 15:
+                texts = [text[:6] if row % 2 else np.append(text, 7) for row, text in enumerate(texts)]
+            case 19:
+                texts = [draw.integers(0, 250, size=POSITIONS - 13) for _ in range(2)]
+
+
+LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(moves=st.lists(st.tuples(LENGTHS, st.randoms(use_true_random=False)), min_size=1, max_size=5))
+def test_any_texts_after_any_others(tiny_folders: dict[str, Path], moves: list[tuple[list[int], object]]) -> None:
+    """Two tokens only, so that beginnings are shared by chance, among several rows."""
+    model = load_language_model(str(tiny_folders["gpt_neo"]))
+    continuations = CachedContinuations(model.logits, POSITIONS)
+    for lengths, random in moves:
+        texts = [np.array([random.randint(0, 1) for _ in range(length)]) for length in lengths]  # type: ignore[attr-defined]
+        check(model.model, continuations, texts)
+
+
+def test_nothing_is_read_twice(model: LocalLanguageModel) -> None:
+    draw = np.random.default_rng(0)
+    texts = [draw.integers(0, 250, size=size) for size in (9, 12, 20)]
+    continuations = model.continuations()
+    reads = Reads(model)
+    continuations.next_log_probs(texts)
+    assert reads.taken() == [(1, 8), (1, 11), (1, 19), (3, 1)]
+    texts = [np.append(text, 5) for text in texts]
+    continuations.next_log_probs(texts)
+    assert reads.taken() == [(3, 1)]
+    texts = [np.append(text, 5) for text in texts[::-1]]
+    texts[1] = draw.integers(0, 250, size=15)
+    continuations.next_log_probs(texts)
+    assert reads.taken() == [(1, 14), (3, 1)], "the others only changed places"
+    texts[2] = np.concatenate([texts[2][:6], texts[2][7:], [3, 4]])
+    continuations.next_log_probs(texts)
+    assert reads.taken() == [(1, 5), (3, 1)], "a beginning of 6 tokens is kept; the others did not change"
+    reads.hook.remove()
+
+
+def test_a_model_that_reads_by_length() -> None:
+    """LongRoPE: other frequencies for all tokens beyond 16, so what was read before is of no use there."""
+    torch.manual_seed(0)
+    factors = {"short_factor": [1.0] * 8, "long_factor": [9.0] * 8}
+    config = Phi3Config(
+        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, pad_token_id=0,
+        num_key_value_heads=2, max_position_embeddings=64, original_max_position_embeddings=16, initializer_range=0.5,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
+    )  # fmt: skip
+    phi = Phi3ForCausalLM(config).eval()
+    continuations = CachedContinuations(ChosenLogits(phi, "phi"), 64, tokens_a_batch=1000)
+    texts = [np.arange(size) for size in (10, 13, 20)]
+    for token in range(8):
+        check(phi, continuations, texts)
+        texts = [np.append(text, token) for text in texts]
+
+
+def test_a_sliding_window_narrower_than_the_text() -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, sliding_window=6, initializer_range=0.5,
+    )  # fmt: skip
+    mistral = MistralForCausalLM(config).eval()
+    continuations = CachedContinuations(ChosenLogits(mistral, "mistral"), 64)
+    texts = [np.arange(size) for size in (3, 13, 20)]
+    for token in range(8):
+        check(mistral, continuations, texts)
+        texts = [np.append(text, token) for text in texts]
+
+
+def test_texts_that_cannot_be_read(model: LocalLanguageModel) -> None:
+    continuations = CachedContinuations(model.logits, POSITIONS)
+    with pytest.raises(ModelError, match="nothing to go on from"):
+        continuations.next_log_probs([np.arange(3), np.arange(0)])
+    with pytest.raises(ModelError, match="reads at most 64 tokens at once, not 65"):
+        continuations.next_log_probs([np.arange(65)])
+    check(model.model, continuations, [np.arange(7)])

@@ -1,0 +1,42 @@
+"""Packed weights against the layers' own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ralm.lm.local import ModelOptions, load_language_model
+from ralm.lm.packed import PackedWeights, packable
+from tests.tiny_models import FAMILIES
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.05)])
+def test_products_are_the_same(family: str, dtype: str, tolerance: float, tiny_folders: dict[str, Path]) -> None:
+    options = ModelOptions(dtype=dtype, device="cpu")  # type: ignore[arg-type]
+    model = load_language_model(str(tiny_folders[family]), options).model
+    layers = packable(model)
+    assert len(layers) > 8
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        inputs = []
+        for module in layers:
+            weight: torch.Tensor = module.weight  # type: ignore[assignment]
+            size = weight.shape[1 if isinstance(module, torch.nn.Linear) else 0]
+            inputs.append(torch.randn(3, 2, size).to(model.dtype))
+        plain = [module(states) for module, states in zip(layers, inputs, strict=True)]
+        packed = PackedWeights(model)
+        for module, states, expected in zip(layers, inputs, plain, strict=True):
+            assert torch.equal(module(states), expected), "as they were, but where they are asked for"
+            with packed.used():
+                found = module(states)
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+            assert torch.equal(module(states), expected)
+
+
+def test_what_is_not_packed(tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    half = load_language_model(str(tiny_folders["llama"]), ModelOptions(dtype="float16", device="cpu"))
+    assert packable(half.model) == []
+    whole = load_language_model(str(tiny_folders["llama"]), ModelOptions(device="cpu"))
+    monkeypatch.setattr("ralm.lm.packed._BYTES", 1000)
+    assert packable(whole.model) == [], "too large to be kept twice"

@@ -1,0 +1,104 @@
+"""Concatenation against the papers' plain loops for every family, and what does not fit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ralm.errors import UsageError
+from ralm.evaluation.perplexity import evaluate_text
+from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read, read_concatenation, read_hits
+from ralm.reading.concatenation import ConcatenationOptions
+from ralm.reading.plan import PlanOptions, Semantics
+from ralm.records import NO_PASSAGE, Hits
+from ralm.retrieval.random import RandomRetriever
+from tests.fakes import CountingModel, WordTokenizer, passages_of
+from tests.reference import concatenation, official, paper
+from tests.tiny_models import FAMILIES
+
+TEXT = "How a passage is read decides what it is worth; so every token counts, and none twice: but which one is it?"
+PASSAGES = passages_of("a passage that is longer than the cut", "short", "", "token counts", "What")
+CUT = 8
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
+    return load_language_model(str(tiny_folders[request.param]))
+
+
+def options(semantics: Semantics = "paper", **changed: object) -> PlanOptions:
+    values = {"semantics": semantics, "stride": 4, "query_tokens": 8, "document_tokens": CUT, "max_length": 40}
+    return PlanOptions(**(values | changed))  # type: ignore[arg-type]
+
+
+def some_hits(prepared: PreparedText, k: int) -> Hits:
+    """Other passages for every row; fewer than k for some rows, none for others."""
+    rows = np.arange(len(prepared.plan))[:, None]
+    numbers_QK = (rows + np.arange(k)) % len(PASSAGES)
+    numbers_QK[3::6, 1:] = NO_PASSAGE
+    numbers_QK[5::6] = NO_PASSAGE
+    numbers_QK[~prepared.plan.retrieves_R] = NO_PASSAGE
+    return Hits(numbers_QK=numbers_QK.astype(np.int64), scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
+
+
+def joined(model: LocalLanguageModel, hits: Hits, row: int, documents: int) -> list[int]:
+    tokenizer = model.tokenizer
+    texts = [PASSAGES[number].text for number, _ in hits.of(row)[:documents]]
+    return concatenation.joined(
+        texts, lambda text: tokenizer.encode_document(text, 1000).tolist(), lambda t: tokenizer.encode(t).tolist(), CUT
+    )
+
+
+@pytest.mark.parametrize("documents", [2, 3])
+@pytest.mark.parametrize("block", [None, 8])
+def test_the_papers_loop(model: LocalLanguageModel, documents: int, block: int | None) -> None:
+    blocked: dict[str, object] = {} if block is None else {"windows": "blocked", "block": block}
+    prepared = prepare_text(TEXT, model.tokenizer, options("paper", **blocked), limit_tokens=83)
+    hits = some_hits(prepared, 4)
+    scored = read_concatenation(prepared, model, hits, PASSAGES, ConcatenationOptions(documents=documents))
+    expected = paper.log_probs(
+        model.model,
+        prepared.tokens.tolist(),
+        [joined(model, hits, row, documents) for row in range(len(prepared.plan))],
+        stride=4,
+        max_length=40,
+        block=block,
+    )
+    np.testing.assert_allclose(scored.log_probs_T, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_official_loop(model: LocalLanguageModel) -> None:
+    prepared = prepare_text(TEXT, model.tokenizer, options("official"), limit_tokens=83)
+    hits = some_hits(prepared, 4)
+    scored = read_hits(prepared, model, hits, PASSAGES, ConcatenationOptions())
+    candidates = [[ids] if (ids := joined(model, hits, row, 2)) else [] for row in range(len(prepared.plan))]
+    windows = official.evaluate(model.model, prepared.tokens.tolist(), candidates, stride=4, max_length=40)
+    expected = np.concatenate([window.target_log_probs for window in windows])
+    np.testing.assert_allclose(scored.log_probs_T, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_of_one_document_is_in_context_reading(model: LocalLanguageModel) -> None:
+    prepared = prepare_text(TEXT, model.tokenizer, options())
+    hits = some_hits(prepared, 3)
+    scored = read_concatenation(prepared, model, hits, PASSAGES, ConcatenationOptions(documents=1))
+    plain = read(prepared, model, hits.numbers_QK[:, 0], PASSAGES)
+    np.testing.assert_array_equal(scored.log_probs_T, plain.log_probs_T)
+    np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_retrieved() -> None:
+    model = CountingModel(WordTokenizer(), max_length=40)
+    source = FromRetriever(RandomRetriever(len(PASSAGES)), PASSAGES, config={})
+    fits = ConcatenationOptions(documents=4)
+    assert evaluate_text(TEXT, model, options(), source=source, reader=fits).reading.measures.tokens == 21
+    message = "--documents 5 of --document-tokens 8 and --stride 4 do not fit together into --max-length 40: lower"
+    with pytest.raises(UsageError, match=message):
+        evaluate_text(TEXT, model, options(), source=source, reader=ConcatenationOptions(documents=5))
+    with pytest.raises(UsageError, match="--documents 2 of --document-tokens 8 and --block 28 do not fit"):
+        options(windows="blocked", block=28).check_documents(2)
+
+
+def test_none_makes_no_sense() -> None:
+    with pytest.raises(UsageError, match="--documents must be at least 1, not 0"):
+        ConcatenationOptions(documents=0)

@@ -1,0 +1,64 @@
+"""An index of more than 2^31 postings: every offset into it must be a 64-bit number.
+
+Terms that nobody asks for stand between those of a small index. Their postings are holes of sparse files, so the test
+needs neither much disk nor much time.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ralm.retrieval.bm25 import search
+from ralm.retrieval.bm25.arrays import Arrays, open_arrays
+from ralm.retrieval.bm25.build import Builder
+from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.stream import Stream
+
+PASSAGES = 1 << 17
+HOLE = (1 << 31) + 12345
+A_TERM = 2000  # too few for a common term
+
+
+def small_index(folder: Path) -> Arrays:
+    words = np.random.default_rng(0).zipf(1.3, 3 * PASSAGES) % 5000
+    with Builder(folder) as builder:
+        for first in range(0, len(words), 3):
+            builder.add(" ".join(f"w{word}" for word in words[first : first + 3].tolist()))
+        builder.finish()
+    return open_arrays(folder)
+
+
+def with_hole(arrays: Arrays, terms_before: int, folder: Path) -> tuple[Arrays, int]:
+    """The same index with a hole of postings behind its first terms, and how many terms own it."""
+    at, total = int(arrays.offsets[terms_before]), len(arrays.passages)
+    owners = -(-HOLE // A_TERM)
+    inserted = np.minimum(np.arange(1, owners + 1) * A_TERM, HOLE) + at
+    offsets = np.concatenate([arrays.offsets[: terms_before + 1], inserted, arrays.offsets[terms_before + 1 :] + HOLE])
+    widened = {}
+    for name in ("passages", "codes"):
+        column = getattr(arrays, name)
+        wide = np.memmap(folder / f"{name}.wide", column.dtype, "w+", shape=(total + HOLE,))
+        wide[:at], wide[at + HOLE :] = column[:at], column[at:]
+        widened[name] = np.asarray(wide)
+    return replace(arrays, offsets=offsets, **widened), owners
+
+
+def test_more_postings_than_32_bits_can_number(tmp_path: Path) -> None:
+    arrays = small_index(tmp_path)
+    order = np.argsort(-np.diff(arrays.offsets), kind="stable")
+    terms_before = int(np.sort(order[:10])[5])  # common terms on both sides of the hole
+    wide, owners = with_hole(arrays, terms_before, tmp_path)
+    assert wide.offsets[-1] > 1 << 31
+    rng = np.random.default_rng(1)
+    text = np.where(rng.random(400) < 0.5, order[rng.integers(0, 10, 400)], rng.integers(0, len(order), 400))
+    queries = [text[end - 12 : end].tolist() for end in range(12, 400, 3)]
+    shifted = [[term if term < terms_before else term + owners for term in query] for query in queries]
+    expected = BM25(arrays, PASSAGES).retrieve_terms(queries, 16)
+    bm25 = BM25(wide, PASSAGES)
+    assert len(bm25.collection.common.before_MW) >= 10
+    streamed = Stream(bm25.collection, 16).search(shifted)
+    scanned = bm25.retrieve_terms(shifted[: search.STREAM_QUERIES - 1], 16)
+    np.testing.assert_array_equal(streamed[0], expected.numbers_QK)
+    np.testing.assert_array_equal(streamed[1], expected.scores_QK)
+    np.testing.assert_array_equal(scanned.numbers_QK, expected.numbers_QK[: len(scanned)])
