@@ -22,8 +22,8 @@ def read_texts(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, Provenance]:
     passages_TK = np.full((targets, documents), NO_PASSAGE, dtype=np.int64)
     posteriors_TK = np.zeros((targets, documents), dtype=np.float32)
     for target in range(targets):
-        numbers = draw(st.lists(st.integers(0, 6), max_size=documents, unique=True))
-        weights = np.array(draw(st.lists(st.integers(1, 9), min_size=len(numbers), max_size=len(numbers))) or [1.0])
+        numbers: list[int] = draw(st.lists(st.integers(0, 6), max_size=documents, unique=True))
+        weights = np.array(draw(st.lists(st.integers(1, 9), min_size=len(numbers), max_size=len(numbers))) or [1])
         passages_TK[target, : len(numbers)] = numbers
         posteriors_TK[target, : len(weights)] = weights / weights.sum()
     provenance = Provenance(passages_TK=passages_TK, posteriors_TK=posteriors_TK)
