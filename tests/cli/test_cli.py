@@ -142,7 +142,7 @@ def test_eval_prints_one_object_and_nothing_else(work: Path, model: Path) -> Non
     assert answer.status == 0, answer.err
     result = json.loads(answer.out)
     measures = ["tokens", "words", "bytes", "nll", "token_perplexity", "word_perplexity", "bits_per_byte", "seconds"]
-    assert list(result) == [*measures, "config", "baseline"]
+    assert list(result) == [*measures, "config", "baseline", "gain"]
     assert list(result["baseline"]) == measures
     assert result["tokens"] == len(TEXT) - 1
     assert result["words"] == len(TEXT.split())

@@ -4,13 +4,15 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from ralm.errors import FolderExistsError
-from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.evaluation.run import evaluation_config, to_json, write_run
+from ralm.errors import FolderExistsError, UsageError
+from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
+from ralm.evaluation.run import evaluation_config, open_run, to_json, write_run
 from ralm.pipeline import FromRetriever
+from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
@@ -18,20 +20,20 @@ TEXT = "a b c d e a b c d e f g h a b c d e f g"
 OPTIONS = PlanOptions(stride=3, query_tokens=2, document_tokens=4, max_length=10)
 
 
-def evaluated(*, baseline: bool) -> tuple[Evaluation, CountingModel, dict[str, object]]:
+def evaluated(*, baseline: bool, reader: EnsembleOptions | None = None) -> tuple[Evaluation, dict[str, object]]:
     passages = passages_of("c d c d", "e f e f")
     source = FromRetriever(SharedWordsRetriever(passages), passages, config={"index": "fake"})
     model = CountingModel(WordTokenizer(), max_length=10)
-    evaluation = evaluate_text(TEXT, model, OPTIONS, source=source, baseline=baseline)
-    return evaluation, model, dict(evaluation_config(Path("t.txt"), TEXT, model, OPTIONS, source, None))
+    evaluation = evaluate_text(TEXT, model, OPTIONS, source=source, reader=reader, baseline=baseline)
+    return evaluation, dict(evaluation_config(Path("t.txt"), TEXT, model, OPTIONS, source, None))
 
 
 def test_every_target_has_a_row_with_its_source(tmp_path: Path) -> None:
-    evaluation, model, config = evaluated(baseline=True)
-    write_run(tmp_path / "run", evaluation, model.tokenizer, config, force=False)  # type: ignore[arg-type]
+    evaluation, config = evaluated(baseline=True)
+    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
     rows = pq.read_table(tmp_path / "run" / "tokens.parquet").to_pylist()
     assert [row["position"] for row in rows] == list(range(1, 20))
-    assert "".join(row["text"] for row in rows) == TEXT.removeprefix("a ") + " "
+    assert "".join(row["text"] for row in rows) == TEXT.removeprefix("a")
     first, later = rows[0], rows[3]
     assert (first["passage"], first["document_id"], first["title"]) == (None, None, None)
     assert (later["passage"], later["document_id"], later["title"]) == (0, "d0", "")
@@ -41,16 +43,16 @@ def test_every_target_has_a_row_with_its_source(tmp_path: Path) -> None:
 
 
 def test_without_a_baseline_its_column_is_null(tmp_path: Path) -> None:
-    evaluation, model, config = evaluated(baseline=False)
-    write_run(tmp_path / "run", evaluation, model.tokenizer, config, force=False)  # type: ignore[arg-type]
+    evaluation, config = evaluated(baseline=False)
+    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
     table = pq.read_table(tmp_path / "run" / "tokens.parquet")
     assert table["baseline_log_prob"].null_count == len(table)
     assert "baseline" not in json.loads((tmp_path / "run" / "summary.json").read_text())
 
 
 def test_the_manifest_holds_configuration_and_environment(tmp_path: Path) -> None:
-    evaluation, model, config = evaluated(baseline=False)
-    write_run(tmp_path / "run", evaluation, model.tokenizer, config, force=False)  # type: ignore[arg-type]
+    evaluation, config = evaluated(baseline=False)
+    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["settings"]["config"] == json.loads(json.dumps(config))
     assert manifest["settings"]["config"]["plan"]["stride"] == 3
@@ -58,11 +60,62 @@ def test_the_manifest_holds_configuration_and_environment(tmp_path: Path) -> Non
     assert manifest["counts"] == {"targets": 19}
 
 
+@pytest.mark.parametrize("reader", [None, EnsembleOptions(documents=2, weights="uniform")])
+def test_what_each_passage_was_worth_adds_up_in_every_file(tmp_path: Path, reader: EnsembleOptions | None) -> None:
+    evaluation, config = evaluated(baseline=True, reader=reader)
+    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
+    rows = pq.read_table(tmp_path / "run" / "tokens.parquet").to_pylist()
+    passages = pq.read_table(tmp_path / "run" / "passages.parquet").to_pylist()
+    gain = json.loads((tmp_path / "run" / "summary.json").read_text())["gain"]
+    assert evaluation.baseline is not None
+    assert gain["nats"] == pytest.approx(evaluation.baseline.measures.nll - evaluation.reading.measures.nll, abs=1e-5)
+    assert sum(row["gain"] for row in rows) == pytest.approx(gain["nats"], abs=1e-5)
+    assert sum(row["gain"] for row in passages) + gain["unattributed"] == pytest.approx(gain["nats"], abs=1e-9)
+    assert gain["targets"] * gain["per_token"] == pytest.approx(gain["nats"])
+    assert [row["passage"] for row in passages] == [row["passage"] for row in gain["passages"]]
+    for row in passages:
+        worth = sum(
+            share * token["gain"]
+            for token in rows
+            for passage, share in zip(token["passages"], token["posteriors"], strict=True)
+            if passage == row["passage"]
+        )
+        assert row["gain"] == pytest.approx(worth, abs=1e-5)
+        assert row["tokens"] == sum(token["passage"] == row["passage"] for token in rows)
+    assert {row["text"] for row in passages} == {"c d c d", "e f e f"}
+
+
+@pytest.mark.parametrize("reader", [None, EnsembleOptions(documents=2)])
+def test_a_run_is_read_back_as_it_was_written(tmp_path: Path, reader: EnsembleOptions | None) -> None:
+    evaluation, config = evaluated(baseline=True, reader=reader)
+    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
+    assert evaluation.baseline is not None
+    written = traced(evaluation.prepared, evaluation.reading, evaluation.baseline, evaluation.passages)
+    run = open_run(tmp_path / "run")
+    assert run.summary == json.loads(json.dumps(evaluation.summary(config)))  # type: ignore[arg-type]
+    assert run.text.before + "".join(run.text.texts) == TEXT
+    assert (run.text.before, run.text.texts, run.text.passages) == (written.before, written.texts, written.passages)
+    assert run.text.contributions == written.contributions
+    for name in ("log_probs_T", "baseline_T", "gain_T"):
+        np.testing.assert_array_equal(getattr(run.text, name), getattr(written, name))
+    for name in ("passages_TK", "posteriors_TK"):
+        np.testing.assert_array_equal(getattr(run.text.provenance, name), getattr(written.provenance, name))
+
+
+def test_a_run_that_no_report_can_be_made_of(tmp_path: Path) -> None:
+    evaluation, config = evaluated(baseline=False)
+    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="score the text again with ralm eval --baseline"):
+        open_run(tmp_path / "run")
+    passages = pq.read_table(tmp_path / "run" / "passages.parquet")
+    assert passages["gain"].null_count == passages.num_rows == 2
+
+
 def test_an_existing_run_is_kept(tmp_path: Path) -> None:
-    evaluation, model, config = evaluated(baseline=False)
-    write_run(tmp_path / "run", evaluation, model.tokenizer, config, force=False)  # type: ignore[arg-type]
+    evaluation, config = evaluated(baseline=False)
+    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
     with pytest.raises(FolderExistsError):
-        write_run(tmp_path / "run", evaluation, model.tokenizer, config, force=False)  # type: ignore[arg-type]
+        write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
 
 
 def test_numbers_that_json_has_no_word_for_become_null() -> None:

@@ -208,7 +208,7 @@ def run(job: Job) -> None:
             baseline=job.baseline,
         )
         if job.out is not None:
-            write_run(job.out, evaluation, model.tokenizer, config, force=job.force)
+            write_run(job.out, evaluation, config, force=job.force)
     if job.json:
         print_json(evaluation.summary(config))
     else:

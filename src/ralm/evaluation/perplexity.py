@@ -8,10 +8,12 @@ from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.evaluation.measures import Measures, measure
+from ralm.evaluation.traces import TracedText, gain_as_json, used_passages
 from ralm.pipeline import PassageSource, PreparedText, ReaderOptions, prepare_text, read, read_hits
 from ralm.protocols import LanguageModel
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.plan import PlanOptions
+from ralm.reading.provenance import provenance_of
 from ralm.records import Passages, ScoredTokens
 from ralm.reranking.options import RerankOptions
 
@@ -33,14 +35,18 @@ class Reading:
 class Evaluation:
     """A text read with its passages (or without any, where there was no source), and its baseline where asked."""
 
+    prepared: PreparedText
     reading: Reading
     baseline: Reading | None
     passages: Passages
 
     def summary(self, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        """The measures, the configuration that gave them, and the baseline's measures where asked."""
-        baseline: dict[str, JsonValue] = {} if self.baseline is None else {"baseline": self.baseline.as_dict()}
-        return {**self.reading.as_dict(), "config": config, **baseline}
+        """The measures and the configuration that gave them; with a baseline its measures and the gain over it."""
+        shown = {**self.reading.as_dict(), "config": config}
+        if self.baseline is not None:
+            shown["baseline"] = self.baseline.as_dict()
+            shown["gain"] = gain_as_json(traced(self.prepared, self.reading, self.baseline, self.passages))
+        return shown
 
 
 def evaluate_text(
@@ -74,9 +80,25 @@ def evaluate_text(
         hits, passages = source.find(prepared, model.tokenizer, reader.hits)
         reading = timed(prepared, lambda: read_hits(prepared, model, hits, passages, reader, ranker))
     return Evaluation(
+        prepared=prepared,
         reading=reading,
         baseline=timed(prepared, lambda: read(prepared, model)) if baseline else None,
         passages=passages,
+    )
+
+
+def traced(prepared: PreparedText, reading: Reading, baseline: Reading, passages: Passages) -> TracedText:
+    """A text that was read with passages, and without, as what shows where its tokens came from."""
+    scored = reading.scored
+    before, texts = prepared.token_texts(scored.positions_T)
+    provenance = provenance_of(scored)
+    return TracedText(
+        before=before,
+        texts=texts,
+        log_probs_T=scored.log_probs_T,
+        baseline_T=baseline.scored.log_probs_T,
+        provenance=provenance,
+        passages=used_passages(provenance, passages),
     )
 
 

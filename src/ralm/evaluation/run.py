@@ -1,8 +1,9 @@
 """A run on disk: a folder with a row per target token, a summary, and the configuration and environment behind them.
 
-tokens.parquet   position, token, text, log_prob, baseline_log_prob, passage, document_id, title;
-                 of an ensemble also passages and posteriors, a list per token
-summary.json     the measures, the configuration, the baseline's measures where asked
+tokens.parquet   position, token, text, log_prob, baseline_log_prob, gain, passage, document_id, title, and two lists:
+                 the passages it was read with, and the posterior weight of each
+passages.parquet passage, document_id, title, text, gain, tokens, helped, hurt of every passage that was read
+summary.json     the measures, the configuration; where asked the baseline's measures and the gain over it
 manifest.json    the configuration again, the environment, and a checksum of each file
 """
 
@@ -10,50 +11,74 @@ import hashlib
 import json
 import math
 import platform
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
+from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation
-from ralm.folders import new_folder, write_manifest
+from ralm.evaluation.tables import passage_table, token_table, traced_text
+from ralm.evaluation.traces import TracedText
+from ralm.folders import new_folder, read_manifest, write_manifest
 from ralm.pipeline import PassageSource, ReaderOptions
-from ralm.protocols import LanguageModel, Tokenizer
+from ralm.protocols import LanguageModel
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
-from ralm.records import NO_PASSAGE, Passages, Provenance, ScoredTokens
 from ralm.reranking.options import RerankOptions
 
 FORMAT_VERSION: Final = 1
+KIND: Final = "run"
 TOKENS: Final = "tokens.parquet"
+PASSAGES: Final = "passages.parquet"
 SUMMARY: Final = "summary.json"
 
 
-def write_run(
-    out: Path | str, evaluation: Evaluation, tokenizer: Tokenizer, config: dict[str, JsonValue], *, force: bool
-) -> None:
+def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonValue], *, force: bool) -> None:
     """Write a run folder, whole or not at all.
 
     Raises FolderExistsError where `out` is there and `force` does not say to replace it.
     """
-    baseline = None if evaluation.baseline is None else evaluation.baseline.scored
-    table = token_table(evaluation.reading.scored, baseline, tokenizer, evaluation.passages)
+    table = token_table(evaluation)
     with new_folder(Path(out), force=force) as folder:
         pq.write_table(table, folder / TOKENS, compression="zstd")
+        pq.write_table(passage_table(evaluation), folder / PASSAGES, compression="zstd")
         (folder / SUMMARY).write_text(to_json(evaluation.summary(config), indent=2) + "\n", encoding="utf-8")
         write_manifest(
             folder,
-            kind="run",
+            kind=KIND,
             format_version=FORMAT_VERSION,
             settings={"config": config, "environment": environment()},
             counts={"targets": table.num_rows},
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """A run that was read back: its summary, and its text with what each token came from."""
+
+    path: Path
+    summary: dict[str, JsonValue]
+    text: TracedText
+
+
+def open_run(path: Path | str) -> Run:
+    """Read a run folder for a report.
+
+    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError, and UsageError where the run has no
+    baseline or was written before runs kept their passages.
+    """
+    path = Path(path)
+    manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
+    if PASSAGES not in manifest.files:
+        raise UsageError(f"{path} does not hold its passages, as runs now do: score the text again with ralm eval.")
+    tokens, passages = (pq.read_table(path / name) for name in (TOKENS, PASSAGES))
+    summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    return Run(path=path, summary=summary, text=traced_text(path, tokens, passages))
 
 
 def evaluation_config(
@@ -82,41 +107,6 @@ def _reader_config(reader: ReaderOptions, ranker: LanguageModel | None) -> dict[
     if isinstance(reader, ConcatenationOptions):
         return {"concatenation": asdict(reader)}
     return {"rerank": asdict(reader), "model": None if ranker is None else ranker.config}
-
-
-def token_table(
-    scored: ScoredTokens, baseline: ScoredTokens | None, tokenizer: Tokenizer, passages: Passages
-) -> pa.Table:
-    """A row per target token; `passage`, `document_id` and `title` are null where a token was read without passage,
-    `baseline_log_prob` where no baseline was asked for."""
-    passages_T = pa.array(scored.passages_T, mask=scored.passages_T == NO_PASSAGE)
-    numbers, inverse_T = np.unique(scored.passages_T, return_inverse=True)
-    sources = [None if number == NO_PASSAGE else passages[int(number)] for number in numbers]
-    kinds, kind_T = np.unique(scored.tokens_T, return_inverse=True)
-    texts = [tokenizer.decode(np.array([kind])) for kind in kinds]
-    return pa.table(
-        {
-            "position": scored.positions_T,
-            "token": scored.tokens_T,
-            "text": pa.array(texts, pa.string()).take(pa.array(kind_T)),
-            "log_prob": scored.log_probs_T,
-            "baseline_log_prob": pa.nulls(len(scored), pa.float32()) if baseline is None else baseline.log_probs_T,
-            "passage": passages_T,
-            "document_id": pa.array([s and s.document_id for s in sources], pa.string()).take(pa.array(inverse_T)),
-            "title": pa.array([s and s.title for s in sources], pa.string()).take(pa.array(inverse_T)),
-            **({} if scored.provenance is None else _provenance_columns(scored.provenance)),
-        }
-    )
-
-
-def _provenance_columns(provenance: Provenance) -> dict[str, pa.Array]:
-    """For each token the passages of its ensemble, and how much of its probability came from each."""
-    found_TK = provenance.passages_TK != NO_PASSAGE
-    offsets = pa.array(np.concatenate([[0], found_TK.sum(axis=1).cumsum()]), pa.int32())
-    return {
-        "passages": pa.ListArray.from_arrays(offsets, provenance.passages_TK[found_TK]),
-        "posteriors": pa.ListArray.from_arrays(offsets, provenance.posteriors_TK[found_TK]),
-    }
 
 
 def environment() -> dict[str, JsonValue]:

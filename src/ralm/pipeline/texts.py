@@ -29,6 +29,15 @@ class PreparedText:
             return 0
         return min(int(self.spans_N2[begin - 1, 1]), int(self.spans_N2[begin, 0]))
 
+    def token_texts(self, positions_T: IntArray) -> tuple[str, list[str]]:
+        """The text before the first of some tokens that follow each other, and what each of them adds to it.
+
+        A character of several tokens comes with the first of them, and what lies between two tokens with the second.
+        """
+        ends_N = np.concatenate([[0], np.maximum.accumulate(self.spans_N2[:, 1])]).tolist()
+        before = self.text[: ends_N[int(positions_T[0])]]
+        return before, [self.text[ends_N[at] : ends_N[at + 1]] for at in positions_T.tolist()]
+
 
 def prepare_text(
     text: str, tokenizer: Tokenizer, options: PlanOptions, *, limit_tokens: int | None = None

@@ -1,0 +1,117 @@
+"""The tables of a run: a row per target token, and a row per passage that was read; written and read back.
+
+Knows Arrow; knows nothing of folders. A report needs these two tables alone, not the index.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ralm.errors import UsageError
+from ralm.evaluation.perplexity import Evaluation
+from ralm.evaluation.traces import TracedText, used_passages
+from ralm.reading.provenance import contributions, gains, provenance_of
+from ralm.records import NO_PASSAGE, Passage, Passages, Provenance, ScoredTokens
+
+_BEFORE: Final = b"text_before"
+_WORTH: Final = {"gain": pa.float64(), "tokens": pa.int64(), "helped": pa.int64(), "hurt": pa.int64()}
+
+
+def token_table(evaluation: Evaluation) -> pa.Table:
+    """A row per target token: `text` is what it adds to the text, the part before the first stands in the metadata.
+
+    `passage`, `document_id` and `title` are null where a token was read without passage, `baseline_log_prob` and `gain`
+    where no baseline was asked for.
+    """
+    scored, baseline = evaluation.reading.scored, evaluation.baseline
+    numbers, inverse_T = np.unique(scored.passages_T, return_inverse=True)
+    sources = [None if number == NO_PASSAGE else evaluation.passages[int(number)] for number in numbers]
+    before, texts = evaluation.prepared.token_texts(scored.positions_T)
+    none = pa.nulls(len(scored), pa.float32())
+    table = pa.table(
+        {
+            "position": scored.positions_T,
+            "token": scored.tokens_T,
+            "text": pa.array(texts, pa.string()),
+            "log_prob": scored.log_probs_T,
+            "baseline_log_prob": none if baseline is None else baseline.scored.log_probs_T,
+            "gain": none if baseline is None else _gain(scored, baseline.scored),
+            "passage": pa.array(scored.passages_T, mask=scored.passages_T == NO_PASSAGE),
+            "document_id": pa.array([s and s.document_id for s in sources], pa.string()).take(pa.array(inverse_T)),
+            "title": pa.array([s and s.title for s in sources], pa.string()).take(pa.array(inverse_T)),
+            **_provenance_columns(provenance_of(scored)),
+        }
+    )
+    return table.replace_schema_metadata({_BEFORE: before.encode()})
+
+
+def passage_table(evaluation: Evaluation) -> pa.Table:
+    """A row per passage that was read, the one that contributed most first; without a baseline by number, and what each
+    was worth is null."""
+    scored, baseline = evaluation.reading.scored, evaluation.baseline
+    provenance = provenance_of(scored)
+    used = used_passages(provenance, evaluation.passages)
+    if baseline is None:
+        return pa.table(
+            {**_named(list(used.values())), **{name: pa.nulls(len(used), of) for name, of in _WORTH.items()}}
+        )
+    rows = contributions(provenance, gains(scored.log_probs_T, baseline.scored.log_probs_T))
+    worth = {name: pa.array([getattr(row, name) for row in rows], of) for name, of in _WORTH.items()}
+    return pa.table({**_named([used[row.passage] for row in rows]), **worth})
+
+
+def traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
+    """The text of a run from its tables; `run` is what it is called in messages.
+
+    Raises UsageError where the run has no baseline.
+    """
+    if tokens["baseline_log_prob"].null_count:
+        raise UsageError(f"{run} was scored with passages alone: score the text again with ralm eval --baseline.")
+    rows = passages.select(["passage", "document_id", "title", "text"]).to_pylist()
+    return TracedText(
+        before=(tokens.schema.metadata or {}).get(_BEFORE, b"").decode(),
+        texts=tokens["text"].to_pylist(),
+        log_probs_T=tokens["log_prob"].to_numpy(),
+        baseline_T=tokens["baseline_log_prob"].to_numpy(),
+        provenance=_provenance(tokens),
+        passages={
+            row["passage"]: Passage(row["passage"], row["document_id"], row["title"], row["text"]) for row in rows
+        },
+    )
+
+
+def _gain(scored: ScoredTokens, baseline: ScoredTokens) -> pa.Array:
+    return pa.array(gains(scored.log_probs_T, baseline.log_probs_T), pa.float32())
+
+
+def _named(passages: Passages) -> dict[str, pa.Array]:
+    return {
+        "passage": pa.array([passage.number for passage in passages], pa.int64()),
+        "document_id": pa.array([passage.document_id for passage in passages], pa.string()),
+        "title": pa.array([passage.title for passage in passages], pa.string()),
+        "text": pa.array([passage.text for passage in passages], pa.string()),
+    }
+
+
+def _provenance_columns(provenance: Provenance) -> dict[str, pa.Array]:
+    """For each token the passages it was read with, and how much of its probability came from each."""
+    found_TK = provenance.passages_TK != NO_PASSAGE
+    offsets = pa.array(np.concatenate([[0], found_TK.sum(axis=1).cumsum()]), pa.int32())
+    return {
+        "passages": pa.ListArray.from_arrays(offsets, provenance.passages_TK[found_TK]),
+        "posteriors": pa.ListArray.from_arrays(offsets, provenance.posteriors_TK[found_TK]),
+    }
+
+
+def _provenance(tokens: pa.Table) -> Provenance:
+    """The columns of provenance as they were before they were written; a token without passage has its weight first."""
+    passages, posteriors = (tokens[name].combine_chunks() for name in ("passages", "posteriors"))
+    counts_T = np.diff(passages.offsets.to_numpy())
+    found_TK = np.arange(max(1, counts_T.max(initial=0))) < counts_T[:, None]
+    passages_TK = np.full(found_TK.shape, NO_PASSAGE, dtype=np.int64)
+    posteriors_TK = np.zeros(found_TK.shape, dtype=np.float32)
+    passages_TK[found_TK], posteriors_TK[found_TK] = passages.values.to_numpy(), posteriors.values.to_numpy()
+    posteriors_TK[counts_T == 0, 0] = 1
+    return Provenance(passages_TK=passages_TK, posteriors_TK=posteriors_TK)
