@@ -11,6 +11,7 @@ from ralm.cli.demo import demo
 from ralm.cli.eval import evaluate
 from ralm.cli.generate import generate
 from ralm.cli.index import index
+from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
 from ralm.cli.sweep import sweep
@@ -48,6 +49,7 @@ app.command("index")(index)
 app.command("search")(search)
 app.command("eval")(evaluate)
 app.command("sweep", context_settings={"ignore_unknown_options": True})(sweep)
+app.command("report")(report)
 app.command("retrieve")(retrieve)
 app.command("generate")(generate)
 app.command("demo")(demo)

@@ -1,9 +1,11 @@
 """`ralm generate`: write on from a prompt, with a passage in front that is looked up again every few tokens."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import JsonValue
 
 from ralm.cli import options
 from ralm.errors import UsageError
@@ -50,6 +52,13 @@ def generate(
     query_tokens: options.QueryTokens = None,
     document_tokens: options.DocumentTokens = _DEFAULT.document_tokens,
     max_length: Annotated[int | None, typer.Option(help="Tokens read at once.", show_default="the model's")] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Also read what was written without passages, and show what they gave.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a page that shows where every token came from; with one prompt.")
+    ] = None,
+    force: options.Force = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     json: Annotated[
@@ -60,10 +69,7 @@ def generate(
 
     What is written after a prompt does not depend on the other prompts, if there are any.
     """
-    if (prompt is None) == (prompts is None):
-        raise UsageError("give either a PROMPT or --prompts FILE.")
-    if reader == "ensemble" and index is None:
-        raise UsageError("--reader ensemble reads several passages of an index: give --index too.")
+    _check(prompt, prompts, index, reader, baseline=baseline, report=report)
     ensemble = EnsembleOptions(documents=documents, weights=weights, temperature=weights_temperature)
     choice = options.RetrieverChoice(
         name=retriever,
@@ -92,16 +98,50 @@ def generate(
 
     from ralm.cli.loading import open_retriever, read_prompts
     from ralm.cli.models import load_model
-    from ralm.cli.output import print_cache, print_generations, print_generations_as_json
+    from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
+    from ralm.cli.reporting import print_report, write_page
+    from ralm.evaluation.generated import traced_generation
+    from ralm.evaluation.run_report import report_of_generation
+    from ralm.folders import check_output_file
     from ralm.reading.generation import generate_many
 
+    if report is not None:
+        check_output_file(report, force)
     texts = read_prompts(prompt, prompts)
     source = None if index is None else open_retriever(index, choice)
     model = load_model(lm, dtype, device)
     finder, passages = (source.retriever, source.passages) if source else (None, ())
     pieces = generate_many(texts, model, settings, finder, passages)
-    if json:
-        print_generations_as_json(texts, pieces, passages, model.tokenizer)
-    else:
-        print_generations(texts, pieces, passages)
+    written = by_prompt(len(texts), pieces) if json else print_generations(texts, pieces, passages)
+    config = {"model": model.config, "passages": source.config if source else None, **_reading(settings)}
+    for text, own in zip(texts, written, strict=True):
+        traced = traced_generation(text, own, model, passages, max_length) if baseline or report else None
+        if json:
+            print_json(generation_as_json(text, own, passages, model.tokenizer, traced))
+        elif traced is not None:
+            print_report(report_of_generation(traced, config))
+        if traced is not None and report is not None:
+            write_page(report, report_of_generation(traced, config))
     print_cache(source)
+
+
+def _check(
+    prompt: str | None, prompts: Path | None, index: Path | None, reader: str, *, baseline: bool, report: Path | None
+) -> None:
+    """Raise UsageError where options do not go together."""
+    if (prompt is None) == (prompts is None):
+        raise UsageError("give either a PROMPT or --prompts FILE.")
+    if reader == "ensemble" and index is None:
+        raise UsageError("--reader ensemble reads several passages of an index: give --index too.")
+    if (baseline or report) and index is None:
+        raise UsageError("--baseline and --report show what passages gave: give --index too.")
+    if report is not None and prompts is not None:
+        raise UsageError("--report is a page of one text: give a PROMPT, not --prompts.")
+
+
+def _reading(settings: GenerationOptions) -> dict[str, JsonValue]:
+    """How generation reads, as a run's configuration says it."""
+    reader: dict[str, JsonValue] = {"ensemble": asdict(settings.ensemble)}
+    if settings.ensemble == IN_CONTEXT:
+        reader = {"rerank": {"method": "none"}}
+    return {"reader": reader, "plan": {"stride": settings.stride}}

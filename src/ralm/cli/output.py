@@ -16,6 +16,7 @@ from ralm.demo.demonstration import Demonstration, most_gained, prompt_where_ret
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.run import to_json
 from ralm.evaluation.sweep import PLOT, TABLE, Sweep
+from ralm.evaluation.traces import TracedText, gain_as_json
 from ralm.folders import MANIFEST, Manifest
 from ralm.pipeline import FromRetriever, PassageSource
 from ralm.protocols import LanguageModel, Tokenizer
@@ -161,8 +162,8 @@ def print_passages(hits: Iterable[tuple[Passage, float]], width: int = 300) -> N
         print_line(f"     {text[:width]}{'...' if len(text) > width else ''}")
 
 
-def print_generation(prompt: str, pieces: Iterable[GeneratedText], passages: Passages) -> None:
-    """The prompt and what is written after it, as it is written; then each part with its source."""
+def print_generation(prompt: str, pieces: Iterable[GeneratedText], passages: Passages) -> list[GeneratedText]:
+    """The prompt and what is written after it, as it is written; then each part with its source. The pieces again."""
     sys.stdout.write(prompt)
     written = []
     for piece in pieces:
@@ -172,36 +173,44 @@ def print_generation(prompt: str, pieces: Iterable[GeneratedText], passages: Pas
     print_line("\n")
     for span in spans(written):
         print_line(f"{span.text!r}\n    <- {_sources(span, passages)}")
+    return written
 
 
-def print_generations(prompts: Sequence[str], pieces: Iterable[tuple[int, GeneratedText]], passages: Passages) -> None:
-    """One generation as it is written; several one after another, once they are all there."""
+def print_generations(
+    prompts: Sequence[str], pieces: Iterable[tuple[int, GeneratedText]], passages: Passages
+) -> list[list[GeneratedText]]:
+    """One generation as it is written; several one after another, once they are all there. The pieces of each again."""
     if len(prompts) == 1:
-        print_generation(prompts[0], (piece for _, piece in pieces), passages)
-        return
-    for prompt, written in zip(prompts, _by_prompt(len(prompts), pieces), strict=True):
-        print_generation(prompt, written, passages)
+        return [print_generation(prompts[0], (piece for _, piece in pieces), passages)]
+    written = by_prompt(len(prompts), pieces)
+    for prompt, own in zip(prompts, written, strict=True):
+        print_generation(prompt, own, passages)
         print_line()
+    return written
 
 
-def print_generations_as_json(
-    prompts: Sequence[str], pieces: Iterable[tuple[int, GeneratedText]], passages: Passages, tokenizer: Tokenizer
-) -> None:
-    """A JSON object for each prompt, in order: the parts of its text with their sources, and every token."""
-    for prompt, written in zip(prompts, _by_prompt(len(prompts), pieces), strict=True):
-        tokens = [_token_as_json(token, tokenizer) for piece in written for token in piece.tokens]
-        parts: list[JsonValue] = [{"text": span.text, **_source(span.passage, passages)} for span in spans(written)]
-        print_json({"prompt": prompt, "spans": parts, "tokens": tokens})
+def generation_as_json(
+    prompt: str, written: Sequence[GeneratedText], passages: Passages, tokenizer: Tokenizer, traced: TracedText | None
+) -> JsonValue:
+    """The parts of a generated text with their sources, and every token; where it was traced, what passages gave."""
+    tokens = [_token_as_json(token, tokenizer) for piece in written for token in piece.tokens]
+    parts: list[JsonValue] = [{"text": span.text, **_source(span.passage, passages)} for span in spans(written)]
+    if traced is None:
+        return {"prompt": prompt, "spans": parts, "tokens": [*tokens]}
+    for token, baseline, gain in zip(tokens, traced.baseline_T.tolist(), traced.gain_T.tolist(), strict=True):
+        token |= {"baseline_log_prob": baseline, "gain": gain}
+    return {"prompt": prompt, "spans": parts, "tokens": [*tokens], "gain": gain_as_json(traced)}
 
 
-def _by_prompt(count: int, pieces: Iterable[tuple[int, GeneratedText]]) -> list[list[GeneratedText]]:
+def by_prompt(count: int, pieces: Iterable[tuple[int, GeneratedText]]) -> list[list[GeneratedText]]:
+    """The pieces that were written after each of so many prompts."""
     written: list[list[GeneratedText]] = [[] for _ in range(count)]
     for number, piece in pieces:
         written[number].append(piece)
     return written
 
 
-def _token_as_json(token: GeneratedToken, tokenizer: Tokenizer) -> JsonValue:
+def _token_as_json(token: GeneratedToken, tokenizer: Tokenizer) -> dict[str, JsonValue]:
     """A token with its log-probability, its passages, and the share of its probability that each gave."""
     return {
         "token": token.token,

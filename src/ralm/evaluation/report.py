@@ -5,7 +5,6 @@ page is report.html beside this file with the data put in: nothing in it is fetc
 """
 
 import html
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -13,6 +12,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from ralm.evaluation.run import to_json
 from ralm.evaluation.traces import TracedText, contribution_as_json, total_as_json
 from ralm.records import NO_PASSAGE
 
@@ -55,7 +55,7 @@ class Report:
 def report_page(report: Report) -> str:
     """The report as one HTML page."""
     page = files("ralm.evaluation").joinpath(_TEMPLATE).read_text(encoding="utf-8")
-    data = json.dumps(report.as_json(), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    data = to_json(report.as_json())
     for mark, part in (("{{title}}", html.escape(report.title)), ("{{data}}", data.replace("<", "\\u003c"))):
         page = page.replace(mark, part, 1)
     return page

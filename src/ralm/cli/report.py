@@ -1,0 +1,44 @@
+"""`ralm report`: where every token of a run came from, and what each passage was worth."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ralm.cli import options
+
+_TOKENS, _TOKENS_OF_A_PAGE = 400, 4000
+
+
+def report(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder that `ralm eval --baseline --out` wrote.", show_default=False)
+    ],
+    html: Annotated[Path | None, typer.Option(help="Write a page that stands alone to this file instead.")] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Show so many tokens.", show_default=f"{_TOKENS}; a page: {_TOKENS_OF_A_PAGE}; --json: all"
+        ),
+    ] = None,
+    force: options.Force = False,
+    json: options.Json = False,
+) -> None:
+    """Show a run's text with tokens shaded by what passages were worth to them, and the passages by what they gave."""
+    from ralm.cli.output import print_json
+    from ralm.cli.reporting import print_report, write_page
+    from ralm.evaluation.run import open_run
+    from ralm.evaluation.run_report import report_of
+    from ralm.folders import check_output_file
+
+    if html is not None:
+        check_output_file(html, force)
+    opened = open_run(run)
+    usual = _TOKENS_OF_A_PAGE if html is not None else len(opened.text) if json else _TOKENS
+    made = report_of(opened, tokens or usual)
+    if html is not None:
+        write_page(html, made)
+    elif json:
+        print_json(made.as_json())
+    else:
+        print_report(made)

@@ -1,0 +1,75 @@
+"""What documents were worth to a text that was generated with them: the same tokens, read again without.
+
+Knows generated pieces and a language model; knows nothing of how the pieces were written or how they are shown.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ralm.evaluation.traces import TracedText, used_passages
+from ralm.protocols import LanguageModel
+from ralm.reading.pieces import GeneratedText, GeneratedToken
+from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passages, Provenance, Request
+
+
+def traced_generation(
+    prompt: str,
+    pieces: Sequence[GeneratedText],
+    model: LanguageModel,
+    passages: Passages = (),
+    max_length: int | None = None,
+) -> TracedText:
+    """A prompt and what was written after it, each token with its gain over reading without documents.
+
+    The text alone is read as generation reads it: its oldest tokens are dropped until it and the next token fit
+    `max_length`, None being the model's own. What a stop string cut off is left out.
+    """
+    tokens = [token for piece in pieces for token in piece.tokens]
+    provenance = _provenance(tokens)
+    before, texts = _token_texts(prompt, pieces)
+    return TracedText(
+        before=before,
+        texts=texts,
+        log_probs_T=np.array([token.log_prob for token in tokens], dtype=np.float32),
+        baseline_T=_without_documents(prompt, tokens, model, max_length or model.max_length),
+        provenance=provenance,
+        passages=used_passages(provenance, passages),
+    )
+
+
+def _without_documents(
+    prompt: str, tokens: Sequence[GeneratedToken], model: LanguageModel, max_length: int
+) -> FloatArray:
+    """The log-probability (float32, T) of each token after the text before it; the engine reads them in one pass."""
+    begin = model.tokenizer.encode(prompt)
+    text = np.concatenate([begin, np.array([token.token for token in tokens], dtype=np.int64)])
+    nothing: IntArray = np.zeros(0, dtype=np.int64)
+    requests = [
+        Request(nothing, text[max(0, place + 1 - max_length) : place], text[place : place + 1])
+        for place in range(len(begin), len(text))
+    ]
+    return np.concatenate([np.zeros(0, dtype=np.float32), *model.log_probs(requests)])
+
+
+def _provenance(tokens: Sequence[GeneratedToken]) -> Provenance:
+    most = max((len(token.passages_K) for token in tokens), default=1)
+    passages_TK = np.full((len(tokens), most), NO_PASSAGE, dtype=np.int64)
+    posteriors_TK = np.zeros((len(tokens), most), dtype=np.float32)
+    for row, token in enumerate(tokens):
+        passages_TK[row, : len(token.passages_K)] = token.passages_K
+        posteriors_TK[row, : len(token.posteriors_K)] = token.posteriors_K
+    return Provenance(passages_TK=passages_TK, posteriors_TK=posteriors_TK)
+
+
+def _token_texts(prompt: str, pieces: Sequence[GeneratedText]) -> tuple[str, list[str]]:
+    """The text before the first token, and what each token adds: of a character of several tokens, the last all."""
+    before, texts = prompt, list[str]()
+    for piece in pieces:
+        if piece.tokens:
+            texts += [""] * (len(piece.tokens) - 1) + [piece.text]
+        elif texts:
+            texts[-1] += piece.text
+        else:
+            before += piece.text
+    return before, texts

@@ -1,0 +1,115 @@
+"""The page of a report: everything is in it, nothing of the text is markup, and a browser draws it."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ralm.evaluation.report import Report, report_page
+from ralm.evaluation.traces import TracedText
+from ralm.records import NO_PASSAGE, Passage, Provenance
+
+NASTY = "</script><script>alert(1)</script>"
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture
+def report() -> Report:
+    text = TracedText(
+        before="Once\n",
+        texts=["upon", " a", " <b>time", "\n\n    ", NASTY],
+        log_probs_T=np.log(np.array([0.5, 0.25, 0.9, 0.1, 0.2], dtype=np.float32)),
+        baseline_T=np.log(np.array([0.25, 0.5, 0.1, 0.1, 0.1], dtype=np.float32)),
+        provenance=Provenance(
+            passages_TK=np.array([[7, 2], [7, 2], [2, 7], [NO_PASSAGE, NO_PASSAGE], [2, NO_PASSAGE]]),
+            posteriors_TK=np.array([[0.75, 0.25], [0.5, 0.5], [0.9, 0.1], [1, 0], [1, 0]], dtype=np.float32),
+        ),
+        passages={2: Passage(2, "d2", "", f"two {NASTY}"), 7: Passage(7, "d7", f"Seven {NASTY}", "seven")},
+    )
+    return Report(
+        title=f"tale {NASTY}",
+        settings={"model": NASTY, "stride": "4"},
+        perplexity=2.0,
+        baseline_perplexity=4.0,
+        text=text,
+        shown_tokens=5,
+    )
+
+
+def data_of(page: str) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    data: dict[str, object] = json.loads(found[1])
+    return data
+
+
+def test_the_page_holds_the_data_and_nothing_of_the_text_is_markup(report: Report) -> None:
+    page = report_page(report)
+    assert data_of(page) == json.loads(json.dumps(report.as_json()))
+    assert page.count("<script") == 2
+    assert NASTY not in page
+
+
+def test_the_page_stands_alone(report: Report) -> None:
+    page = report_page(report)
+    assert not re.search(r"https?://|//\w|@import|url\(|<link|src=", page.replace("//w", ""))
+
+
+def test_gains_and_contributions_of_the_data(report: Report) -> None:
+    data: Any = report.as_json()
+    texts, passages = data["text"], data["passages"]
+    gains = np.log([2, 0.5, 9, 1, 2])
+    np.testing.assert_allclose([token["gain"] for token in texts], gains, atol=1e-4)
+    assert [row["passage"] for row in passages] == [2, 7]
+    of_two = 0.25 * gains[0] + 0.5 * gains[1] + 0.9 * gains[2] + gains[4]
+    assert passages[0]["gain"] == pytest.approx(of_two, abs=1e-5)
+    assert texts[3]["passages"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_a_browser_draws_it(report: Report, tmp_path: Path) -> None:
+    """After its scripts the page shows every token and passage; keys move between tokens, a click marks a passage's."""
+    acts = """<script>
+      const text = document.getElementById("text");
+      const press = key => text.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+      press("Home"); press("ArrowRight");
+      document.body.dataset.focused = document.activeElement.id;
+      document.body.dataset.card = document.getElementById("card").textContent;
+      document.querySelector(".docs button").click();
+      document.body.dataset.marked = document.querySelectorAll(".t.by").length;
+    </script></body>"""
+    file = tmp_path / "report.html"
+    page = report_page(report)
+    file.write_text(page.replace("</body>", acts), encoding="utf-8")
+    done = subprocess.run(
+        [
+            str(BROWSER),
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=3000",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom",
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    dom = done.stdout
+    assert "CONSOLE" not in done.stderr
+    assert 'data-ready="true"' in dom
+    assert len(re.findall(r'<span class="t [hd]', dom)) == 5
+    assert "&lt;b&gt;time" in dom
+    assert dom.count("<details>") == 2
+    assert 'data-focused="t1"' in dom
+    assert "\N{MINUS SIGN}0.69 nats" in dom
+    assert 'data-marked="3"' in dom, "of the first passage of token 1, with at least a twentieth of the weight"
