@@ -9,7 +9,9 @@ from ralm.cli import options
 
 
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where corpus, text and index are left.")] = Path("ralm-demo"),
+    folder: Annotated[
+        Path, typer.Option(help="Where corpus, text, index and a report of every token are left.")
+    ] = Path("ralm-demo"),
     lm: Annotated[str, typer.Option(help="Causal language model to read with.")] = "ralm-tiny",
     limit_tokens: Annotated[int, typer.Option(min=2, help="Score so many tokens of the held-out text.")] = 4000,
     dtype: options.Dtype = "auto",
@@ -20,14 +22,16 @@ def demo(
     from ralm.cli.loading import open_retriever
     from ralm.cli.models import load_model
     from ralm.cli.output import print_demo, print_json
+    from ralm.cli.reporting import write_page
     from ralm.corpus.text import read_text
-    from ralm.demo.demonstration import HELD_OUT, INDEX, build_demo_folder, demonstrate
+    from ralm.demo.demonstration import HELD_OUT, INDEX, REPORT, build_demo_folder, demo_report, demonstrate
 
     build_demo_folder(folder)
     model = load_model(lm, dtype, device)
     bm25 = open_retriever(folder / INDEX, options.RetrieverChoice(name="bm25"))
     control = open_retriever(folder / INDEX, options.RetrieverChoice(name="random"))
     shown = demonstrate(read_text(folder / HELD_OUT), model, bm25, control, limit_tokens=limit_tokens)
+    write_page(folder / REPORT, demo_report(shown, model))
     if json:
         print_json({name: reading.as_dict() for name, reading in shown.readings.items()})
     else:

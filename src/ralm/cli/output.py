@@ -32,6 +32,8 @@ DEMO_ROWS = {
     "oracle": "best of BM25's 16 (oracle)",
 }
 NEXT_STEPS = """
+Where every token came from: open {folder}/report.html in a browser.
+
 Next, with your own text and any model of the hub:
 
   ralm search {folder}/index "open a file for writing"

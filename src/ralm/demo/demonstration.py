@@ -15,16 +15,20 @@ import numpy as np
 from ralm.corpus.passages import make_passages
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.evaluation.perplexity import Reading, timed
+from ralm.evaluation.report import Report
+from ralm.evaluation.traces import TracedText, used_passages
 from ralm.folders import new_folder, write_manifest
 from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read, read_likeliest
 from ralm.protocols import LanguageModel
 from ralm.reading.plan import PlanOptions
+from ralm.reading.provenance import provenance_of
 from ralm.records import Document, FloatArray, Passages
 from ralm.retrieval.index import build_index
 
 CORPUS: Final = "corpus.jsonl"
 HELD_OUT: Final = "heldout.txt"
 INDEX: Final = "index"
+REPORT: Final = "report.html"
 
 PLAN: Final = PlanOptions(stride=4, windows="blocked", block=256, max_length=768)
 """Blocked windows and a shorter model length than the papers', so that a laptop is done in minutes."""
@@ -75,6 +79,30 @@ class Demonstration:
     def gain_T(self) -> FloatArray:
         """What BM25's passage was worth to each target, in nats (float32)."""
         return self.readings["bm25"].scored.log_probs_T - self.readings["none"].scored.log_probs_T
+
+
+def demo_report(shown: Demonstration, model: LanguageModel) -> Report:
+    """Where the tokens read with BM25's passages came from, and what these were worth."""
+    with_passages, without = shown.readings["bm25"], shown.readings["none"]
+    scored = with_passages.scored
+    before, texts = shown.prepared.token_texts(scored.positions_T)
+    provenance = provenance_of(scored)
+    text = TracedText(
+        before=before,
+        texts=texts,
+        log_probs_T=scored.log_probs_T,
+        baseline_T=without.scored.log_probs_T,
+        provenance=provenance,
+        passages=used_passages(provenance, shown.passages),
+    )
+    return Report(
+        title=HELD_OUT,
+        settings={"model": model.name, "passages": "BM25's first", "stride": str(PLAN.stride), "windows": PLAN.windows},
+        perplexity=with_passages.measures.token_perplexity,
+        baseline_perplexity=without.measures.token_perplexity,
+        text=text,
+        shown_tokens=len(text),
+    )
 
 
 def demonstrate(
