@@ -4,16 +4,18 @@
 
 Prints, for each collection, milliseconds a query (the median of some runs, the queries in their order) and how many
 times as long the others take; then how the cost grows with the number of passages, and what that says of 21 million.
-`--out` appends JSON lines: text, engine, passages, k, cores, ms_per_query. Take care that the machine has nothing else
-to do.
+`--out` appends JSON lines: text, engine, passages, k, cores, ms_per_query. Every engine, with whatever threads it has,
+is kept to one core, but for `stream, all cores`. Take care that the machine has nothing else to do. Linux only.
 """
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,6 +32,8 @@ from ralm.retrieval.bm25.search import BM25
 SIZES = [100_000, 500_000, 2_000_000]
 HITS = (1, 16)
 WIKIPEDIA = 21_015_324
+ALL_CORES = os.sched_getaffinity(0)
+ONE_CORE = {max(ALL_CORES)}
 Row: TypeAlias = dict[str, Any]
 
 
@@ -77,10 +81,22 @@ def measured(collection: Collection, repeats: int) -> Iterator[Row]:
         bm25 = built(Path(folder) / "ours", collection.texts())
         rivals = (rival(collection, _new(Path(folder) / rival.__name__)) for rival in engines.RIVALS)
         for name, engine in chain(engines.ours(bm25, collection), chain.from_iterable(rivals)):
-            cores = int(name.rpartition(" x ")[2]) if " x " in name else 1
+            cores = len(ALL_CORES) if name == engines.ON_ALL_CORES else 1
             for k in HITS:
                 row = {"text": collection.name, "engine": name, "passages": len(collection), "k": k, "cores": cores}
-                yield row | {"ms_per_query": median(engine, k, len(collection.queries), repeats)}
+                with on_cores(ALL_CORES if cores > 1 else ONE_CORE):
+                    yield row | {"ms_per_query": median(engine, k, len(collection.queries), repeats)}
+
+
+@contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """Let this thread, and the threads that it begins, run on these cores alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _new(folder: Path) -> Path:
@@ -91,15 +107,15 @@ def _new(folder: Path) -> Path:
 def show(rows: Sequence[Row]) -> None:
     """The table of one collection: ratios are to one stream, with the same k."""
     base = {row["k"]: row["ms_per_query"] for row in rows if row["engine"] == "stream"}
-    print("\nengine          k   ms a query   times a stream")
+    print("\nengine               k   ms a query   times a stream")
     for row in rows:
         ratio = row["ms_per_query"] / base[row["k"]]
-        print(f"{row['engine']:14} {row['k']:2}   {row['ms_per_query']:10.4f}   {ratio:8.2f}", flush=True)
+        print(f"{row['engine']:18} {row['k']:3}   {row['ms_per_query']:10.4f}   {ratio:8.2f}", flush=True)
 
 
 def growth(rows: Sequence[Row]) -> None:
     """Cost against size: the power of N fitted through all sizes, and through the two largest."""
-    print(f"\nengine          k   grows as   at the end   ms a query at {WIKIPEDIA:,}")
+    print(f"\nengine               k   grows as   at the end   ms a query at {WIKIPEDIA:,}")
     for name in dict.fromkeys(row["engine"] for row in rows):
         for k in HITS:
             some = [row for row in rows if row["engine"] == name and row["k"] == k]
@@ -108,7 +124,7 @@ def growth(rows: Sequence[Row]) -> None:
                 fits = [np.polyfit(sizes[first:], spent[first:], 1) for first in (0, -2)]
                 predicted = [np.exp(np.polyval(fit, np.log(WIKIPEDIA))) for fit in fits]
                 print(
-                    f"{name:14} {k:2}   N^{fits[0][0]:.2f}     N^{fits[1][0]:.2f}       "
+                    f"{name:18} {k:3}   N^{fits[0][0]:.2f}     N^{fits[1][0]:.2f}       "
                     f"{min(predicted):.2f} to {max(predicted):.2f}"
                 )
 
@@ -125,10 +141,10 @@ def main() -> None:
         texts = list(real_passages())
         with tempfile.TemporaryDirectory() as folder:
             print("\nreal text, analysis included")
-            built(Path(folder) / "warm-up", texts[:1000])
             built(Path(folder) / "index", texts)
         del texts
     found: list[Row] = []
+    os.sched_setaffinity(0, ONE_CORE)  # so that no engine has threads elsewhere, as a Java machine would
     for collection in collections:
         rows = []
         for row in measured(collection(), args.repeats):

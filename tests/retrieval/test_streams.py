@@ -1,5 +1,6 @@
 """Stream search against scoring every passage: the same passages, scores and order, whatever the queries do."""
 
+import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options
+from ralm.retrieval.bm25.parallel import Runs
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import Stream
 
@@ -198,3 +200,32 @@ def test_more_kinds_of_postings_than_a_byte_numbers(tmp_path: Path) -> None:
     expected = bm25.retrieve(queries, 10)
     np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
     np.testing.assert_array_equal(scores_QK, expected.scores_QK)
+
+
+@given(count=st.integers(0, 60), workers=st.integers(1, 5), step=st.integers(1, 9), order=st.randoms())
+def test_every_query_is_taken_once_and_each_worker_begins_where_it_stands(
+    count: int, workers: int, step: int, order: random.Random
+) -> None:
+    runs = Runs(count, workers, step)
+    taken: list[int] = []
+    busy = list(range(workers))
+    while busy:
+        worker = order.choice(busy)
+        some = runs.take(worker)
+        taken += some
+        assert len(some) <= step
+        if not some:
+            busy.remove(worker)
+    assert sorted(taken) == list(range(count))
+
+
+def test_streams_on_several_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = words(0, 6000, 500)
+    bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
+    queries = strides(words(1, 3000, 500), 16, 2)
+    expected = bm25.retrieve(queries, 4)
+    monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
+    monkeypatch.setattr(search, "cores", lambda: 3)
+    found = bm25.retrieve(queries, 4)
+    np.testing.assert_array_equal(found.numbers_QK, expected.numbers_QK)
+    np.testing.assert_array_equal(found.scores_QK, expected.scores_QK)

@@ -1,6 +1,6 @@
 """BM25 search: the exact best passages for queries, the best of three ways chosen by what is asked.
 
-    many queries that overlap    a stream for each core, which takes a run of them (`ralm.retrieval.bm25.stream`)
+    many queries that overlap    a stream on each core (`ralm.retrieval.bm25.stream`, `...parallel`)
     queries one call at a time   the stream of the text that they belong to, once there are many (`...online`)
     all others                   scans: every posting of the terms is read once (`ralm.retrieval.bm25.scan`)
 
@@ -30,8 +30,9 @@ from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options, idf, impact
 from ralm.retrieval.bm25.online import Online
 from ralm.retrieval.bm25.options import cores
+from ralm.retrieval.bm25.parallel import search_streams
 from ralm.retrieval.bm25.scan import scan
-from ralm.retrieval.bm25.stream import Collection, Stream
+from ralm.retrieval.bm25.stream import Collection
 
 PARTITION: Final = 1 << 17
 """Passages scanned at a time: 512 KiB of sums."""
@@ -105,34 +106,24 @@ class BM25:
         numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
         scores_QK = np.zeros((len(queries), k), dtype=np.float32)
         suits = self._passages >= STREAM_PASSAGES and k * _PASSAGES_A_HIT <= self._passages
-        if suits and len(queries) < STREAM_QUERIES:
-            answer, size = self._follow, _QUERIES_A_TASK
-        elif suits and _overlap(queries) and self.collection.bears(queries):
-            answer, size = self._stream, max(STREAM_QUERIES, -(-len(queries) // cores()))
-        else:
-            answer, size = self._scan, _QUERIES_A_TASK
+        many = len(queries) >= STREAM_QUERIES
+        if suits and many and _overlap(queries) and self.collection.bears(queries):
+            workers = max(1, min(cores(), len(queries) // STREAM_QUERIES))
+            search_streams(self.collection, queries, forbidden, numbers_QK, scores_QK, workers)
+            return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
+        answer = self._follow if suits and not many else self._scan
 
         def work(first: int) -> None:
-            some = slice(first, first + size)
-            answer(queries[some], forbidden.some(first, first + size), numbers_QK[some], scores_QK[some])
+            some = slice(first, first + _QUERIES_A_TASK)
+            answer(queries[some], forbidden.some(some.start, some.stop), numbers_QK[some], scores_QK[some])
 
-        tasks = range(0, len(queries), size)
+        tasks = range(0, len(queries), _QUERIES_A_TASK)
         if len(tasks) == 1:
             work(0)
         elif tasks:
             with ThreadPoolExecutor(max_workers=min(cores(), len(tasks))) as pool:
                 list(pool.map(work, tasks))
         return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
-
-    def _stream(
-        self,
-        queries: Sequence[Sequence[int]],
-        forbidden: Forbidden,
-        numbers_QK: NDArray[np.int64],
-        scores_QK: NDArray[np.float32],
-    ) -> None:
-        """Fill in the hits of queries that follow each other."""
-        numbers_QK[:], scores_QK[:] = Stream(self.collection, numbers_QK.shape[1]).search(queries, forbidden)
 
     def _follow(
         self,

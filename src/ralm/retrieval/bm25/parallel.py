@@ -1,0 +1,61 @@
+"""Streams on several cores: each goes through a run of queries of its own, and then helps whoever has most left.
+
+Streams are fastest on queries that follow each other, so runs are long; texts differ in cost, so they are not fixed.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralm.retrieval.bm25.forbidden import Forbidden
+from ralm.retrieval.bm25.stream import BATCH, Collection, Stream
+
+
+def search_streams(
+    collection: Collection,
+    queries: Sequence[Sequence[int]],
+    forbidden: Forbidden,
+    numbers_QK: NDArray[np.int64],
+    scores_QK: NDArray[np.float32],
+    workers: int,
+) -> None:
+    """Fill in the hits of queries (term numbers), which the collection must bear, by so many threads."""
+    runs = Runs(len(queries), workers)
+
+    def serve(worker: int) -> None:
+        stream = Stream(collection, numbers_QK.shape[1])
+        while some := runs.take(worker):
+            part = slice(some.start, some.stop)
+            numbers_QK[part], scores_QK[part] = stream.search(queries[part], forbidden.some(some.start, some.stop))
+
+    if workers == 1:
+        serve(0)
+    else:
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            list(pool.map(serve, range(workers)))
+
+
+class Runs:
+    """What is left to do for each of some workers: one run each of the numbers below `count`."""
+
+    def __init__(self, count: int, workers: int, step: int = BATCH) -> None:
+        borders = [count * worker // workers for worker in range(workers + 1)]
+        self._left = [range(begin, end) for begin, end in pairwise(borders)]
+        self._step = step
+        self._lock = Lock()
+
+    def take(self, worker: int) -> range:
+        """The next of a worker's own run, or of the second half of the longest that is left; empty where none is."""
+        with self._lock:
+            if not self._left[worker]:
+                longest = max(range(len(self._left)), key=lambda other: len(self._left[other]))
+                left = self._left[longest]
+                keeps = len(left) // 2 if len(left) > self._step else 0
+                self._left[longest], self._left[worker] = left[:keeps], left[keeps:]
+            own = self._left[worker]
+            self._left[worker] = own[self._step :]
+            return own[: self._step]
