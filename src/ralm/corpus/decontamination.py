@@ -11,7 +11,7 @@ words; and passages of fewer words than that.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -185,17 +185,17 @@ def read_titles(path: Path) -> list[str]:
 
     Raises CorpusError where the file is missing, not UTF-8, or holds none.
     """
-    return [title for title in read_lines(path, "titles") if normal_title(title)]
+    return read_lines(path, "titles", normal_title)
 
 
-def read_lines(path: Path, what: str) -> list[str]:
-    """The lines of a file that are not blank; `what` they are is said in messages.
+def read_lines(path: Path, what: str, normal: Callable[[str], str] = str.strip) -> list[str]:
+    """The lines of a file of which `normal` leaves something; `what` they are is said in messages.
 
     Raises CorpusError where the file is missing, not UTF-8, or has none.
     """
     if not path.is_file():
         raise CorpusError(f"{path} " + (f"is a folder, not a file of {what}." if path.is_dir() else "does not exist."))
-    lines = [line for line in read_utf8(path).removeprefix(BYTE_ORDER_MARK).splitlines() if line.strip()]
+    lines = [line for line in read_utf8(path).removeprefix(BYTE_ORDER_MARK).splitlines() if normal(line)]
     if not lines:
         raise CorpusError(f"{path} holds no {what}; write one a line.")
     return lines
