@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import get_context
@@ -60,7 +61,8 @@ class TermIds:
         if self._pool is None:
             self._here.clear()
             self._pool = ProcessPoolExecutor(self._workers, mp_context=get_context("spawn"), initializer=_begin)
-        self._pending.append(self._pool.submit(_work, texts))
+        with _alive():
+            self._pending.append(self._pool.submit(_work, texts))
         while len(self._pending) > 2 * self._workers:
             yield self._next()
 
@@ -75,19 +77,25 @@ class TermIds:
             self._pool.shutdown(cancel_futures=True)
 
     def _next(self) -> Ids:
-        try:
+        with _alive():
             answer = self._pending.popleft().result()
-        except BrokenProcessPool:
-            raise WorkerError(
-                "a process that analyses the passages has died, perhaps for want of memory; run again with fewer "
-                "--workers."
-            ) from None
         if answer.anew:
             self._ids_there.pop(answer.process, None)
         ids = self._ids_there.setdefault(answer.process, array("i"))
         vocabulary = self.vocabulary
         ids.extend([vocabulary.setdefault(term, len(vocabulary)) for term in answer.new_terms])
         return np.frombuffer(ids, np.int32)[answer.ids] if ids else answer.ids, answer.sizes
+
+
+@contextmanager
+def _alive() -> Iterator[None]:
+    """Raise WorkerError where a process has died."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise WorkerError(
+            "a process that analyses the passages has died, perhaps for want of memory; run again with fewer --workers."
+        ) from None
 
 
 class _IdsOfRun(dict[str, tuple[int, ...]]):
