@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from ralm.reading.generation import GenerationOptions, generate, generate_many
     from ralm.reading.plan import PlanOptions, make_plan
     from ralm.records import Document, Hits, Passage, Request, ScoredTokens
+    from ralm.retrieval.bm25.forbidden import Forbidden
     from ralm.retrieval.bm25.formula import BM25Options
+    from ralm.retrieval.bm25.options import BuildOptions
     from ralm.retrieval.bm25.search import BM25
     from ralm.retrieval.cache import CachedRetriever
     from ralm.retrieval.dense.loading import load_encoder
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 _HOME = {
     "BM25": "ralm.retrieval.bm25.search",
     "BM25Options": "ralm.retrieval.bm25.formula",
+    "BuildOptions": "ralm.retrieval.bm25.options",
     "CachedRetriever": "ralm.retrieval.cache",
     "Decontamination": "ralm.corpus.decontamination",
     "DenseSearchOptions": "ralm.retrieval.dense.options",
@@ -46,6 +49,7 @@ _HOME = {
     "EnsembleOptions": "ralm.reading.ensemble",
     "Evaluation": "ralm.evaluation.perplexity",
     "Fields": "ralm.corpus.sources",
+    "Forbidden": "ralm.retrieval.bm25.forbidden",
     "FromFile": "ralm.pipeline",
     "FromRetriever": "ralm.pipeline",
     "FusionOptions": "ralm.retrieval.fusion",
@@ -82,6 +86,7 @@ _HOME = {
 __all__ = [
     "BM25",
     "BM25Options",
+    "BuildOptions",
     "CachedRetriever",
     "Decontamination",
     "DenseSearchOptions",
@@ -90,6 +95,7 @@ __all__ = [
     "EnsembleOptions",
     "Evaluation",
     "Fields",
+    "Forbidden",
     "FromFile",
     "FromRetriever",
     "FusionOptions",
