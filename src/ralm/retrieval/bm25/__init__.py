@@ -3,6 +3,7 @@
 formula.py        the scores: idf, lengths as Lucene stores them, fixed-point numbers
 arrays.py         the arrays on disk and their names
 codes.py          the code of a posting: its frequency and its passage's length in a byte
+compiled.py       how kernels are compiled
 
 build.py          passages in, arrays out, in bounded memory (options.py)
   term_ids.py       texts to term ids, in this process and in others

@@ -6,16 +6,17 @@ higher score, and of equal scores the lower number. The worst key stands on top.
 
 from typing import Final
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
+
+from ralm.retrieval.bm25.compiled import kernel
 
 NUMBER_BITS: Final = 31
 HIGHEST: Final = (1 << NUMBER_BITS) - 1
 """The highest score and the highest passage number that a key can hold."""
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def offer(heap: NDArray[np.int64], found: int, score: int, passage: int) -> int:
     """Put a passage among the best where it belongs there; how many the heap then holds."""
     key = np.int64(score) << NUMBER_BITS | (HIGHEST - passage)
@@ -27,19 +28,19 @@ def offer(heap: NDArray[np.int64], found: int, score: int, passage: int) -> int:
     return found
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def worst(heap: NDArray[np.int64], found: int) -> int:
     """The least score among the best once the heap is full; until then 0."""
     return int(heap[0] >> NUMBER_BITS) if found == len(heap) else 0
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def passage_of(key: int) -> int:
     """The passage number of a key."""
     return HIGHEST - (key & HIGHEST)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def empty(
     heap: NDArray[np.int64], found: int, numbers: NDArray[np.int64], scores: NDArray[np.float32], unit: float
 ) -> None:
@@ -51,7 +52,7 @@ def empty(
         scores[last] = (key >> NUMBER_BITS) * unit
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _sift_up(heap: NDArray[np.int64], place: int, key: int) -> None:
     """Let a key that is added at `place` rise to where it belongs."""
     while place > 0 and heap[(place - 1) // 2] > key:
@@ -60,7 +61,7 @@ def _sift_up(heap: NDArray[np.int64], place: int, key: int) -> None:
     heap[place] = key
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _sift_down(heap: NDArray[np.int64], size: int, key: int) -> None:
     """Put a key in the place of the top and let it sink to where it belongs among the first `size`."""
     place = 0

@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from ralm.retrieval.bm25.compiled import kernel
 from ralm.retrieval.bm25.formula import stored_lengths
 
 ESCAPE: Final = 255
@@ -27,14 +27,14 @@ class PostingCodes(NamedTuple):
     escaped_rows: NDArray[np.int32]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def row_of(codes: NDArray[np.uint8], escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], posting: int) -> int:
     """The row of the code table of a posting; too slow for loops over all postings of a term."""
     code = codes[posting]
     return int(code) if code != ESCAPE else _escaped_row(escaped, escaped_rows, posting)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _escaped_row(escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], posting: int) -> int:
     return int(escaped_rows[np.searchsorted(escaped, posting)])
 
@@ -91,7 +91,7 @@ class PairCounts:
         return CodeTable(table, usual, rare, rows[len(seen) :])
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _count(rows: NDArray[Any], frequencies: NDArray[Any], lengths: NDArray[Any], counts: NDArray[Any]) -> None:
     """Count the pairs of frequency and length byte that fit in the table."""
     for i in range(len(rows)):
@@ -100,7 +100,7 @@ def _count(rows: NDArray[Any], frequencies: NDArray[Any], lengths: NDArray[Any],
             counts[pair] += 1
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _find_rows(
     passages: NDArray[Any],
     frequencies: NDArray[Any],

@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.codes import PostingCodes, row_of
+from ralm.retrieval.bm25.compiled import kernel
 from ralm.retrieval.bm25.formula import FRACTION_BITS
 
 BLOCK_BITS: Final = 4
@@ -84,7 +84,7 @@ def _each(work: Callable[[int], None], count: int, threads: int) -> None:
         list(pool.map(work, range(count)))
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _fill(
     passages: NDArray[np.int32],
     codes: PostingCodes,

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
+
+from ralm.retrieval.bm25.compiled import kernel
 
 
 class Forbidden(NamedTuple):
@@ -41,7 +42,7 @@ class Forbidden(NamedTuple):
         return self._replace(list_Q=self.list_Q[first:last])
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def forbidden_to(forbidden: Forbidden, query: int) -> NDArray[np.int64]:
     """The passages that a query may not find, rising."""
     number = forbidden.list_Q[query]

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-import numba as nb
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ralm.progress import progress_bar
 from ralm.retrieval.bm25.codes import ESCAPE, CodeTable
+from ralm.retrieval.bm25.compiled import kernel
 
 _INT: Final = np.dtype(np.int32)
 
@@ -133,7 +133,7 @@ def _merge(
     return passages, frequencies
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def sort_by_term(
     terms: NDArray[Any], begins: NDArray[Any], vocabulary: int, first: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
@@ -170,7 +170,7 @@ def sort_by_term(
     return present, sizes[present], passages, frequencies
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _place(
     terms: NDArray[Any],
     sizes: NDArray[Any],

@@ -7,19 +7,19 @@ Letters of shapes: Q queries, K hits a query, T distinct terms of a query, C row
 
 from typing import Final
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.retrieval.bm25.best import HIGHEST, empty, offer, worst
 from ralm.retrieval.bm25.codes import PostingCodes
+from ralm.retrieval.bm25.compiled import kernel
 from ralm.retrieval.bm25.forbidden import Forbidden, forbidden_to
 from ralm.retrieval.bm25.formula import FRACTION_BITS
 
 _BLOCK: Final = 512
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def scan(
     ends: NDArray[np.int64],
     begins: NDArray[np.int64],
@@ -56,7 +56,7 @@ def scan(
         empty(heap, found, numbers_QK[query], scores_QK[query], unit)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _fixed_points(
     weights: NDArray[np.float64], counts: NDArray[np.int64], impact_C: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], float]:
@@ -75,7 +75,7 @@ def _fixed_points(
     return points_TC, unit
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _add(
     passages: NDArray[np.int32],
     codes: PostingCodes,
@@ -98,7 +98,7 @@ def _add(
     return posting
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _strike_out(forbidden: Forbidden, query: int, base: int, sums: NDArray[np.int32]) -> None:
     """Let the passages that a query may not find score nothing."""
     listed = forbidden_to(forbidden, query)
@@ -106,7 +106,7 @@ def _strike_out(forbidden: Forbidden, query: int, base: int, sums: NDArray[np.in
         sums[listed[place] - base] = 0
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _collect(sums: NDArray[np.int32], base: int, heap: NDArray[np.int64], found: int) -> int:
     """Offer the passages of a partition that may be among the best; how many those then are.
 

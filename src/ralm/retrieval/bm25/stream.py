@@ -14,7 +14,6 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, Final
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +21,7 @@ from ralm.records import NO_PASSAGE
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.best import empty
 from ralm.retrieval.bm25.common_terms import BLOCK_BITS, STEP_BITS, CommonTerms
+from ralm.retrieval.bm25.compiled import kernel
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import FRACTION_BITS
 from ralm.retrieval.bm25.sweep import ALIGNED, Postings, Queries, State, Terms, sweep
@@ -178,7 +178,7 @@ def _state(passages: int, partitions: int, k: int) -> State:
     )
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _learn(
     terms: NDArray[np.int64],
     row_V: NDArray[np.int32],
@@ -214,7 +214,7 @@ def _learn(
     return known
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _empty(
     heaps_QK: NDArray[np.int64],
     found_Q: NDArray[np.int64],
@@ -226,7 +226,7 @@ def _empty(
         empty(heaps_QK[query], found_Q[query], numbers_QK[query], scores_QK[query], 2.0**-FRACTION_BITS)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _differences(
     rows: NDArray[np.int32],
     ends: NDArray[np.int64],
@@ -267,7 +267,7 @@ def _differences(
     return term_ends, terms[:n], counts[:n], change_ends, changed[:m], changes[:m]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _distinct(
     rows: NDArray[np.int32],
     frequency_T: NDArray[np.int64],
@@ -289,7 +289,7 @@ def _distinct(
     return end
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _changes(
     rows: NDArray[np.int64],
     wanted_T: NDArray[np.int64],

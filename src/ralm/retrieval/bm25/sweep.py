@@ -13,13 +13,13 @@ K hits a query, N passages, B blocks, P partitions, F lists of forbidden passage
 
 from typing import Final, NamedTuple
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.retrieval.bm25.best import offer, passage_of, worst
 from ralm.retrieval.bm25.codes import PostingCodes, row_of
 from ralm.retrieval.bm25.common_terms import BLOCK_BITS, STEP_BITS, WORD_BITS
+from ralm.retrieval.bm25.compiled import kernel
 from ralm.retrieval.bm25.forbidden import Forbidden, forbidden_to
 from ralm.retrieval.bm25.vectors import LANES, MARKS, bound_lanes, count_bits, highest, lowest_bit, tighten
 
@@ -81,7 +81,7 @@ class Wanted(NamedTuple):
     times: NDArray[np.int32]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def sweep(
     postings: Postings,
     terms: Terms,
@@ -120,7 +120,7 @@ def sweep(
             )  # fmt: skip
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _change_common(
     postings: Postings, terms: Terms, queries: Queries, here: State, w: int, base: int, size: int
 ) -> None:
@@ -139,13 +139,13 @@ def _change_common(
             _lower(common_B, highest_B, np.uint16(-queries.changes[i]))
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _lower(sums: NDArray[np.uint16], row: NDArray[np.uint8], times: np.uint16) -> None:
     for i in range(len(row)):
         sums[i] -= np.uint16(np.uint16(row[i]) * times)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _raise(sums: NDArray[np.uint16], bounds: NDArray[np.uint16], row: NDArray[np.uint8], times: np.uint16) -> None:
     for i in range(len(row)):
         more = np.uint16(np.uint16(row[i]) * times)
@@ -153,7 +153,7 @@ def _raise(sums: NDArray[np.uint16], bounds: NDArray[np.uint16], row: NDArray[np
         bounds[i] += more
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _change_rare(
     postings: Postings, terms: Terms, queries: Queries, here: State, w: int, number: int, base: int
 ) -> None:
@@ -183,7 +183,7 @@ def _change_rare(
             _change_escaped(postings, here, base, begin, end, points_C, times)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _change_escaped(
     postings: Postings, here: State, base: int, begin: int, end: int, points_C: NDArray[np.int32], times: int
 ) -> None:
@@ -199,7 +199,7 @@ def _change_escaped(
             here.bound_B[block] = max(here.bound_B[block], bound + here.common_B[block])
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _common_terms(terms: Terms, queries: Queries, w: int, wanted: Wanted) -> int:
     """Put the common terms of a query into `wanted`; how many there are."""
     count = 0
@@ -213,7 +213,7 @@ def _common_terms(terms: Terms, queries: Queries, w: int, wanted: Wanted) -> int
     return count
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _collect(
     postings: Postings,
     terms: Terms,
@@ -262,7 +262,7 @@ def _collect(
     return found
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _floor(
     postings: Postings,
     terms: Terms,
@@ -286,7 +286,7 @@ def _floor(
     return worst(floors_K, found)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _keep(here: State, heap: NDArray[np.int64], found: int, base: int) -> None:
     """Keep this partition's passages among the best so far for the next query."""
     count = 0
@@ -298,13 +298,13 @@ def _keep(here: State, heap: NDArray[np.int64], found: int, base: int) -> None:
     here.kept_P[0] = count
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _steps(points: int) -> int:
     """Points as steps, rounded up."""
     return (points + _UP) >> STEP_BITS
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _common_score(postings: Postings, terms: Terms, wanted: Wanted, count: int, passage: int) -> int:
     """What the common terms add to a passage's score."""
     word = passage >> WORD_BITS
@@ -321,7 +321,7 @@ def _common_score(postings: Postings, terms: Terms, wanted: Wanted, count: int, 
     return int(score)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _is_in(numbers: NDArray[np.int64], number: int) -> bool:
     """Whether a number is among these rising ones."""
     place = np.searchsorted(numbers, number) if len(numbers) else 0

@@ -1,0 +1,19 @@
+"""How kernels are compiled: by numba, without the lock of Python, and kept on disk where a folder can be written."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numba as nb
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function when it is first called.
+
+    Where neither the installation nor the user's own cache folder can be written, every process compiles anew.
+    """
+    try:
+        return nb.njit(cache=True, nogil=True)(function)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        return nb.njit(nogil=True)(function)

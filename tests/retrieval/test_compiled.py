@@ -1,0 +1,32 @@
+"""Kernels of an installation that cannot be written to, by a user without a home."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ralm
+
+_PROGRAM = """
+import numpy as np
+from ralm.retrieval.bm25.best import worst
+print(worst(np.zeros(1, np.int64), 0))
+"""
+
+
+@pytest.mark.slow
+def test_kernels_need_no_place_for_a_cache(tmp_path: Path) -> None:
+    shutil.copytree(Path(ralm.__file__).parent, tmp_path / "ralm", ignore=shutil.ignore_patterns("__pycache__", "demo"))
+    # root may write everywhere, so numba's cache folders are made files: nobody can make a folder there
+    for folder in (tmp_path / "ralm").rglob("*"):
+        if folder.is_dir():
+            (folder / "__pycache__").write_text("")
+    home = tmp_path / "home"
+    home.write_text("")
+    environment = {**os.environ, "HOME": str(home), "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("XDG_CACHE_HOME", None)
+    ran = subprocess.run([sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "0\n"), ran.stderr
