@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from ralm.lm.local import ModelOptions, load_language_model
-from ralm.lm.packed import PackedWeights, packable
+from ralm.lm.packed import PackedWeights, packable, processor_packs
+from ralm.records import Request
 from tests.tiny_models import FAMILIES
 
 
@@ -15,6 +17,8 @@ from tests.tiny_models import FAMILIES
 def test_products_are_the_same(family: str, dtype: str, tolerance: float, tiny_folders: dict[str, Path]) -> None:
     options = ModelOptions(dtype=dtype, device="cpu")  # type: ignore[arg-type]
     model = load_language_model(str(tiny_folders[family]), options).model
+    if not processor_packs(model.dtype):
+        pytest.skip(f"this processor does not pack {dtype}")
     layers = packable(model)
     assert len(layers) > 8
     torch.manual_seed(0)
@@ -32,6 +36,18 @@ def test_products_are_the_same(family: str, dtype: str, tolerance: float, tiny_f
                 found = module(states)
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
             assert torch.equal(module(states), expected)
+
+
+def test_a_processor_that_packs_no_bfloat16_continues_all_the_same(
+    tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    model = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(dtype="bfloat16", device="cpu"))
+    assert packable(model.model) == []
+    text = np.arange(1, 9, dtype=np.int64)
+    log_probs_BV = model.continuations().next_log_probs([text])
+    scored = model.log_probs([Request(document=text[:0], context=text, targets=np.array([5]))])[0]
+    np.testing.assert_allclose(log_probs_BV[0, 5], scored[0], atol=0.1)
 
 
 def test_what_is_not_packed(tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

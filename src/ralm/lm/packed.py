@@ -57,11 +57,17 @@ class PackedWeights:
         return forward
 
 
+def processor_packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN and this processor can multiply packed weights of a number format; bfloat16 wants AVX-512."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def packable(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The layers whose weights can be packed: none where that would not be faster, or take too much memory."""
     on_cpu = {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-    known: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not on_cpu or not known or model.dtype not in (torch.float32, torch.bfloat16):
+    if not on_cpu or not processor_packs(model.dtype):
         return []
     layers = [module for module in model.modules() if type(module) in (torch.nn.Linear, Conv1D)]
     weights: list[Any] = [module.weight for module in layers]
