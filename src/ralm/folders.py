@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -246,6 +247,19 @@ def opened_at_once(folder: Path, open_all: Callable[[], _Opened]) -> _Opened:
                 return opened
 
 
+class HeldFile:
+    """A file held open, so that it can be read by `path` later, and is the same then, whatever took its place.
+
+    Raises FileNotFoundError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, descriptor)
+        self.path = Path(f"/dev/fd/{descriptor}")
+        """Names the open file, in this process and in those forked from it."""
+
+
 def file_checksum(file: Path) -> str:
     """SHA-256 of the whole file up to 64 MiB; of its size and 64 blocks of 1 MiB spread over it above that.
 
@@ -264,17 +278,18 @@ def file_checksum(file: Path) -> str:
     return digest.hexdigest()
 
 
+def whole_checksum(file: Path) -> str:
+    """SHA-256 of every byte of a file, as `sha256sum` gives it."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def _whole_bytes() -> int:
     return _BLOCK_BYTES * _BLOCKS_SAMPLED
 
 
 def _entry(file: Path) -> FileEntry:
-    return FileEntry(bytes=file.stat().st_size, checksum=file_checksum(file), sha256=_sha256(file))
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return FileEntry(bytes=file.stat().st_size, checksum=file_checksum(file), sha256=whole_checksum(file))
 
 
 def _parsed(folder: Path, kind: str) -> tuple[Manifest, dict[str, JsonValue]]:
@@ -358,7 +373,7 @@ def _damage(file: Path, entry: FileEntry, *, whole: bool = False) -> str:
     size = file.stat().st_size
     if size != entry.bytes:
         return f"has {size:,} bytes where its manifest says {entry.bytes:,}"
-    same = _sha256(file) == entry.sha256 if whole and entry.sha256 else file_checksum(file) == entry.checksum
+    same = whole_checksum(file) == entry.sha256 if whole and entry.sha256 else file_checksum(file) == entry.checksum
     return "" if same else "was altered since it was written"
 
 

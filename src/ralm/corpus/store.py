@@ -65,8 +65,8 @@ class PassageStore(Sequence[Passage]):
         if not _is_store(self._file.schema):
             columns = ", ".join(f"{field.name} ({field.type})" for field in self._file.schema)
             raise DamagedFolderError(f"{path} is not a store of passages: its columns are {columns}.")
-        whole = self._guarded(lambda: self._source.read_buffer(self._source.size(), 0)) if self._source.size() else None
-        self._mapped = range(whole.address, whole.address + whole.size) if whole else range(0)
+        whole = self._guarded(self._source.read_buffer)
+        self._mapped = range(whole.address, whole.address + whole.size)
         self._batches: list[_Batch | None] = [None] * self._file.num_record_batches
         self._length = self._count()
 

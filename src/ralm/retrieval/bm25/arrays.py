@@ -101,7 +101,7 @@ class Arrays:
             begin, end = int(self.offsets[term]), int(self.offsets[term + 1])
             if not is_rising_within(self.passages[begin:end], passages):
                 _damaged(self.folder, f"passages.npy has numbers out of place among the postings of term {term}")
-            if not sound_codes(*codes, begin, end, len(self.code_table)):
+            if not sound_codes(*self.posting_codes, begin, end, len(self.code_table)):
                 _damaged(self.folder, f"codes.npy has codes without meaning among the postings of term {term}")
             self._checked_V[term] = True
 

@@ -24,11 +24,10 @@ from ralm.folders import storage_errors
 from ralm.progress import Advance, track
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
-from ralm.retrieval.dense.options import VectorOptions
+from ralm.retrieval.dense.options import VECTORS, VectorOptions
 
 CHUNK: Final = 4096
 """Passages encoded between one saving and the next."""
-VECTORS: Final = "vectors.faiss"
 
 
 def work_folder(out: Path) -> Path:
