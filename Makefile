@@ -7,6 +7,7 @@
 # make bench-scoring     the scoring engine against the plain loop
 # make bench-generation  generation from ensembles against plain generation
 # make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
+# make fuzz    damage thousands of files of every kind, and see that none crashes, hangs or answers otherwise
 # make docs    write docs/command-line.md from the program's own help
 # make clean   remove what make made
 
@@ -15,8 +16,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 JOBS ?= auto
+MUTANTS ?= 10000
+SEED ?= 0
 
-.PHONY: demo test test-fast lint bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles docs clean
+.PHONY: demo test test-fast lint bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles fuzz docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -54,6 +57,9 @@ bench-generation: $(VENV)/installed-dev
 
 bench-ensembles: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.ensembles
+
+fuzz: $(VENV)/installed-dev
+	$(BIN)/python -m tests.fuzz.damage --mutants $(MUTANTS) --seed $(SEED)
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m tools.command_line_page > docs/command-line.md

@@ -16,7 +16,7 @@ from ralm.errors import (
     OlderFormatError,
     StorageError,
 )
-from ralm.folders import MANIFEST
+from ralm.folders import MANIFEST, manifest_checksum
 from ralm.records import Passage
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
@@ -159,8 +159,8 @@ def test_damage_is_told(index: Path, name: str) -> None:
 def test_a_manifest_of_something_else(
     index: Path, changed: dict[str, object], error: type[Exception], message: str
 ) -> None:
-    manifest = json.loads((index / MANIFEST).read_text())
-    (index / MANIFEST).write_text(json.dumps({**manifest, **changed}))
+    manifest = json.loads((index / MANIFEST).read_text()) | changed
+    (index / MANIFEST).write_text(json.dumps(manifest | {"checksum": manifest_checksum(manifest)}))
     with pytest.raises(error, match=message):
         open_index(index)
 

@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from ralm.cli.check import check
 from ralm.cli.demo import demo
 from ralm.cli.eval import evaluate
 from ralm.cli.generate import generate
@@ -52,6 +53,7 @@ app.command("sweep", context_settings={"ignore_unknown_options": True})(sweep)
 app.command("report")(report)
 app.command("retrieve")(retrieve)
 app.command("generate")(generate)
+app.command("check")(check)
 app.command("demo")(demo)
 
 

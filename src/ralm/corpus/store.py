@@ -1,16 +1,19 @@
 """The passages of a corpus on disk: one Arrow file, written as a stream, read memory-mapped, any passage by number.
 
 Every record batch but the last has the same number of rows, so a number says where its passage is. Strings are read
-from Arrow's buffers, offsets and UTF-8 bytes, without the scalars it would make on the way.
+from Arrow's buffers, offsets and UTF-8 bytes, without the scalars it would make on the way. Nothing in the file is
+believed: a batch is checked when it is first read from, whatever checksums say.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias, overload
+from typing import Final, NoReturn, TypeAlias, TypeVar, overload
 
+import numpy as np
 import pyarrow as pa
 
 from ralm.errors import DamagedFolderError
+from ralm.folders import file_checksum
 from ralm.records import Passage
 
 PASSAGES: Final = "passages.arrow"
@@ -21,6 +24,9 @@ _SCHEMA: Final = pa.schema([("document_id", pa.string()), ("title", pa.string())
 _Column: TypeAlias = tuple[memoryview, memoryview]
 """The offsets of the strings of a column, and their bytes."""
 _Batch: TypeAlias = tuple[_Column, _Column, _Column]
+_Stamp: TypeAlias = tuple[int, int, int]
+"""What tells a file from another that took its place, on the same file system: inode, size, time of change."""
+_Read = TypeVar("_Read")
 
 
 def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]:
@@ -45,16 +51,22 @@ class PassageStore(Sequence[Passage]):
     """The passages of a corpus by number, memory-mapped: opening reads nothing, and a passage takes microseconds.
 
     No number but 0 to the length is a passage's: -1 stands for "no passage" elsewhere and raises IndexError here.
-    Pickled it is its path, so that other processes map the same file. Raises DamagedFolderError where the file is no
-    such store, or truncated.
+    Pickled it is its path, so that other processes map the same file; they raise DamagedFolderError where another has
+    taken its place: `checksum` (`file_checksum`) then tells a copy, as on another machine, from another corpus.
+    Raises DamagedFolderError where the file is no such store, truncated or altered, at once or when it is read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, checksum: str | None = None) -> None:
         self._path = path
-        self._file = self._guarded(lambda: pa.ipc.open_file(pa.memory_map(str(path))))
+        self._checksum = checksum
+        self._source = self._guarded(lambda: pa.memory_map(str(path)))
+        self._stamp = self._guarded(lambda: _stamp(path))
+        self._file = self._guarded(lambda: pa.ipc.open_file(self._source))
         if not _is_store(self._file.schema):
             columns = ", ".join(f"{field.name} ({field.type})" for field in self._file.schema)
             raise DamagedFolderError(f"{path} is not a store of passages: its columns are {columns}.")
+        whole = self._guarded(self._source.read_buffer)
+        self._mapped = range(whole.address, whole.address + whole.size)
         self._batches: list[_Batch | None] = [None] * self._file.num_record_batches
         self._length = self._count()
 
@@ -75,17 +87,34 @@ class PassageStore(Sequence[Passage]):
         number = int(number)
         batch, row = divmod(number, ROWS_A_BATCH)
         document_ids, titles, texts = self._batches[batch] or self._map(batch)
-        return Passage(number, _string(document_ids, row), _string(titles, row), _string(texts, row))
+        try:
+            return Passage(number, _string(document_ids, row), _string(titles, row), _string(texts, row))
+        except UnicodeDecodeError:
+            self._damaged(f"passage {number} is not UTF-8")
 
     def origins(self) -> Iterator[tuple[int, str, str]]:
         """The number, document id and title of every passage; their texts are not read."""
         for batch in range(len(self._batches)):
             document_ids, titles, _ = self._batches[batch] or self._map(batch)
             for row in range(min(ROWS_A_BATCH, self._length - batch * ROWS_A_BATCH)):
-                yield batch * ROWS_A_BATCH + row, _string(document_ids, row), _string(titles, row)
+                number = batch * ROWS_A_BATCH + row
+                try:
+                    yield number, _string(document_ids, row), _string(titles, row)
+                except UnicodeDecodeError:
+                    self._damaged(f"the title of passage {number} is not UTF-8")
 
-    def __reduce__(self) -> tuple[type["PassageStore"], tuple[Path]]:
-        return PassageStore, (self._path,)
+    def check(self) -> None:
+        """Read every passage.
+
+        Raises DamagedFolderError where one is damaged.
+        """
+        for batch in range(len(self._batches)):
+            read = self._read(batch)
+            self._guarded(lambda read=read: read.validate(full=True))  # type: ignore[misc]
+            self._map(batch)
+
+    def __reduce__(self) -> tuple[Callable[..., "PassageStore"], tuple[Path, _Stamp, str | None]]:
+        return _same_store, (self._path, self._stamp, self._checksum)
 
     def _count(self) -> int:
         full = len(self._batches) - 1
@@ -96,35 +125,67 @@ class PassageStore(Sequence[Passage]):
         return full * ROWS_A_BATCH + int(self._read(full).num_rows)
 
     def _map(self, batch: int) -> _Batch:
-        document_ids, titles, texts = map(_column, self._read(batch).columns)
+        read = self._read(batch)
+        if read.num_rows != min(ROWS_A_BATCH, self._length - batch * ROWS_A_BATCH):
+            self._damaged(f"batch {batch} has {read.num_rows:,} passages")
+        document_ids, titles, texts = (self._column(column) for column in read.columns)
         self._batches[batch] = (document_ids, titles, texts)
         return document_ids, titles, texts
+
+    def _column(self, column: pa.Array) -> _Column:
+        """The buffers of a column, which must lie in the file as they are: nothing compressed, no nulls."""
+        width = np.int64 if column.type == pa.large_string() else np.int32
+        validity, places, content = column.buffers()
+        if column.offset or validity is not None or places is None or not self._holds(places, content):
+            self._damaged("a column is stored in another way")
+        if places.size < (len(column) + 1) * np.dtype(width).itemsize:
+            self._damaged("a column is cut short")
+        offsets = np.frombuffer(places, width, len(column) + 1)
+        if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > (content.size if content else 0):
+            self._damaged("its strings are not where it says")
+        return memoryview(offsets), memoryview(content or b"")
+
+    def _holds(self, *buffers: pa.Buffer | None) -> bool:
+        """Whether buffers lie in the file as it is mapped."""
+        return all(
+            not part or not part.size or (part.address in self._mapped and part.address + part.size - 1 in self._mapped)
+            for part in buffers
+        )
 
     def _read(self, batch: int) -> pa.RecordBatch:
         return self._guarded(lambda: self._file.get_batch(batch))
 
-    def _guarded(self, read: Callable[[], pa.RecordBatchFileReader]) -> pa.RecordBatchFileReader:
+    def _damaged(self, how: str) -> NoReturn:
+        raise DamagedFolderError(f"{self._path} is damaged: {how}; build the index again.")
+
+    def _guarded(self, read: Callable[[], _Read]) -> _Read:
         try:
             return read()
         except FileNotFoundError:
             raise DamagedFolderError(f"{self._path} is missing; build the index again.") from None
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             raise DamagedFolderError(
                 f"{self._path} is truncated or not a store of passages ({error}); build the index again."
             ) from None
+
+
+def _same_store(path: Path, stamp: _Stamp, checksum: str | None) -> PassageStore:
+    """A store opened again in another process."""
+    store = PassageStore(path, checksum)
+    if store._stamp != stamp and (checksum is None or file_checksum(path) != checksum):
+        raise DamagedFolderError(f"{path} is not the file that was opened before: the index was replaced; open it again.")
+    return store
+
+
+def _stamp(path: Path) -> _Stamp:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _is_store(schema: pa.Schema) -> bool:
     """Whether these are our columns; either width of string will do."""
     strings = (pa.string(), pa.large_string())
     return schema.names == _SCHEMA.names and all(field.type in strings for field in schema)
-
-
-def _column(column: pa.Array) -> _Column:
-    assert column.offset == 0, "a batch as it stands in the file"
-    _validity, places, content = column.buffers()
-    offsets = memoryview(places)
-    return offsets.cast("q") if column.type == pa.large_string() else offsets.cast("i"), memoryview(content or b"")
 
 
 def _string(column: _Column, row: int) -> str:

@@ -16,14 +16,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.errors import UsageError
+from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.tables import passage_table, token_table, traced_text
 from ralm.evaluation.traces import TracedText
-from ralm.folders import new_folder, read_manifest, write_manifest
+from ralm.folders import new_folder, opened_at_once, read_manifest, write_manifest
 from ralm.pipeline import PassageSource, ReaderOptions
 from ralm.protocols import LanguageModel
 from ralm.reading.concatenation import ConcatenationOptions
@@ -73,11 +74,23 @@ def open_run(path: Path | str) -> Run:
     baseline or was written before runs kept their passages.
     """
     path = Path(path)
+    return opened_at_once(path, lambda: _open(path))
+
+
+def _open(path: Path) -> Run:
     manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
     if PASSAGES not in manifest.files:
         raise UsageError(f"{path} does not hold its passages, as runs now do: score the text again with ralm eval.")
-    tokens, passages = (pq.read_table(path / name) for name in (TOKENS, PASSAGES))
-    summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    try:
+        tokens, passages = (pq.read_table(path / name) for name in (TOKENS, PASSAGES))
+        summary = json.loads((path / SUMMARY).read_bytes())
+    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DamagedFolderError(
+            f"{path} is damaged: {reason}; score the text again, or restore it from a copy."
+        ) from error
+    if not isinstance(summary, dict):
+        raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is no summary; score the text again.")
     return Run(path=path, summary=summary, text=traced_text(path, tokens, passages))
 
 

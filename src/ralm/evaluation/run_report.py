@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.errors import DamagedFolderError
 from ralm.evaluation.report import Report
 from ralm.evaluation.run import Run
 from ralm.evaluation.traces import TracedText
@@ -23,14 +24,19 @@ JOINED: Final = "all of a token's gain counts for the first passage of its conte
 def report_of(run: Run, tokens: int) -> Report:
     """The report of a run, of whose text the first `tokens` tokens are shown."""
     config = _of(run.summary, "config")
-    return Report(
-        title=Path(str(_of(config, "text")["path"])).name,
-        settings=settings_of(config),
-        perplexity=_number(run.summary["token_perplexity"]),
-        baseline_perplexity=_number(_of(run.summary, "baseline")["token_perplexity"]),
-        text=run.text,
-        shown_tokens=min(tokens, len(run.text)),
-    )
+    try:
+        return Report(
+            title=Path(str(_of(config, "text")["path"])).name,
+            settings=settings_of(config),
+            perplexity=_number(run.summary["token_perplexity"]),
+            baseline_perplexity=_number(_of(run.summary, "baseline")["token_perplexity"]),
+            text=run.text,
+            shown_tokens=min(tokens, len(run.text)),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DamagedFolderError(
+            f"{run.path} is damaged: its summary does not say how it was read ({error}); score the text again."
+        ) from error
 
 
 def report_of_generation(text: TracedText, config: Mapping[str, JsonValue]) -> Report:

@@ -9,13 +9,26 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ralm.errors import UsageError
+from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.traces import TracedText, used_passages
 from ralm.reading.provenance import contributions, gains, provenance_of
 from ralm.records import NO_PASSAGE, Passage, Passages, Provenance, ScoredTokens
 
 _BEFORE: Final = b"text_before"
+_READ_OF_TOKENS: Final = {
+    "text": pa.string(),
+    "log_prob": pa.float32(),
+    "baseline_log_prob": pa.float32(),
+    "passages": pa.list_(pa.int64()),
+    "posteriors": pa.list_(pa.float32()),
+}
+_READ_OF_PASSAGES: Final = {
+    "passage": pa.int64(),
+    "document_id": pa.string(),
+    "title": pa.string(),
+    "text": pa.string(),
+}
 _WORTH: Final = {"gain": pa.float64(), "tokens": pa.int64(), "helped": pa.int64(), "hurt": pa.int64()}
 
 
@@ -65,17 +78,22 @@ def passage_table(evaluation: Evaluation) -> pa.Table:
 def traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
     """The text of a run from its tables; `run` is what it is called in messages.
 
-    Raises UsageError where the run has no baseline.
+    Raises UsageError where the run has no baseline, DamagedFolderError where the tables are not those of a run.
     """
+    tokens, passages = _columns(run, tokens, _READ_OF_TOKENS), _columns(run, passages, _READ_OF_PASSAGES)
     if tokens["baseline_log_prob"].null_count:
         raise UsageError(f"{run} was scored with passages alone: score the text again with ralm eval --baseline.")
-    rows = passages.select(["passage", "document_id", "title", "text"]).to_pylist()
+    provenance, rows = _provenance(run, tokens), passages.to_pylist()
+    if {NO_PASSAGE, *(row["passage"] for row in rows)}.issuperset(np.unique(provenance.passages_TK).tolist()):
+        before = (tokens.schema.metadata or {}).get(_BEFORE, b"").decode(errors="replace")
+    else:
+        raise _damaged(run, "its tokens were read with passages that it does not have")
     return TracedText(
-        before=(tokens.schema.metadata or {}).get(_BEFORE, b"").decode(),
+        before=before,
         texts=tokens["text"].to_pylist(),
         log_probs_T=tokens["log_prob"].to_numpy(),
         baseline_T=tokens["baseline_log_prob"].to_numpy(),
-        provenance=_provenance(tokens),
+        provenance=provenance,
         passages={
             row["passage"]: Passage(row["passage"], row["document_id"], row["title"], row["text"]) for row in rows
         },
@@ -105,13 +123,35 @@ def _provenance_columns(provenance: Provenance) -> dict[str, pa.Array]:
     }
 
 
-def _provenance(tokens: pa.Table) -> Provenance:
+def _columns(run: Path, table: pa.Table, columns: dict[str, pa.DataType]) -> pa.Table:
+    """Some columns of a table, whole and of their types; only a baseline may be null."""
+    try:
+        chosen = table.select(list(columns))
+        chosen.validate(full=True)
+    except (KeyError, pa.ArrowException) as error:
+        raise _damaged(run, f"a table of it cannot be read ({error})") from None
+    for name, kind in columns.items():
+        found = chosen[name].type
+        alike = found.value_type == kind.value_type if pa.types.is_list(found) and pa.types.is_list(kind) else found == kind
+        if not alike or (chosen[name].null_count and name != "baseline_log_prob"):
+            raise _damaged(run, f"its column {name} is not as it should be")
+    return chosen
+
+
+def _damaged(run: Path, how: str) -> DamagedFolderError:
+    return DamagedFolderError(f"{run} is damaged: {how}; score the text again, or restore it from a copy.")
+
+
+def _provenance(run: Path, tokens: pa.Table) -> Provenance:
     """The columns of provenance as they were before they were written; a token without passage has its weight first."""
     passages, posteriors = (tokens[name].combine_chunks() for name in ("passages", "posteriors"))
     counts_T = np.diff(passages.offsets.to_numpy())
+    places, shares = passages.flatten(), posteriors.flatten()
+    if places.null_count or shares.null_count or not np.array_equal(counts_T, np.diff(posteriors.offsets.to_numpy())):
+        raise _damaged(run, "its tokens have other passages than posterior weights")
     found_TK = np.arange(max(1, counts_T.max(initial=0))) < counts_T[:, None]
     passages_TK = np.full(found_TK.shape, NO_PASSAGE, dtype=np.int64)
     posteriors_TK = np.zeros(found_TK.shape, dtype=np.float32)
-    passages_TK[found_TK], posteriors_TK[found_TK] = passages.values.to_numpy(), posteriors.values.to_numpy()
+    passages_TK[found_TK], posteriors_TK[found_TK] = places.to_numpy(), shares.to_numpy()
     posteriors_TK[counts_T == 0, 0] = 1
     return Provenance(passages_TK=passages_TK, posteriors_TK=posteriors_TK)

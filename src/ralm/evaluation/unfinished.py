@@ -55,7 +55,7 @@ def _begin_or_go_on(folder: Path, config: dict[str, JsonValue], force: bool) -> 
     wanted = to_json(config, indent=2)
     path = folder / CONFIG
     if path.exists():
-        begun = path.read_text(encoding="utf-8")
+        begun = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         if begun == wanted:
             return
         if not force:
@@ -74,10 +74,12 @@ def _difference(begun: str, wanted: str) -> str:
     """The first setting that differs, by its name and both values."""
     try:
         before = _flat(json.loads(begun))
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"{CONFIG} is damaged"
     now = _flat(json.loads(wanted))
-    name = next(name for name in (*before, *now) if before.get(name) != now.get(name))
+    name = next((name for name in (*before, *now) if before.get(name) != now.get(name)), None)
+    if name is None:
+        return f"{CONFIG} is damaged"
     return f"{name} {before.get(name)} there, {now.get(name)} here"
 
 

@@ -1,9 +1,11 @@
 """What was scored already, in a file that grows as a run goes on: a run that was killed does not score it again.
 
 Knows requests and their log-probabilities; knows nothing of the run. A record is a key of 16 bytes, the number of
-targets, their log-probabilities (float32), and a checksum. What a crash left half written at the end is cut off.
+targets, their log-probabilities (float32), and a checksum. What a crash left half written at the end is cut off, and so
+is everything behind a record that was altered: it is scored again.
 """
 
+import os
 import struct
 import zlib
 from collections.abc import Iterable
@@ -14,6 +16,7 @@ from typing import BinaryIO, Final, Self
 
 import numpy as np
 
+from ralm.errors import DamagedFolderError
 from ralm.folders import storage_errors
 from ralm.records import FloatArray, Request
 
@@ -73,6 +76,8 @@ class Journal:
             self._stream.flush()
 
     def _open(self) -> BinaryIO:
+        if self._path.is_dir():
+            raise DamagedFolderError(f"{self._path} is a folder where a file is to be; remove it, and run this again.")
         stream = self._path.open("a+b")
         stream.seek(0)
         whole = self._read(stream)
@@ -82,9 +87,11 @@ class Journal:
 
     def _read(self, stream: BinaryIO) -> int:
         """Take in the records of a file; how many bytes of it are whole records."""
-        whole = 0
+        whole, size = 0, os.fstat(stream.fileno()).st_size
         while len(head := stream.read(_HEAD.size)) == _HEAD.size:
             key, targets = _HEAD.unpack(head)
+            if 4 * targets > size - stream.tell():
+                break
             body = stream.read(4 * targets)
             checksum = stream.read(_CHECKSUM.size)
             if len(checksum) < _CHECKSUM.size or _CHECKSUM.unpack(checksum) != (zlib.crc32(head + body),):

@@ -1,8 +1,9 @@
 """A cache of retrievals in one file: what was found before for the same index, retriever, query and k is not sought
 again.
 
-An entry's address is a hash of all that decides it, so an entry is never wrong and never outdated. The file is a SQLite
-database, which several processes may read and write at once.
+An entry's address is a hash of all that decides it, and it ends in a checksum, so an entry is never wrong and never
+outdated: one that was altered is as good as none. The file is a SQLite database, which several processes may read and
+write at once.
 """
 
 import hashlib
@@ -22,7 +23,9 @@ from ralm.records import NO_PASSAGE, Hits
 
 _SECONDS_TO_WAIT: Final = 60.0
 _AT_A_TIME: Final = 500
-_TABLE: Final = "CREATE TABLE IF NOT EXISTS hits (address BLOB PRIMARY KEY, numbers BLOB, scores BLOB) WITHOUT ROWID"
+_TABLE: Final = "CREATE TABLE IF NOT EXISTS entries (address BLOB PRIMARY KEY, entry BLOB) WITHOUT ROWID"
+"""An earlier version had its entries, without checksums, in a table `hits`: those are sought again."""
+_CHECKSUM_BYTES: Final = 16
 
 
 class CachedRetriever:
@@ -46,25 +49,25 @@ class CachedRetriever:
         """The k best passages for each query; the same query twice is sought once."""
         addresses = [self._address(query, k) for query in queries]
         with self._open() as database:
-            known = dict(_read(database, list(dict.fromkeys(addresses))))
+            known = dict(_read(database, list(dict.fromkeys(addresses)), k))
         self.asked += len(queries)
         self.found += sum(address in known for address in addresses)
         missing = {address: query for address, query in zip(addresses, queries, strict=True) if address not in known}
         if missing:
             hits = self._retriever.retrieve(list(missing.values()), k)
             fresh = {
-                address: (numbers.astype("<i8").tobytes(), scores.astype("<f4").tobytes())
+                address: numbers.astype("<i8").tobytes() + scores.astype("<f4").tobytes()
                 for address, numbers, scores in zip(missing, hits.numbers_QK, hits.scores_QK, strict=True)
             }
             with self._open() as database:
-                rows = ((address, *row) for address, row in fresh.items())
-                database.executemany("INSERT OR IGNORE INTO hits VALUES (?, ?, ?)", rows)
+                rows = ((address, entry + _checksum(address, entry)) for address, entry in fresh.items())
+                database.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?)", rows)
             known |= fresh
         numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
         scores_QK = np.zeros((len(queries), k), dtype=np.float32)
         for row, address in enumerate(addresses):
-            numbers, scores = known[address]
-            numbers_QK[row], scores_QK[row] = np.frombuffer(numbers, "<i8"), np.frombuffer(scores, "<f4")
+            numbers_QK[row] = np.frombuffer(known[address], "<i8", k)
+            scores_QK[row] = np.frombuffer(known[address], "<f4", k, offset=8 * k)
         return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
 
     def _address(self, query: str, k: int) -> bytes:
@@ -91,11 +94,18 @@ class CachedRetriever:
             ) from error
 
 
-def _read(database: sqlite3.Connection, addresses: list[bytes]) -> Iterator[tuple[bytes, tuple[bytes, bytes]]]:
-    """The entries that are there, by address."""
+def _read(database: sqlite3.Connection, addresses: list[bytes], k: int) -> Iterator[tuple[bytes, bytes]]:
+    """The entries that are there and as they were written, without their checksums, by address."""
     for begin in range(0, len(addresses), _AT_A_TIME):
         some = addresses[begin : begin + _AT_A_TIME]
         marks = ",".join("?" * len(some))
-        statement = f"SELECT address, numbers, scores FROM hits WHERE address IN ({marks})"  # noqa: S608  (marks alone)
-        for address, numbers, scores in database.execute(statement, some):
-            yield address, (numbers, scores)
+        statement = f"SELECT address, entry FROM entries WHERE address IN ({marks})"  # noqa: S608  (marks alone)
+        for address, entry in database.execute(statement, some):
+            if isinstance(entry, bytes) and len(entry) == 12 * k + _CHECKSUM_BYTES:
+                content = entry[:-_CHECKSUM_BYTES]
+                if entry[-_CHECKSUM_BYTES:] == _checksum(address, content):
+                    yield address, content
+
+
+def _checksum(address: bytes, entry: bytes) -> bytes:
+    return hashlib.blake2b(address + entry, digest_size=_CHECKSUM_BYTES).digest()

@@ -18,18 +18,26 @@ from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
 
 from ralm.corpus.store import PASSAGES, PassageStore, write_passages
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.folders import Manifest, new_folder, read_manifest, write_manifest
+from ralm.folders import (
+    HeldFile,
+    Manifest,
+    new_folder,
+    opened_at_once,
+    read_every_byte,
+    read_manifest,
+    write_manifest,
+)
 from ralm.progress import Advance, progress_bar
 from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval import analysis
-from ralm.retrieval.bm25.arrays import open_arrays
+from ralm.retrieval.bm25.arrays import NAMES, Arrays, Mapped, checked_arrays, map_arrays
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
-from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
+from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions, EncoderOptions, VectorOptions
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import DenseBuilder
@@ -39,18 +47,28 @@ KIND: Final = "index"
 FORMAT_VERSION: Final = 2
 _BM25: Final = "bm25"
 _DENSE: Final = "dense"
+_VECTORS: Final = f"{_DENSE}/{VECTORS}"
 _ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
 
 
 @dataclass(frozen=True)
 class Index:
-    """An open index: its passages by number, and what finds them, each opened when it is first asked for."""
+    """An open index: its passages by number, and what finds them, each made ready when it is first asked for.
+
+    All files are open from the beginning: an index that is built again in the same place changes nothing here. Pickled
+    it is its path; where another index has taken its place, it is not opened but DamagedFolderError raised.
+    """
 
     path: Path
     manifest: Manifest
     passages: PassageStore
     bm25_options: BM25Options | None
     """The constants of BM25; None where the index was not built for it."""
+    _mapped: Mapped | None
+    _vectors: HeldFile | None
+
+    def __reduce__(self) -> tuple[Callable[..., "Index"], tuple[Path, BM25Options | None, str]]:
+        return _same_index, (self.path, self.bm25_options, self.fingerprint)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -64,11 +82,15 @@ class Index:
 
         Raises UsageError where the index was not built for it.
         """
-        if self.bm25_options is None:
+        return BM25(self._arrays, len(self.passages), self.bm25_options)
+
+    @cached_property
+    def _arrays(self) -> Arrays:
+        if self._mapped is None:
             raise UsageError(
                 f"{self.path} was not built for BM25: ask with --retriever dense, or build it with --retriever both."
             )
-        return BM25(open_arrays(self.path / _BM25), len(self.passages), self.bm25_options)
+        return checked_arrays(self.path / _BM25, self._mapped)
 
     @property
     def encoder_options(self) -> EncoderOptions:
@@ -98,7 +120,16 @@ class Index:
         encoder = encoder or load_encoder(self.encoder_options)
         with dense_extra():
             from ralm.retrieval.dense.search import open_dense
-        return open_dense(self.path / _DENSE, encoder, options, fingerprint=expected)
+        assert self._vectors is not None
+        return open_dense(
+            self.path / _DENSE,
+            encoder,
+            options,
+            fingerprint=expected,
+            file=self._vectors.path,
+            passages=len(self.passages),
+            sha256=self.manifest.files[_VECTORS].sha256,
+        )
 
     @property
     def _dense(self) -> "_DenseSettings":
@@ -190,10 +221,59 @@ def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
     Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError.
     """
     path = Path(path)
+    return opened_at_once(path, lambda: _open(path, options))
+
+
+def check_index(path: Path | str) -> tuple[list[str], list[str]]:
+    """Read every byte of an index: what is damaged, a few words each; and the files, larger than 64 MiB, that could be
+    compared by samples alone, since the index was built before manifests held checksums of whole files.
+
+    What opening does not look at is compared, and every posting, term and passage checked. Of vectors only their number
+    is, beside the checksum. Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError,
+    the last where the manifest cannot be believed.
+    """
+    path = Path(path)
+    damaged, sampled = read_every_byte(path, KIND)
+    if not damaged:
+        try:
+            index = open_index(path)
+            index.passages.check()
+            if index._mapped is not None:
+                index._arrays.check(len(index.passages))
+        except DamagedFolderError as error:
+            damaged.append(str(error))
+    return damaged, sampled
+
+
+def _open(path: Path, options: BM25Options | None) -> Index:
     manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION, oldest=FORMAT_VERSION)
-    only_dense = "dense" in manifest.settings and "bm25" not in manifest.settings
-    constants = None if only_dense else _built_with(path, manifest)
-    return Index(path, manifest, PassageStore(path / PASSAGES), constants and (options or constants))
+    dense = "dense" in manifest.settings
+    constants = None if dense and "bm25" not in manifest.settings else _built_with(path, manifest)
+    needed = [PASSAGES, *(f"{_BM25}/{name}.npy" for name in NAMES if constants), *([_VECTORS] if dense else [])]
+    if missing := [name for name in needed if name not in manifest.files]:
+        raise DamagedFolderError(f"{path} is damaged: its manifest does not name {missing[0]}; build the index again.")
+    passages = PassageStore(path / PASSAGES, manifest.files[PASSAGES].checksum)
+    if manifest.counts.get("passages") != len(passages):
+        raise DamagedFolderError(
+            f"{path} is damaged: it has {len(passages):,} passages and its manifest says otherwise; build the index "
+            "again."
+        )
+    return Index(
+        path,
+        manifest,
+        passages,
+        constants and (options or constants),
+        map_arrays(path / _BM25) if constants else None,
+        HeldFile(path / _VECTORS) if dense else None,
+    )
+
+
+def _same_index(path: Path, options: BM25Options | None, fingerprint: str) -> Index:
+    """An index opened again in another process."""
+    index = open_index(path, options)
+    if index.fingerprint != fingerprint:
+        raise DamagedFolderError(f"{path} is not the index that was opened before: it was built again; open it anew.")
+    return index
 
 
 def _bm25_builder(folder: Path, build: BuildOptions | None) -> Builder:

@@ -9,13 +9,19 @@ package adds `id`, the document the passage comes from; the official code ignore
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Annotated, Final, TypeAlias
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ralm.errors import RetrievalFileError
 from ralm.folders import replaced_file
 from ralm.records import NO_PASSAGE, Hits, Passage
+
+
+_HIGHEST: Final = float(np.finfo(np.float32).max)
+_Score: TypeAlias = Annotated[float, Field(ge=-_HIGHEST, le=_HIGHEST, allow_inf_nan=False)]
+_Place: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class RetrievedPassage(BaseModel):
@@ -25,7 +31,7 @@ class RetrievedPassage(BaseModel):
 
     text: str
     title: str = ""
-    score: float = 0.0
+    score: _Score = 0.0
     id: str = ""
 
 
@@ -34,8 +40,8 @@ class RetrievedStride(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    begin_location: int
-    end_location: int
+    begin_location: _Place
+    end_location: _Place
     future: str
     query: str = ""
     retrieved_docs: tuple[RetrievedPassage, ...]

@@ -12,36 +12,60 @@
     term_ids.npy       int32, terms       the row of `offsets` that is its
 
 Five bytes a posting and some 15 a term, and nothing is lost. A uint is as narrow as the largest number allows.
+
+Kernels check no bounds, so nothing in the files is believed, whatever checksums say: heads when files are mapped, small
+arrays as they are opened, and the postings of a term when it is first asked for.
 """
 
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.retrieval.bm25.codes import PostingCodes
+from ralm.errors import DamagedFolderError
+from ralm.retrieval.bm25.codes import ESCAPE, PostingCodes, is_rising_within, sound_codes
 
-NAMES: Final = (
-    "offsets",
-    "passages",
-    "codes",
-    "escaped",
-    "escaped_rows",
-    "code_table",
-    "totals",
-    "vocabulary",
-    "term_sizes",
-    "term_ids",
+_UINTS: Final = ("|u1", "<u2", "<u4", "<u8")
+_KINDS: Final = {
+    "offsets": _UINTS,
+    "passages": ("<i4",),
+    "codes": ("|u1",),
+    "escaped": ("<i8",),
+    "escaped_rows": ("<i4",),
+    "code_table": ("<i4",),
+    "totals": ("<i8",),
+    "vocabulary": ("|u1",),
+    "term_sizes": _UINTS,
+    "term_ids": ("<i4",),
+}
+NAMES: Final = tuple(_KINDS)
+_TABLE: Final = "code_table"
+_PREFIX: Final = 10
+_LONGEST_HEAD: Final = 512
+_HEAD: Final = re.compile(
+    rb"\{'descr': '([|<][ui][1248])', 'fortran_order': False, 'shape': \((\d{1,18}),(?: (\d{1,18}))?\), \} *\n"
 )
+_TERMS_AT_A_TIME: Final = 1 << 16
+
+Mapped: TypeAlias = Mapping[str, NDArray[Any]]
+"""The arrays of a folder as they stand in its files, by name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """The arrays, memory-mapped; see the page's legend. Offsets, and the ends of the terms, are read and widened."""
+    """The arrays, memory-mapped; see the page's legend. Offsets, and the ends of the terms, are read and widened.
 
+    `passages` of a term, and their codes, may be given to kernels once `check_terms` has passed them.
+    """
+
+    folder: Path
     offsets: NDArray[np.int64]
     passages: NDArray[np.int32]
     codes: NDArray[np.uint8]
@@ -61,6 +85,49 @@ class Arrays:
     @cached_property
     def _found(self) -> dict[str, int]:
         return {}
+
+    @cached_property
+    def _checked_V(self) -> NDArray[np.bool_]:
+        """Which terms have been checked; written by several threads at once, which all write the same."""
+        return np.zeros(len(self.term_ids), np.bool_)
+
+    def check_terms(self, terms: NDArray[np.int64], passages: int) -> None:
+        """Check the postings of terms, each once, in an index of so many passages: then kernels stay in their arrays.
+
+        Raises DamagedFolderError where passages are out of range or order, or codes stand for nothing.
+        """
+        new = terms[~self._checked_V[terms]]
+        for term in new.tolist():
+            begin, end = int(self.offsets[term]), int(self.offsets[term + 1])
+            if not is_rising_within(self.passages[begin:end], passages):
+                _damaged(self.folder, f"passages.npy has numbers out of place among the postings of term {term}")
+            if not sound_codes(*self.posting_codes, begin, end, len(self.code_table)):
+                _damaged(self.folder, f"codes.npy has codes without meaning among the postings of term {term}")
+            self._checked_V[term] = True
+
+    def check_totals(self, passages: int) -> None:
+        """Check what the formula of BM25 divides by, in an index of so many passages.
+
+        Raises DamagedFolderError.
+        """
+        tokens, with_terms = self.totals.tolist()
+        most = int(np.diff(self.offsets).max(initial=0))
+        if not most <= with_terms <= passages or not with_terms <= tokens:
+            _damaged(self.folder, f"totals.npy says {tokens:,} terms in {with_terms:,} of {passages:,} passages")
+
+    def check(self, passages: int) -> None:
+        """Check everything, in an index of so many passages: every posting, and the whole vocabulary.
+
+        Raises DamagedFolderError.
+        """
+        self.check_totals(passages)
+        terms = len(self.term_ids)
+        for first in range(0, terms, _TERMS_AT_A_TIME):
+            self.check_terms(np.arange(first, min(first + _TERMS_AT_A_TIME, terms)), passages)
+        if len(np.unique(self.term_ids)) < terms:
+            _damaged(self.folder, "term_ids.npy has a number twice")
+        if any(self._spelt(i - 1) >= self._spelt(i) for i in range(1, terms)):
+            _damaged(self.folder, "vocabulary.npy is out of order")
 
     def term(self, term: str) -> int:
         """The row of `offsets` of a term, or -1 where no passage has it."""
@@ -85,11 +152,33 @@ class Arrays:
 
 
 def open_arrays(folder: Path) -> Arrays:
-    """Map the arrays of a folder."""
-    arrays = {name: _mapped(folder / f"{name}.npy") for name in NAMES}
+    """Map the arrays of a folder, and check the small ones.
+
+    Raises DamagedFolderError.
+    """
+    return checked_arrays(folder, map_arrays(folder))
+
+
+def map_arrays(folder: Path) -> Mapped:
+    """Map the arrays of a folder: what they hold then stays what it is, though other files take the places of these.
+
+    Raises DamagedFolderError where a file is missing or its head is not what it should be.
+    """
+    return {name: _mapped(folder / f"{name}.npy", kinds) for name, kinds in _KINDS.items()}
+
+
+def checked_arrays(folder: Path, mapped: Mapped) -> Arrays:
+    """The arrays of a folder that was mapped, once those are checked that are read as a whole, and fit together.
+
+    Raises DamagedFolderError.
+    """
+    arrays = dict(mapped)
+    for name, wrong in (*_wrong_postings(arrays), *_wrong_codes(arrays), *_wrong_vocabulary(arrays)):
+        if wrong:
+            _damaged(folder, f"{name}.npy {wrong}")
     arrays["offsets"] = arrays["offsets"].astype(np.int64)
     arrays["term_ends"] = np.cumsum(arrays.pop("term_sizes"), dtype=np.int64)
-    return Arrays(**arrays)
+    return Arrays(folder=folder, **arrays)
 
 
 def narrow(numbers: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
@@ -97,7 +186,66 @@ def narrow(numbers: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
     return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
 
 
-def _mapped(file: Path) -> NDArray[Any]:
-    """An array, mapped; an empty one, which cannot be mapped, read."""
-    array = np.load(file, mmap_mode=None if file.stat().st_size <= 128 else "r", allow_pickle=False)
-    return np.asarray(array)
+def _wrong_postings(arrays: Mapped) -> Iterator[tuple[str, str]]:
+    """What is wrong with the places of postings, by the name of the array; each is looked at once those before are
+    known to be right."""
+    offsets, postings = arrays["offsets"], len(arrays["passages"])
+    if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != postings or (offsets[1:] < offsets[:-1]).any():
+        yield "offsets", f"does not divide the {postings:,} postings among the terms"
+    if len(offsets) - 1 != len(arrays["term_ids"]):
+        yield "offsets", "has another number of terms than term_ids.npy"
+    if len(arrays["codes"]) != postings:
+        yield "codes", f"has {len(arrays['codes']):,} codes for {postings:,} postings"
+    escaped = arrays["escaped"]
+    if len(escaped) and not (0 <= escaped[0] and escaped[-1] < postings and (escaped[1:] > escaped[:-1]).all()):
+        yield "escaped", "has places that do not rise, or that no posting has"
+
+
+def _wrong_codes(arrays: Mapped) -> Iterator[tuple[str, str]]:
+    """What is wrong with the table of codes, the rows that are listed apart, and the totals."""
+    table, rows, totals = arrays["code_table"], arrays["escaped_rows"], arrays["totals"]
+    if table.ndim != 2 or table.shape[1] != 2 or (table < 0).any():
+        yield "code_table", "is no table of frequencies and lengths"
+    if len(rows) != len(arrays["escaped"]):
+        yield "escaped_rows", "has another number of rows than escaped.npy"
+    if len(rows) and not (rows.min() > ESCAPE and rows.max() < len(table)):
+        yield "escaped_rows", "has rows that the table of codes has not"
+    if len(totals) != 2:
+        yield "totals", "has not two numbers"
+
+
+def _wrong_vocabulary(arrays: Mapped) -> Iterator[tuple[str, str]]:
+    """What is wrong with the terms."""
+    sizes, ids, size = arrays["term_sizes"], arrays["term_ids"], len(arrays["vocabulary"])
+    if len(sizes) != len(ids):
+        yield "term_sizes", "has another number of terms than term_ids.npy"
+    if sizes.max(initial=0) > size or int(sizes.sum(dtype=np.uint64)) != size:
+        yield "term_sizes", f"does not divide the {size:,} bytes of vocabulary.npy"
+    if len(ids) and not (ids.min() >= 0 and ids.max() < len(ids)):
+        yield "term_ids", "has numbers that are no term's"
+
+
+def _mapped(file: Path, kinds: tuple[str, ...]) -> NDArray[Any]:
+    """An array, mapped; an empty one, which cannot be mapped, is made.
+
+    The head must be one that numpy writes for an array of one of these kinds that fills the file: nothing else is read.
+    """
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(_PREFIX + _LONGEST_HEAD)
+            begin = _PREFIX + int.from_bytes(head[8:_PREFIX], "little")
+            found = _HEAD.fullmatch(head[_PREFIX:begin]) if head.startswith(b"\x93NUMPY\x01\x00") else None
+            kind = found[1].decode() if found else ""
+            if found is None or kind not in kinds:
+                _damaged(file.parent, f"{file.name} does not begin as such an array does")
+            shape = tuple(int(length) for length in found.groups()[1:] if length is not None)
+            dtype, size = np.dtype(kind), os.fstat(stream.fileno()).st_size - begin
+            if (len(shape) == 2) != (file.stem == _TABLE) or math.prod(shape) * dtype.itemsize != size:
+                _damaged(file.parent, f"{file.name} has {size:,} bytes for an array of shape {shape}")
+            return np.asarray(np.memmap(stream, dtype, "r", begin, shape)) if size else np.zeros(shape, dtype)
+    except (FileNotFoundError, IsADirectoryError):
+        _damaged(file.parent, f"{file.name} is missing")
+
+
+def _damaged(folder: Path, how: str) -> NoReturn:
+    raise DamagedFolderError(f"{folder} is damaged: {how}; build the index again or restore it from a copy.")

@@ -39,6 +39,44 @@ def _escaped_row(escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], po
     return int(escaped_rows[np.searchsorted(escaped, posting)])
 
 
+@kernel
+def is_rising_within(numbers: NDArray[np.int32], count: int) -> bool:
+    """Whether numbers rise, none equal to the one before, from 0 or more to below `count`."""
+    if len(numbers) == 0:
+        return True
+    wrong = 0
+    for i in range(1, len(numbers)):
+        wrong += numbers[i] <= numbers[i - 1]
+    return bool(wrong == 0 and numbers[0] >= 0 and numbers[-1] < count)
+
+
+@kernel
+def sound_codes(
+    codes: NDArray[np.uint8],
+    escaped: NDArray[np.int64],
+    escaped_rows: NDArray[np.int32],
+    begin: int,
+    end: int,
+    rows: int,
+) -> bool:
+    """Whether the codes from `begin` to `end` are rows of a table of so many, or `ESCAPE` where they are listed apart.
+
+    The lists themselves must have been checked: rising places, and rows of the table.
+    """
+    highest = np.uint8(0)
+    escapes = 0
+    for code in codes[begin:end]:
+        escapes += code == ESCAPE
+        highest = max(highest, code if code != ESCAPE else np.uint8(0))
+    first, last = np.searchsorted(escaped, begin), np.searchsorted(escaped, end)
+    if escapes != last - first or (end > begin and highest >= rows):
+        return False
+    for place in escaped[first:last]:
+        if codes[place] != ESCAPE:
+            return False
+    return True
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CodeTable:
     """`pairs` (int32, C x 2): frequency and length as Lucene stores it, of each row.

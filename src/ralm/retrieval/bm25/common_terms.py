@@ -60,6 +60,7 @@ def find_common_terms(
     steps_MC = steps(fixed_points(idf_V[terms], impact_C)).astype(np.uint8)
 
     def fill(row: int) -> None:
+        arrays.check_terms(terms[row : row + 1], passages)
         begin, end = arrays.offsets[terms[row]], arrays.offsets[terms[row] + 1]
         rows = common.highest_MB[row], common.present_MW[row], common.before_MW[row]
         _fill(arrays.passages, arrays.posting_codes, begin, end, steps_MC[row], *rows)

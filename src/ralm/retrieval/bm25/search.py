@@ -53,7 +53,8 @@ _PASSAGES_A_HIT: Final = 100
 class BM25:
     """A retriever over the arrays of an index of `passages` passages; safe to use from several threads.
 
-    `partition`: how many passages are scanned at a time; any number gives the same hits.
+    `partition`: how many passages are scanned at a time; any number gives the same hits. Raises DamagedFolderError where
+    the arrays are not those of so many passages; the postings of a term are checked when it is first asked for.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class BM25:
         self._passages = passages
         self._options = options or BM25Options()
         self._partition = min(partition, passages)
+        arrays.check_totals(passages)
         tokens, self._with_terms = (int(total) for total in arrays.totals)
         frequency, length = arrays.code_table.astype(np.int64).T
         average = tokens / max(self._with_terms, 1)
@@ -154,6 +156,7 @@ class BM25:
         terms = np.array([term for counter in counters for term in counter], np.int64)
         counts = np.array([count for counter in counters for count in counter.values()], np.int64)
         arrays = self._arrays
+        arrays.check_terms(terms, self._passages)
         begins, stops = arrays.offsets[terms], arrays.offsets[terms + 1]
         scan(
             ends, begins, stops, idf(stops - begins, self._with_terms), counts, self._impact_C, arrays.passages,

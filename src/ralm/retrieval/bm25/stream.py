@@ -127,6 +127,7 @@ class Stream:
         terms = np.fromiter(chain.from_iterable(queries), np.int64, sum(sizes))
         ends = np.zeros(len(queries) + 1, np.int64)
         np.cumsum(sizes, out=ends[1:])
+        self._collection.arrays.check_terms(terms, self._collection.passages)
         self._make_room(terms)
         collection, tables = self._collection, self._terms
         self._known = _learn(

@@ -1,11 +1,12 @@
 """Building the vectors of an index from a stream of passages, so that what was encoded survives an interruption.
 
 Passages are encoded a chunk at a time, the longest of a chunk first. The vectors of a chunk are kept in a work folder
-beside the index, named by what was encoded and with what; a build that begins again finds them there. At the end FAISS
-is trained on a sample of them where its string asks for that, and takes them all in order.
+beside the index, named by what was encoded and with what, and end in a checksum; a build that begins again finds them
+there, and encodes again what is not as it was written. At the end FAISS is trained on a sample of them where its string asks for that, and takes them all in order.
 """
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -19,16 +20,16 @@ import faiss
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import CorpusError, ModelError, UsageError
+from ralm.errors import CorpusError, DamagedFolderError, ModelError, UsageError
 from ralm.folders import storage_errors
 from ralm.progress import Advance, track
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
-from ralm.retrieval.dense.options import VectorOptions
+from ralm.retrieval.dense.options import VECTORS, VectorOptions
 
+_CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 CHUNK: Final = 4096
 """Passages encoded between one saving and the next."""
-VECTORS: Final = "vectors.faiss"
 
 
 def work_folder(out: Path) -> Path:
@@ -114,7 +115,7 @@ class DenseBuilder:
         if not passages:
             return
         file = self._work / f"{self._address(passages)}.npy"
-        if not file.is_file():
+        if not _is_whole(file):
             begin = perf_counter()
             vectors_PD = self._encoder.encode_passages(passages, self._advance)
             self._seconds += perf_counter() - begin
@@ -191,13 +192,31 @@ def _check_finite(vectors_PD: FloatArray, passages: Sequence[Passage]) -> None:
         )
 
 
+def _is_whole(file: Path) -> bool:
+    """Whether a file is there and as `_save` wrote it."""
+    if not file.is_file():
+        return False
+    content = file.read_bytes()
+    return content[-_CHECKSUM_BYTES:] == _checksum(file, content[:-_CHECKSUM_BYTES])
+
+
+def _checksum(file: Path, content: bytes) -> bytes:
+    """That of what a file holds, under its name: another file in its place is another one."""
+    return hashlib.sha256(file.name.encode() + content).digest()
+
+
 def _save(file: Path, vectors_PD: FloatArray) -> None:
-    """Write an array whole or not at all."""
+    """Write an array whole or not at all, and its checksum behind it, where numpy does not look."""
     partial = file.with_name(f"{file.stem}.partial-{os.getpid()}")
+    if file.is_dir():
+        raise DamagedFolderError(f"{file} is a folder where a file is to be; remove it, and run this again.")
     with storage_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
+        buffer = io.BytesIO()
+        np.save(buffer, vectors_PD, allow_pickle=False)
+        content = buffer.getvalue()
         with partial.open("wb") as stream:
-            np.save(stream, vectors_PD, allow_pickle=False)
+            stream.write(content + _checksum(file, content))
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(file)

@@ -8,6 +8,9 @@ from ralm.errors import UsageError
 QUERY_TOKENS: Final = 64
 """The papers' query length l for dense retrieval, in tokens of the language model."""
 
+VECTORS: Final = "vectors.faiss"
+"""The file of vectors, in the folder of those."""
+
 Pooling = Literal["auto", "mean", "cls"]
 EncoderDtype = Literal["auto", "float32", "bfloat16", "float16"]
 

@@ -3,6 +3,7 @@
 Letters of shapes: Q queries, K hits a query, D dimensions.
 """
 
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -12,16 +13,22 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, ModelError, OtherEncoderError, UsageError
+from ralm.folders import whole_checksum
 from ralm.progress import track
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from ralm.retrieval.arguments import check_k
-from ralm.retrieval.dense.build import VECTORS
-from ralm.retrieval.dense.options import DenseSearchOptions
+from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions
 
 QUERIES_AT_A_TIME: Final = 1024
 _NPROBE: Final = 16
 _EF_SEARCH: Final = 128
+_HEAD: Final = struct.Struct("<4siqqq?i")
+"""What every FAISS index begins with: kind, dimensions, vectors, two numbers that mean nothing, trained, metric."""
+_COUNT: Final = struct.Struct("<Q")
+_FLAT: Final = b"IxFI"
+_COMPARED_BYTES: Final = 4 << 30
+"""Up to here all of an index that is not flat is compared with its checksum before it is used: some 3 seconds at most."""
 
 
 class Dense:
@@ -79,13 +86,23 @@ class Dense:
 
 
 def open_dense(
-    folder: Path, encoder: Encoder, options: DenseSearchOptions | None = None, *, fingerprint: str | None = None
+    folder: Path,
+    encoder: Encoder,
+    options: DenseSearchOptions | None = None,
+    *,
+    fingerprint: str | None = None,
+    file: Path | None = None,
+    passages: int | None = None,
+    sha256: str | None = None,
 ) -> Dense:
     """The retriever over what `DenseBuilder` wrote; `fingerprint` is what the encoder of queries must have, if given.
 
-    Raises OtherEncoderError where it has another, DamagedFolderError where there are no vectors.
+    `file` names the vectors where they were opened before; `passages`, `sha256`: how many vectors there must be, and
+    the checksum of the file. Raises OtherEncoderError where the encoder has another fingerprint, DamagedFolderError
+    where there are no such vectors.
     """
-    dense = Dense(open_vectors(folder / VECTORS), encoder, options)
+    index = open_vectors(file or folder / VECTORS, folder / VECTORS, passages, sha256)
+    dense = Dense(index, encoder, options)
     if fingerprint is not None and encoder.query_fingerprint != fingerprint:
         raise OtherEncoderError(
             f"the index at {folder.parent} was built with another encoder than this one (its weights are "
@@ -95,15 +112,42 @@ def open_dense(
     return dense
 
 
-def open_vectors(file: Path) -> faiss.Index:
-    """A FAISS index, memory-mapped where its kind allows it.
+def open_vectors(file: Path, name: Path, passages: int | None = None, sha256: str | None = None) -> faiss.Index:
+    """A FAISS index, memory-mapped where its kind allows it; `name` is what messages call it.
 
-    Raises DamagedFolderError where the file is none.
+    FAISS believes what it reads, so a flat index must be of the size that it says, and others are compared with their
+    checksum, up to 4 GiB: a damaged one could end the process. Raises DamagedFolderError where the file is none, or has
+    not so many vectors as there are passages.
     """
     try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            head = stream.read(_HEAD.size + _COUNT.size)
+    except OSError as error:
+        raise DamagedFolderError(f"{name} cannot be read ({error.strerror}); build the index again.") from None
+    kind, dimension, count, _, _, trained, metric = _head(head, name)
+    flat_bytes = _HEAD.size + _COUNT.size + 4 * count * dimension
+    if kind == _FLAT:
+        stands = (metric, *_COUNT.unpack_from(head, _HEAD.size)) == (faiss.METRIC_INNER_PRODUCT, count * dimension)
+        sound = stands and size == flat_bytes
+    else:
+        sound = sha256 is None or size > _COMPARED_BYTES or whole_checksum(file) == sha256
+    if not (sound and trained and dimension > 0 and count >= 0) or passages not in (None, count):
+        raise DamagedFolderError(
+            f"{name} is damaged: {count:,} vectors of {dimension:,} dimensions in {size:,} bytes, "
+            f"{'altered' if passages in (None, count) else f'for {passages:,} passages'}; build the index again."
+        )
+    try:
         return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
-    except RuntimeError as error:
-        raise DamagedFolderError(f"{file} is no FAISS index ({error}); build the index again.") from None
+    except (RuntimeError, MemoryError) as error:
+        raise DamagedFolderError(f"{name} is no FAISS index ({error}); build the index again.") from None
+
+
+def _head(head: bytes, name: Path) -> tuple[bytes, int, int, int, int, bool, int]:
+    if len(head) < _HEAD.size + _COUNT.size:
+        raise DamagedFolderError(f"{name} is no FAISS index: it has {len(head)} bytes; build the index again.")
+    kind, dimension, count, first, second, trained, metric = _HEAD.unpack_from(head)
+    return kind, dimension, count, first, second, trained, metric
 
 
 def _set_effort(index: faiss.Index, options: DenseSearchOptions) -> dict[str, JsonValue]:

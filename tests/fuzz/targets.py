@@ -1,0 +1,220 @@
+"""What is damaged: each kind of file that is read back, with a way to make it and a way to ask it everything."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.errors import DamagedFolderError
+from ralm.evaluation.perplexity import evaluate_text
+from ralm.evaluation.run import evaluation_config, open_run, write_run
+from ralm.evaluation.run_report import report_of
+from ralm.evaluation.unfinished import JOURNAL, unfinished_run
+from ralm.lm.journal import Journal
+from ralm.pipeline import FromRetriever
+from ralm.progress import Advance
+from ralm.reading.plan import PlanOptions
+from ralm.records import FloatArray, Hits, Passage
+from ralm.retrieval.bm25.stream import Stream
+from ralm.retrieval.cache import CachedRetriever
+from ralm.retrieval.dense.build import DenseBuilder
+from ralm.retrieval.dense.options import VectorOptions
+from ralm.retrieval.dense.search import open_dense
+from ralm.retrieval.index import build_index, open_index
+from ralm.retrieval.retrieval_file import (
+    RetrievedPassage,
+    RetrievedStride,
+    hits_and_passages,
+    read_retrieval_file,
+    write_retrieval_file,
+)
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+
+PASSAGES, PARTITION, K = 1200, 1024, 5
+
+
+@dataclass(frozen=True)
+class Target:
+    """`make` fills a folder, `ask` says what it holds: the same for the same content, or a RalmError.
+
+    `mends`: its checksums can be made to fit, which leaves the structure to be checked. `open`: it has none that all of
+    its content must agree with, so that another answer may be right.
+    """
+
+    name: str
+    make: Callable[[Path], None]
+    ask: Callable[[Path], Any]
+    mends: bool = False
+    open: bool = False
+
+
+class HashEncoder:
+    """Vectors drawn at random for each text."""
+
+    dimension = 8
+    query_fingerprint = "hash"
+    config: dict[str, JsonValue] = {"name": "hash"}  # noqa: RUF012
+
+    def text_of(self, passage: Passage) -> str:
+        return passage.contents
+
+    def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
+        return self.encode_queries([passage.contents for passage in passages])
+
+    def encode_queries(self, queries: Sequence[str]) -> FloatArray:
+        digests = [hashlib.sha256(query.encode()).digest()[: self.dimension] for query in queries]
+        rows = np.frombuffer(b"".join(digests), np.uint8).astype(np.float32) - 128
+        return rows.reshape(len(queries), self.dimension)
+
+
+def _words(count: int, seed: int) -> list[str]:
+    return [f"w{word}" for word in (np.random.default_rng(seed).zipf(1.3, count) % 300).tolist()]
+
+
+def _passages() -> list[Passage]:
+    """Some are long and repeat a word many times, so that there are more kinds of postings than codes."""
+    words = _words(40 * PASSAGES, 0)
+    texts = [" ".join(words[40 * n : 40 * n + 5 + n % 35]) for n in range(PASSAGES)]
+    texts[::7] = [f"{text} {f'rep{n % 3} ' * (n + 1)}" for n, text in enumerate(texts[::7])]
+    return [Passage(n, f"d{n // 3}", f"Title {n}" if n % 3 else "", text) for n, text in enumerate(texts)]
+
+
+PASSAGE_LIST = _passages()
+_TEXT = _words(200, 1)
+QUERIES = [" ".join(_TEXT[end : end + 12]) for end in range(0, 120, 4)] + ["rep0 rep1 w1 title", "", "unseen"]
+
+
+def as_lists(hits: Hits) -> list[list[tuple[int, float]]]:
+    return [hits.of(row) for row in range(len(hits))]
+
+
+def make_index(folder: Path, *, bm25: bool = True, faiss: str | None = None) -> None:
+    encoder = HashEncoder() if faiss else None
+    build_index(PASSAGE_LIST, folder / "index", bm25=bm25, encoder=encoder, vectors=VectorOptions(faiss=faiss or "Flat"))
+
+
+def ask_index(folder: Path) -> Any:
+    """Scans, streams, vectors, and every passage."""
+    index = open_index(folder / "index")
+    answer: list[Any] = [index.fingerprint, len(index.passages)]
+    if index.bm25_options:
+        terms = [index.bm25.terms(query.split()) for query in QUERIES]
+        streamed = Stream(index.bm25.collection, K, PARTITION).search(terms)
+        answer += [as_lists(index.bm25.retrieve(QUERIES, K)), [part.tolist() for part in streamed]]
+        answer.append(as_lists(index.bm25.retrieve(QUERIES[:1], PASSAGES)))
+    if "dense" in index.manifest.settings:
+        answer.append(as_lists(index.dense(encoder=HashEncoder()).retrieve(QUERIES, K)))
+    everything = [[passage.document_id, passage.contents] for passage in index.passages]
+    return [*answer, everything, list(index.passages.origins())]
+
+
+def check_index_of(folder: Path) -> Any:
+    """What `ralm check` says, as an error where that is not that all is well."""
+    from ralm.retrieval.index import check_index
+
+    damaged, _ = check_index(folder / "index")
+    if damaged:
+        raise DamagedFolderError(damaged[0])
+    return "sound"
+
+
+RUN_TEXT = "a b c d e a b c d e f g h a b c d e f g"
+RUN_OPTIONS = PlanOptions(stride=3, query_tokens=2, document_tokens=4, max_length=10)
+
+
+def make_run(folder: Path) -> None:
+    passages = passages_of("c d c d", "e f e f")
+    source = FromRetriever(SharedWordsRetriever(passages), passages, config={"index": "fake"})
+    model = CountingModel(WordTokenizer(), max_length=10)
+    evaluation = evaluate_text(RUN_TEXT, model, RUN_OPTIONS, source=source, baseline=True)
+    config = evaluation_config(Path("t.txt"), RUN_TEXT, model, RUN_OPTIONS, source, None)
+    write_run(folder / "run", evaluation, config, force=False)
+
+
+def ask_run(folder: Path) -> Any:
+    return report_of(open_run(folder / "run"), 100).as_json()
+
+
+SCORED = {
+    hashlib.blake2b(bytes([n]), digest_size=16).digest(): np.random.default_rng(n).random(1 + n % 7).astype(np.float32)
+    for n in range(40)
+}
+BEGUN: dict[str, JsonValue] = {"model": {"name": "m"}, "plan": {"stride": 4}}
+
+
+def make_unfinished(folder: Path) -> None:
+    try:
+        with unfinished_run(folder / "run", BEGUN, force=False) as place, Journal(place / f"m{JOURNAL}") as journal:
+            journal.add(SCORED.items())
+            raise InterruptedError
+    except InterruptedError:
+        return
+
+
+def ask_unfinished(folder: Path) -> Any:
+    """What a run gives that goes on: what the journal does not know is scored again."""
+    with unfinished_run(folder / "run", BEGUN, force=False) as place:
+        for _ in range(2):
+            with Journal(place / f"m{JOURNAL}") as journal:
+                found = {key: journal.get(key) for key in SCORED}
+                journal.add((key, SCORED[key]) for key, known in found.items() if known is None)
+    return [(SCORED[key] if known is None else known).tolist() for key, known in found.items()]
+
+
+def ask_cache(folder: Path) -> Any:
+    retriever = SharedWordsRetriever(PASSAGE_LIST[:40])
+    return as_lists(CachedRetriever(retriever, folder / "cache", {"index": "a"}).retrieve(QUERIES, K))
+
+
+def make_retrieval_file(folder: Path) -> None:
+    docs = tuple(RetrievedPassage(text=p.text, title=p.title, score=1.5, id=p.document_id) for p in PASSAGE_LIST[:2])
+    strides = [
+        RetrievedStride(begin_location=4 * n, end_location=4 * n + 4, future="x", query="y", retrieved_docs=docs[: n % 3])
+        for n in range(6)
+    ]
+    write_retrieval_file(folder / "retrieved.json", strides)
+
+
+def ask_retrieval_file(folder: Path) -> Any:
+    strides = read_retrieval_file(folder / "retrieved.json")
+    hits, passages = hits_and_passages(strides)
+    assert np.isfinite(hits.scores_QK).all()
+    return [as_lists(hits), [passage.contents for passage in passages], [stride.begin_location for stride in strides]]
+
+
+def _dense_builder(folder: Path) -> DenseBuilder:
+    (folder / "dense").mkdir(exist_ok=True)
+    builder = DenseBuilder(folder / "dense", folder / "vectors", HashEncoder(), chunk=100)
+    for passage in PASSAGE_LIST[:350]:
+        builder.add(passage)
+    builder.encode_rest()
+    return builder
+
+
+def make_vectors(folder: Path) -> None:
+    _dense_builder(folder)
+    (folder / "dense").rmdir()
+
+
+def ask_vectors(folder: Path) -> Any:
+    """What a build finds that goes on with vectors that were encoded before."""
+    _dense_builder(folder).finish()
+    return as_lists(open_dense(folder / "dense", HashEncoder()).retrieve(QUERIES, K))
+
+
+TARGETS = (
+    Target("index for BM25", make_index, ask_index, mends=True),
+    Target("index for both", partial(make_index, faiss="Flat"), ask_index, mends=True),
+    Target("index of vectors", partial(make_index, bm25=False, faiss="HNSW8"), ask_index),
+    Target("checked index", partial(make_index, faiss="Flat"), check_index_of),
+    Target("run", make_run, ask_run, mends=True),
+    Target("unfinished run", make_unfinished, ask_unfinished),
+    Target("cache", ask_cache, ask_cache),
+    Target("retrieval file", make_retrieval_file, ask_retrieval_file, open=True),
+    Target("vectors", make_vectors, ask_vectors),
+)

@@ -1,0 +1,165 @@
+"""Damage that no checksum tells: in a large file, between samples, or with checksums that were made to fit."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ralm import folders
+from ralm.errors import DamagedFolderError
+from ralm.folders import MANIFEST
+from ralm.retrieval.bm25.stream import Stream
+from ralm.retrieval.index import build_index, check_index, open_index
+from tests.fuzz.mutations import mend
+from tests.fuzz.targets import PASSAGE_LIST, HashEncoder
+
+QUERY = "w1 w2 w3 rep0 rep1 rep2"
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    build_index(PASSAGE_LIST, tmp_path / "index", encoder=HashEncoder())
+    return tmp_path / "index"
+
+
+def change(folder: Path, name: str, how: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Change an array of BM25, and make the manifest fit."""
+    file = folder / "bm25" / f"{name}.npy"
+    array = np.array(np.load(file))
+    np.save(file, how(array))
+    mend(folder)
+
+
+def put(place: int, value: int) -> Callable[[np.ndarray], np.ndarray]:
+    def changed(array: np.ndarray) -> np.ndarray:
+        array.reshape(-1)[place] = value
+        return array
+
+    return changed
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("name", "how", "message"),
+    [
+        ("passages", lambda a: a[::-1].copy(), "passages.npy has numbers out of place"),
+        ("passages", lambda a: a + 1_000_000, "passages.npy has numbers out of place"),
+        ("passages", lambda a: a - 5, "passages.npy has numbers out of place"),
+        ("passages", lambda a: a.astype(np.int64), "passages.npy does not begin as such an array does"),
+        ("codes", lambda a: np.full_like(a, 255), "codes.npy has codes without meaning"),
+        ("codes", lambda a: a[:-1].copy(), "codes.npy has .* codes for .* postings"),
+        ("code_table", lambda a: a[:3].copy(), "escaped_rows.npy has rows that the table of codes has not"),
+        ("code_table", put(0, -1), "code_table.npy is no table"),
+        ("escaped", put(-1, 1 << 40), "escaped.npy has places that do not rise, or that no posting has"),
+        ("escaped", lambda a: a[::-1].copy(), "escaped.npy has places that do not rise"),
+        ("escaped", lambda a: a + 1, "codes.npy has codes without meaning|escaped.npy has places"),
+        ("escaped_rows", put(0, -7), "escaped_rows.npy has rows"),
+        ("offsets", put(3, 60_000), "offsets.npy does not divide"),
+        ("offsets", put(-1, 3), "offsets.npy does not divide"),
+        ("totals", put(1, 10_000_000), "totals.npy says"),
+        ("totals", put(0, -1), "totals.npy says"),
+        ("term_ids", put(0, 1 << 30), "term_ids.npy has numbers that are no term's"),
+        ("term_sizes", put(0, 255), "term_sizes.npy does not divide"),
+        ("vocabulary", lambda a: a[:-2].copy(), "term_sizes.npy does not divide"),
+    ],
+)
+def test_kernels_never_get_what_would_lead_them_out_of_their_arrays(
+    index: Path, name: str, how: Callable[[np.ndarray], np.ndarray], message: str, streams: bool
+) -> None:
+    change(index, name, how)
+    with pytest.raises(DamagedFolderError, match=message):
+        bm25 = open_index(index).bm25
+        if streams:
+            Stream(bm25.collection, 5, 1024).search([bm25.terms(QUERY.split())])
+        else:
+            bm25.retrieve([QUERY], 5)
+
+
+def test_a_large_file_altered_between_samples(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "_BLOCK_BYTES", 4)
+    for name in ("bm25/passages.npy", "passages.arrow", "dense/vectors.faiss"):
+        mend(index)
+        file = index / name
+        whole = file.read_bytes()
+        content = bytearray(whole)
+        sampled = {i * (len(content) - 4) // 63 + j for i in range(64) for j in range(4)}
+        place = next(place for place in range(len(content) // 2, len(content)) if place not in sampled)
+        content[place] ^= 0x80
+        file.write_bytes(content)
+        open_index(index)
+        assert check_index(index) == ([f"{name} was altered since it was written"], [])
+        file.write_bytes(whole)
+    assert check_index(index) == ([], [])
+
+
+def test_indexes_of_earlier_versions_open_and_are_checked_as_far_as_they_can_be(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = json.loads((index / MANIFEST).read_text())
+    del manifest["checksum"]
+    for entry in manifest["files"].values():
+        del entry["sha256"]
+    (index / MANIFEST).write_text(json.dumps(manifest))
+    expected = open_index(index).fingerprint
+    assert check_index(index) == ([], [])
+    monkeypatch.setattr(folders, "_BLOCK_BYTES", 1 << 11)
+    for name, entry in manifest["files"].items():
+        entry["checksum"] = folders.file_checksum(index / name)
+    (index / MANIFEST).write_text(json.dumps(manifest))
+    damaged, sampled = check_index(index)
+    assert damaged == []
+    assert "passages.arrow" in sampled
+    assert expected
+
+
+@pytest.mark.parametrize("what", ["k1", "counts", "encoder", "checksum"])
+def test_a_manifest_that_was_altered(index: Path, what: str) -> None:
+    manifest = json.loads((index / MANIFEST).read_text())
+    match what:
+        case "k1":
+            manifest["settings"]["bm25"]["k1"] = 1.9
+        case "counts":
+            manifest["counts"]["passages"] += 1
+        case "encoder":
+            manifest["settings"]["dense"]["query_fingerprint"] = "another"
+        case "checksum":
+            del manifest["checksum"]
+    (index / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(DamagedFolderError, match=r"manifest.json was altered since it was written"):
+        open_index(index)
+
+
+def test_a_manifest_written_in_another_way_is_the_same(index: Path) -> None:
+    manifest = json.loads((index / MANIFEST).read_text())
+    (index / MANIFEST).write_text(json.dumps(dict(reversed(manifest.items())), indent=7, ensure_ascii=False))
+    open_index(index)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a\0b", "bm25/../../x"])
+def test_a_manifest_names_nothing_outside_its_folder(index: Path, name: str) -> None:
+    manifest = json.loads((index / MANIFEST).read_text())
+    manifest["files"][name] = manifest["files"]["passages.arrow"]
+    (index / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(DamagedFolderError, match="is damaged or not a ralm manifest"):
+        open_index(index)
+
+
+def test_vectors_that_say_they_are_more_than_they_are(index: Path) -> None:
+    file = index / "dense" / "vectors.faiss"
+    content = bytearray(file.read_bytes())
+    content[8:16] = (1 << 40).to_bytes(8, "little")
+    file.write_bytes(content)
+    mend(index)
+    with pytest.raises(DamagedFolderError, match=r"vectors.faiss is damaged: 1,099,511,627,776 vectors"):
+        open_index(index).dense(encoder=HashEncoder())
+
+
+def test_vectors_of_other_passages(index: Path, tmp_path: Path) -> None:
+    build_index(PASSAGE_LIST[:7], tmp_path / "few", bm25=False, encoder=HashEncoder())
+    os.replace(tmp_path / "few" / "dense" / "vectors.faiss", index / "dense" / "vectors.faiss")
+    mend(index)
+    with pytest.raises(DamagedFolderError, match=r"7 vectors of 8 dimensions .* for 1,200 passages"):
+        open_index(index).dense(encoder=HashEncoder())
