@@ -9,8 +9,8 @@ Shapes: B texts, N tokens, V vocabulary.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,7 +49,7 @@ class CachedContinuations:
         self._logits = logits
         self._packed = packed.used if packed else nullcontext
         self._max_length = max_length
-        self._tokens = tokens_a_batch or TOKENS_A_BATCH.get(logits.device.type, TOKENS_A_BATCH["cpu"])
+        self._tokens = tokens_a_batch or tokens_a_batch_of(logits)
         self._thresholds = lengths_read_apart(logits.model.config)
         self._takes_positions = "position_ids" in inspect.signature(logits.model.forward).parameters
         self._held: list[IntArray] = []
@@ -62,56 +62,33 @@ class CachedContinuations:
         Raises ModelError where a text is empty or longer than `max_length`, the device runs out of memory, or the model
         gives no numbers.
         """
-        self._check(texts)
+        check_texts(self._logits.name, texts, self._max_length)
         placed = _place(self._held, texts, self._thresholds)
         rows = [texts[one.text] for one in placed]
         self._held = []  # until all is read
-        try:
+        with enough_memory(self._logits, texts):
             self._rows.arrange([one.kept for one in placed], np.array([len(row) - 1 for row in rows], dtype=np.int64))
             self._read_changed(rows, [one.kept.columns for one in placed])
             log_probs_BV = self._read_last(rows)
-        except torch.OutOfMemoryError:
-            raise ModelError(
-                f"{self._logits.name} runs out of memory on {self._logits.device} with {len(texts)} texts of up to "
-                f"{max(map(len, texts))} tokens: read fewer documents or prompts at once, lower --max-length, or use "
-                "--dtype bfloat16."
-            ) from None
         self._held = rows
         found_BV = np.empty_like(log_probs_BV)
         found_BV[[one.text for one in placed]] = log_probs_BV
         return found_BV
 
-    def _check(self, texts: Sequence[IntArray]) -> None:
-        shortest, longest = min(map(len, texts)), max(map(len, texts))
-        if shortest == 0:
-            raise ModelError(f"{self._logits.name} has nothing to go on from: give it a prompt of at least one token.")
-        if longest > self._max_length:
-            raise ModelError(f"{self._logits.name} reads at most {self._max_length} tokens at once, not {longest}.")
-
     def _read_changed(self, rows: Sequence[IntArray], columns_B: Sequence[int]) -> None:
         """Read what is not kept of each text, all but its last token."""
         changed = [row for row, columns in enumerate(columns_B) if columns < len(rows[row]) - 1]
         together = [] if self._thresholds else [row for row in changed if columns_B[row] == 0]
-        for batch in self._batches(together, rows):
+        for batch in batches(together, rows, self._tokens):
             if len(batch) > 1:
                 self._read_padded(batch, rows)
                 changed = [row for row in changed if row not in batch]
         for row in changed:
             self._read_rest(row, rows[row], columns_B[row])
 
-    def _batches(self, numbers: Sequence[int], rows: Sequence[IntArray]) -> Iterator[list[int]]:
-        """The longest rows first, as many at a time as may be padded to the first."""
-        left = sorted(numbers, key=lambda row: -len(rows[row]))
-        while left:
-            count = max(1, self._tokens // len(rows[left[0]]))
-            yield left[:count]
-            left = left[count:]
-
     def _read_padded(self, batch: Sequence[int], rows: Sequence[IntArray]) -> None:
         """Read whole texts together, padded on the right, where no token sees the padding; put them in their rows."""
-        input_BN = torch.zeros((len(batch), len(rows[batch[0]]) - 1), dtype=torch.long)
-        for ids_N, row in zip(input_BN, batch, strict=True):
-            ids_N[: len(rows[row]) - 1] = torch.from_numpy(rows[row][:-1])
+        input_BN = padded([rows[row][:-1] for row in batch])
         cache = DynamicCache()
         self._logits(input_BN, _NO_WANTED, _NO_WANTED, past_key_values=cache, use_cache=True)
         self._rows.put_all(batch, [(layer.keys, layer.values) for layer in cache.layers])
@@ -154,6 +131,50 @@ class CachedContinuations:
             input_BN, row_P, torch.zeros_like(row_P), past_key_values=self._rows.cache, use_cache=True, **padding
         )
         return logits_PV
+
+
+def check_texts(name: str, texts: Sequence[IntArray], max_length: int) -> None:
+    """Raise ModelError where a text is empty or longer than the model reads."""
+    shortest, longest = min(map(len, texts)), max(map(len, texts))
+    if shortest == 0:
+        raise ModelError(f"{name} has nothing to go on from: give it a prompt of at least one token.")
+    if longest > max_length:
+        raise ModelError(f"{name} reads at most {max_length} tokens at once, not {longest}.")
+
+
+@contextmanager
+def enough_memory(logits: ChosenLogits, texts: Sequence[IntArray]) -> Iterator[None]:
+    """Within, a device that runs out of memory ends in a ModelError that says what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise ModelError(
+            f"{logits.name} runs out of memory on {logits.device} with {len(texts)} texts of up to "
+            f"{max(map(len, texts))} tokens: read fewer documents or prompts at once, lower --max-length, or use "
+            "--dtype bfloat16."
+        ) from None
+
+
+def tokens_a_batch_of(logits: ChosenLogits) -> int:
+    """How many tokens, padding included, a model's device reads at once."""
+    return TOKENS_A_BATCH.get(logits.device.type, TOKENS_A_BATCH["cpu"])
+
+
+def batches(numbers: Iterable[int], texts: Sequence[IntArray], tokens: int) -> Iterator[list[int]]:
+    """The numbers of texts, the longest first, as many at a time as may be padded to the first."""
+    left = sorted(numbers, key=lambda number: -len(texts[number]))
+    while left:
+        count = max(1, tokens // len(texts[left[0]]))
+        yield left[:count]
+        left = left[count:]
+
+
+def padded(texts: Sequence[IntArray]) -> torch.Tensor:
+    """Texts (int64, B x N), the longest of which is the first, padded on the right, where no token sees the padding."""
+    input_BN = torch.zeros((len(texts), len(texts[0])), dtype=torch.long)
+    for ids_N, text in zip(input_BN, texts, strict=True):
+        ids_N[: len(text)] = torch.from_numpy(text)
+    return input_BN
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ralm.errors import MissingExtraError, ModelError
+from ralm.errors import MissingExtraError, ModelError, RalmError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
@@ -17,14 +17,16 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
     """
     try:
         yield
+    except RalmError:
+        raise
     except ImportError as error:
         if "accelerate" in str(error):
             raise MissingExtraError(
                 "spreading a model over devices needs the package accelerate: pip install 'ralm[device-map]'."
             ) from error
-        raise ModelError(f"cannot load the {what} of {name}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the {what} of {name}: {first_line(error)}") from error
     except Exception as error:
-        raise ModelError(f"cannot load the {what} of {name}{_where(name)}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the {what} of {name}{_where(name)}: {first_line(error)}") from error
 
 
 def check_folder(name: str) -> None:
@@ -53,6 +55,7 @@ def _where(name: str) -> str:
     return "" if Path(name).is_dir() else " (no such folder here, so it was looked for on the model hub)"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

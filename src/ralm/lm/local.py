@@ -8,17 +8,20 @@ from typing import Literal
 
 import torch
 from pydantic import JsonValue
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging
+from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
+from ralm.lm.anew import ReadAnew
+from ralm.lm.checkpoint import load_checkpoint
 from ralm.lm.continuation import CachedContinuations
 from ralm.lm.engine import Engine
+from ralm.lm.fingerprint import settings_fingerprint, weights_fingerprint
 from ralm.lm.head import ChosenLogits
 from ralm.lm.hub import check_folder, loading_errors
 from ralm.lm.journal import Journal
 from ralm.lm.kernels import speed_up
 from ralm.lm.packed import PackedWeights
+from ralm.lm.probe import check_causal, keeps_rows
 from ralm.lm.replica import Replica
 from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.protocols import Continuations
@@ -49,7 +52,8 @@ class ModelOptions:
 class LocalLanguageModel:
     """A frozen transformers model with its tokenizer; see `load_language_model`.
 
-    `copies` of the model on other devices share the scoring; `journal` knows what was scored before.
+    `copies` of the model on other devices share the scoring; `journal` knows what was scored before. Raises ModelError
+    where the model is no causal one: where what it makes of a token depends on later ones.
     """
 
     def __init__(
@@ -60,18 +64,22 @@ class LocalLanguageModel:
         self.tokenizer = tokenizer
         self.journal: Journal | None = None
         self.logits = ChosenLogits(self.model, name)
+        check_causal(self.model, name, self.max_length)
         others = [ChosenLogits(copy.eval().requires_grad_(False), name) for copy in copies]
         self._engine = Engine([Replica(logits) for logits in (self.logits, *others)])
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Name, size, number format and device of the model, whether compiled, and the fingerprint of its tokenizer."""
+        """Name, size, number format and device of the model, whether compiled, and the fingerprints of its weights, its
+        settings and its tokenizer."""
         return {
             "name": self.name,
             "parameters": self.model.num_parameters(),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.model.device),
             "compiled": self.model.base_model._compiled_call_impl is not None,
+            "weights": self._weights,
+            "settings": self._settings,
             "tokenizer": self.tokenizer.fingerprint,
         }
 
@@ -95,8 +103,23 @@ class LocalLanguageModel:
         return list(self._engine.score(requests, total=len(requests), journal=self.journal))
 
     def continuations(self) -> Continuations:
-        """Stand ready to go on from texts, none of which was read yet."""
-        return CachedContinuations(self.logits, self.max_length, packed=self._packed)
+        """Stand ready to go on from texts, none of which was read yet: from their keys and values, or, where a probe of
+        a few tokens shows that the model keeps something else, by reading them anew for every token."""
+        if self._keeps_rows:
+            return CachedContinuations(self.logits, self.max_length, packed=self._packed)
+        return ReadAnew(self.logits, self.max_length)
+
+    @cached_property
+    def _keeps_rows(self) -> bool:
+        return keeps_rows(self.logits, self.max_length)
+
+    @cached_property
+    def _weights(self) -> str:
+        return weights_fingerprint(self.model)
+
+    @cached_property
+    def _settings(self) -> str:
+        return settings_fingerprint(self.model)
 
     @cached_property
     def _packed(self) -> PackedWeights:
@@ -118,24 +141,26 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
     devices = _devices(options.device)
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     tokenizer = load_model_tokenizer(name)
-    logging.disable_progress_bar()
+    placed = {"device_map": "auto"} if options.device == "map" else {}
     with loading_errors("model", name):
-        placed = {"device_map": "auto"} if options.device == "map" else {}
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **placed)
+        model = load_checkpoint(name, dtype=dtype, **placed)
         if options.device != "map":
             model = model.to(devices[0])
     speed_up(model)
-    if options.compile:
-        model.base_model.compile(dynamic=True)
     copies = [deepcopy(model).to(device) for device in devices[1:]]
-    return LocalLanguageModel(name, model, tokenizer, copies)
+    loaded = LocalLanguageModel(name, model, tokenizer, copies)
+    if options.compile:  # after the first look at the model, whose few tokens are not worth compiling for
+        for one in (model, *copies):
+            one.base_model.compile(dynamic=True)
+    return loaded
 
 
 def model_length(model: PreTrainedModel) -> int:
     """The number of positions that a model was built with, or `UNLIMITED` where positions have no end."""
     config = model.config.get_text_config()
     for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        if isinstance(length := getattr(config, key, None), int):
+        length = getattr(config, key, None)
+        if isinstance(length, int) and length > 0:  # XLNet says -1
             return length
     return UNLIMITED
 

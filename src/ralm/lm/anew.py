@@ -1,0 +1,48 @@
+"""The distribution over the next token of each of some texts, all of which are read whole every time.
+
+For models that keep nothing which another text could go on from. Slow, and right for whatever can be scored.
+
+Works on token ids; knows nothing of documents. Shapes: B texts, N tokens, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ralm.lm.continuation import batches, check_texts, enough_memory, padded, tokens_a_batch_of
+from ralm.lm.engine import lengths_read_apart
+from ralm.lm.head import ChosenLogits
+from ralm.records import FloatArray, IntArray
+
+
+class ReadAnew:
+    """Some texts of at most `max_length` tokens; as many are read at once as have `tokens_a_batch`, padding included."""
+
+    def __init__(self, logits: ChosenLogits, max_length: int, tokens_a_batch: int | None = None) -> None:
+        self._logits = logits
+        self._max_length = max_length
+        by_length = bool(lengths_read_apart(logits.model.config))
+        self._tokens = 1 if by_length else tokens_a_batch or tokens_a_batch_of(logits)
+
+    @torch.inference_mode()
+    def next_log_probs(self, texts: Sequence[IntArray]) -> FloatArray:
+        """Natural log-probabilities (float32, B x V) of each possible token after each text (int64, not empty).
+
+        Raises ModelError where a text is empty or longer than `max_length`, the device runs out of memory, or the model
+        gives no numbers.
+        """
+        check_texts(self._logits.name, texts, self._max_length)
+        found: list[FloatArray] = [np.zeros(0, dtype=np.float32)] * len(texts)
+        with enough_memory(self._logits, texts):
+            for batch in batches(range(len(texts)), texts, self._tokens):
+                for row, log_probs_V in zip(batch, self._read([texts[row] for row in batch]), strict=True):
+                    found[row] = log_probs_V
+        return np.stack(found)
+
+    def _read(self, texts: Sequence[IntArray]) -> FloatArray:
+        last_B = torch.tensor([len(text) - 1 for text in texts])
+        logits_BV, _ = self._logits(padded(texts), torch.arange(len(texts)), last_B, use_cache=False)
+        log_probs_BV = logits_BV.float().log_softmax(-1)
+        self._logits.check_numbers(log_probs_BV)
+        return log_probs_BV.cpu().numpy()

@@ -1,0 +1,142 @@
+"""A tiny random model of every family that transformers knows as causal, made in this process.
+
+One set of sizes serves most families: each configuration takes those that it has a name for. Some need settings of their
+own. A family that is new to transformers is tried like all the others.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tests.tiny_models import BOS, EOS, PAD, POSITIONS, VOCABULARY
+
+NOT_BUILT = {
+    "dots3_note": "the text model of a model that hears, as dots3_note_text",
+    "gemma4_assistant": "drafts for another model, whose states it needs",
+    "gemma4_unified_assistant": "drafts for another model, whose states it needs",
+    "gemma3n": "sees with a network of the package timm",
+    "musicgen": "reads several books of codes at once, not text",
+    "musicgen_melody": "reads several books of codes at once, not text",
+    "blt": "reads bytes in patches that a second model cuts",
+    "fuyu": "fixed sizes; its text model is persimmon",
+    "got_ocr2": "fixed sizes; its text model is qwen2",
+    "git": "fixed sizes of its eye",
+    "gemma3": "fixed sizes of its eye; tried with sizes of its own",
+    "gemma4": "fixed sizes of its eye; its text model is gemma4_text",
+    "gemma4_unified": "fixed sizes of its eye; its text model is gemma4_unified_text",
+    "emu3": "fixed sizes of its eye; its text model is like llama",
+    "llama4": "fixed sizes of its eye; its text model is llama4_text",
+    "mllama": "fixed sizes of its eye",
+    "moss_transcribe_diarize": "fixed sizes of its ear",
+    "phi4_multimodal": "fixed sizes of its eye and ear; its text model is like phi3",
+    "qwen3_5": "fixed sizes of its eye; its text model is qwen3_5_text",
+    "qwen3_5_moe": "fixed sizes of its eye; its text model is qwen3_5_moe_text",
+    "qwen4_exp": "fixed sizes of its eye; its text model is qwen4_exp_text",
+}
+"""Families that a few small numbers do not make, and why."""
+
+LOOK_AHEAD = {
+    "bert", "bert-generation", "big_bird", "camembert", "cpmant", "data2vec-text", "electra", "ernie", "megatron-bert",
+    "prophetnet", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta",
+    "xlm-roberta-xl", "xlnet", "xmod",
+}  # fmt: skip
+"""Families that attend to later tokens as they come."""
+
+FAMILIES = [family for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if family not in NOT_BUILT]
+
+_SIZES: dict[str, Any] = (
+    dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embedding_size", "attention_hidden_size"), 32)
+    | dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 2)
+    | dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4)
+    | dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads"), 4)
+    | dict.fromkeys(("intermediate_size", "ffn_dim", "d_inner", "n_inner", "d_ff", "dff", "mamba_d_ssm"), 64)
+    | dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim"), 64)
+    | dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), POSITIONS)
+    | dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4)
+    | dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16)
+    | dict.fromkeys(("kv_lora_rank", "q_lora_rank", "v_head_dim", "qk_head_dim", "head_dim"), 8)
+    | dict.fromkeys(("mamba_n_heads", "mamba_d_head", "mamba_num_heads", "mamba_head_dim", "mamba_d_state"), 8)
+    | dict.fromkeys(("ssm_state_size", "state_size", "linear_key_head_dim", "linear_value_head_dim"), 8)
+    | dict.fromkeys(("sliding_window", "window_size"), 8)
+    | dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "n_mamba_heads", "num_experts_per_tok"), 2)
+    | dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "n_groups", "mamba_n_groups", "mamba_ngroups"), 1)
+    | {"num_key_value_heads": 2, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "rotary_dim": 4, "mamba_dt_rank": 4}
+    | {"vocab_size": VOCABULARY, "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+    | {"initializer_range": 0.3, "init_std": 0.3}
+)
+
+_LATENT = {"num_key_value_heads": 4}
+_LATENT_WIDE = {"num_key_value_heads": 4, "qk_rope_head_dim": 8}
+_OWN: dict[str, dict[str, Any]] = {
+    "axk1": _LATENT,
+    "axk2": _LATENT_WIDE,
+    "cohere_compass_text": {"layer_types": ["full_attention"] * 2, "rope_parameters": {"full_attention": None}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "deepseek_v32": _LATENT_WIDE,
+    "dots1": {"n_shared_experts": 1},
+    "dots3_note_text": _LATENT,
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4,
+        "altup_num_inputs": 2,
+    },
+    "gemma4_text": {
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 8,
+    },
+    "glm4_moe_lite": _LATENT_WIDE,
+    "glm_moe_dsa": _LATENT_WIDE,
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "longcat_flash": {"num_key_value_heads": 4, "head_dim": 4},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2},
+    "minicpm3": _LATENT,
+    "reformer": {
+        "is_decoder": True,
+        "attention_head_size": 8,
+        "axial_pos_embds_dim": [16, 16],
+        "axial_pos_shape": [8, 8],
+        "attn_layers": ["local", "local"],
+        "local_attn_chunk_length": 8,
+    },
+    "roc_bert": {
+        "pronunciation_vocab_size": VOCABULARY,
+        "shape_vocab_size": VOCABULARY,
+        "pronunciation_embed_dim": 8,
+        "shape_embed_dim": 8,
+    },
+    "xmod": {"default_language": "en_XX"},
+    "youtu": _LATENT,
+    "zamba": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"]},
+    "zamba2": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"]},
+    "zaya": {"num_experts_per_tok": 1},
+}
+
+
+def tiny_family_config(family: str, **settings: Any) -> PreTrainedConfig:
+    """The configuration of a family with small sizes."""
+    known = CONFIG_MAPPING[family]
+    names = {field.name for field in dataclasses.fields(known)} | set(known.attribute_map)
+    sizes = {name: size for name, size in _SIZES.items() if name in names}
+    config: PreTrainedConfig = known(**(sizes | _OWN.get(family, {}) | settings))
+    return config
+
+
+def tiny_family_model(family: str, **settings: Any) -> PreTrainedModel:
+    """A random model of a family."""
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(tiny_family_config(family, **settings))
+    return model.eval()

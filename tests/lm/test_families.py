@@ -1,0 +1,110 @@
+"""Every causal family of transformers, through scoring and generation, against plain full reads."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from ralm.errors import ModelError
+from ralm.lm.local import LocalLanguageModel
+from ralm.lm.tokenization import ModelTokenizer
+from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.generation import GenerationOptions, TokenWriter
+from ralm.reading.in_context import Documents
+from ralm.records import Hits, Request
+from tests.every_family import FAMILIES, LOOK_AHEAD, tiny_family_model
+from tests.fakes import passages_of
+from tests.reference import ensemble, generation
+from tests.tiny_models import byte_tokenizer
+
+PASSAGES = passages_of("tea", "a boat", "rivers run")
+PROMPTS = ("What is it worth", "Passage")
+OPTIONS = GenerationOptions(
+    new_tokens=5, stride=2, query_tokens=3, document_tokens=8, ensemble=EnsembleOptions(documents=2)
+)
+
+
+class TurningHits:
+    """Two of the passages, others and in another order as the query changes."""
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        states = [sum(map(ord, query)) for query in queries]
+        numbers_QK = np.array([[(state + column) % 3 for column in range(k)] for state in states], dtype=np.int64)
+        scores_QK = np.array([[np.sin(state), -1.0][:k] for state in states], dtype=np.float32)
+        return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
+
+
+def language_model(family: str, **settings: object) -> LocalLanguageModel:
+    tokenizer = ModelTokenizer(byte_tokenizer(with_bos=False))
+    return LocalLanguageModel(family, tiny_family_model(family, **settings), tokenizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in LOOK_AHEAD])
+def test_scores_and_writes_as_a_plain_loop_does(family: str) -> None:
+    check_scores(language_model(family))
+    check_writing(language_model(family))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(LOOK_AHEAD))
+def test_models_that_look_ahead_are_refused(family: str) -> None:
+    with pytest.raises(ModelError, match=rf"{family} (reads tokens with those|does not predict|cannot read a text)"):
+        language_model(family)
+
+
+def test_a_bert_that_is_a_decoder() -> None:
+    model = language_model("bert", is_decoder=True)
+    check_scores(model)
+    check_writing(model)
+
+
+def check_scores(model: LocalLanguageModel) -> None:
+    draw = np.random.default_rng(0)
+    texts = [draw.integers(32, 127, size=size) for size in (9, 26, 17)]
+    requests = [Request(document=text[:2], context=text[2:-3], targets=text[-3:]) for text in texts]
+    for text, found in zip(texts, model.log_probs(requests), strict=True):
+        with torch.no_grad():
+            logits_NV = model.model(input_ids=torch.from_numpy(text)[None], use_cache=False).logits[0]
+        expected = logits_NV.float().log_softmax(-1)[np.arange(-4, -1), text[-3:]].numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def check_writing(model: LocalLanguageModel) -> None:
+    """Greedy, two documents that change at every stride, two prompts at once."""
+    prompts = [model.tokenizer.encode(text) for text in PROMPTS]
+    writer = TokenWriter(prompts, model, OPTIONS, TurningHits(), PASSAGES)
+    written: list[list[tuple[int, float]]] = [[], []]
+    while step := writer.step():
+        for number, token in step:
+            written[number].append((token.token, token.log_prob))
+    for prompt, found in zip(prompts, written, strict=True):
+        expected = plain_loop(prompt.tolist(), model)
+        assert [token for token, _ in found] == [step.token for step in expected]
+        np.testing.assert_allclose([log for _, log in found], [np.log(step.probability) for step in expected], rtol=1e-3, atol=1e-4)
+
+
+def plain_loop(prompt: list[int], model: LocalLanguageModel) -> list[generation.Step]:
+    documents = Documents(PASSAGES, model.tokenizer, OPTIONS.document_tokens)
+
+    def retrieve(text: Sequence[int]) -> list[tuple[int, float]]:
+        return TurningHits().retrieve([model.tokenizer.decode(np.array(text[-OPTIONS.query_tokens :]))], 2).of(0)
+
+    def probabilities(read: Sequence[int]) -> np.ndarray:
+        with torch.no_grad():
+            logits_V = model.model(input_ids=torch.tensor([list(read)]), use_cache=False).logits[0, -1]
+        return np.asarray(logits_V.double().softmax(-1).numpy())
+
+    return generation.generate(
+        prompt,
+        {number: documents[number].tolist() for number in range(len(PASSAGES))},
+        retrieve,
+        probabilities,
+        lambda average: int(average.argmax()),
+        weights=lambda scores: ensemble.weights(scores, 1.0),
+        new_tokens=OPTIONS.new_tokens,
+        stride=OPTIONS.stride,
+        max_length=model.max_length,
+        end_tokens=model.end_tokens,
+    )
