@@ -7,6 +7,7 @@ import typer
 from pydantic import JsonValue
 
 from ralm.cli import options
+from ralm.controls import path_text
 from ralm.errors import UsageError
 from ralm.retrieval.bm25.options import BuildOptions, cores
 from ralm.retrieval.dense.options import EncoderOptions, Pooling, VectorOptions
@@ -131,7 +132,7 @@ def index(
 
     def describe() -> dict[str, JsonValue]:
         return {
-            "sources": list(sources),
+            "sources": [path_text(source) for source in sources],
             "splitting": {"words": words} if tokens is None else {"tokens": tokens, "lm": lm},
             "decontamination": decontamination.settings,
             "removed": {"counts": removals.counts(), "list": removals.listed(), "unlisted": removals.unlisted},
