@@ -73,7 +73,10 @@ def test_errors_and_wrong_calls(work: Path) -> None:
     assert len(safe(ralm("eval", work / "one\ntwo", "--lm", "x"), 1).err.splitlines()) == 1
 
 
-def test_values_of_a_sweep_are_no_markup(work: Path, tiny_folders: dict[str, Path]) -> None:
+def test_values_of_a_sweep_are_no_markup(
+    work: Path, tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
     index = work / "[bold]index[/nothing]"
     index.parent.mkdir()
     index.symlink_to(work / "index")

@@ -94,7 +94,11 @@ def evaluation_config(
 ) -> dict[str, JsonValue]:
     """Everything that decides the figures of a run, by name: equal configurations give equal figures."""
     return {
-        "text": {"path": path_text(path), "sha256": hashlib.sha256(text.encode()).hexdigest(), "limit_tokens": limit_tokens},
+        "text": {
+            "path": path_text(path),
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "limit_tokens": limit_tokens,
+        },
         "model": model.config,
         "passages": None if source is None else source.config,
         "reader": None if source is None else _reader_config(reader or RerankOptions(), ranker),
