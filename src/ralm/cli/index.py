@@ -7,6 +7,7 @@ import typer
 from pydantic import JsonValue
 
 from ralm.cli import options
+from ralm.cli.idle import Use, refuse_idle
 from ralm.controls import path_text
 from ralm.errors import UsageError
 from ralm.retrieval.bm25.options import BuildOptions, cores
@@ -17,6 +18,7 @@ _VECTORS = VectorOptions()
 
 
 def index(
+    context: typer.Context,
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -105,6 +107,16 @@ def index(
         raise UsageError("--retriever dense or both and --encoder go together: which encoder makes the vectors?")
     if (tokens is None) != (lm is None):
         raise UsageError("--tokens and --lm go together: so many tokens of which model?")
+    dense = retriever != "bm25"
+    refuse_idle(
+        context,
+        Use("words", tokens is None, "passages of words, not of --tokens"),
+        Use("ngram max_overlap", bool(decontaminate), "--decontaminate"),
+        Use("k1 b memory workers", retriever != "dense", "--retriever bm25 or both"),
+        Use("query_encoder pooling normalize titles query_length passage_length", dense, "--retriever dense or both"),
+        Use("faiss training_sample dtype device", dense, "--retriever dense or both"),
+        Use("training_sample", faiss != _VECTORS.faiss, "a --faiss index that is trained"),
+    )
     check_output(out, force)
     splitting = Splitting(words=words, tokens=tokens)
     fields = Fields(id=id_field, title=title_field, text=text_field)

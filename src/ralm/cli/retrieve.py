@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 
 from ralm.cli import options
+from ralm.cli.idle import Use, refuse_idle
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
 
 
 def retrieve(
+    context: typer.Context,
     text: Annotated[Path, typer.Argument(metavar="TEXTFILE", help="Text to retrieve for.", show_default=False)],
     index: options.Index,
     lm: options.Model,
@@ -52,6 +54,7 @@ def retrieve(
         forbidden_documents=forbidden_documents,
         cache=cache,
     )
+    refuse_idle(context, *choice.uses(), Use("seed", retriever == "random", "--retriever random"))
     plan = PlanOptions(
         semantics=semantics,
         stride=stride,

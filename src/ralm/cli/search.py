@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 
 from ralm.cli import options
+from ralm.cli.idle import Use, refuse_idle
 from ralm.errors import UsageError
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
 
 
 def search(
+    context: typer.Context,
     index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `ralm index` made.", show_default=False)],
     query: Annotated[str | None, typer.Argument(help="What to look for.", show_default=False)] = None,
     queries: Annotated[
@@ -53,6 +55,7 @@ def search(
         forbidden_documents=forbidden_documents,
         cache=cache,
     )
+    refuse_idle(context, *choice.uses(), Use("seed", retriever == "random", "--retriever random"))
     source = open_retriever(index, choice)
     hits = source.retriever.retrieve(asked, k)
     for row, question in enumerate(asked):
