@@ -17,7 +17,7 @@ _BREAKS: Final = re.compile(r"\r\n|[\n\t]")
 
 
 def visible(text: str) -> str:
-    """The text with every character that acts on a terminal as an escape, `\\x1b`; lines and tabs stay what they are."""
+    """The text with every character that acts on a terminal as an escape, `\\x1b`; lines and tabs stay as they are."""
     return _ACTING.sub(lambda found: _escape(found[0]), text)
 
 

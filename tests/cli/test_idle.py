@@ -67,7 +67,7 @@ def test_options_of_reading(tmp_path: Path, command: str, arguments: list[object
         (
             ["--retriever", "dense", "--encoder", "e", "--training-sample", 9],
             "--training-sample",
-            "a --faiss index that",
+            "a --faiss",
         ),
         (["--retriever", "dense", "--encoder", "e", "--k1", 1], "--k1", "--retriever bm25 or both"),
         (["--retriever", "dense", "--encoder", "e", "--workers", 1], "--workers", "--retriever bm25 or both"),
