@@ -12,8 +12,10 @@ from ralm.reading.ensemble import EnsembleOptions, Weights
 from ralm.retrieval.dense.options import QUERY_TOKENS, DenseSearchOptions
 from ralm.retrieval.fusion import FusionMethod, FusionOptions
 
-RETRIEVAL: Final = "retriever query_encoder any_encoder nprobe ef_search fusion dense_weight "
+RETRIEVAL: Final = (
+    "retriever query_encoder any_encoder nprobe ef_search fusion dense_weight "
     "forbidden_titles forbidden_documents cache"
+)
 """The options that say how an index is asked, which do nothing without one."""
 PLAN: Final = plan.PlanOptions()
 FUSION: Final = FusionOptions()

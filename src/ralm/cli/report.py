@@ -28,7 +28,7 @@ def report(
 ) -> None:
     """Show a run's text with tokens shaded by what passages were worth to them, and the passages by what they gave."""
     refuse_idle(
-        context, Use("force", html is not None, "--html"), Use("json", html is None, "the terminal, not --html")
+        context, Use("force", html is not None, "--html"), Use("json", html is None, "standard output, not --html")
     )
 
     from ralm.cli.output import print_json

@@ -18,7 +18,7 @@ def retrieve(
     index: options.Index,
     lm: options.Model,
     out: Annotated[Path, typer.Option(help="File to write (JSON).", show_default=False)],
-    k: Annotated[int, typer.Option("-k", min=1, help="Passages a stride.")] = 16,
+    k: Annotated[int, typer.Option("-k", help="Passages a stride.")] = 16,
     retriever: options.Retriever = "bm25",
     query_encoder: options.QueryEncoder = None,
     any_encoder: options.AnyEncoder = False,

@@ -19,7 +19,7 @@ def search(
     queries: Annotated[
         Path | None, typer.Option(help="Ask every line of this file instead; answers as JSON lines, in order.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Passages a query.")] = 10,
+    k: Annotated[int, typer.Option("-k", help="Passages a query.")] = 10,
     retriever: options.Retriever = "bm25",
     seed: options.Seed = 0,
     query_encoder: options.QueryEncoder = None,
