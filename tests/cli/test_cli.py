@@ -121,10 +121,14 @@ def test_search(work: Path) -> None:
     assert answer.status == 0
     found = json.loads(answer.out)
     assert found["query"] == "sheep on the hill"
-    assert [set(hit) for hit in found["hits"]] == [{"passage", "score", "title", "text"}] * 2
+    assert [set(hit) for hit in found["hits"]] == [{"passage", "score", "document_id", "title", "text"}] * 2
     assert found["hits"][0]["title"] == "The Hill"
     assert found["hits"][0]["score"] >= found["hits"][1]["score"] > 0
+    assert found["hits"][0]["document_id"] == "hill"
     assert "The Hill" in ralm("search", work / "index", "sheep").out
+    nothing = ralm("search", work / "index", "zzz")
+    assert (nothing.status, nothing.out) == (0, "")
+    assert "no passage was found" in nothing.err
 
 
 def test_search_answers_a_file_of_queries_in_order(work: Path) -> None:

@@ -17,13 +17,12 @@ from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
 from ralm.cli.sweep import sweep
-from ralm.errors import RalmError
+from ralm.errors import RalmError, UsageError
 from ralm.version import __version__
 
 app = typer.Typer(
     name="ralm",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -61,6 +60,8 @@ def main() -> None:
     """Run the program; an error that ralm raises on purpose is one sentence on standard error, never a traceback."""
     print_whatever_comes()
     try:
+        if any("\0" in argument for argument in sys.argv):
+            raise UsageError("an argument holds a NUL character, which no text and no name has.")
         sys.exit(_run())
     except RalmError as error:
         note(str(error))

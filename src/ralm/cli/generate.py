@@ -25,7 +25,11 @@ def generate(
         str | None, typer.Argument(help="Text to go on from; - reads standard input.", show_default=False)
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="Go on from every line of this file instead, all of them together.")
+        Path | None,
+        typer.Option(
+            help="Go on from every line of this file instead, all of them together; .jsonl: a JSON string, or an "
+            "object with a prompt, a line."
+        ),
     ] = None,
     index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
     retriever: options.Retriever = "bm25",
@@ -109,7 +113,8 @@ def generate(
         Use("force", report is not None, "--report"),
     )
 
-    from ralm.cli.loading import open_retriever, read_prompts
+    from ralm.cli.asked import read_prompts
+    from ralm.cli.loading import open_retriever
     from ralm.cli.models import load_model
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
     from ralm.cli.reporting import print_report, write_page

@@ -1,7 +1,6 @@
-"""What several commands open before they work: an index or a file of passages, a prompt. Models are in `models`."""
+"""What several commands open before they work: an index or a file of passages. Models are in `models`."""
 
 import hashlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ from ralm.cli.messages import note
 from ralm.cli.options import RetrieverChoice
 from ralm.controls import path_text
 from ralm.corpus.decontamination import read_lines, read_titles
-from ralm.corpus.text import read_text
 from ralm.pipeline import FromFile, FromRetriever, PassageSource
 from ralm.protocols import Retriever
 from ralm.records import IntArray
@@ -94,10 +92,3 @@ def _dense(index: Index, choice: RetrieverChoice) -> "Dense":
     if choice.query_encoder is not None:
         encoder = load_encoder(replace(index.encoder_options, query_encoder=choice.query_encoder))
     return index.dense(choice.search, encoder=encoder, any_encoder=choice.any_encoder)
-
-
-def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
-    """The prompt itself, or standard input where it is `-`; without one, every line of a file."""
-    if file is not None:
-        return read_text(file).splitlines()
-    return [sys.stdin.read().rstrip("\n") if prompt == "-" else prompt or ""]

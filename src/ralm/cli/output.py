@@ -253,7 +253,13 @@ def source_name(number: int, passages: Passages) -> str:
 def hits_as_json(hits: Iterable[tuple[Passage, float]]) -> list[JsonValue]:
     """Hits as the JSON answers give them."""
     return [
-        {"passage": passage.number, "score": round(score, 4), "title": passage.title, "text": passage.text}
+        {
+            "passage": passage.number,
+            "score": round(score, 4),
+            "document_id": passage.document_id,
+            "title": passage.title,
+            "text": passage.text,
+        }
         for passage, score in hits
     ]
 
