@@ -76,7 +76,7 @@ def test_awkward_texts_and_names_change_nothing_but_themselves(report: Report, a
         report,
         title=awkward,
         settings={awkward: awkward},
-        text=replace(text, before=awkward, passages=text.passages | {2: Passage(2, awkward, awkward, awkward)}),
+        text=replace(text, before=awkward, passages={**text.passages, 2: Passage(2, awkward, awkward, awkward)}),
     )
     page = report_page(named)
     page.encode()
