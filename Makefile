@@ -1,6 +1,7 @@
 # make demo    set everything up and see what retrieval does for a small language model
 # make test    set everything up, then lint, types, layers and all tests
 # make lint    lint, types and layers alone
+# make fuzz    options at their extremes, thousands of them
 # make bench   the benchmarks, each against a named baseline in the same run
 # make bench-retrieval   BM25 against other engines
 # make bench-dense       dense and hybrid retrieval against BM25, brute force and the encoder itself
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 JOBS ?= auto
 
-.PHONY: demo test test-fast lint bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles docs clean
+.PHONY: demo test test-fast lint fuzz bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -32,6 +33,9 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+fuzz: $(VENV)/installed-dev
+	RALM_FUZZ=5000 $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/fuzz
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.index_memory
