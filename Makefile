@@ -7,7 +7,7 @@
 # make bench-scoring     the scoring engine against the plain loop
 # make bench-generation  generation from ensembles against plain generation
 # make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
-# make fuzz    damage thousands of files of every kind, and see that none crashes, hangs or answers otherwise
+# make fuzz    options at their extremes and damaged files, thousands of each: none may crash, hang or answer otherwise
 # make docs    write docs/command-line.md from the program's own help
 # make clean   remove what make made
 
@@ -59,6 +59,7 @@ bench-ensembles: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.ensembles
 
 fuzz: $(VENV)/installed-dev
+	RALM_FUZZ=5000 $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/fuzz
 	$(BIN)/python -m tests.fuzz.damage --mutants $(MUTANTS) --seed $(SEED)
 
 docs: $(VENV)/installed-dev

@@ -1,12 +1,17 @@
-"""Progress bars on standard error, for whatever takes more than a second."""
+"""Progress on standard error, for whatever takes more than a second: a bar in a terminal, else a line now and then."""
 
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from datetime import timedelta
+from typing import Final, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
+
+SECONDS_A_LINE: Final = 30.0
 
 
 class _Rate(ProgressColumn):
@@ -26,8 +31,11 @@ class Advance(Protocol):
 
 @contextmanager
 def progress_bar(description: str, total: int | None = None) -> Iterator[Advance]:
-    """A bar that is drawn only where standard error is a terminal, and gone when the work is done."""
+    """A bar that is gone when the work is done; where standard error is no terminal, a line every half minute."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(description, total)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -35,13 +43,38 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Advance
         _Rate(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=total)
 
         def advance(steps: int = 1) -> None:
             bar.advance(task, steps)
 
         yield advance
+
+
+class _Lines:
+    """How far the work is, as lines for a log; work that is done before the first of them writes none."""
+
+    def __init__(self, description: str, total: int | None) -> None:
+        self._description = description
+        self._total = total
+        self._done = 0
+        self._begin = self._written = time.monotonic()
+
+    def __call__(self, steps: int = 1) -> None:
+        self._done += steps
+        now = time.monotonic()
+        if now - self._written >= SECONDS_A_LINE:
+            self._written = now
+            sys.stderr.write(f"ralm: {self._line(self._done / max(now - self._begin, 1e-9))}\n")
+            sys.stderr.flush()
+
+    def _line(self, rate: float) -> str:
+        of, left = "", ""
+        if self._total is not None:
+            of = f" of {self._total:,}"
+            left = f", {timedelta(seconds=round((self._total - self._done) / rate))} left"
+        return f"{self._description}: {self._done:,}{of}, {rate:,.0f} a second{left}"
 
 
 Item = TypeVar("Item")

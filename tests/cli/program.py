@@ -17,12 +17,13 @@ class Answer:
     err: str
 
 
-def ralm(*arguments: object, stdin: str = "") -> Answer:
+def ralm(*arguments: object, stdin: str | bytes = "") -> Answer:
     """Run the program in this process: what it prints, and the status it exits with."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["ralm", *map(str, arguments)])
-        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        given = stdin if isinstance(stdin, bytes) else stdin.encode()
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
         patch.setenv("HF_HUB_OFFLINE", "1")
         try:
             main()

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.csv import read_csv
 
+from ralm.controls import visible
 from ralm.errors import ModelError
 from ralm.lm.replica import Pass, Reading, Replica
 from ralm.retrieval.index import open_index
@@ -120,10 +121,14 @@ def test_search(work: Path) -> None:
     assert answer.status == 0
     found = json.loads(answer.out)
     assert found["query"] == "sheep on the hill"
-    assert [set(hit) for hit in found["hits"]] == [{"passage", "score", "title", "text"}] * 2
+    assert [set(hit) for hit in found["hits"]] == [{"passage", "score", "document_id", "title", "text"}] * 2
     assert found["hits"][0]["title"] == "The Hill"
     assert found["hits"][0]["score"] >= found["hits"][1]["score"] > 0
+    assert found["hits"][0]["document_id"] == "hill"
     assert "The Hill" in ralm("search", work / "index", "sheep").out
+    nothing = ralm("search", work / "index", "zzz")
+    assert (nothing.status, nothing.out) == (0, "")
+    assert "no passage was found" in nothing.err
 
 
 def test_search_answers_a_file_of_queries_in_order(work: Path) -> None:
@@ -202,7 +207,7 @@ def test_generate_names_its_sources(work: Path, model: Path) -> None:
     assert result["spans"]
     assert all(span["title"] in {"The Sea", "The Hill", ""} for span in result["spans"])
     streamed = ralm(*command)
-    assert streamed.out.startswith("The sheep on the hill" + result["spans"][0]["text"])
+    assert streamed.out.startswith(visible("The sheep on the hill" + result["spans"][0]["text"]))
     assert "<-" in streamed.out
 
 
@@ -229,10 +234,10 @@ def test_generate_from_an_ensemble(work: Path, model: Path) -> None:
         assert sum(token["posteriors"]) == pytest.approx(1, abs=1e-5)
     assert max(len(token["passages"]) for token in result["tokens"]) > 1
     shown = ralm(*command)
-    assert shown.out.startswith("The sheep on the hill" + result["spans"][0]["text"])
+    assert shown.out.startswith(visible("The sheep on the hill" + result["spans"][0]["text"]))
     assert re.search(r"<- .*\(passage \d+\) \d+%, ", shown.out)
     one = [word if word != "3" else "1" for word in command[:-6]]
-    in_context = [word for word in one if word not in ("--reader", "ensemble", "--documents", "1")]
+    in_context = [word for word in one if word not in ("--reader", "ensemble", "--documents", "1")][:-2]
     assert json.loads(ralm(*one, "--json").out) == json.loads(ralm(*in_context, "--json").out)
 
 
@@ -351,9 +356,9 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_reranking_and_its_options(work: Path, model: Path) -> None:
     evaluate = ["eval", work / "text.txt", "--lm", model, *MODEL_LENGTH, "--json"]
-    nll = {}
+    nll, few = {}, ["--candidates", 3]
     for method in ("none", "random", "zero-shot", "oracle"):
-        answer = ralm(*evaluate, "--index", work / "index", "--rerank", method, "--candidates", 3)
+        answer = ralm(*evaluate, "--index", work / "index", "--rerank", method, *(few if method != "none" else []))
         assert answer.status == 0, answer.err
         shown = json.loads(answer.out)
         nll[method] = shown["nll"]
@@ -362,7 +367,11 @@ def test_reranking_and_its_options(work: Path, model: Path) -> None:
     other = ralm(*evaluate, "--index", work / "index", "--rerank", "zero-shot", "--candidates", 3, "--rerank-lm", model)
     assert json.loads(other.out)["config"]["reader"]["model"]["name"] == str(model)
     failed(ralm(*evaluate, "--rerank", "oracle"), 2, "--rerank chooses among retrieved passages: give --index")
-    failed(ralm(*evaluate, "--index", work / "index", "--rerank-lm", model), 2, "give --rerank zero-shot with it")
+    failed(
+        ralm(*evaluate, "--index", work / "index", "--rerank-lm", model),
+        2,
+        "--rerank-lm does nothing here",
+    )
 
 
 def test_a_killed_run_goes_on_and_ends_the_same(

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,62 @@ def test_the_page_holds_the_data_and_nothing_of_the_text_is_markup(report: Repor
     assert data_of(page) == json.loads(json.dumps(report.as_json()))
     assert page.count("<script") == 2
     assert NASTY not in page
+
+
+@pytest.mark.parametrize(
+    "awkward",
+    [
+        "{{data}}",
+        "{{title}}",
+        "</title><script>",
+        "<!--<script>",
+        "\u2028\u2029",
+        "a\0b",
+        "\udcff",
+        "\\1\\g<0>",
+        "\x1b]0;x\x07",
+    ],
+)
+def test_awkward_texts_and_names_change_nothing_but_themselves(report: Report, awkward: str) -> None:
+    text = report.text
+    named = replace(
+        report,
+        title=awkward,
+        settings={awkward: awkward},
+        text=replace(text, before=awkward, passages={**text.passages, 2: Passage(2, awkward, awkward, awkward)}),
+    )
+    page = report_page(named)
+    page.encode()
+    shown: Any = data_of(page)
+    assert (shown["title"], shown["settings"], shown["text_before"]) == (awkward, {awkward: awkward}, awkward)
+    assert {"document_id": awkward, "title": awkward, "text": awkward}.items() <= shown["passages"][0].items()
+    assert (page.count("<script"), page.count("</script>"), page.count("</title>")) == (2, 2, 1)
+
+
+def test_passages_are_those_of_the_tokens_shown_and_the_best_and_worst() -> None:
+    tokens = 1000
+    text = TracedText(
+        before="",
+        texts=["x"] * tokens,
+        log_probs_T=np.roll(np.linspace(-1, 1, tokens, dtype=np.float32), 500),
+        baseline_T=np.zeros(tokens, dtype=np.float32),
+        provenance=Provenance(
+            passages_TK=np.arange(tokens)[:, None], posteriors_TK=np.ones((tokens, 1), dtype=np.float32)
+        ),
+        passages={number: Passage(number, str(number), "", f"passage {number}") for number in range(tokens)},
+    )
+    whole = Report(title="", settings={}, perplexity=1, baseline_perplexity=1, text=text, shown_tokens=tokens)
+    begin: Any = replace(whole, shown_tokens=3).as_json()
+    everything: Any = whole.as_json()
+    listed = {row["passage"] for row in begin["passages"]}
+    assert len(listed) == 403
+    assert {0, 1, 2} <= listed
+    assert begin["gain"] == everything["gain"]
+    assert begin["passages"] == [row for row in everything["passages"] if row["passage"] in listed]
+    assert begin["other_passages"]["count"] == 597
+    assert everything["other_passages"] == {"count": 0, "gain": 0}
+    given = sum(row["gain"] for row in begin["passages"]) + begin["other_passages"]["gain"]
+    assert given == pytest.approx(begin["gain"]["nats"] - begin["gain"]["unattributed"], abs=1e-6)
 
 
 def test_the_page_stands_alone(report: Report) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from pydantic import JsonValue
 
 from ralm.errors import FolderExistsError, UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
+from ralm.evaluation.report import report_page
 from ralm.evaluation.run import evaluation_config, open_run, to_json, write_run
+from ralm.evaluation.run_report import report_of
 from ralm.pipeline import FromRetriever
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
@@ -109,6 +112,32 @@ def test_a_run_that_no_report_can_be_made_of(tmp_path: Path) -> None:
         open_run(tmp_path / "run")
     passages = pq.read_table(tmp_path / "run" / "passages.parquet")
     assert passages["gain"].null_count == passages.num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        ({}, {}),
+        ({"model": {"name": "mine"}, "passages": {}}, {"model": "mine", "passages": "retrieved"}),
+        ({"model": {}, "passages": None, "reader": None}, {"passages": "none", "reader": "no passage"}),
+        ({"plan": {"stride": 4, "windows": "sliding"}}, {"stride": "4", "windows": "sliding"}),
+        ({"reader": {"ensemble": {"temperature": 2}}}, {"reader": "ensemble of several, temperature 2"}),
+        ({"reader": {"rerank": {"method": "oracle"}}}, {"reader": "the best of several passages (oracle)"}),
+        ({"reader": "mine", "text": "mine", "plan": None}, {}),
+        ({"reader": {"mine": 1}, "passages": {"index": "i"}}, {"passages": "retrieved from i"}),
+    ],
+)
+def test_what_a_run_does_not_record_is_left_out_of_its_report(
+    tmp_path: Path, config: dict[str, JsonValue], settings: dict[str, str]
+) -> None:
+    evaluation, _ = evaluated(baseline=True)
+    write_run(tmp_path / "run", evaluation, config, force=False)
+    report = report_of(open_run(tmp_path / "run"), tokens=5)
+    assert dict(report.settings) == settings
+    assert report.title == "run"
+    assert report.perplexity == pytest.approx(evaluation.reading.measures.token_perplexity)
+    assert report.baseline_perplexity > 0
+    assert report_page(report)
 
 
 def test_an_existing_run_is_kept(tmp_path: Path) -> None:

@@ -302,8 +302,8 @@ def test_pieces_carry_their_tokens() -> None:
     ("values", "message"),
     [
         ({"new_tokens": 0}, "--new-tokens must be at least 1"),
-        ({"temperature": -1.0}, "--temperature must be 0"),
-        ({"temperature": float("nan")}, "--temperature must be 0"),
+        ({"temperature": -1.0}, "--temperature must be at least 1e-06"),
+        ({"temperature": float("nan")}, "--temperature must be at least 1e-06"),
         ({"top_p": 0.0}, "--top-p must be above 0"),
         ({"top_k": 0}, "--top-k must be at least 1"),
         ({"stop": ("",)}, "--stop must not be empty"),

@@ -113,7 +113,7 @@ def test_lengths_are_rounded_as_the_formula_says(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"k1": -1.0}, "--k1 must be 0 or more"), ({"b": 1.5}, "--b must be")]
+    ("options", "message"), [({"k1": -1.0}, "--k1 must be at least 0"), ({"b": 1.5}, "--b must be")]
 )
 def test_bad_constants(options: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -4,6 +4,7 @@ The commands import what they need when they run, not before: `ralm --help` must
 """
 
 import sys
+from typing import Any
 
 import typer
 
@@ -12,17 +13,17 @@ from ralm.cli.demo import demo
 from ralm.cli.eval import evaluate
 from ralm.cli.generate import generate
 from ralm.cli.index import index
+from ralm.cli.messages import note, print_usage_error, print_whatever_comes
 from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
 from ralm.cli.sweep import sweep
-from ralm.errors import RalmError
+from ralm.errors import RalmError, UsageError
 from ralm.version import __version__
 
 app = typer.Typer(
     name="ralm",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -59,11 +60,31 @@ app.command("demo")(demo)
 
 def main() -> None:
     """Run the program; an error that ralm raises on purpose is one sentence on standard error, never a traceback."""
+    print_whatever_comes()
     try:
-        app()
+        if any("\0" in argument for argument in sys.argv):
+            raise UsageError("an argument holds a NUL character, which no text and no name has.")
+        sys.exit(_run())
     except RalmError as error:
-        sys.stderr.write(f"ralm: {error}\n")
+        note(str(error))
         sys.exit(error.exit_status)
-    except OSError as error:
-        sys.stderr.write(f"ralm: {error.filename or 'a file'}: {error.strerror or error}\n")
+    except UnicodeEncodeError as error:
+        note(f"{error.object} is not UTF-8 where it has to be: rename it, or convert it.")
         sys.exit(1)
+    except OSError as error:
+        note(f"{error.filename or 'a file'}: {error.strerror or error}")
+        sys.exit(1)
+
+
+def _run() -> int | None:
+    """Run what the arguments say; the exit status of what ended early, or of a wrong call."""
+    try:
+        return app(standalone_mode=False)
+    except typer.Abort:
+        return 1
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # the class of such errors is not where every typer has it
+            raise
+        shown: Any = error
+        print_usage_error(shown)
+        return shown.exit_code

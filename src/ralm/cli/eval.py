@@ -1,13 +1,14 @@
 """`ralm eval`: what a text is worth to a language model, with passages in front and without."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ralm.cli import options
+from ralm.cli.idle import Use, idle_options, refuse
 from ralm.errors import UsageError
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
@@ -46,6 +47,7 @@ class Job:
     out: Path | None
     force: bool
     json: bool
+    idle: dict[str, str] = field(compare=False)
 
 
 def evaluate(
@@ -136,14 +138,30 @@ def evaluate(
     )
     if rerank != "none" and not (index or retrieved):
         raise UsageError("--rerank chooses among retrieved passages: give --index or --retrieved too.")
-    if rerank_lm and rerank != "zero-shot":
-        raise UsageError("--rerank-lm names the model that ranks: give --rerank zero-shot with it.")
     if reader != "in-context" and (rerank != "none" or not (index or retrieved)):
         raise UsageError(f"--reader {reader} reads all of --index or --retrieved: give one of them, and no --rerank.")
+    averaged, seeded = reader == "ensemble", rerank == "random" or retriever == "random"
+    idle = idle_options(
+        context,
+        [
+            Use(options.RETRIEVAL, index is not None, "--index"),
+            *choice.uses(),
+            Use("query_tokens", index is not None or windows == "rolling", "--index"),
+            Use("baseline", bool(index or retrieved), "--index or --retrieved"),
+            Use("candidates", rerank != "none", "--rerank"),
+            Use("rerank_tokens rerank_lm", rerank == "zero-shot", "--rerank zero-shot"),
+            Use("documents", reader != "in-context", "--reader ensemble or concatenation"),
+            Use("weights weights_temperature", averaged, "--reader ensemble"),
+            Use("weights_temperature", weights == "similarity", "--weights similarity"),
+            Use("seed", seeded, "--retriever random or --rerank random"),
+            Use("block", windows == "blocked", "--windows blocked"),
+            Use("force", out is not None, "--out"),
+        ],
+    )
     job = Job(
         text=text,
         lm=lm,
-        rerank_lm=rerank_lm,
+        rerank_lm=rerank_lm if rerank == "zero-shot" else None,
         dtype=dtype,
         device=device,
         compile_layers=compile_layers,
@@ -162,6 +180,7 @@ def evaluate(
         out=out,
         force=force,
         json=json,
+        idle=idle,
     )
     do: Callable[[Job], None] = context.obj or run
     do(job)
@@ -180,7 +199,9 @@ def _reader_options(
 
 
 def run(job: Job) -> None:
-    """Evaluate, write the run where one is asked for, and print the measures."""
+    """Evaluate, write the run where one is asked for, and print the measures; refuse options that do nothing."""
+    refuse(job.idle)
+
     from ralm.cli.loading import open_source
     from ralm.cli.models import journals, load_model
     from ralm.cli.output import print_cache, print_evaluation, print_json

@@ -8,6 +8,7 @@ import typer
 from pydantic import JsonValue
 
 from ralm.cli import options
+from ralm.cli.idle import Use, refuse_idle
 from ralm.errors import UsageError
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.generation import IN_CONTEXT, GenerationOptions
@@ -18,12 +19,17 @@ _DEFAULT = GenerationOptions()
 
 
 def generate(
+    context: typer.Context,
     lm: options.Model,
     prompt: Annotated[
         str | None, typer.Argument(help="Text to go on from; - reads standard input.", show_default=False)
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="Go on from every line of this file instead, all of them together.")
+        Path | None,
+        typer.Option(
+            help="Go on from every line of this file instead, all of them together; .jsonl: a JSON string, or an "
+            "object with a prompt, a line."
+        ),
     ] = None,
     index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
     retriever: options.Retriever = "bm25",
@@ -95,8 +101,20 @@ def generate(
         document_tokens=document_tokens,
         max_length=max_length,
     )
+    averaged, drawn = reader == "ensemble", temperature > 0
+    refuse_idle(
+        context,
+        Use(f"{options.RETRIEVAL} query_tokens stride", index is not None, "--index"),
+        *choice.uses(),
+        Use("documents weights weights_temperature", averaged, "--reader ensemble"),
+        Use("weights_temperature", weights == "similarity", "--weights similarity"),
+        Use("top_k top_p", drawn, "a --temperature above 0"),
+        Use("seed", drawn or retriever == "random", "a --temperature above 0 or --retriever random"),
+        Use("force", report is not None, "--report"),
+    )
 
-    from ralm.cli.loading import open_retriever, read_prompts
+    from ralm.cli.asked import read_prompts
+    from ralm.cli.loading import open_retriever
     from ralm.cli.models import load_model
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
     from ralm.cli.reporting import print_report, write_page

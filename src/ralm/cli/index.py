@@ -7,6 +7,8 @@ import typer
 from pydantic import JsonValue
 
 from ralm.cli import options
+from ralm.cli.idle import Use, refuse_idle
+from ralm.controls import path_text
 from ralm.errors import UsageError
 from ralm.retrieval.bm25.options import BuildOptions, cores
 from ralm.retrieval.dense.options import EncoderOptions, Pooling, VectorOptions
@@ -16,6 +18,7 @@ _VECTORS = VectorOptions()
 
 
 def index(
+    context: typer.Context,
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -25,8 +28,8 @@ def index(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write.", show_default=False)],
-    words: Annotated[int, typer.Option(min=1, help="Words a passage.")] = 100,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of --lm a passage, instead of words.")] = None,
+    words: Annotated[int, typer.Option(help="Words a passage.")] = 100,
+    tokens: Annotated[int | None, typer.Option(help="Tokens of --lm a passage, instead of words.")] = None,
     lm: Annotated[str | None, typer.Option(help="The model whose tokens --tokens counts.")] = None,
     id_field: Annotated[str, typer.Option(help="Field with the id of a document.")] = "id",
     title_field: Annotated[str, typer.Option(help="Field with its title.")] = "title",
@@ -38,12 +41,12 @@ def index(
     decontaminate: Annotated[
         list[Path] | None, typer.Option(help="Leave out passages that overlap this text; may be given again.")
     ] = None,
-    ngram: Annotated[int, typer.Option(min=1, help="Words in a row that count as overlap.")] = 13,
+    ngram: Annotated[int, typer.Option(help="Words in a row that count as overlap.")] = 13,
     max_overlap: Annotated[
         float, typer.Option(help="Leave a passage out only if more than this share of its runs of words is shared.")
     ] = 0.0,
-    k1: Annotated[float, typer.Option(min=0.0, help="BM25: how soon repeated terms stop counting.")] = 0.9,
-    b: Annotated[float, typer.Option(min=0.0, max=1.0, help="BM25: how much long passages are marked down.")] = 0.4,
+    k1: Annotated[float, typer.Option(help="BM25: how soon repeated terms stop counting.")] = 0.9,
+    b: Annotated[float, typer.Option(help="BM25: how much long passages are marked down.")] = 0.4,
     memory: Annotated[
         float, typer.Option(help="BM25: megabytes for postings on their way to the disk; the vocabulary comes on top.")
     ] = _BUILD.megabytes,
@@ -76,7 +79,7 @@ def index(
         str, typer.Option(help="Dense: Flat is exact; SQfp16 in float16; IVF4096,Flat, IVF4096,PQ64, HNSW32: faster.")
     ] = _VECTORS.faiss,
     training_sample: Annotated[
-        int, typer.Option(min=1, help="Dense: train IVF and PQ on so many vectors, drawn at random.")
+        int, typer.Option(help="Dense: train IVF and PQ on so many vectors, drawn at random.")
     ] = _VECTORS.training_sample,
     dtype: options.Dtype = "auto",
     device: Annotated[
@@ -104,8 +107,32 @@ def index(
         raise UsageError("--retriever dense or both and --encoder go together: which encoder makes the vectors?")
     if (tokens is None) != (lm is None):
         raise UsageError("--tokens and --lm go together: so many tokens of which model?")
-    check_output(out, force)
+    dense = retriever != "bm25"
+    refuse_idle(
+        context,
+        Use("words", tokens is None, "passages of words, not of --tokens"),
+        Use("ngram max_overlap", bool(decontaminate), "--decontaminate"),
+        Use("k1 b memory workers", retriever != "dense", "--retriever bm25 or both"),
+        Use("query_encoder pooling normalize titles query_length passage_length", dense, "--retriever dense or both"),
+        Use("faiss training_sample dtype device", dense, "--retriever dense or both"),
+        Use("training_sample", faiss != _VECTORS.faiss, "a --faiss index that is trained"),
+    )
     splitting = Splitting(words=words, tokens=tokens)
+    formula, vectors = BM25Options(k1=k1, b=b), VectorOptions(faiss=faiss, training_sample=training_sample)
+    build = BuildOptions(megabytes=memory, workers=cores() if workers is None else workers)
+    encoding = None
+    if encoder is not None:
+        encoding = EncoderOptions(
+            encoder=encoder,
+            query_encoder=query_encoder,
+            pooling=pooling,
+            normalize=normalize,
+            titles=titles,
+            query_length=query_length,
+            passage_length=passage_length,
+            dtype=dtype,
+        )
+    check_output(out, force)
     fields = Fields(id=id_field, title=title_field, text=text_field)
     skipped = SkippedLines() if skip_bad else None
     decontamination = Decontamination.of(
@@ -131,37 +158,22 @@ def index(
 
     def describe() -> dict[str, JsonValue]:
         return {
-            "sources": list(sources),
+            "sources": [path_text(source) for source in sources],
             "splitting": {"words": words} if tokens is None else {"tokens": tokens, "lm": lm},
             "decontamination": decontamination.settings,
             "removed": {"counts": removals.counts(), "list": removals.listed(), "unlisted": removals.unlisted},
             "skipped_lines": skipped.count if skipped else 0,
         }
 
-    chosen = None
-    if encoder is not None:
-        chosen = load_encoder(
-            EncoderOptions(
-                encoder=encoder,
-                query_encoder=query_encoder,
-                pooling=pooling,
-                normalize=normalize,
-                titles=titles,
-                query_length=query_length,
-                passage_length=passage_length,
-                dtype=dtype,
-            ),
-            device=device,
-        )
     manifest = build_index(
         passages,
         out,
-        BM25Options(k1=k1, b=b),
+        formula,
         bm25=retriever != "dense",
-        encoder=chosen,
-        vectors=VectorOptions(faiss=faiss, training_sample=training_sample),
+        encoder=None if encoding is None else load_encoder(encoding, device=device),
+        vectors=vectors,
         describe=describe,
-        build=BuildOptions(megabytes=memory, workers=cores() if workers is None else workers),
+        build=build,
         force=force,
     )
     print_index(out, manifest, removals, skipped)

@@ -1,7 +1,6 @@
-"""What several commands open before they work: an index or a file of passages, a prompt. Models are in `models`."""
+"""What several commands open before they work: an index or a file of passages. Models are in `models`."""
 
 import hashlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.cli.messages import note
 from ralm.cli.options import RetrieverChoice
+from ralm.controls import path_text
 from ralm.corpus.decontamination import read_lines, read_titles
-from ralm.corpus.text import read_text
 from ralm.pipeline import FromFile, FromRetriever, PassageSource
 from ralm.protocols import Retriever
 from ralm.records import IntArray
@@ -34,7 +34,7 @@ def open_source(index: Path | None, retrieved: Path | None, choice: RetrieverCho
     if retrieved is not None:
         strides = read_retrieval_file(retrieved)
         digest = hashlib.sha256(retrieved.read_bytes()).hexdigest()
-        return FromFile(strides, config={"retrieved": str(retrieved), "sha256": digest})
+        return FromFile(strides, config={"retrieved": path_text(retrieved), "sha256": digest})
     return None
 
 
@@ -51,7 +51,7 @@ def open_retriever(index: Path, choice: RetrieverChoice) -> FromRetriever:
         }
     if choice.cache is not None:
         retriever = CachedRetriever(retriever, choice.cache, decisive)
-    return FromRetriever(retriever, opened.passages, {"index": str(index), **decisive})
+    return FromRetriever(retriever, opened.passages, {"index": path_text(index), **decisive})
 
 
 def _forbidden(index: Index, choice: RetrieverChoice) -> IntArray | None:
@@ -61,7 +61,7 @@ def _forbidden(index: Index, choice: RetrieverChoice) -> IntArray | None:
     titles = [] if choice.forbidden_titles is None else read_titles(choice.forbidden_titles)
     document_ids = [] if choice.forbidden_documents is None else read_lines(choice.forbidden_documents, "document ids")
     numbers = passages_of(index.passages, titles, document_ids)
-    sys.stderr.write(f"ralm: {len(numbers):,} of {len(index.passages):,} passages are forbidden\n")
+    note(f"{len(numbers):,} of {len(index.passages):,} passages are forbidden")
     return numbers
 
 
@@ -92,10 +92,3 @@ def _dense(index: Index, choice: RetrieverChoice) -> "Dense":
     if choice.query_encoder is not None:
         encoder = load_encoder(replace(index.encoder_options, query_encoder=choice.query_encoder))
     return index.dense(choice.search, encoder=encoder, any_encoder=choice.any_encoder)
-
-
-def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
-    """The prompt itself, or standard input where it is `-`; without one, every line of a file."""
-    if file is not None:
-        return read_text(file).splitlines()
-    return [sys.stdin.read().rstrip("\n") if prompt == "-" else prompt or ""]

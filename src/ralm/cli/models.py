@@ -1,12 +1,12 @@
 """Language models and their tokenizers by name, as several commands load them. Importing this takes seconds: torch."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pydantic import JsonValue
 
+from ralm.cli.messages import note
 from ralm.demo.builtin import load_language_model, model_folder
 from ralm.evaluation.unfinished import JOURNAL, unfinished_run
 from ralm.lm.journal import Journal
@@ -39,5 +39,5 @@ def journals(
                 model.journal = stack.enter_context(Journal(folder / f"model-{place}{JOURNAL}"))
                 kept += len(model.journal)
         if kept:
-            sys.stderr.write(f"ralm: going on with a run that was stopped: {kept:,} requests were scored before\n")
+            note(f"going on with a run that was stopped: {kept:,} requests were scored before")
         yield

@@ -6,12 +6,17 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from ralm.errors import UsageError
+from ralm.cli.idle import Use
 from ralm.reading import plan
 from ralm.reading.ensemble import EnsembleOptions, Weights
 from ralm.retrieval.dense.options import QUERY_TOKENS, DenseSearchOptions
 from ralm.retrieval.fusion import FusionMethod, FusionOptions
 
+RETRIEVAL: Final = (
+    "retriever query_encoder any_encoder nprobe ef_search fusion dense_weight "
+    "forbidden_titles forbidden_documents cache"
+)
+"""The options that say how an index is asked, which do nothing without one."""
 PLAN: Final = plan.PlanOptions()
 FUSION: Final = FusionOptions()
 ENSEMBLE: Final = EnsembleOptions()
@@ -107,10 +112,7 @@ Seed = Annotated[int, typer.Option(help="Seed of whatever is drawn at random.")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrieverChoice:
-    """The retriever that the options name.
-
-    Raises UsageError where an option of dense retrieval goes with a retriever that has none.
-    """
+    """The retriever that the options name."""
 
     name: RetrieverName = "bm25"
     seed: int = 0
@@ -122,14 +124,6 @@ class RetrieverChoice:
     forbidden_documents: Path | None = None
     cache: Path | None = None
 
-    def __post_init__(self) -> None:
-        dense = self.query_encoder or self.any_encoder or self.search != DenseSearchOptions()
-        if dense and not self.is_dense:
-            raise UsageError(
-                "--query-encoder, --any-encoder, --nprobe and --ef-search go with --retriever dense or hybrid, "
-                f"not {self.name}."
-            )
-
     @property
     def is_dense(self) -> bool:
         """Whether queries are encoded."""
@@ -138,3 +132,12 @@ class RetrieverChoice:
     def query_tokens(self, asked: int | None) -> int:
         """Tokens of a query: as many as were asked for, or as many as the papers ask such a retriever with."""
         return asked if asked is not None else QUERY_TOKENS if self.is_dense else PLAN.query_tokens
+
+    def uses(self) -> list[Use]:
+        """What the options of retrieval go with, where there is an index to retrieve from."""
+        hybrid, interpolates = self.name == "hybrid", self.fusion.method == "interpolation"
+        return [
+            Use("query_encoder any_encoder nprobe ef_search", self.is_dense, "--retriever dense or hybrid"),
+            Use("fusion dense_weight", hybrid, "--retriever hybrid"),
+            Use("dense_weight", interpolates, "--fusion interpolation"),
+        ]

@@ -9,7 +9,10 @@ from pydantic import JsonValue
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from ralm.cli.messages import note
+from ralm.controls import one_line, visible
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Removals
 from ralm.corpus.sources import SkippedLines
 from ralm.demo.demonstration import Demonstration, most_gained, prompt_where_retrieval_helps
@@ -54,7 +57,7 @@ def print_json(value: JsonValue) -> None:
 
 def print_line(text: str = "") -> None:
     """One line for a person."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(visible(text) + "\n")
 
 
 def print_evaluation(evaluation: Evaluation, out: Path | None) -> None:
@@ -97,7 +100,7 @@ def print_sweep(swept: Sweep, out: Path | None) -> None:
     for row in swept.rows():
         columns = (*MEASURES, "none_token_perplexity")
         shown = [f"{number(row[column]):.2f}" for column in columns]
-        table.add_row(str(row[swept.option]), *shown, f"{number(row['gain']):+.1%}")
+        table.add_row(Text(one_line(str(row[swept.option]))), *shown, f"{number(row['gain']):+.1%}")
     console = Console(file=sys.stdout, highlight=False)
     console.print(table)
     print_line("  none: the token perplexity without passages; gain: how much lower it is with them")
@@ -120,7 +123,7 @@ def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: Skip
         if removed := removals.count(reason):
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
     if skipped is not None and skipped.count:
-        print_line(f"broken lines passed over: {skipped.count:,}; the first: {skipped.examples[0]}")
+        print_line(f"broken lines passed over: {skipped.count:,}; the first: {one_line(skipped.examples[0])}")
 
 
 def print_demo(folder: Path, shown: Demonstration, model: LanguageModel, bm25: FromRetriever) -> None:
@@ -153,23 +156,23 @@ def print_vectors(dense: Mapping[str, JsonValue], passages: int) -> None:
 def print_cache(source: PassageSource | None) -> None:
     """How much of what was retrieved a cache had, on standard error; nothing where there is none."""
     if isinstance(source, FromRetriever) and isinstance(cached := source.retriever, CachedRetriever):
-        sys.stderr.write(f"retrieval cache: {cached.found:,} of {cached.asked:,} queries were in {cached.file}\n")
+        note(f"retrieval cache: {cached.found:,} of {cached.asked:,} queries were in {cached.file}")
 
 
 def print_passages(hits: Iterable[tuple[Passage, float]], width: int = 300) -> None:
     """Hits for a person: rank, score, title, and the beginning of the text."""
     for rank, (passage, score) in enumerate(hits, 1):
-        print_line(f"{rank:>3}. {score:8.3f}  passage {passage.number}  {passage.title}")
+        print_line(f"{rank:>3}. {score:8.3f}  passage {passage.number}  {one_line(passage.title)}")
         text = " ".join(passage.text.split())
         print_line(f"     {text[:width]}{'...' if len(text) > width else ''}")
 
 
 def print_generation(prompt: str, pieces: Iterable[GeneratedText], passages: Passages) -> list[GeneratedText]:
     """The prompt and what is written after it, as it is written; then each part with its source. The pieces again."""
-    sys.stdout.write(prompt)
+    sys.stdout.write(visible(prompt))
     written = []
     for piece in pieces:
-        sys.stdout.write(piece.text)
+        sys.stdout.write(visible(piece.text))
         sys.stdout.flush()
         written.append(piece)
     print_line("\n")
@@ -244,13 +247,19 @@ def source_name(number: int, passages: Passages) -> str:
     if number == NO_PASSAGE:
         return "no passage"
     passage = passages[number]
-    return f"{passage.title or passage.document_id} (passage {number})"
+    return f"{one_line(passage.title or passage.document_id)} (passage {number})"
 
 
 def hits_as_json(hits: Iterable[tuple[Passage, float]]) -> list[JsonValue]:
     """Hits as the JSON answers give them."""
     return [
-        {"passage": passage.number, "score": round(score, 4), "title": passage.title, "text": passage.text}
+        {
+            "passage": passage.number,
+            "score": round(score, 4),
+            "document_id": passage.document_id,
+            "title": passage.title,
+            "text": passage.text,
+        }
         for passage, score in hits
     ]
 

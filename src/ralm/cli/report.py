@@ -6,11 +6,13 @@ from typing import Annotated
 import typer
 
 from ralm.cli import options
+from ralm.cli.idle import Use, refuse_idle
 
 _TOKENS, _TOKENS_OF_A_PAGE = 400, 4000
 
 
 def report(
+    context: typer.Context,
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder that `ralm eval --baseline --out` wrote.", show_default=False)
     ],
@@ -25,6 +27,10 @@ def report(
     json: options.Json = False,
 ) -> None:
     """Show a run's text with tokens shaded by what passages were worth to them, and the passages by what they gave."""
+    refuse_idle(
+        context, Use("force", html is not None, "--html"), Use("json", html is None, "standard output, not --html")
+    )
+
     from ralm.cli.output import print_json
     from ralm.cli.reporting import print_report, write_page
     from ralm.evaluation.run import open_run

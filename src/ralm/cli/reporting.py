@@ -6,7 +6,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from ralm.cli.messages import note
 from ralm.cli.output import print_line
+from ralm.controls import one_line, visible
 from ralm.evaluation.report import Report, report_page
 from ralm.evaluation.traces import TracedText
 from ralm.folders import replaced_file
@@ -36,7 +38,7 @@ def print_report(report: Report) -> None:
     rows = text.contributions
     for row in rows[:_SHOWN_PASSAGES]:
         passage = text.passages[row.passage]
-        name = passage.title or passage.document_id
+        name = one_line(passage.title or passage.document_id)
         print_line(f"  {row.gain:+8.2f}  {name} (passage {row.passage}): {row.helped:,} helped, {row.hurt:,} hurt")
     if len(rows) > _SHOWN_PASSAGES:
         rest = sum(row.gain for row in rows[_SHOWN_PASSAGES:])
@@ -47,7 +49,7 @@ def write_page(file: Path, report: Report) -> None:
     """Write the report as a page, and say where it is on standard error."""
     with replaced_file(file) as page:
         page.write(report_page(report))
-    sys.stderr.write(f"ralm: {file} shows where every token came from; open it in a browser\n")
+    note(f"{file} shows where every token came from; open it in a browser")
 
 
 def _legend() -> Text:
@@ -59,10 +61,10 @@ def _legend() -> Text:
 
 def _shaded(text: TracedText, tokens: int) -> Text:
     """The text before the tokens, dim, and so many of them, each on a background that its gain gives."""
-    shaded = Text(text.before, style="", overflow="fold")
+    shaded = Text(visible(text.before), style="", overflow="fold")
     shaded.stylize("dim")
     for piece, gain in zip(text.texts[:tokens], text.gain_T.tolist(), strict=False):
-        shaded.append(piece, style=_style(gain))
+        shaded.append(visible(piece), style=_style(gain))
     return shaded
 
 

@@ -6,17 +6,19 @@ from typing import Annotated
 import typer
 
 from ralm.cli import options
+from ralm.cli.idle import Use, refuse_idle
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
 
 
 def retrieve(
+    context: typer.Context,
     text: Annotated[Path, typer.Argument(metavar="TEXTFILE", help="Text to retrieve for.", show_default=False)],
     index: options.Index,
     lm: options.Model,
     out: Annotated[Path, typer.Option(help="File to write (JSON).", show_default=False)],
-    k: Annotated[int, typer.Option("-k", min=1, help="Passages a stride.")] = 16,
+    k: Annotated[int, typer.Option("-k", help="Passages a stride.")] = 16,
     retriever: options.Retriever = "bm25",
     query_encoder: options.QueryEncoder = None,
     any_encoder: options.AnyEncoder = False,
@@ -52,6 +54,7 @@ def retrieve(
         forbidden_documents=forbidden_documents,
         cache=cache,
     )
+    refuse_idle(context, *choice.uses(), Use("seed", retriever == "random", "--retriever random"))
     plan = PlanOptions(
         semantics=semantics,
         stride=stride,

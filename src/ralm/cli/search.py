@@ -6,18 +6,25 @@ from typing import Annotated
 import typer
 
 from ralm.cli import options
+from ralm.cli.idle import Use, refuse_idle
+from ralm.cli.messages import note
 from ralm.errors import UsageError
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
 
 
 def search(
+    context: typer.Context,
     index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `ralm index` made.", show_default=False)],
     query: Annotated[str | None, typer.Argument(help="What to look for.", show_default=False)] = None,
     queries: Annotated[
-        Path | None, typer.Option(help="Ask every line of this file instead; answers as JSON lines, in order.")
+        Path | None,
+        typer.Option(
+            help="Ask every line of this file instead; .jsonl: a JSON string, or an object with a query, a line. "
+            "Answers as JSON lines, in order."
+        ),
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Passages a query.")] = 10,
+    k: Annotated[int, typer.Option("-k", help="Passages a query.")] = 10,
     retriever: options.Retriever = "bm25",
     seed: options.Seed = 0,
     query_encoder: options.QueryEncoder = None,
@@ -32,16 +39,13 @@ def search(
     json: options.Json = False,
 ) -> None:
     """Find the passages of an index that match a query best."""
+    from ralm.cli.asked import read_queries
     from ralm.cli.loading import open_retriever
     from ralm.cli.output import hits_as_json, print_cache, print_json, print_passages
-    from ralm.corpus.text import read_text
 
-    if queries is not None and query is None:
-        asked = read_text(queries).splitlines()
-    elif queries is None and query is not None:
-        asked = [query]
-    else:
+    if (query is None) == (queries is None):
         raise UsageError("give either a QUERY or --queries FILE.")
+    asked = read_queries(query, queries)
     choice = options.RetrieverChoice(
         name=retriever,
         seed=seed,
@@ -53,12 +57,15 @@ def search(
         forbidden_documents=forbidden_documents,
         cache=cache,
     )
+    refuse_idle(context, *choice.uses(), Use("seed", retriever == "random", "--retriever random"))
     source = open_retriever(index, choice)
     hits = source.retriever.retrieve(asked, k)
     for row, question in enumerate(asked):
         found = [(source.passages[number], score) for number, score in hits.of(row)]
         if json or queries is not None:
             print_json({"query": question, "hits": hits_as_json(found)})
-        else:
+        elif found:
             print_passages(found)
+        else:
+            note("no passage was found: none has a word of the query that is indexed, or all are forbidden")
     print_cache(source)

@@ -7,6 +7,7 @@ import typer
 
 from ralm.cli import options
 from ralm.cli.eval import Job, evaluate
+from ralm.cli.idle import Use, refuse, refuse_idle
 from ralm.errors import UsageError
 
 Option = Literal[
@@ -35,6 +36,7 @@ Option = Literal[
 
 
 def sweep(
+    context: typer.Context,
     evaluation: Annotated[
         list[str],
         typer.Argument(metavar="TEXTFILE [OPTIONS OF RALM EVAL]", help="As for `ralm eval`.", show_default=False),
@@ -51,6 +53,7 @@ def sweep(
     Every row is what `ralm eval` gives for it; what several have in common is retrieved and scored once. With --out a
     sweep that was killed goes on where it was when it is started again.
     """
+    refuse_idle(context, Use("plot force", out is not None, "--out"))
     jobs = _jobs(evaluation, over, values.split(","))
 
     from ralm.cli.loading import open_source
@@ -69,9 +72,16 @@ def sweep(
     content = read_text(first.text)
     sources = {_source_of(job): open_source(*_source_of(job)) for job in jobs.values()}
     model = load_model(first.lm, first.dtype, first.device, first.compile_layers)
-    ranker = load_model(first.rerank_lm, first.dtype, first.device, first.compile_layers) if first.rerank_lm else None
+    rerank_lm = next((job.rerank_lm for job in jobs.values() if job.rerank_lm), None)
+    ranker = load_model(rerank_lm, first.dtype, first.device, first.compile_layers) if rerank_lm else None
     points = [
-        sweeps.Point(value=value, plan=job.plan, reader=job.reader, source=source, ranker=ranker)
+        sweeps.Point(
+            value=value,
+            plan=job.plan,
+            reader=job.reader,
+            source=source,
+            ranker=ranker if job.rerank_lm else None,
+        )
         for value, job in jobs.items()
         if (source := sources[_source_of(job)]) is not None
     ]
@@ -103,6 +113,7 @@ def _jobs(arguments: list[str], over: Option, values: list[str]) -> dict[str, Jo
         raise UsageError("a sweep reads with passages: give --index or --retrieved.")
     if others and all(job == first for job in others):
         raise UsageError(f"--{over} makes no difference here: the other options do not use it.")
+    refuse({option: needs for option, needs in first.idle.items() if all(option in job.idle for job in others)})
     return jobs
 
 

@@ -19,6 +19,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from ralm.bounds import check_count
 from ralm.corpus.text import BYTE_ORDER_MARK, read_utf8
 from ralm.errors import CorpusError, UsageError
 from ralm.records import Document
@@ -57,8 +58,7 @@ class Decontamination:
         Raises UsageError where `ngram` is below 1, `max_overlap` is not from 0 up to but not including 1, or texts
         were given but none is as long as `ngram` words, so that nothing could ever be found.
         """
-        if ngram < 1:
-            raise UsageError(f"--ngram must be at least 1, not {ngram}.")
+        check_count("--ngram", ngram)
         if not 0 <= max_overlap < 1:
             raise UsageError(f"--max-overlap must be at least 0 and below 1, not {max_overlap}.")
         hashes: set[int] = set()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from ralm.errors import UsageError
+from ralm.bounds import check_counts
 from ralm.protocols import Tokenizer
 from ralm.records import IntArray
 
@@ -22,16 +22,14 @@ _TOKENS_A_CHARACTER: Final = 4  # a character is at most four bytes, and no toke
 class Splitting:
     """How long a passage is: `words` between white space, or `tokens` of a language model where given.
 
-    Raises UsageError where a length is below 1.
+    Raises UsageError where a length makes no sense.
     """
 
     words: int = 100
     tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name, length in (("--words", self.words), ("--tokens", self.tokens)):
-            if length is not None and length < 1:
-                raise UsageError(f"{name} must be at least 1, not {length}.")
+        check_counts({"--words": self.words, "--tokens": self.tokens})
 
 
 def split_text(text: str, splitting: Splitting, tokenizer: Tokenizer | None = None) -> Iterator[str]:

@@ -5,19 +5,25 @@ page is report.html beside this file with the data put in: nothing in it is fetc
 """
 
 import html
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final
 
 from pydantic import JsonValue
 
+from ralm.controls import one_line
 from ralm.evaluation.run import to_json
 from ralm.evaluation.traces import TracedText, contribution_as_json, total_as_json
+from ralm.reading.provenance import Contribution
 from ralm.records import NO_PASSAGE
 
 _TEMPLATE: Final = "report.html"
+_MARK: Final = re.compile(r"\{\{(?:title|data)\}\}")
 _DECIMALS: Final = 4
+_LISTED: Final = 200
+"""How many passages that helped most, and how many that hurt most, a report holds beside those of the tokens shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,7 +31,8 @@ class Report:
     """A traced text and what stands above it.
 
     `settings` says how it was read, label by label; the perplexities are a token's, with documents and without.
-    `shown_tokens` is how much of the text is shown, from its beginning; gains and passages are those of all of it.
+    `shown_tokens` is how much of the text is shown, from its beginning. Gains are those of all of it; of its passages
+    the report holds those of the tokens shown and those that gave or took most.
     """
 
     title: str
@@ -37,6 +44,8 @@ class Report:
 
     def as_json(self) -> dict[str, JsonValue]:
         """Everything that the page shows; log-probabilities, gains and posteriors to four decimals."""
+        rows = self.text.contributions
+        listed = self._listed(rows)
         return {
             "title": self.title,
             "settings": dict(self.settings),
@@ -47,18 +56,31 @@ class Report:
             "text": [_token(self.text, place) for place in range(self.shown_tokens)],
             "passages": [
                 {**contribution_as_json(row, self.text.passages), "text": self.text.passages[row.passage].text}
-                for row in self.text.contributions
+                for row in listed
             ],
+            "other_passages": {
+                "count": len(rows) - len(listed),
+                "gain": sum(row.gain for row in rows) - sum(row.gain for row in listed),
+            },
         }
+
+    def _listed(self, rows: Sequence[Contribution]) -> list[Contribution]:
+        """The passages that are shown, in the order of `rows`, which is that of their gains."""
+        if self.shown_tokens == len(self.text):
+            return list(rows)
+        of_tokens = set(self.text.provenance.passages_TK[: self.shown_tokens].ravel().tolist())
+        first, last = _LISTED, len(rows) - _LISTED
+        return [row for place, row in enumerate(rows) if place < first or place >= last or row.passage in of_tokens]
 
 
 def report_page(report: Report) -> str:
     """The report as one HTML page."""
     page = files("ralm.evaluation").joinpath(_TEMPLATE).read_text(encoding="utf-8")
-    data = to_json(report.as_json())
-    for mark, part in (("{{title}}", html.escape(report.title)), ("{{data}}", data.replace("<", "\\u003c"))):
-        page = page.replace(mark, part, 1)
-    return page
+    parts = {
+        "{{title}}": html.escape(one_line(report.title)),
+        "{{data}}": to_json(report.as_json()).replace("<", "\\u003c"),
+    }
+    return _MARK.sub(lambda mark: parts[mark[0]], page)  # in one go: a text may hold a mark itself
 
 
 def _token(text: TracedText, place: int) -> dict[str, JsonValue]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
+from ralm.controls import path_text, printable_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.tables import passage_table, token_table, traced_text
@@ -106,7 +107,11 @@ def evaluation_config(
 ) -> dict[str, JsonValue]:
     """Everything that decides the figures of a run, by name: equal configurations give equal figures."""
     return {
-        "text": {"path": str(path), "sha256": hashlib.sha256(text.encode()).hexdigest(), "limit_tokens": limit_tokens},
+        "text": {
+            "path": path_text(path),
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "limit_tokens": limit_tokens,
+        },
         "model": model.config,
         "passages": None if source is None else source.config,
         "reader": None if source is None else _reader_config(reader or RerankOptions(), ranker),
@@ -150,8 +155,8 @@ def _version(package: str) -> str | None:
 
 
 def to_json(value: JsonValue, indent: int | None = None) -> str:
-    """JSON that any reader takes: a number that is infinite or none at all becomes null."""
-    return json.dumps(_finite(value), ensure_ascii=False, indent=indent, allow_nan=False)
+    """JSON that any reader takes and any terminal shows: a number that is infinite or none at all becomes null."""
+    return printable_json(json.dumps(_finite(value), ensure_ascii=False, indent=indent, allow_nan=False))
 
 
 def _finite(value: JsonValue) -> JsonValue:

@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import DamagedFolderError
 from ralm.evaluation.report import Report
 from ralm.evaluation.run import Run
 from ralm.evaluation.traces import TracedText
@@ -24,19 +23,14 @@ JOINED: Final = "all of a token's gain counts for the first passage of its conte
 def report_of(run: Run, tokens: int) -> Report:
     """The report of a run, of whose text the first `tokens` tokens are shown."""
     config = _of(run.summary, "config")
-    try:
-        return Report(
-            title=Path(str(_of(config, "text")["path"])).name,
-            settings=settings_of(config),
-            perplexity=_number(run.summary["token_perplexity"]),
-            baseline_perplexity=_number(_of(run.summary, "baseline")["token_perplexity"]),
-            text=run.text,
-            shown_tokens=min(tokens, len(run.text)),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DamagedFolderError(
-            f"{run.path} is damaged: its summary does not say how it was read ({error}); score the text again."
-        ) from error
+    return Report(
+        title=Path(str(_of(config, "text").get("path", run.path))).name,
+        settings=settings_of(config),
+        perplexity=_number(run.summary.get("token_perplexity")),
+        baseline_perplexity=_number(_of(run.summary, "baseline").get("token_perplexity")),
+        text=run.text,
+        shown_tokens=min(tokens, len(run.text)),
+    )
 
 
 def report_of_generation(text: TracedText, config: Mapping[str, JsonValue]) -> Report:
@@ -52,39 +46,57 @@ def report_of_generation(text: TracedText, config: Mapping[str, JsonValue]) -> R
 
 
 def settings_of(config: Mapping[str, JsonValue]) -> dict[str, str]:
-    """How a text was read, in a few words a label, from the configuration of its run."""
-    plan, reader = _of(config, "plan"), _of(config, "reader")
-    settings = {
-        "model": str(_of(config, "model")["name"]),
-        "passages": _passages(_of(config, "passages")),
-        "reader": _reader(reader),
-        "stride": str(plan["stride"]),
+    """How a text was read, in a few words a label, from the configuration of its run; a run that was written by a
+    program of one's own may record little or nothing of it, and what it lacks is left out."""
+    plan, reader, model = _of(config, "plan"), _of(config, "reader"), _of(config, "model")
+    known = {
+        "model": model.get("name"),
+        "passages": _passages(config["passages"]) if "passages" in config else None,
+        "reader": _reader(config["reader"]) if "reader" in config else None,
+        "stride": plan.get("stride"),
+        "windows": ", ".join(_windows(plan)) or None,
+        "attribution": JOINED if "concatenation" in reader else None,
     }
-    if "windows" in plan:
-        settings["windows"] = f"{plan['windows']}, {plan['semantics']} semantics"
-    return settings | {"attribution": JOINED} if "concatenation" in reader else settings
+    return {label: str(value) for label, value in known.items() if value is not None}
 
 
-def _passages(source: Mapping[str, JsonValue]) -> str:
-    if not source:
+def _windows(plan: Mapping[str, JsonValue]) -> list[str]:
+    semantics = [f"{plan['semantics']} semantics"] if "semantics" in plan else []
+    return [str(plan["windows"]), *semantics] if "windows" in plan else []
+
+
+def _passages(source: JsonValue) -> str:
+    if not isinstance(source, dict):
         return "none"
     if "retrieved" in source:
         return str(source["retrieved"])
     return f"{source.get('retriever', 'retrieved')} from {source['index']}" if "index" in source else "retrieved"
 
 
-def _reader(reader: Mapping[str, JsonValue]) -> str:
-    if ensemble := _of(reader, "ensemble"):
-        temperature = "" if ensemble["temperature"] == 1 else f", temperature {ensemble['temperature']:g}"
-        return f"ensemble of {ensemble['documents']}, {ensemble['weights']} weights{temperature}"
-    if joined := _of(reader, "concatenation"):
-        return f"{joined['documents']} passages in one context"
-    chosen = _of(reader, "rerank")
-    if not chosen:
+def _reader(reader: JsonValue) -> str | None:
+    if reader is None:
         return "no passage"
+    if not isinstance(reader, dict):
+        return None
+    if ensemble := _of(reader, "ensemble"):
+        return _ensemble(ensemble)
+    if joined := _of(reader, "concatenation"):
+        return f"{joined.get('documents', 'several')} passages in one context"
+    chosen = _of(reader, "rerank")
+    if "method" not in chosen:
+        return None
     if chosen["method"] == "none":
         return "the first passage"
-    return f"the best of {chosen['candidates']} passages ({chosen['method']})"
+    return f"the best of {chosen.get('candidates', 'several')} passages ({chosen['method']})"
+
+
+def _ensemble(ensemble: Mapping[str, JsonValue]) -> str:
+    parts = [f"ensemble of {ensemble.get('documents', 'several')}"]
+    if "weights" in ensemble:
+        parts.append(f"{ensemble['weights']} weights")
+    if ensemble.get("temperature", 1) != 1:
+        parts.append(f"temperature {_number(ensemble['temperature']):g}")
+    return ", ".join(parts)
 
 
 def _of(config: Mapping[str, JsonValue], key: str) -> dict[str, JsonValue]:
@@ -99,4 +111,7 @@ def _perplexity(log_probs_T: FloatArray) -> float:
 
 def _number(value: JsonValue) -> float:
     """A measure; not a number where it was none, which a run has as null."""
-    return float(value) if isinstance(value, (int, float)) else float("nan")
+    try:
+        return float(value) if isinstance(value, (int, float)) else float("nan")
+    except OverflowError:
+        return float("inf")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ralm.errors import UsageError
+from ralm.bounds import check_count
 from ralm.protocols import Tokenizer
 from ralm.reading.in_context import Documents
 from ralm.records import IntArray, Passages
@@ -28,8 +28,7 @@ class ConcatenationOptions:
     documents: int = 2
 
     def __post_init__(self) -> None:
-        if self.documents < 1:
-            raise UsageError(f"--documents must be at least 1, not {self.documents}.")
+        check_count("--documents", self.documents)
 
     @property
     def hits(self) -> int:

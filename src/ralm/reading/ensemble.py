@@ -7,16 +7,19 @@ Letters of shapes: Q rows of a plan, K documents of a row, T targets.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ralm.bounds import check_count, check_number
 from ralm.errors import UsageError
 from ralm.records import NO_PASSAGE, FloatArray, Hits
 
 Weights = Literal["similarity", "uniform"]
 DoubleArray = NDArray[np.float64]
+COLDEST: Final = 1e-6
+"""The lowest temperature: the best document weighs all, and the likeliest token is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +36,10 @@ class EnsembleOptions:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.documents < 1:
-            raise UsageError(f"--documents must be at least 1, not {self.documents}.")
+        check_count("--documents", self.documents)
         if self.weights not in get_args(Weights):
             raise UsageError(f"--weights must be one of {', '.join(get_args(Weights))}, not {self.weights!r}.")
-        if not self.temperature > 0:
-            raise UsageError(f"--weights-temperature must be above 0, not {self.temperature}.")
+        check_number("--weights-temperature", self.temperature, least=COLDEST, most=1 / COLDEST)
 
     @property
     def hits(self) -> int:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ralm.bounds import check_count, check_counts, check_number, check_seed
 from ralm.errors import UsageError
 from ralm.protocols import LanguageModel, Retriever
-from ralm.reading.ensemble import DoubleArray, EnsembleOptions, document_log_weights, mixture, posterior
+from ralm.reading.ensemble import COLDEST, DoubleArray, EnsembleOptions, document_log_weights, mixture, posterior
 from ralm.reading.in_context import Documents
 from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces
 from ralm.reading.sampling import sample
@@ -54,14 +55,12 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         for name in ("new_tokens", "stride", "query_tokens", "document_tokens"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}.")
-        if not self.temperature >= 0:
-            raise UsageError(f"--temperature must be 0 (greedy) or more, not {self.temperature}.")
-        if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"--top-k must be at least 1, not {self.top_k}; leave it out to draw from all tokens.")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"--top-p must be above 0 and at most 1, not {self.top_p}.")
+            check_count(f"--{name.replace('_', '-')}", getattr(self, name))
+        check_counts({"--max-length": self.max_length, "--top-k": self.top_k})
+        if self.temperature != 0:
+            check_number("--temperature", self.temperature, least=COLDEST, most=1 / COLDEST, note=" (or 0: greedy)")
+        check_number("--top-p", self.top_p, least=0, most=1, above=True)
+        check_seed("--seed", self.seed)
         if "" in self.stop:
             raise UsageError("--stop must not be empty.")
 

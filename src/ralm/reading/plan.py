@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ralm.bounds import check_count
 from ralm.errors import TextError, UsageError
 from ralm.records import IntArray
 
@@ -56,8 +57,7 @@ class PlanOptions:
         _check_choice("semantics", self.semantics, get_args(Semantics))
         _check_choice("windows", self.windows, get_args(Windows))
         for name in ("stride", "query_tokens", "document_tokens", "max_length", "block"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{_option(name)} must be at least 1, not {getattr(self, name)}.")
+            check_count(_option(name), getattr(self, name))
         if self.windows == "rolling" and self.semantics != "official":
             raise UsageError("--windows rolling are those of REPLUG's code: give --semantics official with them.")
         if self.windows == "blocked" and self.block % self.stride:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ralm.bounds import check_counts, check_seed
 from ralm.errors import UsageError
 
 Method = Literal["none", "zero-shot", "oracle", "random"]
@@ -27,10 +28,8 @@ class RerankOptions:
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
             raise UsageError(f"--rerank must be one of {', '.join(get_args(Method))}, not {self.method!r}.")
-        if self.candidates < 1:
-            raise UsageError(f"--candidates must be at least 1, not {self.candidates}.")
-        if self.tokens < 1:
-            raise UsageError(f"--rerank-tokens must be at least 1, not {self.tokens}.")
+        check_counts({"--candidates": self.candidates, "--rerank-tokens": self.tokens})
+        check_seed("--seed", self.seed)
 
     @property
     def hits(self) -> int:

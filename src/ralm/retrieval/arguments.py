@@ -1,9 +1,8 @@
 """What every retriever asks of its arguments."""
 
-from ralm.errors import UsageError
+from ralm.bounds import check_count
 
 
 def check_k(k: int) -> None:
-    """Raise UsageError where k is below 1."""
-    if k < 1:
-        raise UsageError(f"k must be at least 1, not {k}: how many passages are wanted for a query?")
+    """Raise UsageError where k is no number of passages that a query can have."""
+    check_count("k", k)

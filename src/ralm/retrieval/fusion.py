@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import UsageError
+from ralm.bounds import check_count, check_number
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits
 from ralm.retrieval.arguments import check_k
@@ -32,10 +32,8 @@ class FusionOptions:
     depth: int = 100
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dense_weight <= 1:
-            raise UsageError(f"--dense-weight must be between 0 and 1, not {self.dense_weight}.")
-        if self.depth < 1:
-            raise UsageError(f"the depth of a fusion must be at least 1, not {self.depth}.")
+        check_number("--dense-weight", self.dense_weight, least=0, most=1)
+        check_count("the depth of a fusion", self.depth)
 
 
 class Hybrid:

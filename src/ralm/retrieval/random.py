@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ralm.bounds import check_seed
 from ralm.records import NO_PASSAGE, Hits, IntArray
 
 
@@ -17,6 +18,7 @@ class RandomRetriever:
 
     def __init__(self, passages: int | IntArray, seed: int = 0) -> None:
         self._passages = np.arange(passages) if isinstance(passages, int) else passages
+        check_seed("--seed", seed)
         self._seed = seed
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:

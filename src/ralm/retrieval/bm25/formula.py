@@ -14,10 +14,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.errors import UsageError
+from ralm.bounds import check_number
 
 FRACTION_BITS: Final = 20
 """Binary places of a fixed-point score: finer than Lucene's float32 for any score above 1."""
+MOST_K1: Final = 1000.0
+"""Beyond it the worth of one occurrence drowns in the steps of a fixed-point score."""
 _EXACT_LENGTHS: Final = 24
 
 
@@ -32,10 +34,8 @@ class BM25Options:
     b: float = 0.4
 
     def __post_init__(self) -> None:
-        if not (self.k1 >= 0 and np.isfinite(self.k1)):
-            raise UsageError(f"--k1 must be 0 or more, not {self.k1}.")
-        if not 0 <= self.b <= 1:
-            raise UsageError(f"--b must be between 0 and 1, not {self.b}.")
+        check_number("--k1", self.k1, least=0, most=MOST_K1)
+        check_number("--b", self.b, least=0, most=1)
 
 
 def idf(document_frequency: NDArray[np.int64], passages: int) -> NDArray[np.float64]:

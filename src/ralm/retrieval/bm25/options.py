@@ -4,8 +4,10 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from ralm.errors import UsageError
+from ralm.bounds import check_count, check_number
 
+MOST_MEGABYTES: Final = 1 << 20
+MOST_WORKERS: Final = 1024
 _BYTES_A_TERM: Final = 24
 
 
@@ -20,17 +22,15 @@ class BuildOptions:
     `workers`: processes that analyse the passages, or 1 for this process alone.
 
     A script that asks for more workers must guard what it runs with `if __name__ == "__main__"`, as for any other use
-    of several processes. Raises UsageError where a number is too small.
+    of several processes. Raises UsageError where a number makes no sense.
     """
 
     megabytes: float = 256
     workers: int = 1
 
     def __post_init__(self) -> None:
-        if not self.megabytes > 0:
-            raise UsageError(f"--memory must be above 0 megabytes, not {self.megabytes}.")
-        if self.workers < 1:
-            raise UsageError(f"--workers must be at least 1, not {self.workers}.")
+        check_number("--memory", self.megabytes, least=0, most=MOST_MEGABYTES, above=True)
+        check_count("--workers", self.workers, most=MOST_WORKERS)
 
     @property
     def buffered_terms(self) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ralm.errors import UsageError
+from ralm.bounds import check_count, check_counts, check_seed
 
 QUERY_TOKENS: Final = 64
 """The papers' query length l for dense retrieval, in tokens of the language model."""
@@ -41,9 +41,7 @@ class EncoderOptions:
     dtype: EncoderDtype = "auto"
 
     def __post_init__(self) -> None:
-        for name, length in (("--query-length", self.query_length), ("--passage-length", self.passage_length)):
-            if length is not None and length < 1:
-                raise UsageError(f"{name} must be at least 1, not {length}.")
+        check_counts({"--query-length": self.query_length, "--passage-length": self.passage_length})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +51,16 @@ class VectorOptions:
     `faiss`: a string of FAISS's `index_factory`: Flat is exact, SQfp16 exact over float16 vectors at half the size,
     IVF4096,Flat, IVF4096,PQ64, HNSW32 and the like are faster and approximate.
     `training_sample`: how many vectors, drawn at random, an index that is trained (IVF, PQ) is trained on at most.
-    `seed`: of that draw.
+    `seed`: of that draw. Raises UsageError where a number makes no sense.
     """
 
     faiss: str = "Flat"
     training_sample: int = 1 << 18
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("--training-sample", self.training_sample)
+        check_seed("the seed of vectors", self.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,4 @@ class DenseSearchOptions:
     ef_search: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("--nprobe", self.nprobe), ("--ef-search", self.ef_search)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, not {value}.")
+        check_counts({"--nprobe": self.nprobe, "--ef-search": self.ef_search})

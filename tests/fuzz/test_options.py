@@ -1,0 +1,209 @@
+"""Options at their extremes, alone and in pairs: a command works, or says in a sentence why not; it never breaks down.
+
+Options, their kinds and their choices are those of the program itself. `RALM_FUZZ` is how many cases a command gets.
+"""
+
+import json
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from types import FrameType
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import typer
+
+from ralm.cli import app, models
+from tests.cli.program import ralm
+from tests.cli.test_cli import STORIES, TEXT
+from tests.tiny_encoders import save_tiny_bert
+
+CASES = int(os.environ.get("RALM_FUZZ", "40"))
+SECONDS_A_CASE = 60
+BYTES_A_CASE = 6 << 30
+PROGRAM: Any = typer.main.get_command(app)
+
+HINTS = {str(info.name): get_type_hints(info.callback) for info in app.registered_commands if info.callback}
+"""The type of every parameter of every command."""
+
+WHOLE = [
+    "-1",
+    "0",
+    "1",
+    "2",
+    "3",
+    "7",
+    "63",
+    "64",
+    "65",
+    "2147483647",
+    "2147483648",
+    "9223372036854775808",
+    "1" + "0" * 30,
+]
+REAL = ["nan", "inf", "-inf", "-1", "0", "-0.0", "1e-320", "1e-7", "0.5", "1", "1.0000001", "2", "1e6", "1e308"]
+NAMES = ["", " ", "x", "-", "é" * 300, "a" * 5000, "caf\udce9", "\x1b]0;x\x07", "a/b/c", "nul\0", "[/x]", "{{data}}"]
+PATHS = [
+    "new",
+    "text.txt",
+    "lines.txt",
+    "index",
+    "model",
+    "empty",
+    "missing/deep",
+    "",
+    ".",
+    "./",
+    "a" * 300,
+    "b\udcff",
+    "n\0",
+]
+VALUES = ["1,2", "", ",", "1,1", "0,-1", "bm25,hybrid", "none,oracle", "sliding,rolling", "nan,0.5", "2147483648,1"]
+ENDLESS = {"new_tokens": {"2147483647"}}
+"""Values that are right, and ask for more than a test can wait for."""
+
+SLOW = {"compile_layers"}
+
+READ = ["--lm", "model", "--max-length", "64", "--document-tokens", "16", "--limit-tokens", "70", "--stride", "16"]
+COMMANDS = {
+    "eval": [
+        ["text.txt", *READ],
+        ["text.txt", *READ, "--index", "index"],
+        ["text.txt", *READ, "--index", "index", "--reader", "ensemble", "--documents", "2"],
+        ["text.txt", *READ, "--index", "index", "--rerank", "zero-shot", "--candidates", "2"],
+    ],
+    "sweep": [
+        ["text.txt", *READ, "--index", "index", "--over", "stride", "--values", "8,16"],
+        ["text.txt", *READ, "--index", "index", "--over", "documents", "--values", "1,2", "--reader", "ensemble"],
+    ],
+    "generate": [
+        ["The sheep", "--lm", "model", "--document-tokens", "16", "--new-tokens", "5"],
+        ["The sheep", "--lm", "model", "--document-tokens", "16", "--new-tokens", "5", "--index", "index"],
+        ["--prompts", "lines.txt", "--lm", "model", "--document-tokens", "16", "--new-tokens", "5", "--index", "index"],
+    ],
+    "index": [
+        ["corpus.jsonl", "--out", "new"],
+        ["corpus.jsonl", "--out", "new", "--retriever", "both", "--encoder", "bert"],
+    ],
+    "search": [
+        ["index", "sheep"],
+        ["index", "sheep", "--retriever", "hybrid", "--json"],
+        ["index", "--queries", "lines.txt", "--retriever", "dense"],
+    ],
+    "retrieve": [["text.txt", "--lm", "model", "--index", "index", "--max-length", "64", "--out", "new"]],
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, tiny_folders: dict[str, Path]) -> Path:
+    """What the cases work with; each has a copy."""
+    folder = tmp_path_factory.mktemp("made")
+    rows = [{"id": name, "title": title, "text": text} for name, title, text in STORIES]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "lines.txt").write_text("The Hill\nsea\n")
+    (folder / "empty").mkdir()
+    save_tiny_bert(folder / "bert")
+    shutil.copytree(tiny_folders["gpt2"], folder / "model")
+    command = ["index", folder / "corpus.jsonl", "--out", folder / "index", "--words", 10, "--retriever", "both"]
+    assert ralm(*command, "--encoder", folder / "bert").status == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are loaded once for all cases."""
+    load = lru_cache(models.load_model)
+
+    def loaded(*arguments: Any) -> Any:
+        model = load(*arguments)
+        model.journal = None
+        return model
+
+    monkeypatch.setattr(models, "load_model", loaded)
+
+
+@contextmanager
+def limits(case: list[str]) -> Iterator[None]:
+    """Bounded time and memory."""
+
+    def too_long(number: int, frame: FrameType | None) -> None:
+        raise AssertionError(f"{case} takes longer than {SECONDS_A_CASE} s")
+
+    before, (soft, hard) = signal.signal(signal.SIGALRM, too_long), resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + BYTES_A_CASE, hard))
+    signal.alarm(SECONDS_A_CASE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def values_of(kinds: set[object], name: str) -> list[str]:
+    """What an option is tried with: its choices, or the extremes of its kind."""
+    if choices := [value for kind in kinds for value in get_args(kind) if isinstance(value, str)]:
+        return [*choices, "x", ""]
+    if int in kinds:
+        return [value for value in WHOLE if value not in ENDLESS.get(name, ())]
+    if float in kinds:
+        return REAL
+    return PATHS if kinds & {Path, list[Path]} else VALUES if name == "values" else NAMES
+
+
+def given(option: Any, hint: object, random: Random) -> list[str]:
+    """An option as it is written, with one of its values."""
+    name = random.choice([*option.opts, *option.secondary_opts])
+    return [name] if option.is_flag else [name, random.choice(values_of({hint, *get_args(hint)}, option.name))]
+
+
+def case_of(command: str, number: int) -> list[str]:
+    """A right call, and one or two options more."""
+    random = Random(f"{command} {number}")
+    arguments = [command, *random.choice(COMMANDS[command])]
+    options = [(option, of) for of in (command, "eval" if command == "sweep" else command) for option in options_of(of)]
+    for option, of in random.sample(options, random.choice([1, 2, 2])):
+        arguments += given(option, HINTS[of][option.name], random)
+    return arguments
+
+
+def options_of(command: str) -> list[Any]:
+    """The options of a command that a test can wait for."""
+    own, hints = PROGRAM.commands[command].params, HINTS[command]
+    options = [option for option in own if option.opts[0].startswith("-") and option.name in hints]
+    return [option for option in options if option.name not in SLOW]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_at_their_extremes(command: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, statuses = [], {0: 0, 1: 0, 2: 0}
+    for number in range(CASES):
+        case = case_of(command, number)
+        folder = tmp_path / str(number)
+        shutil.copytree(made, folder)
+        monkeypatch.chdir(folder)
+        try:
+            with limits(case):
+                answer = ralm(*case)
+            said = answer.err.strip().splitlines()
+            if answer.status not in statuses or (answer.status and (not said or "Traceback" in answer.err)):
+                broken.append(f"{case}: status {answer.status}, {answer.err!r}")
+            else:
+                statuses[answer.status] += 1
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            broken.append(f"{case}: {type(error).__name__}: {error}")
+        monkeypatch.chdir(made)
+        shutil.rmtree(folder)
+    assert not broken, f"{len(broken)} of {CASES} cases:\n" + "\n".join(broken)
+    assert min(statuses[0], statuses[2]) > 0, statuses

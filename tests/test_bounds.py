@@ -1,0 +1,94 @@
+"""Numbers at their extremes: every option record takes them or refuses them with a sentence that names the option."""
+
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Any
+
+import pytest
+
+from ralm.corpus.decontamination import Decontamination
+from ralm.corpus.splitting import Splitting
+from ralm.errors import UsageError
+from ralm.reading.concatenation import ConcatenationOptions
+from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.generation import GenerationOptions
+from ralm.reading.plan import PlanOptions
+from ralm.reranking.options import RerankOptions
+from ralm.retrieval.arguments import check_k
+from ralm.retrieval.bm25.formula import BM25Options
+from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
+from ralm.retrieval.fusion import FusionOptions
+from ralm.retrieval.random import RandomRetriever
+
+RECORDS: list[Any] = [
+    BM25Options,
+    BuildOptions,
+    ConcatenationOptions,
+    DenseSearchOptions,
+    EncoderOptions,
+    EnsembleOptions,
+    FusionOptions,
+    GenerationOptions,
+    PlanOptions,
+    RerankOptions,
+    Splitting,
+    VectorOptions,
+]
+NUMBERS = [
+    (record, field.name, "float" in str(field.type))
+    for record in RECORDS
+    for field in fields(record)
+    if str(field.type).removeprefix("<class '").startswith(("int", "float"))
+]
+
+
+def made(record: Any, **given: object) -> object:
+    needed = {field.name: "x" for field in fields(record) if field.default is field.default_factory is MISSING}
+    return record(**needed | given)
+
+
+def test_the_numbers_of_all_records_are_found() -> None:
+    assert len(NUMBERS) > 25
+
+
+@pytest.mark.parametrize(("record", "name", "real"), NUMBERS)
+def test_extremes_of_an_option(record: Any, name: str, real: bool) -> None:
+    worst = [math.nan, math.inf, -math.inf, -1.0, 1e308] if real else [-(2**63), -1, 2**63, 10**30]
+    for value in worst:
+        with pytest.raises(UsageError, match=r"must be .*, not .*\.$"):
+            made(record, **{name: value})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda number: RandomRetriever(3, seed=number),
+        lambda number: Decontamination.of(ngram=number),
+        check_k,
+    ],
+)
+def test_extremes_of_arguments(make: Callable[[int], object]) -> None:
+    make(3)
+    for number in (-1, 2**64):
+        with pytest.raises(UsageError, match="must be at"):
+            make(number)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PlanOptions(max_length=0), "--max-length must be at least 1, not 0."),
+        (lambda: GenerationOptions(max_length=0), "--max-length must be at least 1, not 0."),
+        (lambda: PlanOptions(stride=2**31), "--stride must be at most 2,147,483,647, not 2147483648."),
+        (lambda: EnsembleOptions(documents=0), "--documents must be at least 1, not 0."),
+        (lambda: RerankOptions(seed=-1), "--seed must be at least 0, not -1."),
+        (lambda: BuildOptions(megabytes=0), "--memory must be above 0 and at most 1.04858e+06, not 0."),
+        (lambda: GenerationOptions(temperature=-1), "--temperature must be at least 1e-06 and at most 1e+06 (or 0: g"),
+    ],
+)
+def test_the_sentence_says_the_bound(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        make()
+    assert str(raised.value).startswith(message)

@@ -1,0 +1,30 @@
+"""Progress where standard error is no terminal: lines now and then, and none for what is soon done."""
+
+import pytest
+
+from ralm import progress
+
+
+def test_short_work_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(progress.track(range(3), "Counting", 3)) == [0, 1, 2]
+    assert capsys.readouterr().err == ""
+
+
+def test_long_work_says_how_far_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 10.0, 31.0, 40.0, 62.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(seconds))
+    with progress.progress_bar("Scoring", total=3100) as advance:
+        for _ in range(4):
+            advance(310)
+    assert capsys.readouterr().err.splitlines() == [
+        "ralm: Scoring: 620 of 3,100, 20 a second, 0:02:04 left",
+        "ralm: Scoring: 1,240 of 3,100, 20 a second, 0:01:33 left",
+    ]
+
+
+def test_work_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 30.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(seconds))
+    with progress.progress_bar("Indexing passages") as advance:
+        advance(60_000)
+    assert capsys.readouterr().err == "ralm: Indexing passages: 60,000, 2,000 a second\n"
