@@ -35,6 +35,7 @@ def search(
     from ralm.cli.loading import open_retriever
     from ralm.cli.output import hits_as_json, print_cache, print_json, print_passages
     from ralm.corpus.text import read_text
+    from ralm.protocols import ask
 
     if queries is not None and query is None:
         asked = read_text(queries).splitlines()
@@ -54,7 +55,7 @@ def search(
         cache=cache,
     )
     source = open_retriever(index, choice)
-    hits = source.retriever.retrieve(asked, k)
+    hits = ask(source.retriever, asked, k, len(source.passages))
     for row, question in enumerate(asked):
         found = [(source.passages[number], score) for number, score in hits.of(row)]
         if json or queries is not None:
