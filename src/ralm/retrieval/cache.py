@@ -16,9 +16,11 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import InputError, StorageError
-from ralm.protocols import Retriever
+from ralm.errors import InputError, StorageError, UsageError
+from ralm.protocols import Retriever, ask
 from ralm.records import NO_PASSAGE, Hits
+from ralm.retrieval.arguments import check_k, config_of, stable_hits
+from ralm.retrieval.random import RandomRetriever
 
 _SECONDS_TO_WAIT: Final = 60.0
 _AT_A_TIME: Final = 500
@@ -28,22 +30,39 @@ _TABLE: Final = "CREATE TABLE IF NOT EXISTS hits (address BLOB PRIMARY KEY, numb
 class CachedRetriever:
     """A retriever that looks in a file first, and keeps there what it had to ask another one for.
 
-    `config` must tell the index and everything else that decides the hits. `asked` and `found` count the queries so far
-    and those of them that `file` had. Raises InputError where the file is something else, StorageError where it
-    cannot be written.
+    `config` must tell the index and everything else that decides the hits; it is the retriever's own unless given.
+    `asked` and `found` count the queries so far and those of them that `file` had. Raises UsageError where the
+    retriever does not say what decides its hits, or draws them at random, InputError where the file is something else,
+    StorageError where it cannot be written.
     """
 
-    def __init__(self, retriever: Retriever, file: Path, config: JsonValue) -> None:
+    def __init__(self, retriever: Retriever, file: Path, config: JsonValue = None) -> None:
+        if isinstance(retriever, RandomRetriever):
+            raise UsageError("random passages are drawn faster than they are looked up; leave out the cache.")
         self._retriever = retriever
         self.file = file
-        self._config = json.dumps(config, sort_keys=True)
+        self._config = json.dumps(config_of(retriever) if config is None else config, sort_keys=True)
         self.asked = 0
         self.found = 0
         with self._open() as database:
             database.execute(_TABLE)
 
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything that decides the hits of the other retriever."""
+        return config_of(self._retriever)
+
+    @property
+    def stable(self) -> int:
+        """As many hits as the other retriever says."""
+        return stable_hits(self._retriever)
+
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best passages for each query; the same query twice is sought once."""
+        """The k best passages for each query; the same query twice is sought once.
+
+        Raises UsageError where k is below 1.
+        """
+        check_k(k)
         addresses = [self._address(query, k) for query in queries]
         with self._open() as database:
             known = dict(_read(database, list(dict.fromkeys(addresses))))
@@ -51,21 +70,23 @@ class CachedRetriever:
         self.found += sum(address in known for address in addresses)
         missing = {address: query for address, query in zip(addresses, queries, strict=True) if address not in known}
         if missing:
-            hits = self._retriever.retrieve(list(missing.values()), k)
+            hits = ask(self._retriever, list(missing.values()), k)
+            counts = np.count_nonzero(hits.numbers_QK != NO_PASSAGE, axis=1)
             fresh = {
-                address: (numbers.astype("<i8").tobytes(), scores.astype("<f4").tobytes())
-                for address, numbers, scores in zip(missing, hits.numbers_QK, hits.scores_QK, strict=True)
+                address: (numbers[:count].astype("<i8").tobytes(), scores[:count].astype("<f4").tobytes())
+                for address, numbers, scores, count in zip(
+                    missing, hits.numbers_QK, hits.scores_QK, counts.tolist(), strict=True
+                )
             }
             with self._open() as database:
                 rows = ((address, *row) for address, row in fresh.items())
                 database.executemany("INSERT OR IGNORE INTO hits VALUES (?, ?, ?)", rows)
             known |= fresh
-        numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
-        scores_QK = np.zeros((len(queries), k), dtype=np.float32)
-        for row, address in enumerate(addresses):
-            numbers, scores = known[address]
-            numbers_QK[row], scores_QK[row] = np.frombuffer(numbers, "<i8"), np.frombuffer(scores, "<f4")
-        return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
+        rows = [
+            (np.frombuffer(numbers, "<i8").astype(np.int64), np.frombuffer(scores, "<f4").astype(np.float32))
+            for numbers, scores in (known[address] for address in addresses)
+        ]
+        return Hits.of_rows(rows)
 
     def _address(self, query: str, k: int) -> bytes:
         return hashlib.sha256(json.dumps([self._config, k, query]).encode()).digest()

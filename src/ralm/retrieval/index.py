@@ -29,7 +29,7 @@ from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
-from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
+from ralm.retrieval.dense.options import BuiltWith, DenseSearchOptions, EncoderOptions, VectorOptions
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import DenseBuilder
@@ -68,7 +68,7 @@ class Index:
             raise UsageError(
                 f"{self.path} was not built for BM25: ask with --retriever dense, or build it with --retriever both."
             )
-        return BM25(open_arrays(self.path / _BM25), len(self.passages), self.bm25_options)
+        return BM25(open_arrays(self.path / _BM25), len(self.passages), self.bm25_options, fingerprint=self.fingerprint)
 
     @property
     def encoder_options(self) -> EncoderOptions:
@@ -94,11 +94,18 @@ class Index:
         weights than the one the index was built with (unless `any_encoder`) or gives vectors of another length,
         ModelError where it cannot be loaded, MissingExtraError where the extra `dense` is not installed.
         """
-        expected = None if any_encoder else self._dense.query_fingerprint
+        settings = self._dense
+        built_with = BuiltWith(query_fingerprint=settings.query_fingerprint, query_reading=settings.query_reading)
         encoder = encoder or load_encoder(self.encoder_options)
         with dense_extra():
             from ralm.retrieval.dense.search import open_dense
-        return open_dense(self.path / _DENSE, encoder, options, fingerprint=expected)
+        return open_dense(
+            self.path / _DENSE,
+            encoder,
+            options,
+            built_with=None if any_encoder else built_with,
+            fingerprint=self.fingerprint,
+        )
 
     @property
     def _dense(self) -> "_DenseSettings":
@@ -116,6 +123,8 @@ class _DenseSettings(BaseModel):
 
     encoder: dict[str, JsonValue]
     query_fingerprint: str
+    query_reading: dict[str, JsonValue] = {}
+    """How what encoded queries read a text; empty in an index of before this was recorded."""
 
 
 def build_index(
