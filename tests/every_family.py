@@ -63,7 +63,9 @@ _SIZES: dict[str, Any] = (
     | dict.fromkeys(("ssm_state_size", "state_size", "linear_key_head_dim", "linear_value_head_dim"), 8)
     | dict.fromkeys(("sliding_window", "window_size"), 8)
     | dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "n_mamba_heads", "num_experts_per_tok"), 2)
-    | dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "n_groups", "mamba_n_groups", "mamba_ngroups"), 1)
+    | dict.fromkeys(
+        ("n_group", "topk_group", "first_k_dense_replace", "n_groups", "mamba_n_groups", "mamba_ngroups"), 1
+    )
     | {"num_key_value_heads": 2, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "rotary_dim": 4, "mamba_dt_rank": 4}
     | {"vocab_size": VOCABULARY, "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
     | {"initializer_range": 0.3, "init_std": 0.3}

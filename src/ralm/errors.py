@@ -18,6 +18,7 @@ message alone and exits with `exit_status`; a traceback is always a bug of ours.
     |   +-- OtherEncoderError    an index of vectors that another encoder made
     +-- StorageError             the disk is full, or will not take the file
     +-- WorkerError              a process that worked for this one has died
+    +-- RetrieverError           a retriever that gives what are no hits
     +-- ModelError               a language model, encoder or tokenizer that cannot be loaded or used as asked
     +-- MissingExtraError        an optional dependency that is not installed
 """
@@ -89,6 +90,10 @@ class WorkerError(RalmError):
 
 class ModelError(RalmError):
     """A language model, an encoder or a tokenizer cannot be loaded, or cannot do what is asked of it."""
+
+
+class RetrieverError(RalmError):
+    """A retriever, of a user's own for instance, gives what are no hits of the queries that it was asked."""
 
 
 class MissingExtraError(RalmError):

@@ -6,7 +6,7 @@ Q queries (rows of a plan), K hits a query, N tokens of a text, T target tokens,
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class Hits:
     """The passages found for Q queries, the best first.
 
     `numbers_QK` (int64) holds passage numbers and `scores_QK` (float32) their scores; a row with fewer than K hits ends
-    in `NO_PASSAGE` with score 0.
+    in `NO_PASSAGE` with score 0. K may be less than was asked for where no query has more hits.
     """
 
     numbers_QK: IntArray
@@ -62,8 +62,27 @@ class Hits:
         assert self.numbers_QK.ndim == 2
         assert self.numbers_QK.shape == self.scores_QK.shape
 
+    @classmethod
+    def none(cls, queries: int, k: int) -> Self:
+        """`k` columns without a passage for each query, to be filled in."""
+        return cls(np.full((queries, k), NO_PASSAGE, dtype=np.int64), np.zeros((queries, k), dtype=np.float32))
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[tuple[Sequence[int] | IntArray, Sequence[float] | FloatArray]]) -> Self:
+        """The passage numbers and scores of each query, as many as it has; at least one column."""
+        hits = cls.none(len(rows), max((len(numbers) for numbers, _ in rows), default=1) or 1)
+        for row, (numbers, scores) in enumerate(rows):
+            hits.numbers_QK[row, : len(numbers)], hits.scores_QK[row, : len(numbers)] = numbers, scores
+        return hits
+
     def __len__(self) -> int:
         return len(self.numbers_QK)
+
+    def spread(self, rows: IntArray, count: int) -> "Hits":
+        """The same hits as these rows of `count`; the others have none."""
+        spread = Hits.none(count, self.numbers_QK.shape[1])
+        spread.numbers_QK[rows], spread.scores_QK[rows] = self.numbers_QK, self.scores_QK
+        return spread
 
     def first(self, k: int) -> "Hits":
         """The first k hits of every query."""

@@ -1,12 +1,9 @@
 """Forbidden passages: never found, and everything else as it would be without them."""
 
-from collections.abc import Sequence
-
-import numpy as np
 import pytest
 
-from ralm.records import NO_PASSAGE, Hits, Passage
-from ralm.retrieval.filters import Overfetching, WithoutPassages, passages_of
+from ralm.records import Passage
+from ralm.retrieval.filters import WithoutPassages, passages_of
 from ralm.retrieval.index import Index, build_index, open_index
 
 TITLES = ("The Sea", "'The Hill'", "", "Town")
@@ -36,26 +33,3 @@ def test_bm25_without_passages(index: Index) -> None:
     for row in range(2):
         assert found.of(row) == [hit for hit in everything.of(row) if hit[0] not in (1, 4)]
     assert WithoutPassages(index.bm25, range(8)).retrieve(["sheep"], 3).of(0) == []
-
-
-class Ranked:
-    """A retriever that ranks ten passages in an order of its own for each query."""
-
-    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        ranked = np.stack([np.random.default_rng(len(query)).permutation(10) for query in queries] or [np.arange(10)])
-        numbers_QK = np.full((len(queries), k), NO_PASSAGE)
-        numbers_QK[:, : min(k, 10)] = ranked[: len(queries), :k]
-        return Hits(
-            numbers_QK=numbers_QK, scores_QK=np.where(numbers_QK == NO_PASSAGE, 0, 11 - numbers_QK).astype("f4")
-        )
-
-
-def test_any_retriever_is_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ralm.retrieval.filters._HITS_AT_A_TIME", 1)
-    queries = ["a", "bb", "ccc"]
-    everything = Ranked().retrieve(queries, 10)
-    found = Overfetching(Ranked(), np.array([2, 5, 7])).retrieve(queries, 8)
-    for row in range(3):
-        assert found.of(row) == [hit for hit in everything.of(row) if hit[0] not in (2, 5, 7)]
-    assert found.numbers_QK.shape == (3, 8)
-    assert len(Overfetching(Ranked(), np.array([2])).retrieve([], 8)) == 0

@@ -44,7 +44,7 @@ def test_the_same_as_the_plain_loops(pairs: list[tuple[reference.Ranking, ...]],
     both = [hits_of([pair[side] for pair in pairs], 6) for side in (0, 1)]
     weights = [1 - weight, weight]
     ranks, scores = reciprocal_ranks(both, k), interpolated_scores(both, weights, k)
-    assert ranks.numbers_QK.shape == scores.numbers_QK.shape == (len(pairs), k)
+    assert ranks.numbers_QK.shape == scores.numbers_QK.shape == (len(pairs), min(k, 12))
     for row, pair in enumerate(pairs):
         same(ranks, row, reference.reciprocal_ranks(pair, k))
         same(scores, row, reference.interpolated_scores(pair, weights, k))

@@ -1,9 +1,14 @@
 """Stream search against scoring every passage: the same passages, scores and order, whatever the queries do."""
 
 import random
+import subprocess
+import sys
+import threading
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +19,7 @@ from ralm.records import NO_PASSAGE, Hits
 from ralm.retrieval.bm25 import online, search, stream
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import Builder
+from ralm.retrieval.bm25.common_terms import CommonTerms
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.parallel import Runs
@@ -37,6 +43,11 @@ def words(seed: int, count: int, vocabulary: int) -> list[str]:
 
 def strides(text: Sequence[str], length: int, stride: int) -> list[str]:
     return [" ".join(text[max(0, end - length) : end]) for end in range(0, len(text), stride)]
+
+
+def some_index(folder: Path) -> BM25:
+    text = words(0, 6000, 500)
+    return indexed(folder, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
 
 
 def answers(
@@ -147,13 +158,14 @@ def test_tables_that_grow_too_large_are_begun_anew(tmp_path: Path, monkeypatch: 
 
 def test_queries_one_at_a_time_find_the_stream_of_their_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts that take turns, as prompts written on together do; after some patience each goes on in its own stream."""
-    text = words(0, 6000, 500)
-    bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
+    monkeypatch.setattr(online, "PATIENCE", 20)
+    bm25 = some_index(tmp_path)
     texts = [strides(words(seed, 300, 500), 16, 2) for seed in range(3)]
     asked = [query for turn in zip(*texts, strict=True) for query in turn]
     expected = bm25.retrieve(asked, 4)
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
-    monkeypatch.setattr(online, "PATIENCE", 20)
+    bm25.beside.ready()
+    bm25.beside.wait()
     streams: list[Stream] = []
     searched = Stream.search
 
@@ -165,17 +177,74 @@ def test_queries_one_at_a_time_find_the_stream_of_their_text(tmp_path: Path, mon
     hits = [bm25.retrieve([query], 4) for query in asked]
     np.testing.assert_array_equal(np.concatenate([one.numbers_QK for one in hits]), expected.numbers_QK)
     np.testing.assert_array_equal(np.concatenate([one.scores_QK for one in hits]), expected.scores_QK)
-    assert len(streams) > len(asked) - 40, "but for the first ones"
+    assert len(streams) > len(asked) - 60, "but for the first ones"
     assert len(set(map(id, streams))) == 3
 
 
+def test_unrelated_queries_begin_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few words, one or two of them in common with a query before; and one text that goes on among many such."""
+    monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
+    bm25 = some_index(tmp_path)
+    rng = np.random.default_rng(0)
+    alone = [f"w0 w1 w{rng.integers(500)} w{rng.integers(500)}" for _ in range(300)]
+    text = strides(words(1, 400, 500), 16, 4)
+    for number, query in enumerate(alone):
+        bm25.retrieve([query], 4)
+        if number % 3 == 0:
+            bm25.retrieve([text[number // 3]], 4)
+    assert not bm25.beside.begun
+
+
+def test_what_streams_need_is_laid_out_beside_the_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No query waits for it: all are answered while it is held up. A failure is said, and changes no answer."""
+    monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
+    queries = strides(words(1, 800, 500), 16, 4)[10:]
+    find_common_terms = search.find_common_terms
+    for fails in (False, True):
+        (tmp_path / str(fails)).mkdir()
+        bm25 = some_index(tmp_path / str(fails))
+        go_on = threading.Event()
+
+        def held_up(*given: Any, go_on: threading.Event = go_on, fails: bool = fails) -> CommonTerms:
+            assert go_on.wait(60)
+            if fails:
+                raise MemoryError("no room")
+            return find_common_terms(*given)
+
+        monkeypatch.setattr(search, "find_common_terms", held_up)
+        found = [bm25.retrieve([query], 4).of(0) for query in queries]
+        assert bm25.beside.begun
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            go_on.set()
+            bm25.beside.wait()
+        assert ["no room" in str(one.message) for one in caught] == [True] * fails
+        assert [bm25.retrieve([query], 4).of(0) for query in queries] == found
+
+
+def test_a_program_ends_while_streams_are_prepared(tmp_path: Path) -> None:
+    """At once, and in peace."""
+    program = """
+import sys, time
+from ralm.retrieval.bm25.beside import Beside
+
+def make(go_on):
+    while True:
+        go_on()
+        time.sleep(0.01)
+
+assert Beside(make).ready() is None
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_one_index_asked_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = words(0, 6000, 500)
-    bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
+    monkeypatch.setattr(online, "PATIENCE", 1)
+    bm25 = some_index(tmp_path)
     texts = [strides(words(seed, 300, 500), 16, 2) for seed in range(12)]
     expected = [bm25.retrieve(queries, 4).numbers_QK for queries in texts]
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
-    monkeypatch.setattr(online, "PATIENCE", 1)
 
     def ask(queries: Sequence[str]) -> np.ndarray:
         return np.concatenate([bm25.retrieve([query], 4).numbers_QK for query in queries])

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import JsonValue
 
 from ralm.cli.messages import note
 from ralm.cli.options import RetrieverChoice
@@ -15,9 +14,10 @@ from ralm.corpus.decontamination import read_lines, read_titles
 from ralm.pipeline import FromFile, FromRetriever, PassageSource
 from ralm.protocols import Retriever
 from ralm.records import IntArray
+from ralm.retrieval.arguments import config_of
 from ralm.retrieval.cache import CachedRetriever
 from ralm.retrieval.dense.loading import load_encoder
-from ralm.retrieval.filters import Overfetching, WithoutPassages, passages_of
+from ralm.retrieval.filters import WithoutPassages, passages_of
 from ralm.retrieval.fusion import Hybrid
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
@@ -41,17 +41,11 @@ def open_source(index: Path | None, retrieved: Path | None, choice: RetrieverCho
 def open_retriever(index: Path, choice: RetrieverChoice) -> FromRetriever:
     """An index as a source of passages, by the retriever chosen, through a cache where one is named."""
     opened = open_index(index)
-    forbidden = _forbidden(opened, choice)
-    retriever, own = _retriever(opened, choice, forbidden)
-    decisive = {"fingerprint": opened.fingerprint, "retriever": choice.name, **own}
-    if forbidden is not None:
-        decisive["forbidden"] = {
-            "passages": len(forbidden),
-            "sha256": hashlib.sha256(forbidden.astype("<i8").tobytes()).hexdigest(),
-        }
+    retriever = _retriever(opened, choice, _forbidden(opened, choice))
     if choice.cache is not None:
-        retriever = CachedRetriever(retriever, choice.cache, decisive)
-    return FromRetriever(retriever, opened.passages, {"index": path_text(index), **decisive})
+        retriever = CachedRetriever(retriever, choice.cache)
+    config = {"index": path_text(index), "fingerprint": opened.fingerprint, **config_of(retriever)}
+    return FromRetriever(retriever, opened.passages, config)
 
 
 def _forbidden(index: Index, choice: RetrieverChoice) -> IntArray | None:
@@ -65,26 +59,17 @@ def _forbidden(index: Index, choice: RetrieverChoice) -> IntArray | None:
     return numbers
 
 
-def _retriever(
-    index: Index, choice: RetrieverChoice, forbidden: IntArray | None
-) -> tuple[Retriever, dict[str, JsonValue]]:
-    """The retriever, and what decides its hits beside the index and the forbidden passages."""
+def _retriever(index: Index, choice: RetrieverChoice, forbidden: IntArray | None) -> Retriever:
     if choice.name == "random":
-        allowed = np.setdiff1d(np.arange(len(index.passages)), [] if forbidden is None else forbidden)
-        return RandomRetriever(allowed, choice.seed), {"seed": choice.seed}
+        count = len(index.passages)
+        return RandomRetriever(count if forbidden is None else np.setdiff1d(np.arange(count), forbidden), choice.seed)
     found: list[Retriever] = []
-    config: dict[str, JsonValue] = {}
     if choice.name != "dense":
         found.append(index.bm25 if forbidden is None else WithoutPassages(index.bm25, forbidden))
-        config |= index.bm25.config
     if choice.is_dense:
         dense = _dense(index, choice)
-        found.append(dense if forbidden is None else Overfetching(dense, forbidden))
-        config |= dense.config
-    if choice.name != "hybrid":
-        return found[0], config
-    hybrid = Hybrid(found[0], found[1], choice.fusion)
-    return hybrid, config | hybrid.config
+        found.append(dense if forbidden is None else dense.without(forbidden))
+    return found[0] if len(found) == 1 else Hybrid(found[0], found[1], choice.fusion)
 
 
 def _dense(index: Index, choice: RetrieverChoice) -> "Dense":

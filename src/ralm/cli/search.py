@@ -42,6 +42,7 @@ def search(
     from ralm.cli.asked import read_queries
     from ralm.cli.loading import open_retriever
     from ralm.cli.output import hits_as_json, print_cache, print_json, print_passages
+    from ralm.protocols import ask
 
     if (query is None) == (queries is None):
         raise UsageError("give either a QUERY or --queries FILE.")
@@ -59,7 +60,7 @@ def search(
     )
     refuse_idle(context, *choice.uses(), Use("seed", retriever == "random", "--retriever random"))
     source = open_retriever(index, choice)
-    hits = source.retriever.retrieve(asked, k)
+    hits = ask(source.retriever, asked, k, len(source.passages))
     for row, question in enumerate(asked):
         found = [(source.passages[number], score) for number, score in hits.of(row)]
         if json or queries is not None:

@@ -173,7 +173,9 @@ def _same_store(path: Path, stamp: _Stamp, checksum: str | None) -> PassageStore
     """A store opened again in another process."""
     store = PassageStore(path, checksum)
     if store._stamp != stamp and (checksum is None or file_checksum(path) != checksum):
-        raise DamagedFolderError(f"{path} is not the file that was opened before: the index was replaced; open it again.")
+        raise DamagedFolderError(
+            f"{path} is not the file that was opened before: the index was replaced; open it again."
+        )
     return store
 
 

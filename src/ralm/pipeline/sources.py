@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from ralm.errors import RetrievalFileError
 from ralm.pipeline.texts import PreparedText
-from ralm.protocols import Retriever, Tokenizer
+from ralm.protocols import Retriever, Tokenizer, ask
 from ralm.records import NO_PASSAGE, Hits, Passages
 from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, hits_and_passages
 
@@ -35,7 +35,7 @@ class FromRetriever:
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
         """Ask the retriever with the queries of the strides."""
-        return retrieve(prepared, tokenizer, self.retriever, k), self.passages
+        return retrieve(prepared, tokenizer, self.retriever, k, len(self.passages)), self.passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,16 @@ def stride_queries(prepared: PreparedText, tokenizer: Tokenizer) -> list[str]:
     ]
 
 
-def retrieve(prepared: PreparedText, tokenizer: Tokenizer, retriever: Retriever, k: int = 1) -> Hits:
-    """The k best passages of each stride; none for a stride that does not retrieve."""
+def retrieve(
+    prepared: PreparedText, tokenizer: Tokenizer, retriever: Retriever, k: int = 1, passages: int | None = None
+) -> Hits:
+    """The k best of so many passages for each stride; none for a stride that does not retrieve.
+
+    Raises RetrieverError where the retriever gives what are no hits.
+    """
     rows = np.flatnonzero(prepared.plan.retrieves_R)
     queries = stride_queries(prepared, tokenizer)
-    found = retriever.retrieve([queries[row] for row in rows], k)
-    numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
-    scores_QK = np.zeros((len(queries), k), dtype=np.float32)
-    numbers_QK[rows], scores_QK[rows] = found.numbers_QK, found.scores_QK
-    return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
+    return ask(retriever, [queries[row] for row in rows], k, passages).spread(rows, len(queries))
 
 
 def retrieved_strides(

@@ -16,7 +16,7 @@ import numpy as np
 
 from ralm.bounds import check_count, check_counts, check_number, check_seed
 from ralm.errors import UsageError
-from ralm.protocols import LanguageModel, Retriever
+from ralm.protocols import LanguageModel, Retriever, ask
 from ralm.reading.ensemble import COLDEST, DoubleArray, EnsembleOptions, document_log_weights, mixture, posterior
 from ralm.reading.in_context import Documents
 from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces
@@ -132,6 +132,7 @@ class TokenWriter:
         self._model = model
         self._options = options
         self._retriever = retriever
+        self._passages = len(passages)
         self._documents = Documents(passages, model.tokenizer, options.document_tokens)
         self._max_length = options.max_length or model.max_length
         self._continuations = model.continuations()
@@ -175,7 +176,7 @@ class TokenWriter:
             return
         prompts = list(self._going_on.values())
         queries = [self._model.tokenizer.decode(one.text[-self._options.query_tokens :]) for one in prompts]
-        hits = self._retriever.retrieve(queries, self._options.ensemble.hits)
+        hits = ask(self._retriever, queries, self._options.ensemble.hits, self._passages)
         for row, prompt in enumerate(prompts):
             prompt.read_with(Hits(hits.numbers_QK[[row]], hits.scores_QK[[row]]), self._options.ensemble)
 

@@ -17,36 +17,57 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import InputError, StorageError
-from ralm.protocols import Retriever
-from ralm.records import NO_PASSAGE, Hits
+from ralm.errors import InputError, StorageError, UsageError
+from ralm.protocols import Retriever, ask
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
+from ralm.retrieval.arguments import check_k, config_of, stable_hits
+from ralm.retrieval.random import RandomRetriever
 
 _SECONDS_TO_WAIT: Final = 60.0
 _AT_A_TIME: Final = 500
 _TABLE: Final = "CREATE TABLE IF NOT EXISTS entries (address BLOB PRIMARY KEY, entry BLOB) WITHOUT ROWID"
 """An earlier version had its entries, without checksums, in a table `hits`: those are sought again."""
 _CHECKSUM_BYTES: Final = 16
+_HIT_BYTES: Final = 12
+"""A passage number of eight, a score of four."""
 
 
 class CachedRetriever:
     """A retriever that looks in a file first, and keeps there what it had to ask another one for.
 
-    `config` must tell the index and everything else that decides the hits. `asked` and `found` count the queries so far
-    and those of them that `file` had. Raises InputError where the file is something else, StorageError where it
-    cannot be written.
+    `config` must tell the index and everything else that decides the hits; it is the retriever's own unless given.
+    `asked` and `found` count the queries so far and those of them that `file` had. Raises UsageError where the
+    retriever does not say what decides its hits, or draws them at random, InputError where the file is something else,
+    StorageError where it cannot be written.
     """
 
-    def __init__(self, retriever: Retriever, file: Path, config: JsonValue) -> None:
+    def __init__(self, retriever: Retriever, file: Path, config: JsonValue = None) -> None:
+        if isinstance(retriever, RandomRetriever):
+            raise UsageError("random passages are drawn faster than they are looked up; leave out the cache.")
         self._retriever = retriever
         self.file = file
-        self._config = json.dumps(config, sort_keys=True)
+        self._config = json.dumps(config_of(retriever) if config is None else config, sort_keys=True)
         self.asked = 0
         self.found = 0
         with self._open() as database:
             database.execute(_TABLE)
 
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything that decides the hits of the other retriever."""
+        return config_of(self._retriever)
+
+    @property
+    def stable(self) -> int:
+        """As many hits as the other retriever says."""
+        return stable_hits(self._retriever)
+
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best passages for each query; the same query twice is sought once."""
+        """The k best passages for each query; the same query twice is sought once.
+
+        Raises UsageError where k is below 1.
+        """
+        check_k(k)
         addresses = [self._address(query, k) for query in queries]
         with self._open() as database:
             known = dict(_read(database, list(dict.fromkeys(addresses)), k))
@@ -54,21 +75,19 @@ class CachedRetriever:
         self.found += sum(address in known for address in addresses)
         missing = {address: query for address, query in zip(addresses, queries, strict=True) if address not in known}
         if missing:
-            hits = self._retriever.retrieve(list(missing.values()), k)
+            hits = ask(self._retriever, list(missing.values()), k)
+            counts = np.count_nonzero(hits.numbers_QK != NO_PASSAGE, axis=1)
             fresh = {
-                address: numbers.astype("<i8").tobytes() + scores.astype("<f4").tobytes()
-                for address, numbers, scores in zip(missing, hits.numbers_QK, hits.scores_QK, strict=True)
+                address: numbers[:count].astype("<i8").tobytes() + scores[:count].astype("<f4").tobytes()
+                for address, numbers, scores, count in zip(
+                    missing, hits.numbers_QK, hits.scores_QK, counts.tolist(), strict=True
+                )
             }
             with self._open() as database:
                 rows = ((address, entry + _checksum(address, entry)) for address, entry in fresh.items())
                 database.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?)", rows)
             known |= fresh
-        numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
-        scores_QK = np.zeros((len(queries), k), dtype=np.float32)
-        for row, address in enumerate(addresses):
-            numbers_QK[row] = np.frombuffer(known[address], "<i8", k)
-            scores_QK[row] = np.frombuffer(known[address], "<f4", k, offset=8 * k)
-        return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
+        return Hits.of_rows([_hits(known[address]) for address in addresses])
 
     def _address(self, query: str, k: int) -> bytes:
         return hashlib.sha256(json.dumps([self._config, k, query]).encode()).digest()
@@ -101,10 +120,21 @@ def _read(database: sqlite3.Connection, addresses: list[bytes], k: int) -> Itera
         marks = ",".join("?" * len(some))
         statement = f"SELECT address, entry FROM entries WHERE address IN ({marks})"  # noqa: S608  (marks alone)
         for address, entry in database.execute(statement, some):
-            if isinstance(entry, bytes) and len(entry) == 12 * k + _CHECKSUM_BYTES:
+            if isinstance(entry, bytes) and _is_entry(len(entry) - _CHECKSUM_BYTES, k):
                 content = entry[:-_CHECKSUM_BYTES]
                 if entry[-_CHECKSUM_BYTES:] == _checksum(address, content):
                     yield address, content
+
+
+def _is_entry(size: int, k: int) -> bool:
+    return 0 <= size <= _HIT_BYTES * k and size % _HIT_BYTES == 0
+
+
+def _hits(entry: bytes) -> tuple[IntArray, FloatArray]:
+    """The passage numbers and scores of an entry, as many as were found."""
+    count = len(entry) // _HIT_BYTES
+    numbers_K, scores_K = np.frombuffer(entry, "<i8", count), np.frombuffer(entry, "<f4", offset=8 * count)
+    return numbers_K.astype(np.int64), scores_K.astype(np.float32)
 
 
 def _checksum(address: bytes, entry: bytes) -> bytes:

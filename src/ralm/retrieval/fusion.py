@@ -11,9 +11,9 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.bounds import check_count, check_number
-from ralm.protocols import Retriever
+from ralm.protocols import Retriever, ask
 from ralm.records import NO_PASSAGE, FloatArray, Hits
-from ralm.retrieval.arguments import check_k
+from ralm.retrieval.arguments import check_k, config_of
 
 FusionMethod = Literal["rrf", "interpolation"]
 
@@ -45,17 +45,27 @@ class Hybrid:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The options of the fusion."""
-        return dict(asdict(self._options))
+        """Everything that decides the hits: both retrievers, and how their rankings become one.
+
+        Raises UsageError where one of them does not say what decides its own.
+        """
+        lexical, dense = (config_of(retriever) for retriever in self._retrievers)
+        return {"retriever": "hybrid", "lexical": lexical, "dense": dense, **asdict(self._options)}
+
+    @property
+    def stable(self) -> int:
+        """As many hits as both rankings are looked at for, however few are asked for."""
+        return self._options.depth
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query; equal scores are ordered by passage number.
 
+        There are no more columns than the two rankings have together.
         Raises UsageError where k is below 1.
         """
         check_k(k)
         options = self._options
-        rankings = [retriever.retrieve(queries, max(k, options.depth)) for retriever in self._retrievers]
+        rankings = [ask(retriever, queries, max(k, options.depth)) for retriever in self._retrievers]
         if options.method == "rrf":
             return reciprocal_ranks(rankings, k)
         return interpolated_scores(rankings, [1 - options.dense_weight, options.dense_weight], k)
@@ -110,8 +120,6 @@ def _summed(rankings: Sequence[Hits], shares: Sequence[FloatArray], k: int) -> H
     counts = first & (numbers != NO_PASSAGE)
     best = np.lexsort((numbers, np.where(counts, -totals, np.inf)), axis=1)[:, :k]
     counts, numbers, totals = (np.take_along_axis(rows, best, axis=1) for rows in (counts, numbers, totals))
-    numbers_QK = np.full((len(numbers), k), NO_PASSAGE, dtype=np.int64)
-    scores_QK = np.zeros((len(numbers), k), dtype=np.float32)
-    numbers_QK[:, : numbers.shape[1]] = np.where(counts, numbers, NO_PASSAGE)
-    scores_QK[:, : numbers.shape[1]] = np.where(counts, totals, 0)
-    return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
+    return Hits(
+        numbers_QK=np.where(counts, numbers, NO_PASSAGE), scores_QK=np.where(counts, totals, 0).astype(np.float32)
+    )

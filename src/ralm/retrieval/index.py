@@ -37,7 +37,7 @@ from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
-from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions, EncoderOptions, VectorOptions
+from ralm.retrieval.dense.options import VECTORS, BuiltWith, DenseSearchOptions, EncoderOptions, VectorOptions
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import DenseBuilder
@@ -82,7 +82,7 @@ class Index:
 
         Raises UsageError where the index was not built for it.
         """
-        return BM25(self._arrays, len(self.passages), self.bm25_options)
+        return BM25(self._arrays, len(self.passages), self.bm25_options, fingerprint=self.fingerprint)
 
     @cached_property
     def _arrays(self) -> Arrays:
@@ -116,7 +116,8 @@ class Index:
         weights than the one the index was built with (unless `any_encoder`) or gives vectors of another length,
         ModelError where it cannot be loaded, MissingExtraError where the extra `dense` is not installed.
         """
-        expected = None if any_encoder else self._dense.query_fingerprint
+        settings = self._dense
+        built_with = BuiltWith(query_fingerprint=settings.query_fingerprint, query_reading=settings.query_reading)
         encoder = encoder or load_encoder(self.encoder_options)
         with dense_extra():
             from ralm.retrieval.dense.search import open_dense
@@ -125,7 +126,8 @@ class Index:
             self.path / _DENSE,
             encoder,
             options,
-            fingerprint=expected,
+            built_with=None if any_encoder else built_with,
+            fingerprint=self.fingerprint,
             file=self._vectors.path,
             passages=len(self.passages),
             sha256=self.manifest.files[_VECTORS].sha256,
@@ -147,6 +149,8 @@ class _DenseSettings(BaseModel):
 
     encoder: dict[str, JsonValue]
     query_fingerprint: str
+    query_reading: dict[str, JsonValue] = {}
+    """How what encoded queries read a text; empty in an index of before this was recorded."""
 
 
 def build_index(

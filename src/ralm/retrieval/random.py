@@ -1,41 +1,91 @@
-"""Random passages: the control that says how much of a gain is due to retrieval and not to any text in front."""
+"""Random passages: the control that says how much of a gain is due to retrieval and not to any text in front.
 
+What a query draws follows from a hash of the seed, the query, and how often the same query stood before it in the call:
+from nothing that is asked beside it.
+
+Letters of shapes: Q queries, K hits a query, M draws, some of which repeat another.
+"""
+
+import hashlib
+from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from ralm.bounds import check_seed
-from ralm.records import NO_PASSAGE, Hits, IntArray
+from ralm.records import Hits, IntArray
+from ralm.retrieval.arguments import check_k
+
+_DRAWS_AT_A_TIME: Final = 1 << 22
+_SPARE: Final = 8
 
 
 class RandomRetriever:
-    """Passages drawn uniformly, without repetition within a query; the same draws for the same seed and number of
-    queries, and the first of them whatever `k`.
+    """Passages drawn uniformly, without repetition within a query, and the first of them whatever `k`.
 
-
-    `passages`: how many there are, or the numbers (int64) of those to draw from.
+    The n-th time that a query stands in a call it gets its n-th draw, whatever else is asked; every call begins anew, so
+    equal calls give equal hits. `passages`: how many there are, or the numbers (int64) of those to draw from.
     """
 
     def __init__(self, passages: int | IntArray, seed: int = 0) -> None:
-        self._passages = np.arange(passages) if isinstance(passages, int) else passages
         check_seed("--seed", seed)
+        self._numbers = None if isinstance(passages, int) else np.asarray(passages, dtype=np.int64)
+        self._count = passages if isinstance(passages, int) else len(passages)
         self._seed = seed
+        self.stable = self._count
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """The seed, and what is drawn from."""
+        of = None if self._numbers is None else hashlib.sha256(self._numbers.astype("<i8").tobytes()).hexdigest()
+        return {"retriever": "random", "seed": self._seed, "passages": self._count, "of": of}
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """`k` random passages for each query, all with score 0."""
-        generator = np.random.default_rng(self._seed)
-        numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
-        count = len(self._passages)
-        places_QK = np.zeros((len(queries), min(k, count)), dtype=np.int64)
-        for column in range(places_QK.shape[1]):
-            places_QK[:, column] = _drawn(generator, count, places_QK[:, :column])
-        numbers_QK[:, : places_QK.shape[1]] = self._passages[places_QK]
-        return Hits(numbers_QK=numbers_QK, scores_QK=np.zeros((len(queries), k), dtype=np.float32))
+        """`k` random passages for each query, or as many as there are, all with score 0.
+
+        Raises UsageError where k is below 1.
+        """
+        check_k(k)
+        keys_Q = self._keys(queries)
+        hits = Hits.none(len(queries), min(k, self._count))
+        step = max(1, _DRAWS_AT_A_TIME // (k + _SPARE))
+        for first in range(0, len(queries) if self._count else 0, step):
+            some = slice(first, first + step)
+            places_QK = _places(keys_Q[some], self._count, hits.numbers_QK.shape[1])
+            hits.numbers_QK[some] = places_QK if self._numbers is None else self._numbers[places_QK]
+        return hits
+
+    def _keys(self, queries: Sequence[str]) -> NDArray[np.uint64]:
+        """What the draws of each query follow from."""
+        before: Counter[str] = Counter()
+        digests = bytearray()
+        for query in queries:
+            told = f"{self._seed} {before[query]} {query}".encode("utf-8", "surrogatepass")
+            digests += hashlib.blake2b(told, digest_size=8).digest()
+            before[query] += 1
+        return np.frombuffer(digests, "<u8")
 
 
-def _drawn(generator: np.random.Generator, count: int, before_QK: IntArray) -> IntArray:
-    """A place below `count` for each query that is none of those drawn before: the n-th of those that are left."""
-    places_Q = generator.integers(count - before_QK.shape[1], size=len(before_QK))
-    for drawn_Q in np.sort(before_QK, axis=1).T:
-        places_Q += places_Q >= drawn_Q
-    return places_Q
+def _places(keys_Q: NDArray[np.uint64], count: int, k: int) -> IntArray:
+    """`k` different places below `count` for each key: drawn with repetition, and then those that came before left out."""
+    draws = k + _SPARE
+    while True:
+        drawn_QM = (_mixed(keys_Q[:, None], np.arange(draws, dtype=np.uint64)) % np.uint64(count)).astype(np.int64)
+        order_QM = np.argsort(drawn_QM, axis=1, kind="stable")
+        sorted_QM = np.take_along_axis(drawn_QM, order_QM, axis=1)
+        repeats_QM = np.zeros(drawn_QM.shape, np.bool_)
+        np.put_along_axis(repeats_QM, order_QM[:, 1:], sorted_QM[:, 1:] == sorted_QM[:, :-1], axis=1)
+        if (draws - np.count_nonzero(repeats_QM, axis=1) >= k).all():
+            return np.take_along_axis(drawn_QM, np.argsort(repeats_QM, axis=1, kind="stable")[:, :k], axis=1)
+        draws *= 2
+
+
+def _mixed(keys: NDArray[np.uint64], places: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The numbers of the generator SplitMix64 (Steele, Lea and Flood, 2014) at some places of the streams of keys."""
+    mixed = keys + (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

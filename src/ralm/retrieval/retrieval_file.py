@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ralm.errors import RetrievalFileError
 from ralm.folders import replaced_file
-from ralm.records import NO_PASSAGE, Hits, Passage
-
+from ralm.records import Hits, Passage
 
 _HIGHEST: Final = float(np.finfo(np.float32).max)
 _Score: TypeAlias = Annotated[float, Field(ge=-_HIGHEST, le=_HIGHEST, allow_inf_nan=False)]
@@ -86,18 +85,18 @@ def hits_and_passages(strides: Sequence[RetrievedStride]) -> tuple[Hits, list[Pa
     """The file as the hits of its strides (Q rows) over the distinct passages in it, numbered as they first appear."""
     numbers: dict[tuple[str, str], int] = {}
     passages: list[Passage] = []
-    width = max(1, max(len(stride.retrieved_docs) for stride in strides))
-    numbers_QK = np.full((len(strides), width), NO_PASSAGE, dtype=np.int64)
-    scores_QK = np.zeros((len(strides), width), dtype=np.float32)
-    for row, stride in enumerate(strides):
-        for column, found in enumerate(stride.retrieved_docs):
-            key = (found.title, found.text)
-            if key not in numbers:
-                numbers[key] = len(passages)
-                passages.append(Passage(number=len(passages), document_id=found.id, title=found.title, text=found.text))
-            numbers_QK[row, column] = numbers[key]
-            scores_QK[row, column] = found.score
-    return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK), passages
+    for found in (found for stride in strides for found in stride.retrieved_docs):
+        if (found.title, found.text) not in numbers:
+            numbers[found.title, found.text] = len(passages)
+            passages.append(Passage(number=len(passages), document_id=found.id, title=found.title, text=found.text))
+    rows = [
+        (
+            [numbers[found.title, found.text] for found in stride.retrieved_docs],
+            [found.score for found in stride.retrieved_docs],
+        )
+        for stride in strides
+    ]
+    return Hits.of_rows(rows), passages
 
 
 def _without_empty(passage: dict[str, object]) -> dict[str, object]:

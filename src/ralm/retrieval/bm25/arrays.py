@@ -197,7 +197,7 @@ def _wrong_postings(arrays: Mapped) -> Iterator[tuple[str, str]]:
     if len(arrays["codes"]) != postings:
         yield "codes", f"has {len(arrays['codes']):,} codes for {postings:,} postings"
     escaped = arrays["escaped"]
-    if len(escaped) and not (0 <= escaped[0] and escaped[-1] < postings and (escaped[1:] > escaped[:-1]).all()):
+    if len(escaped) and not (escaped[0] >= 0 and escaped[-1] < postings and (escaped[1:] > escaped[:-1]).all()):
         yield "escaped", "has places that do not rise, or that no posting has"
 
 

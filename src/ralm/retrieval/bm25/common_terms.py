@@ -44,9 +44,15 @@ class CommonTerms:
 
 
 def find_common_terms(
-    arrays: Arrays, passages: int, idf_V: NDArray[np.float64], impact_C: NDArray[np.float64], threads: int = 1
+    arrays: Arrays,
+    passages: int,
+    idf_V: NDArray[np.float64],
+    impact_C: NDArray[np.float64],
+    threads: int = 1,
+    before_each: Callable[[], None] | None = None,
 ) -> CommonTerms:
-    """Read the postings of the common terms once. `idf_V` is the idf of every term."""
+    """Read the postings of the common terms once. `idf_V` is the idf of every term; with one thread, the work is done
+    in the caller's, and `before_each` is called before every term: what it raises ends the work."""
     terms = np.flatnonzero(np.diff(arrays.offsets) * _COMMON >= passages)
     row_V = np.full(len(idf_V), -1, np.int32)
     row_V[terms] = np.arange(len(terms))
@@ -61,6 +67,8 @@ def find_common_terms(
 
     def fill(row: int) -> None:
         arrays.check_terms(terms[row : row + 1], passages)
+        if before_each:
+            before_each()
         begin, end = arrays.offsets[terms[row]], arrays.offsets[terms[row] + 1]
         rows = common.highest_MB[row], common.present_MW[row], common.before_MW[row]
         _fill(arrays.passages, arrays.posting_codes, begin, end, steps_MC[row], *rows)
@@ -81,6 +89,10 @@ def steps(points: NDArray[np.int32]) -> NDArray[np.int32]:
 
 def _each(work: Callable[[int], None], count: int, threads: int) -> None:
     """Do all pieces of a piece of work, by several threads."""
+    if threads == 1:
+        for piece in range(count):
+            work(piece)
+        return
     with ThreadPoolExecutor(max_workers=threads) as pool:
         list(pool.map(work, range(count)))
 

@@ -10,9 +10,11 @@ kernels hold no lock, so queries are spread over the cores.
 Letters of shapes: Q queries, K hits a query.
 """
 
+import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from functools import cached_property
 from threading import Lock
 from typing import Final
@@ -21,10 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.records import NO_PASSAGE, Hits
+from ralm.records import Hits
+from ralm.retrieval import analysis
 from ralm.retrieval.analysis import Analyser
 from ralm.retrieval.arguments import check_k
 from ralm.retrieval.bm25.arrays import Arrays
+from ralm.retrieval.bm25.beside import Beside
 from ralm.retrieval.bm25.common_terms import find_common_terms
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options, idf, impact
@@ -32,7 +36,7 @@ from ralm.retrieval.bm25.online import Online
 from ralm.retrieval.bm25.options import cores
 from ralm.retrieval.bm25.parallel import search_streams
 from ralm.retrieval.bm25.scan import scan
-from ralm.retrieval.bm25.stream import Collection
+from ralm.retrieval.bm25.stream import Collection, Stream
 
 PARTITION: Final = 1 << 17
 """Passages scanned at a time: 512 KiB of sums."""
@@ -53,14 +57,23 @@ _PASSAGES_A_HIT: Final = 100
 class BM25:
     """A retriever over the arrays of an index of `passages` passages; safe to use from several threads.
 
-    `partition`: how many passages are scanned at a time; any number gives the same hits. Raises DamagedFolderError where
-    the arrays are not those of so many passages; the postings of a term are checked when it is first asked for.
+    `fingerprint`: a hash of the index that the arrays are of; without one the arrays themselves are hashed when `config`
+    is asked for. `partition`: how many passages are scanned at a time; any number gives the same hits. Raises
+    DamagedFolderError where the arrays are not those of so many passages; the postings of a term are checked when it is
+    first asked for.
     """
 
     def __init__(
-        self, arrays: Arrays, passages: int, options: BM25Options | None = None, *, partition: int = PARTITION
+        self,
+        arrays: Arrays,
+        passages: int,
+        options: BM25Options | None = None,
+        *,
+        fingerprint: str | None = None,
+        partition: int = PARTITION,
     ) -> None:
         self._arrays = arrays
+        self._known_fingerprint = fingerprint
         self._passages = passages
         self._options = options or BM25Options()
         self._partition = min(partition, passages)
@@ -69,29 +82,54 @@ class BM25:
         frequency, length = arrays.code_table.astype(np.int64).T
         average = tokens / max(self._with_terms, 1)
         self._impact_C = np.where(frequency > 0, impact(np.maximum(frequency, 1), length, average, self._options), 0)
-        self._online = Online(STREAM_OVERLAP, lambda: self.collection)
+        self.beside: Beside[Collection] = Beside(self._collect_beside)
+        self._online = Online(STREAM_OVERLAP, self.beside)
         self._collecting = Lock()
+        self._collection: Collection | None = None
 
     @property
     def collection(self) -> Collection:
         """What streams over this index share; made when first asked for, by reading the commonest terms' postings."""
         with self._collecting:
+            self._collection = self._collection or self._collect(cores())
             return self._collection
 
-    @cached_property
-    def _collection(self) -> Collection:
+    def _collect(self, threads: int, before_each: Callable[[], None] | None = None) -> Collection:
         idf_V = idf(np.diff(self._arrays.offsets), self._with_terms)
-        common = find_common_terms(self._arrays, self._passages, idf_V, self._impact_C, threads=cores())
+        common = find_common_terms(self._arrays, self._passages, idf_V, self._impact_C, threads, before_each)
         return Collection(self._arrays, self._passages, idf_V, self._impact_C, common)
+
+    def _collect_beside(self, going_on: Callable[[], None]) -> Collection:
+        """The same by one thread that gives way, with the kernels of streams loaded, so that no query waits for them."""
+        with self._collecting:
+            self._collection = self._collection or self._collect(1, going_on)
+        Stream(self._collection, 1).search([[]])
+        return self._collection
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The constants of the formula."""
-        return {"k1": self._options.k1, "b": self._options.b}
+        """Everything that decides the hits: the index, the analysis of queries, the constants of the formula."""
+        return {
+            "retriever": "bm25",
+            "fingerprint": self._fingerprint,
+            "analysis": analysis.NAME,
+            "k1": self._options.k1,
+            "b": self._options.b,
+        }
+
+    @property
+    def stable(self) -> int:
+        """However many hits are asked for, the first of them are the best."""
+        return self._passages
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return self._known_fingerprint or _digest(self._arrays)
 
     def retrieve(self, queries: Sequence[str], k: int, forbidden: Forbidden | None = None) -> Hits:
         """The k best passages for each query: those that share a term with it and are not forbidden, the best first.
 
+        There are as many columns as passages where k is more.
         Raises UsageError where k is below 1.
         """
         analyse = Analyser()
@@ -105,14 +143,15 @@ class BM25:
         """The same for queries whose terms were looked up before."""
         check_k(k)
         forbidden = forbidden or Forbidden.none(len(queries))
-        numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
-        scores_QK = np.zeros((len(queries), k), dtype=np.float32)
+        k = min(k, max(self._passages, 1))
+        hits = Hits.none(len(queries), k)
+        numbers_QK, scores_QK = hits.numbers_QK, hits.scores_QK
         suits = self._passages >= STREAM_PASSAGES and k * _PASSAGES_A_HIT <= self._passages
         many = len(queries) >= STREAM_QUERIES
         if suits and many and _overlap(queries) and self.collection.bears(queries):
             workers = max(1, min(cores(), len(queries) // STREAM_QUERIES))
             search_streams(self.collection, queries, forbidden, numbers_QK, scores_QK, workers)
-            return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
+            return hits
         answer = self._follow if suits and not many else self._scan
 
         def work(first: int) -> None:
@@ -125,7 +164,7 @@ class BM25:
         elif tasks:
             with ThreadPoolExecutor(max_workers=min(cores(), len(tasks))) as pool:
                 list(pool.map(work, tasks))
-        return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
+        return hits
 
     def _follow(
         self,
@@ -162,6 +201,16 @@ class BM25:
             ends, begins, stops, idf(stops - begins, self._with_terms), counts, self._impact_C, arrays.passages,
             arrays.posting_codes, self._passages, self._partition, forbidden, numbers_QK, scores_QK,
         )  # fmt: skip
+
+
+def _digest(arrays: Arrays) -> str:
+    """A short hash of all arrays, which are read for it."""
+    digest = hashlib.sha256()
+    for field in fields(arrays):
+        array = getattr(arrays, field.name)
+        if isinstance(array, np.ndarray):
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
 
 
 def _overlap(queries: Sequence[Sequence[int]]) -> bool:

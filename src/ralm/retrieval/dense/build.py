@@ -99,6 +99,7 @@ class DenseBuilder:
         return {
             "encoder": self._config,
             "query_fingerprint": self._encoder.query_fingerprint,
+            "query_reading": self._encoder.query_config.get("reading", {}),
             "dimension": self._encoder.dimension,
             "encoded": self._encoded,
             "encoding_seconds": round(self._seconds, 3),

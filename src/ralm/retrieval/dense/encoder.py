@@ -4,6 +4,7 @@ Knows texts and vectors; knows nothing of indexes. Letters of shapes: Q queries,
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +16,7 @@ import numpy as np
 from pydantic import JsonValue
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ralm.errors import ModelError
@@ -28,6 +30,10 @@ BATCH: Final = 32
 """Texts encoded at once."""
 _BATCHES_A_CALL: Final = 16
 _ST_FOLDER: Final = "modules.json"
+_ST_PACKAGE: Final = "sentence_transformers."
+_NOT_OF_QUERIES: Final = ("encoder", "query_encoder", "titles", "passage_length")
+_SET_FOR_A_CALL: Final = ("truncation", "padding")
+_NOT_OF_VECTORS: Final = ("_name_or_path", "transformers_version", "architectures")
 
 _Encode: TypeAlias = Callable[..., Any]
 
@@ -65,6 +71,14 @@ class SentenceEncoder:
     def query_fingerprint(self) -> str:
         """A short hash of the weights that encode queries."""
         return _fingerprint(self.query_model)
+
+    @property
+    def query_config(self) -> dict[str, JsonValue]:
+        """What encodes queries (fingerprint, configuration, tokenizer), how it reads, and the options but for those of
+        passages and the names of folders."""
+        model = self.query_model
+        options = {name: value for name, value in asdict(self._options).items() if name not in _NOT_OF_QUERIES}
+        return {"fingerprint": self.query_fingerprint, "reading": _reading(model), "model": _settings(model), **options}
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -201,6 +215,37 @@ def _fingerprint(model: SentenceTransformer) -> str:
             continue
         digest.update(f"{name} {tuple(weights.shape)}\n".encode())
         digest.update(weights.detach().cpu().float().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _reading(model: SentenceTransformer) -> dict[str, JsonValue]:
+    """What the modules of a model make of a text beside their weights: few names, so that they outlast versions."""
+    modules = [module for module in model.modules() if type(module).__module__.startswith(_ST_PACKAGE)][1:]
+    pooling = [module for module in modules if isinstance(module, Pooling)]
+    return {
+        "modules": [type(module).__name__ for module in modules],
+        "pooling": [str(module.pooling_mode) for module in pooling],
+        "pooling_over_the_prompt": [bool(module.include_prompt) for module in pooling],
+        "lower_case": [bool(getattr(module, "do_lower_case", False)) for module in modules],
+        "prompts": {str(name): str(prompt) for name, prompt in model.prompts.items()},
+        "default_prompt": model.default_prompt_name,
+        "most_tokens": model.max_seq_length,
+    }
+
+
+def _settings(model: SentenceTransformer) -> str:
+    """A hash of all else that the model's own files say: its architecture, and its tokenizer."""
+    digest = hashlib.sha256()
+    for module in model.modules():
+        described = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
+        digest.update(json.dumps(described, sort_keys=True, default=str).encode())
+        if isinstance(module, PreTrainedModel):
+            described = {k: v for k, v in module.config.to_dict().items() if k not in _NOT_OF_VECTORS}
+            digest.update(json.dumps(described, sort_keys=True, default=str).encode())
+    backend = getattr(model.tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        described = {k: v for k, v in json.loads(backend.to_str()).items() if k not in _SET_FOR_A_CALL}
+        digest.update(json.dumps(described, sort_keys=True).encode())
     return digest.hexdigest()[:16]
 
 

@@ -1,7 +1,9 @@
 """What dense retrieval can be told, and nothing that needs the extra `dense`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from pydantic import JsonValue
 
 from ralm.bounds import check_count, check_counts, check_seed
 
@@ -61,6 +63,15 @@ class VectorOptions:
     def __post_init__(self) -> None:
         check_count("--training-sample", self.training_sample)
         check_seed("the seed of vectors", self.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltWith:
+    """What an index records of the encoder of queries that it is for: the fingerprint of its weights, and how it reads
+    a text (`Encoder.query_config`), empty where the index is older than that record."""
+
+    query_fingerprint: str
+    query_reading: dict[str, JsonValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

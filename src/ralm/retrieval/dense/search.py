@@ -3,10 +3,13 @@
 Letters of shapes: Q queries, K hits a query, D dimensions.
 """
 
+import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import faiss
 import numpy as np
@@ -17,10 +20,11 @@ from ralm.folders import whole_checksum
 from ralm.progress import track
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
-from ralm.retrieval.arguments import check_k
-from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions
+from ralm.retrieval.arguments import check_k, forbidden_config
+from ralm.retrieval.dense.options import VECTORS, BuiltWith, DenseSearchOptions
 
 QUERIES_AT_A_TIME: Final = 1024
+_HITS_AT_A_TIME: Final = 1 << 22
 _NPROBE: Final = 16
 _EF_SEARCH: Final = 128
 _HEAD: Final = struct.Struct("<4siqqq?i")
@@ -34,11 +38,19 @@ _COMPARED_BYTES: Final = 4 << 30
 class Dense:
     """A retriever over a FAISS index of passage vectors, in the order of their numbers.
 
-    Raises OtherEncoderError where the encoder's vectors have another length than those of the index, UsageError where
-    the options are not of its kind.
+    `fingerprint`: a hash of the index that the vectors are of; without one the vectors themselves are hashed when
+    `config` is asked for. Raises OtherEncoderError where the encoder's vectors have another length than those of the
+    index, UsageError where the options are not of its kind.
     """
 
-    def __init__(self, index: faiss.Index, encoder: Encoder, options: DenseSearchOptions | None = None) -> None:
+    def __init__(
+        self,
+        index: faiss.Index,
+        encoder: Encoder,
+        options: DenseSearchOptions | None = None,
+        *,
+        fingerprint: str | None = None,
+    ) -> None:
         if encoder.dimension != index.d:
             raise OtherEncoderError(
                 f"the index has vectors of {index.d} dimensions and this encoder gives {encoder.dimension}; use the "
@@ -46,30 +58,54 @@ class Dense:
             )
         self._index = index
         self._encoder = encoder
+        self._known_fingerprint = fingerprint
         self._effort = _set_effort(index, options or DenseSearchOptions())
+        self._forbidden: IntArray = np.zeros(0, np.int64)
+
+    def without(self, numbers: Iterable[int]) -> Self:
+        """The same retriever, which never finds the passages with these numbers.
+
+        Where vectors are searched exactly, or list by list (IVF), it finds the best of the others among what is
+        searched. Other indexes are searched for so many more hits; where the graph of HNSW leads to too few of them,
+        all its vectors are compared.
+        """
+        other = copy(self)
+        other._forbidden = np.unique(np.fromiter(numbers, np.int64))
+        return other
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Which weights encode queries, and how much of the index is searched."""
-        return {"query_fingerprint": self._encoder.query_fingerprint, **self._effort}
+        """Everything that decides the hits: the index, what encodes queries and how, and how much is searched."""
+        config = {
+            "retriever": "dense",
+            "fingerprint": self._fingerprint,
+            "query_encoder": self._encoder.query_config,
+            **self._effort,
+        }
+        return config if len(self._forbidden) == 0 else config | forbidden_config(self._forbidden)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return self._known_fingerprint or hashlib.sha256(faiss.serialize_index(self._index).data).hexdigest()[:16]
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query with their inner products; none for a query that is blank.
 
-        Equal scores are ordered by passage number. Rows end in `NO_PASSAGE` where the corpus, or the part of it that an
-        approximate index searched, has fewer than k. Raises UsageError where k is below 1, ModelError where a query's
-        vector is none.
+        There are as many columns as passages where k is more. Equal scores are ordered by passage number. Rows end in
+        `NO_PASSAGE` where the corpus, or the part of it that an approximate index searched, has fewer than k. Raises
+        UsageError where k is below 1, ModelError where a query's vector is none.
         """
         check_k(k)
-        numbers_QK = np.full((len(queries), k), NO_PASSAGE, dtype=np.int64)
-        scores_QK = np.zeros((len(queries), k), dtype=np.float32)
+        k = min(k, max(self._index.ntotal, 1))
         rows = np.array([row for row, query in enumerate(queries) if query.strip()], dtype=np.int64)
-        parts = np.split(rows, range(QUERIES_AT_A_TIME, len(rows), QUERIES_AT_A_TIME))
+        step = max(1, min(QUERIES_AT_A_TIME, _HITS_AT_A_TIME // (k + len(self._forbidden))))
+        hits = Hits.none(len(queries), k)
+        parts = np.split(rows, range(step, len(rows), step))
         for some in track(parts, "Retrieving", len(parts)) if len(parts) > 1 else parts:
-            vectors_QD = self._encoder.encode_queries([queries[row] for row in some])
-            numbers, scores = self._search(vectors_QD, min(k, self._index.ntotal))
-            numbers_QK[some, : numbers.shape[1]], scores_QK[some, : numbers.shape[1]] = numbers, scores
-        return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
+            if len(some):
+                vectors_QD = self._encoder.encode_queries([queries[row] for row in some])
+                hits.numbers_QK[some], hits.scores_QK[some] = self._search(vectors_QD, k)
+        return hits
 
     def _search(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
         if not np.isfinite(vectors_QD).all():
@@ -77,12 +113,50 @@ class Dense:
                 "the encoder gives a vector with NaN or infinity for a query; its weights are damaged, or overflow in "
                 "the number format that the index was built with."
             )
-        scores, numbers = self._index.search(vectors_QD, k)
-        missing = numbers == NO_PASSAGE
-        order = np.lexsort((numbers, np.where(missing, np.inf, -scores)), axis=1)
-        numbers = np.take_along_axis(numbers, order, axis=1)
-        scores = np.take_along_axis(np.where(missing, 0, scores), order, axis=1)
-        return numbers, scores
+        if len(self._forbidden) == 0:
+            return _ordered(*self._index.search(vectors_QD, k), k)
+        selecting = _selecting(self._index, self._forbidden)
+        if selecting is not None:
+            return _ordered(*self._index.search(vectors_QD, k, params=selecting), k)
+        return self._search_for_more(vectors_QD, k)
+
+    def _search_for_more(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
+        """Ask for so many more hits that k are left without the forbidden ones, and compare all vectors where an HNSW
+        index finds too few."""
+        allowed = self._index.ntotal - len(self._forbidden)
+        scores_QM, numbers_QM = self._index.search(vectors_QD, min(k + len(self._forbidden), self._index.ntotal))
+        numbers_QM[np.isin(numbers_QM, self._forbidden)] = NO_PASSAGE
+        numbers_QK, scores_QK = _ordered(scores_QM, numbers_QM, k)
+        short = np.count_nonzero(numbers_QK != NO_PASSAGE, axis=1) < min(k, allowed)
+        if short.any() and isinstance(self._index, faiss.IndexHNSW):
+            storage = faiss.downcast_index(self._index.storage)
+            selecting = _selecting(storage, self._forbidden)
+            if selecting is not None:
+                found = _ordered(*storage.search(vectors_QD[short], k, params=selecting), k)
+                numbers_QK[short], scores_QK[short] = found
+        return numbers_QK, scores_QK
+
+
+def _ordered(scores_QM: FloatArray, numbers_QM: IntArray, k: int) -> tuple[IntArray, FloatArray]:
+    """The k best, equal scores by passage number, and `NO_PASSAGE` at the end."""
+    missing = numbers_QM == NO_PASSAGE
+    order = np.lexsort((numbers_QM, np.where(missing, np.inf, -scores_QM)), axis=1)[:, :k]
+    numbers_QK = np.take_along_axis(numbers_QM, order, axis=1)
+    scores_QK = np.take_along_axis(np.where(missing, 0, scores_QM), order, axis=1)
+    return numbers_QK, scores_QK
+
+
+def _selecting(index: faiss.Index, forbidden: IntArray) -> faiss.SearchParameters | None:
+    """How FAISS is told to pass over some vectors; None for a kind of index that cannot, or not exactly."""
+    if isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer):
+        return faiss.SearchParameters(sel=_all_but(forbidden))
+    if isinstance(index, faiss.IndexIVFFlat | faiss.IndexIVFScalarQuantizer | faiss.IndexIVFPQ):
+        return faiss.SearchParametersIVF(sel=_all_but(forbidden), nprobe=index.nprobe)
+    return None
+
+
+def _all_but(forbidden: IntArray) -> faiss.IDSelector:
+    return faiss.IDSelectorNot(faiss.IDSelectorBatch(forbidden))
 
 
 def open_dense(
@@ -90,26 +164,41 @@ def open_dense(
     encoder: Encoder,
     options: DenseSearchOptions | None = None,
     *,
+    built_with: BuiltWith | None = None,
     fingerprint: str | None = None,
     file: Path | None = None,
     passages: int | None = None,
     sha256: str | None = None,
 ) -> Dense:
-    """The retriever over what `DenseBuilder` wrote; `fingerprint` is what the encoder of queries must have, if given.
+    """The retriever over what `DenseBuilder` wrote; `built_with` is what the encoder of queries must be, if given, and
+    `fingerprint` a hash of the index.
 
     `file` names the vectors where they were opened before; `passages`, `sha256`: how many vectors there must be, and
-    the checksum of the file. Raises OtherEncoderError where the encoder has another fingerprint, DamagedFolderError
-    where there are no such vectors.
+    the checksum of the file. Raises OtherEncoderError where the encoder is another, DamagedFolderError where there are no
+    such vectors.
     """
     index = open_vectors(file or folder / VECTORS, folder / VECTORS, passages, sha256)
-    dense = Dense(index, encoder, options)
-    if fingerprint is not None and encoder.query_fingerprint != fingerprint:
-        raise OtherEncoderError(
-            f"the index at {folder.parent} was built with another encoder than this one (its weights are "
-            f"{fingerprint}, these {encoder.query_fingerprint}); use that one, or say --any-encoder if you know that "
-            "their vectors go together."
-        )
+    dense = Dense(index, encoder, options, fingerprint=fingerprint)
+    if built_with is not None:
+        _check_encoder(folder.parent, encoder, built_with)
     return dense
+
+
+def _check_encoder(index: Path, encoder: Encoder, built_with: BuiltWith) -> None:
+    advice = "use that one, or say --any-encoder if you know that their vectors go together."
+    if encoder.query_fingerprint != built_with.query_fingerprint:
+        raise OtherEncoderError(
+            f"the index at {index} was built with another encoder than this one (its weights are "
+            f"{built_with.query_fingerprint}, these {encoder.query_fingerprint}); {advice}"
+        )
+    reading = encoder.query_config.get("reading")
+    for name, value in built_with.query_reading.items():
+        own = reading.get(name, value) if isinstance(reading, dict) else value
+        if own != value:
+            raise OtherEncoderError(
+                f"the index at {index} was built with another encoder than this one (the same weights, but "
+                f"{name.replace('_', ' ')} is {own!r} here and was {value!r} there); {advice}"
+            )
 
 
 def open_vectors(file: Path, name: Path, passages: int | None = None, sha256: str | None = None) -> faiss.Index:
@@ -157,7 +246,7 @@ def _set_effort(index: faiss.Index, options: DenseSearchOptions) -> dict[str, Js
         ("nprobe", options.nprobe, _NPROBE, "IVF"),
         ("efSearch", options.ef_search, _EF_SEARCH, "HNSW"),
     ):
-        value = usual if asked is None else asked
+        value = min(usual if asked is None else asked, max(index.ntotal, usual))  # more is no more work
         try:
             faiss.ParameterSpace().set_index_parameter(index, name, value)
             effort[name] = value
