@@ -88,6 +88,13 @@ def evaluate(
             show_default=f"ensemble: {options.ENSEMBLE.documents}; concatenation: {_CONCATENATION.documents}",
         ),
     ] = None,
+    cut_together: Annotated[
+        bool,
+        typer.Option(
+            "--cut-together",
+            help="Concatenation: cut all passages together to --document-tokens, as REPLUG's code does.",
+        ),
+    ] = False,
     weights: options.EnsembleWeights = options.ENSEMBLE.weights,
     weights_temperature: options.WeightsTemperature = options.ENSEMBLE.temperature,
     seed: options.Seed = 0,
@@ -98,6 +105,7 @@ def evaluate(
     windows: options.Windows = options.PLAN.windows,
     block: options.Block = options.PLAN.block,
     semantics: options.Semantics = options.PLAN.semantics,
+    bos: options.Bos = options.PLAN.bos,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     compile_layers: options.Compile = False,
@@ -133,13 +141,17 @@ def evaluate(
         max_length=max_length,
         windows=windows,
         block=block,
+        bos=bos,
     )
+    plan.check_documents(1)
     if rerank != "none" and not (index or retrieved):
         raise UsageError("--rerank chooses among retrieved passages: give --index or --retrieved too.")
     if rerank_lm and rerank != "zero-shot":
         raise UsageError("--rerank-lm names the model that ranks: give --rerank zero-shot with it.")
     if reader != "in-context" and (rerank != "none" or not (index or retrieved)):
         raise UsageError(f"--reader {reader} reads all of --index or --retrieved: give one of them, and no --rerank.")
+    if cut_together and reader != "concatenation":
+        raise UsageError("--cut-together cuts passages that stand in one context: give --reader concatenation with it.")
     job = Job(
         text=text,
         lm=lm,
@@ -156,6 +168,7 @@ def evaluate(
             documents,
             RerankOptions(method=rerank, candidates=candidates, tokens=rerank_tokens, seed=seed),
             EnsembleOptions(weights=weights, temperature=weights_temperature),
+            ConcatenationOptions(cut_together=cut_together),
         ),
         limit_tokens=limit_tokens,
         baseline=baseline,
@@ -168,7 +181,11 @@ def evaluate(
 
 
 def _reader_options(
-    name: ReaderName, documents: int | None, reranking: RerankOptions, ensemble: EnsembleOptions
+    name: ReaderName,
+    documents: int | None,
+    reranking: RerankOptions,
+    ensemble: EnsembleOptions,
+    concatenation: ConcatenationOptions,
 ) -> "ReaderOptions":
     match name:
         case "in-context":
@@ -176,7 +193,7 @@ def _reader_options(
         case "ensemble":
             return ensemble if documents is None else replace(ensemble, documents=documents)
         case "concatenation":
-            return _CONCATENATION if documents is None else ConcatenationOptions(documents=documents)
+            return concatenation if documents is None else replace(concatenation, documents=documents)
 
 
 def run(job: Job) -> None:

@@ -32,6 +32,7 @@ def retrieve(
     query_tokens: options.QueryTokens = None,
     max_length: options.MaxLength = options.PLAN.max_length,
     windows: options.Windows = options.PLAN.windows,
+    block: options.Block = options.PLAN.block,
     semantics: options.Semantics = options.PLAN.semantics,
     limit_tokens: options.LimitTokens = None,
     force: options.Force = False,
@@ -39,7 +40,7 @@ def retrieve(
     """Retrieve for every stride of a text, and write the passages as the official In-Context RALM code does.
 
     Only the tokenizer of the language model is needed. Use `--semantics official` and the same `--max-length` for a
-    file that the official evaluation is to read.
+    file that the official evaluation is to read. `ralm eval --retrieved` wants the same windows.
     """
     choice = options.RetrieverChoice(
         name=retriever,
@@ -57,8 +58,9 @@ def retrieve(
         stride=stride,
         query_tokens=choice.query_tokens(query_tokens),
         max_length=max_length,
-        document_tokens=1,
+        document_tokens=0,
         windows=windows,
+        block=block,
     )
 
     from ralm.cli.loading import open_retriever

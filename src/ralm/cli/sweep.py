@@ -30,6 +30,7 @@ Option = Literal[
     "block",
     "max-length",
     "semantics",
+    "bos",
     "seed",
 ]
 
