@@ -92,7 +92,7 @@ def evaluate(
         bool,
         typer.Option(
             "--cut-together",
-            help="Concatenation: cut all passages together to --document-tokens, as REPLUG's code does.",
+            help="Concatenation: cut all passages together to --document-tokens (REPLUG's code).",
         ),
     ] = False,
     weights: options.EnsembleWeights = options.ENSEMBLE.weights,

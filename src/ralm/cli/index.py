@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from ralm.cli import options
 from ralm.errors import UsageError
 from ralm.retrieval.bm25.options import BuildOptions, cores
-from ralm.retrieval.dense.options import EncoderOptions, Pooling, VectorOptions
+from ralm.retrieval.dense.options import EncoderOptions, Pooling, QueryEnd, VectorOptions
 
 _BUILD = BuildOptions()
 _VECTORS = VectorOptions()
@@ -67,8 +67,11 @@ def index(
     ] = False,
     titles: Annotated[bool, typer.Option(help="Dense: encode the title with the text.")] = True,
     query_length: Annotated[
-        int | None, typer.Option(help="Dense: read the last so many tokens of a query.", show_default="the encoder's")
+        int | None, typer.Option(help="Dense: read so many tokens of a query.", show_default="the encoder's")
     ] = None,
+    query_keeps: Annotated[
+        QueryEnd, typer.Option(help="Dense: which tokens of a longer query; first is what REPLUG's code does.")
+    ] = "last",
     passage_length: Annotated[
         int | None, typer.Option(help="Dense: read so many tokens of a passage.", show_default="the encoder's")
     ] = None,
@@ -149,6 +152,7 @@ def index(
                 titles=titles,
                 query_length=query_length,
                 passage_length=passage_length,
+                query_keeps=query_keeps,
                 dtype=dtype,
             ),
             device=device,

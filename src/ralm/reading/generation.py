@@ -36,8 +36,9 @@ class GenerationOptions:
     the `top_k` likeliest (None: all), and of these from the likeliest that together have probability `top_p`. Writing
     ends after `new_tokens` tokens, at the model's end-of-text token, or before the first of the `stop` strings.
     `max_length` None is the model's own. `bos` says with which special tokens everything that is read begins, with a
-    document and without (see `beginning.Bos`); a prompt that begins with them itself has them once. Every prompt draws with a generator of its own, begun with `seed`: what is
-    written after it does not depend on the prompts beside it.
+    document and without (see `beginning.Bos`); they count among the `document_tokens`, and a prompt that begins with
+    them itself has them once. Every prompt draws with a generator of its own, begun with `seed`: what is written after
+    it does not depend on the prompts beside it.
 
     Raises UsageError where a value makes no sense.
     """

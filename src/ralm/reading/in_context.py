@@ -24,7 +24,7 @@ class Documents:
     there without a passage. Where there is no `first`, passages are encoded with the special tokens that the tokenizer
     itself puts around them and without a passage there is nothing, as in the official code.
 
-    Each passage is encoded once, however many strides read it. Raises UsageError where the special tokens leave no room.
+    Each passage is encoded once, however many strides read it. Raises UsageError where there is no room for `first`.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class Documents:
         self._encoded: dict[int, IntArray] = {NO_PASSAGE: NO_DOCUMENT if first is None else first}
         if first is not None and len(first) > document_tokens:
             raise UsageError(
-                f"--document-tokens {document_tokens} have no room for the {len(first)} special tokens that stand first; "
-                "raise it, or give --bos never."
+                f"--document-tokens {document_tokens} have no room for the {len(first)} special tokens that stand "
+                "first: raise it, or give --bos never."
             )
 
     @classmethod

@@ -63,14 +63,8 @@ class PlanOptions:
         _check_choice("semantics", self.semantics, get_args(Semantics))
         _check_choice("windows", self.windows, get_args(Windows))
         check_bos(self.bos)
-        for name, least in (
-            ("stride", 1),
-            ("query_tokens", 1),
-            ("document_tokens", 0),
-            ("max_length", 1),
-            ("block", 1),
-        ):
-            if getattr(self, name) < least:
+        for name in ("stride", "query_tokens", "document_tokens", "max_length", "block"):
+            if getattr(self, name) < (0 if name == "document_tokens" else 1):
                 raise UsageError(f"{_option(name)} must be at least 1, not {getattr(self, name)}.")
         if self.bos != "auto" and self.semantics == "official":
             raise UsageError(
