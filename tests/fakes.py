@@ -7,17 +7,25 @@ from dataclasses import dataclass, field
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage, Request
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage, Request, SpecialTokens
 
 
 class WordTokenizer:
-    """A token a word; ids in the order in which words were first seen, shared by all instances of a test."""
+    """A token a word; ids in the order in which words were first seen, shared by all instances of a test.
+
+    With `begins`, the word <begin> is a BOS that stands before every text that is encoded with special tokens.
+    """
 
     fingerprint = "words"
     end_token: int | None = 0
 
-    def __init__(self, words: Sequence[str] = ()) -> None:
-        self.words: list[str] = ["<end>", *words]
+    def __init__(self, words: Sequence[str] = (), *, begins: bool = False) -> None:
+        self.words: list[str] = ["<end>", *(["<begin>"] if begins else []), *words]
+        nothing = np.zeros(0, dtype=np.int64)
+        self.special_tokens = SpecialTokens(np.array([1]) if begins else nothing, nothing, 1 if begins else None)
+
+    def token_of(self, text: str) -> int | None:
+        return self.words.index(text) if text in self.words else None
 
     def encode(self, text: str) -> IntArray:
         return np.array([self._id(word) for word in text.split()], dtype=np.int64)
@@ -27,7 +35,7 @@ class WordTokenizer:
         return self.encode(text), np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        return self.encode(text)[:max_tokens]
+        return np.concatenate([self.special_tokens.before, self.encode(text)])[:max_tokens]
 
     def decode(self, tokens: IntArray) -> str:
         return "".join(f"{self.words[token]} " for token in tokens)

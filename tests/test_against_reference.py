@@ -72,6 +72,7 @@ def test_paper(model: LocalLanguageModel, tokens: int, block: int | None) -> Non
         stride=4,
         max_length=WINDOW,
         block=block,
+        first=model.tokenizer.encode_document("", 10).tolist(),
     )
     np.testing.assert_allclose(scored.log_probs_T, expected, rtol=1e-4, atol=1e-5)
 

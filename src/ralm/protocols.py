@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from ralm.errors import RetrieverError
 from ralm.progress import Advance
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage, Request
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage, Request, SpecialTokens
 
 
 class Tokenizer(Protocol):
@@ -24,6 +24,13 @@ class Tokenizer(Protocol):
     @property
     def end_token(self) -> int | None:
         """The id of the end-of-text token, where there is one."""
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What the tokenizer puts around a text by itself, and its BOS."""
+
+    def token_of(self, text: str) -> int | None:
+        """The id of the token that is written exactly so, else of the unknown token; None where there is neither."""
 
     def encode(self, text: str) -> IntArray:
         """Token ids (int64) of a text, without special tokens."""

@@ -18,6 +18,19 @@ NO_PASSAGE = -1
 """The passage number that stands where there is none: fewer hits than k, or a stride read without retrieval."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SpecialTokens:
+    """What a tokenizer puts around every text by itself, as token ids (int64), either of which may be empty.
+
+    `before` it, a BOS in OPT and LLaMA; `after` it, an EOS in some. `begin` is the id of the BOS where it has one,
+    whether it puts it there or not.
+    """
+
+    before: IntArray
+    after: IntArray
+    begin: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A text of a corpus, before it is split into passages."""

@@ -438,7 +438,9 @@ def test_concatenation_and_rolling_windows(work: Path, model: Path, tmp_path: Pa
     joined = [*evaluate, "--max-length", 64, "--document-tokens", 24, "--reader", "concatenation"]
     answer = ralm(*joined)
     assert answer.status == 0, answer.err
-    assert json.loads(answer.out)["config"]["reader"] == {"concatenation": {"documents": 2}}
+    assert json.loads(answer.out)["config"]["reader"] == {"concatenation": {"documents": 2, "cut_together": False}}
+    assert ralm(*joined, "--documents", 3, "--cut-together").status == 0, "together they are 24 tokens"
+    failed(ralm(*evaluate, "--cut-together"), 2, "give --reader concatenation with it")
     alone = json.loads(ralm(*joined, "--documents", 1).out)["nll"]
     assert alone == json.loads(ralm(*evaluate, "--max-length", 64, "--document-tokens", 24).out)["nll"]
     failed(ralm(*joined, "--documents", 3), 2, "--documents 3 of --document-tokens 24 and --stride 4 do not fit")
@@ -447,11 +449,52 @@ def test_concatenation_and_rolling_windows(work: Path, model: Path, tmp_path: Pa
     rolling += ["--max-length", 64]
     read = [*evaluate, *rolling, "--document-tokens", 24, "--reader", "ensemble", "--documents", 2]
     shown = json.loads(ralm(*read).out)
-    assert shown["tokens"] == len(TEXT), "the first token is scored too, after an end-of-text token"
+    assert shown["tokens"] == 1 + len(TEXT), "the first token is scored too, and the BOS, after an end-of-text token"
     retrieve = ["retrieve", work / "text.txt", "--lm", model, "--index", work / "index", *rolling, "-k", 2]
     assert ralm(*retrieve, "--out", tmp_path / "r.json").status == 0
     from_file = ["eval", work / "text.txt", "--lm", model, "--retrieved", tmp_path / "r.json", "--json", *read[6:]]
     assert json.loads(ralm(*from_file).out)["nll"] == pytest.approx(shown["nll"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        ["--windows", "blocked", "--block", 8],
+        ["--windows", "blocked", "--block", 8, "--semantics", "official"],
+        ["--windows", "rolling", "--semantics", "official", "--stride", 29, "--query-tokens", 11],
+    ],
+)
+def test_a_retrieval_file_for_other_windows(work: Path, model: Path, tmp_path: Path, windows: list[object]) -> None:
+    common = [work / "text.txt", "--lm", model, *windows, "--max-length", 64]
+    made = ralm("retrieve", *common, "--index", work / "index", "--out", tmp_path / "r.json")
+    assert made.status == 0, made.err
+    reading = ["eval", *common, "--document-tokens", 24, "--json"]
+    from_file, from_index = (
+        json.loads(ralm(*reading, *source).out)
+        for source in (["--retrieved", tmp_path / "r.json"], ["--index", work / "index"])
+    )
+    assert from_file["nll"] == from_index["nll"]
+
+
+def test_retrieval_has_no_documents_that_must_fit(work: Path, model: Path, tmp_path: Path) -> None:
+    common = ["retrieve", work / "text.txt", "--lm", model, "--index", work / "index", "--max-length", 64]
+    assert ralm(*common, "--windows", "blocked", "--out", tmp_path / "blocks.json").status == 0
+    rolling = ["--windows", "rolling", "--semantics", "official", "--stride", 53, "--query-tokens", 11]
+    assert ralm(*common, *rolling, "--out", tmp_path / "rolling.json").status == 0
+    failed(ralm(*common, "--windows", "blocked", "--block", 6, "--out", tmp_path / "no"), 2, "multiple of --stride 4")
+
+
+def test_the_special_tokens_that_stand_first(work: Path, model: Path) -> None:
+    evaluate = ["eval", work / "text.txt", "--lm", model, "--max-length", 64, "--document-tokens", 24, "--json"]
+    shown = {bos: json.loads(ralm(*evaluate, "--bos", bos).out) for bos in ("auto", "always", "never")}
+    assert [shown[bos]["config"]["plan"]["bos"] for bos in shown] == ["auto", "always", "never"]
+    assert shown["auto"]["nll"] == shown["always"]["nll"] != shown["never"]["nll"], "LLaMA's tokenizer adds a BOS"
+    failed(ralm(*evaluate, "--bos", "never", "--semantics", "official"), 2, "is not what the published code does")
+    failed(ralm(*evaluate, "--document-tokens", "0"), 2, "--document-tokens must be at least 1, not 0")
+    common = ["generate", "The", "--lm", model, "--new-tokens", 3, "--document-tokens", 24, "--json"]
+    written = [json.loads(ralm(*common, "--bos", bos).out)["text"] for bos in ("auto", "never")]
+    assert written[0] != written[1]
+    failed(ralm(*common, "--max-length", 65), 2, "--max-length 65 is beyond the 64 tokens that")
 
 
 def test_a_sweep_is_what_eval_gives_for_every_value(work: Path, model: Path, tmp_path: Path) -> None:

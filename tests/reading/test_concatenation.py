@@ -64,6 +64,7 @@ def test_the_papers_loop(model: LocalLanguageModel, documents: int, block: int |
         stride=4,
         max_length=40,
         block=block,
+        first=model.tokenizer.encode_document("", 10).tolist(),
     )
     np.testing.assert_allclose(scored.log_probs_T, expected, rtol=1e-4, atol=1e-5)
 

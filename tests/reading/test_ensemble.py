@@ -48,7 +48,8 @@ def test_equals_the_plain_loop(model: LocalLanguageModel, semantics: Semantics, 
     scored = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=4, temperature=temperature))
     provenance = scored.provenance
     assert provenance is not None
-    documents = Documents(PASSAGES, model.tokenizer, 10)
+    first = model.tokenizer.encode_document("", 10) if semantics == "paper" else None
+    documents = Documents(PASSAGES, model.tokenizer, 10, first)
     at = 0
     for row in range(len(prepared.plan)):
         found = hits.of(row) or [(NO_PASSAGE, 0.0)]

@@ -109,6 +109,7 @@ def plain_loop(
         stride=settings.stride,
         max_length=settings.max_length or model.max_length,
         end_tokens=model.end_tokens,
+        first=model.tokenizer.encode_document("", 10).tolist(),
     )
 
 

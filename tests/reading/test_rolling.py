@@ -75,13 +75,15 @@ def test_an_ensemble_of_every_family(model: LocalLanguageModel, tokens: int) -> 
     hits.scores_QK[:] = np.sin(np.arange(hits.scores_QK.size)).reshape(hits.scores_QK.shape)
     scored = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=3))
     documents = Documents(PASSAGES, model.tokenizer, 10)
-    made = replug.windows(model.tokenizer.encode(TEXT[:tokens]).tolist(), EOS, 6, 8)
+    text = model.tokenizer.encode_document(TEXT[:tokens], 1000).tolist()
+    made = replug.windows(text, EOS, 6, 8)
     expected = replug.log_probs(
         model.model, made, lambda row: [(documents[number].tolist(), score) for number, score in hits.of(row)]
     )
-    assert len(expected) == tokens, "the first token of the text is a target too"
+    assert len(expected) == len(text), "the first token of the text is a target too, and a BOS before it"
     np.testing.assert_allclose(scored.log_probs_T, expected, rtol=1e-4, atol=1e-5)
-    assert measure(prepared, scored).tokens == tokens
+    assert measure(prepared, scored).tokens == len(text)
+    assert prepared.token_texts(scored.positions_T) == ("", [""] * (len(text) - tokens) + list(TEXT[:tokens]))
 
 
 def test_queries_leave_out_the_token_before_the_targets() -> None:
@@ -108,7 +110,10 @@ def test_reranking_by_the_tokens_before_the_targets() -> None:
 def test_a_model_without_an_end_of_text_token_is_refused() -> None:
     tokenizer = WordTokenizer()
     tokenizer.end_token = None
-    with pytest.raises(ModelError, match="--windows rolling begin with an end-of-text token"):
+    with pytest.raises(
+        ModelError,
+        match="--windows rolling begin with the token <.endoftext.>, the unknown",
+    ):
         prepare_text(TEXT, tokenizer, ROLLING)
 
 

@@ -32,8 +32,10 @@ def generate(
     stride: int,
     max_length: int,
     end_tokens: Collection[int] = (),
+    first: Sequence[int] = (),
 ) -> list[Step]:
-    """`retrieve` gives numbers and scores for a text; `weights` turns scores into lambdas."""
+    """`retrieve` gives numbers and scores for a text; `weights` turns scores into lambdas; `first` are the special
+    tokens that a reading without document begins with, as documents do."""
     text = list(prompt)
     steps: list[Step] = []
     for step in range(new_tokens):
@@ -42,7 +44,7 @@ def generate(
             lambdas = weights([score for _, score in hits])
         parts = []
         for (number, _), weight in zip(hits, lambdas, strict=True):
-            read = [*documents[number], *text] if number != NO_DOCUMENT else list(text)
+            read = [*documents[number], *text] if number != NO_DOCUMENT else [*first, *text]
             document_length = len(read) - len(text)
             while len(read) + 1 > max_length:
                 del read[document_length]

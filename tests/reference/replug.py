@@ -1,10 +1,10 @@
 """REPLUG's evaluation as a plain loop, written from what its published code does: its windows, its ensemble.
 
-A text of tokens x is read in windows of `window` = context_len + pred_len tokens. The first predicts as many from an
-end-of-text token on, without retrieval. Every other predicts the next pred_len + 1 tokens, fewer at the end of the
-text; what is read ends one before the last of them, and is `window` tokens long. Its query is what is read but for as
-many tokens at its end as are predicted: context_len - 1 of them; the token right before the first target is not asked
-with.
+A text of tokens x, encoded with the special tokens that its tokenizer puts around it, is read in windows of `window` =
+context_len + pred_len tokens. The first predicts as many from an end-of-text token on, without retrieval. Every other
+predicts the next pred_len + 1 tokens, fewer at the end of the text; what is read ends one before the last of them, and
+is `window` tokens long. Its query is what is read but for as many tokens at its end as are predicted: context_len - 1
+of them; the token right before the first target is not asked with.
 """
 
 import math

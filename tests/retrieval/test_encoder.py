@@ -74,6 +74,9 @@ def test_a_passage_keeps_its_beginning_and_a_query_its_end(folders: Path) -> Non
     limited, unlimited = encoder(folders, query_length=8, passage_length=11), encoder(folders)
     close(limited.encode_passages(passages_of(LONG))[0], unlimited.encode_queries(["fox and sea"])[0])
     close(limited.encode_queries([LONG, "fox"]), unlimited.encode_queries(["and sea", "fox"]))
+    first = encoder(folders, query_length=8, query_keeps="first")
+    close(first.encode_queries([LONG, "fox"]), unlimited.encode_queries(["fox and", "fox"]))
+    assert (first.config["query_keeps"], limited.config["query_keeps"]) == ("first", "last")
 
 
 def test_without_lengths_as_much_as_the_encoder_takes(folders: Path) -> None:
@@ -174,6 +177,8 @@ def test_folders_that_are_none(folders: Path, tmp_path: Path) -> None:
 def test_lengths_that_make_no_sense() -> None:
     with pytest.raises(UsageError, match="--query-length must be at least 1, not 0"):
         EncoderOptions(encoder="x", query_length=0)
+    with pytest.raises(UsageError, match="--query-keeps must be last or first, not 'middle'"):
+        EncoderOptions(encoder="x", query_keeps="middle")  # type: ignore[arg-type]
 
 
 def test_a_missing_extra_is_named() -> None:

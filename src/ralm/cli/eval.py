@@ -90,6 +90,13 @@ def evaluate(
             show_default=f"ensemble: {options.ENSEMBLE.documents}; concatenation: {_CONCATENATION.documents}",
         ),
     ] = None,
+    cut_together: Annotated[
+        bool,
+        typer.Option(
+            "--cut-together",
+            help="Concatenation: cut all passages together to --document-tokens (REPLUG's code).",
+        ),
+    ] = False,
     weights: options.EnsembleWeights = options.ENSEMBLE.weights,
     weights_temperature: options.WeightsTemperature = options.ENSEMBLE.temperature,
     seed: options.Seed = 0,
@@ -100,6 +107,7 @@ def evaluate(
     windows: options.Windows = options.PLAN.windows,
     block: options.Block = options.PLAN.block,
     semantics: options.Semantics = options.PLAN.semantics,
+    bos: options.Bos = options.PLAN.bos,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     compile_layers: options.Compile = False,
@@ -135,7 +143,9 @@ def evaluate(
         max_length=max_length,
         windows=windows,
         block=block,
+        bos=bos,
     )
+    plan.check_documents(1)
     if rerank != "none" and not (index or retrieved):
         raise UsageError("--rerank chooses among retrieved passages: give --index or --retrieved too.")
     if reader != "in-context" and (rerank != "none" or not (index or retrieved)):
@@ -151,6 +161,7 @@ def evaluate(
             Use("candidates", rerank != "none", "--rerank"),
             Use("rerank_tokens rerank_lm", rerank == "zero-shot", "--rerank zero-shot"),
             Use("documents", reader != "in-context", "--reader ensemble or concatenation"),
+            Use("cut_together", reader == "concatenation", "--reader concatenation"),
             Use("weights weights_temperature", averaged, "--reader ensemble"),
             Use("weights_temperature", weights == "similarity", "--weights similarity"),
             Use("seed", seeded, "--retriever random or --rerank random"),
@@ -174,6 +185,7 @@ def evaluate(
             documents,
             RerankOptions(method=rerank, candidates=candidates, tokens=rerank_tokens, seed=seed),
             EnsembleOptions(weights=weights, temperature=weights_temperature),
+            ConcatenationOptions(cut_together=cut_together),
         ),
         limit_tokens=limit_tokens,
         baseline=baseline,
@@ -187,7 +199,11 @@ def evaluate(
 
 
 def _reader_options(
-    name: ReaderName, documents: int | None, reranking: RerankOptions, ensemble: EnsembleOptions
+    name: ReaderName,
+    documents: int | None,
+    reranking: RerankOptions,
+    ensemble: EnsembleOptions,
+    concatenation: ConcatenationOptions,
 ) -> "ReaderOptions":
     match name:
         case "in-context":
@@ -195,7 +211,7 @@ def _reader_options(
         case "ensemble":
             return ensemble if documents is None else replace(ensemble, documents=documents)
         case "concatenation":
-            return _CONCATENATION if documents is None else ConcatenationOptions(documents=documents)
+            return concatenation if documents is None else replace(concatenation, documents=documents)
 
 
 def run(job: Job) -> None:

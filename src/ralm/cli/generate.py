@@ -58,6 +58,7 @@ def generate(
     query_tokens: options.QueryTokens = None,
     document_tokens: options.DocumentTokens = _DEFAULT.document_tokens,
     max_length: Annotated[int | None, typer.Option(help="Tokens read at once.", show_default="the model's")] = None,
+    bos: options.Bos = _DEFAULT.bos,
     baseline: Annotated[
         bool, typer.Option("--baseline", help="Also read what was written without passages, and show what they gave.")
     ] = False,
@@ -100,6 +101,7 @@ def generate(
         query_tokens=choice.query_tokens(query_tokens),
         document_tokens=document_tokens,
         max_length=max_length,
+        bos=bos,
     )
     averaged, drawn = reader == "ensemble", temperature > 0
     refuse_idle(
@@ -133,7 +135,7 @@ def generate(
     written = by_prompt(len(texts), pieces) if json else print_generations(texts, pieces, passages)
     config = {"model": model.config, "passages": source.config if source else None, **_reading(settings)}
     for text, own in zip(texts, written, strict=True):
-        traced = traced_generation(text, own, model, passages, max_length) if baseline or report else None
+        traced = traced_generation(text, own, model, passages, max_length, bos) if baseline or report else None
         if json:
             print_json(generation_as_json(text, own, passages, model.tokenizer, traced))
         elif traced is not None:
@@ -162,4 +164,4 @@ def _reading(settings: GenerationOptions) -> dict[str, JsonValue]:
     reader: dict[str, JsonValue] = {"ensemble": asdict(settings.ensemble)}
     if settings.ensemble == IN_CONTEXT:
         reader = {"rerank": {"method": "none"}}
-    return {"reader": reader, "plan": {"stride": settings.stride}}
+    return {"reader": reader, "plan": {"stride": settings.stride, "bos": settings.bos}}

@@ -11,7 +11,7 @@ from ralm.cli.idle import Use, refuse_idle
 from ralm.controls import path_text
 from ralm.errors import UsageError
 from ralm.retrieval.bm25.options import BuildOptions, cores
-from ralm.retrieval.dense.options import EncoderOptions, Pooling, VectorOptions
+from ralm.retrieval.dense.options import EncoderOptions, Pooling, QueryEnd, VectorOptions
 
 _BUILD = BuildOptions()
 _VECTORS = VectorOptions()
@@ -70,8 +70,11 @@ def index(
     ] = False,
     titles: Annotated[bool, typer.Option(help="Dense: encode the title with the text.")] = True,
     query_length: Annotated[
-        int | None, typer.Option(help="Dense: read the last so many tokens of a query.", show_default="the encoder's")
+        int | None, typer.Option(help="Dense: read so many tokens of a query.", show_default="the encoder's")
     ] = None,
+    query_keeps: Annotated[
+        QueryEnd, typer.Option(help="Dense: which tokens of a longer query; first is what REPLUG's code does.")
+    ] = "last",
     passage_length: Annotated[
         int | None, typer.Option(help="Dense: read so many tokens of a passage.", show_default="the encoder's")
     ] = None,
@@ -113,7 +116,11 @@ def index(
         Use("words", tokens is None, "passages of words, not of --tokens"),
         Use("ngram max_overlap", bool(decontaminate), "--decontaminate"),
         Use("k1 b memory workers", retriever != "dense", "--retriever bm25 or both"),
-        Use("query_encoder pooling normalize titles query_length passage_length", dense, "--retriever dense or both"),
+        Use(
+            "query_encoder pooling normalize titles query_length query_keeps passage_length",
+            dense,
+            "--retriever dense or both",
+        ),
         Use("faiss training_sample dtype device", dense, "--retriever dense or both"),
         Use("training_sample", faiss != _VECTORS.faiss, "a --faiss index that is trained"),
     )
@@ -130,6 +137,7 @@ def index(
             titles=titles,
             query_length=query_length,
             passage_length=passage_length,
+            query_keeps=query_keeps,
             dtype=dtype,
         )
     check_output(out, force)

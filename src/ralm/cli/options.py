@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from ralm.cli.idle import Use
-from ralm.reading import plan
+from ralm.reading import beginning, plan
 from ralm.reading.ensemble import EnsembleOptions, Weights
 from ralm.retrieval.dense.options import QUERY_TOKENS, DenseSearchOptions
 from ralm.retrieval.fusion import FusionMethod, FusionOptions
@@ -91,6 +91,13 @@ Block = Annotated[int, typer.Option(help="Tokens in a block of blocked windows."
 Semantics = Annotated[
     plan.Semantics,
     typer.Option(help="paper or official: follow the paper's text, or its published code, where they differ."),
+]
+Bos = Annotated[
+    beginning.Bos,
+    typer.Option(
+        help="Special tokens that every reading begins with, passages or none: those that the tokenizer itself puts "
+        "first (auto), its BOS in any case (always), or none (never)."
+    ),
 ]
 Reader = Annotated[
     Literal["in-context", "ensemble"],

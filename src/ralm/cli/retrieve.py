@@ -34,6 +34,7 @@ def retrieve(
     query_tokens: options.QueryTokens = None,
     max_length: options.MaxLength = options.PLAN.max_length,
     windows: options.Windows = options.PLAN.windows,
+    block: options.Block = options.PLAN.block,
     semantics: options.Semantics = options.PLAN.semantics,
     limit_tokens: options.LimitTokens = None,
     force: options.Force = False,
@@ -41,7 +42,7 @@ def retrieve(
     """Retrieve for every stride of a text, and write the passages as the official In-Context RALM code does.
 
     Only the tokenizer of the language model is needed. Use `--semantics official` and the same `--max-length` for a
-    file that the official evaluation is to read.
+    file that the official evaluation is to read. `ralm eval --retrieved` wants the same windows.
     """
     choice = options.RetrieverChoice(
         name=retriever,
@@ -54,14 +55,20 @@ def retrieve(
         forbidden_documents=forbidden_documents,
         cache=cache,
     )
-    refuse_idle(context, *choice.uses(), Use("seed", retriever == "random", "--retriever random"))
+    refuse_idle(
+        context,
+        *choice.uses(),
+        Use("seed", retriever == "random", "--retriever random"),
+        Use("block", windows == "blocked", "--windows blocked"),
+    )
     plan = PlanOptions(
         semantics=semantics,
         stride=stride,
         query_tokens=choice.query_tokens(query_tokens),
         max_length=max_length,
-        document_tokens=1,
+        document_tokens=0,
         windows=windows,
+        block=block,
     )
 
     from ralm.cli.loading import open_retriever

@@ -31,6 +31,7 @@ Option = Literal[
     "block",
     "max-length",
     "semantics",
+    "bos",
     "seed",
 ]
 

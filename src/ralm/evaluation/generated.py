@@ -9,8 +9,9 @@ import numpy as np
 
 from ralm.evaluation.traces import TracedText, used_passages
 from ralm.protocols import LanguageModel
+from ralm.reading.beginning import Bos, first_tokens, without_first
 from ralm.reading.pieces import GeneratedText, GeneratedToken
-from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passages, Provenance, Request
+from ralm.records import NO_PASSAGE, FloatArray, Passages, Provenance, Request
 
 
 def traced_generation(
@@ -19,11 +20,12 @@ def traced_generation(
     model: LanguageModel,
     passages: Passages = (),
     max_length: int | None = None,
+    bos: Bos = "auto",
 ) -> TracedText:
     """A prompt and what was written after it, each token with its gain over reading without documents.
 
-    The text alone is read as generation reads it: its oldest tokens are dropped until it and the next token fit
-    `max_length`, None being the model's own. What a stop string cut off is left out.
+    The text alone is read as generation reads it: behind the special tokens that `bos` says, its oldest tokens dropped
+    until it and the next token fit `max_length`, None being the model's own. What a stop string cut off is left out.
     """
     tokens = [token for piece in pieces for token in piece.tokens]
     provenance = _provenance(tokens)
@@ -32,21 +34,21 @@ def traced_generation(
         before=before,
         texts=texts,
         log_probs_T=np.array([token.log_prob for token in tokens], dtype=np.float32),
-        baseline_T=_without_documents(prompt, tokens, model, max_length or model.max_length),
+        baseline_T=_without_documents(prompt, tokens, model, max_length or model.max_length, bos),
         provenance=provenance,
         passages=used_passages(provenance, passages),
     )
 
 
 def _without_documents(
-    prompt: str, tokens: Sequence[GeneratedToken], model: LanguageModel, max_length: int
+    prompt: str, tokens: Sequence[GeneratedToken], model: LanguageModel, max_length: int, bos: Bos
 ) -> FloatArray:
     """The log-probability (float32, T) of each token after the text before it; the engine reads them in one pass."""
-    begin = model.tokenizer.encode(prompt)
+    first = first_tokens(model.tokenizer, bos)
+    begin = without_first(model.tokenizer.encode(prompt), first)
     text = np.concatenate([begin, np.array([token.token for token in tokens], dtype=np.int64)])
-    nothing: IntArray = np.zeros(0, dtype=np.int64)
     requests = [
-        Request(nothing, text[max(0, place + 1 - max_length) : place], text[place : place + 1])
+        Request(first, text[max(0, len(first) + place + 1 - max_length) : place], text[place : place + 1])
         for place in range(len(begin), len(text))
     ]
     return np.concatenate([np.zeros(0, dtype=np.float32), *model.log_probs(requests)])

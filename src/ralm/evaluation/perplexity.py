@@ -70,7 +70,7 @@ def evaluate_text(
     """
     check_length(model, options)
     if isinstance(reader, ConcatenationOptions):
-        options.check_documents(reader.documents)
+        reader.check(options)
     prepared = prepare_text(text, model.tokenizer, options, limit_tokens=limit_tokens)
     passages: Passages = ()
     if source is None:
@@ -110,7 +110,8 @@ def timed(prepared: PreparedText, read_text: Callable[[], ScoredTokens]) -> Read
 
 
 def check_length(model: LanguageModel, options: PlanOptions) -> None:
-    """Raise UsageError where a plan would ask the model to read more than it can."""
+    """Raise UsageError where nothing can be read by a plan, or it would ask the model to read more than it can."""
+    options.check_documents(1)
     if options.max_length > model.max_length:
         raise UsageError(
             f"--max-length {options.max_length} is beyond the {model.max_length} tokens that {model.name} can read; "

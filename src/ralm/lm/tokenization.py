@@ -4,12 +4,13 @@ Works on text and token ids; knows nothing of the model's weights.
 """
 
 import hashlib
+from functools import cached_property
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ralm.lm.hub import check_tokenizer, loading_errors
-from ralm.records import IntArray
+from ralm.records import IntArray, SpecialTokens
 
 _SAMPLE = " Hello,  World!\n\tIt's 3.14 o'clock: \u00e9\u4e2d\U0001f600 </s> <|endoftext|> "
 
@@ -26,6 +27,24 @@ class ModelTokenizer:
     def end_token(self) -> int | None:
         """The id of the end-of-text token, where there is one."""
         return self._tokenizer.eos_token_id
+
+    @cached_property
+    def special_tokens(self) -> SpecialTokens:
+        """What the tokenizer puts around a text by itself, and its BOS: read off a text of one letter, since without
+        any nothing would tell what stands before it from what stands after it."""
+        bare, whole = (self._tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+        bos = self._tokenizer.bos_token_id
+        places = [place for place in range(len(whole)) if bare and whole[place : place + len(bare)] == bare]
+        begin = places[0] if places else whole.index(bos) + 1 if bos in whole else 0
+        return SpecialTokens(
+            before=np.array(whole[:begin], dtype=np.int64),
+            after=np.array(whole[begin + len(bare) :], dtype=np.int64),
+            begin=bos,
+        )
+
+    def token_of(self, text: str) -> int | None:
+        """The id of the token that is written exactly so, else of the unknown token; None where there is neither."""
+        return self._tokenizer.convert_tokens_to_ids(text)
 
     def encode(self, text: str) -> IntArray:
         """Token ids (int64) of a text, without special tokens."""

@@ -46,7 +46,7 @@ def read_ensemble(
     plan = prepared.plan
     hits = hits.first(options.documents)
     log_weights_QK = document_log_weights(hits, options)
-    documents = Documents(passages, model.tokenizer, plan.options.document_tokens)
+    documents = Documents.planned(passages, model.tokenizer, plan.options)
     rows = rows_with_targets(plan)
     requests = [
         stride_request(prepared.tokens, plan, row, documents[number])

@@ -23,7 +23,7 @@ def read(
     plan = prepared.plan
     if chosen_R is None:
         chosen_R = np.full(len(plan), NO_PASSAGE, dtype=np.int64)
-    documents = Documents(passages, model.tokenizer, plan.options.document_tokens)
+    documents = Documents.planned(passages, model.tokenizer, plan.options)
     requests = [
         stride_request(prepared.tokens, plan, row, documents[int(chosen_R[row])]) for row in rows_with_targets(plan)
     ]
@@ -70,7 +70,7 @@ def read_likeliest(
         _check_rolling_rank_tokens(rank_tokens, plan.options.query_tokens)
     elif rank_tokens is not None:
         check_rank_tokens(prepared, rank_tokens, plan.options.max_length)
-    documents = Documents(passages, model.tokenizer, plan.options.document_tokens)
+    documents = Documents.planned(passages, model.tokenizer, plan.options)
     rows = rows_with_targets(plan)
     requests = [
         stride_request(prepared.tokens, plan, row, documents[number], before=rank_tokens or 0)
@@ -99,9 +99,9 @@ def read_concatenation(
     The passage of a target is the best of its row. Raises UsageError where the documents do not fit into the model.
     """
     plan = prepared.plan
-    plan.options.check_documents(options.documents)
+    options.check(plan.options)
     hits = hits.first(options.documents)
-    documents = JoinedDocuments(passages, model.tokenizer, plan.options.document_tokens)
+    documents = JoinedDocuments(passages, model.tokenizer, plan.options, cut_together=options.cut_together)
     requests = [
         stride_request(prepared.tokens, plan, row, documents[candidates_of(hits, row)])
         for row in rows_with_targets(plan)
@@ -135,7 +135,7 @@ def _ranked(
     max_length = min(plan.options.max_length, ranker.max_length)
     check_rank_tokens(prepared, rank_tokens, max_length)
     text = RankedText.of(prepared.text, ranker.tokenizer, max_length, plan.options.advance)
-    documents = Documents(passages, ranker.tokenizer, plan.options.document_tokens)
+    documents = Documents.planned(passages, ranker.tokenizer, plan.options)
     chosen_R = hits.numbers_QK[:, 0].copy()
     ends = {row: text.tokens_within(prepared.characters_before(row)) for row in rows_with_targets(plan)}
     contested = [row for row, end in ends.items() if end > 1 and len(hits.of(row)) > 1]

@@ -14,7 +14,8 @@ from ralm.records import IntArray
 class PreparedText:
     """A text, its tokens (int64, N), the first and one past the last character of each (int64, N x 2), and its plan.
 
-    In rolling windows the first token is the end-of-text token that stands before the text, with no character.
+    In rolling windows the first token is the end-of-text token that stands before the text, and the tokenizer's special
+    tokens stand around the text: all these have no character.
     """
 
     text: str
@@ -44,15 +45,35 @@ def prepare_text(
 ) -> PreparedText:
     """Tokenise a text and plan it; with `limit_tokens`, its beginning alone.
 
-    Raises TextError where that is too short, ModelError where the plan needs an end-of-text token and there is none.
+    Raises TextError where that is too short, ModelError where the plan needs a token to stand before the text and there
+    is none.
     """
     tokens, spans_N2 = tokenizer.encode_with_spans(text)
     if limit_tokens is not None and limit_tokens < len(tokens):
         tokens, spans_N2 = tokens[:limit_tokens], spans_N2[:limit_tokens]
         text = text[: int(spans_N2[-1, 1])]
     if options.begins_with_end_token:
-        if tokenizer.end_token is None:
-            raise ModelError(f"--windows {options.windows} begin with an end-of-text token, and this model has none.")
-        tokens = np.concatenate([[tokenizer.end_token], tokens]).astype(np.int64)
-        spans_N2 = np.concatenate([np.zeros((1, 2), dtype=np.int64), spans_N2])
+        special = tokenizer.special_tokens
+        before = np.append(_end_of_text(tokenizer), special.before).astype(np.int64)
+        tokens = np.concatenate([before, tokens, special.after])
+        end = int(spans_N2[:, 1].max(initial=0))
+        spans_N2 = np.concatenate([_nowhere(0, len(before)), spans_N2, _nowhere(end, len(special.after))])
     return PreparedText(text=text, tokens=tokens, spans_N2=spans_N2, plan=make_plan(len(tokens), options))
+
+
+def _end_of_text(tokenizer: Tokenizer) -> int:
+    """The token that REPLUG's code puts before a text: that of the literal <|endoftext|>, whatever the model, else the
+    unknown token. Where there is neither the code fails; then it is the tokenizer's own end-of-text token."""
+    token = tokenizer.token_of("<|endoftext|>")
+    token = tokenizer.end_token if token is None else token
+    if token is None:
+        raise ModelError(
+            "--windows rolling begin with the token <|endoftext|>, the unknown token, or an end-of-text token, and the "
+            "tokenizer of this model has none of them; take other windows."
+        )
+    return token
+
+
+def _nowhere(character: int, tokens: int) -> IntArray:
+    """The spans of tokens that stand for no character."""
+    return np.full((tokens, 2), character, dtype=np.int64)

@@ -17,6 +17,7 @@ import numpy as np
 from ralm.bounds import check_count, check_counts, check_number, check_seed
 from ralm.errors import UsageError
 from ralm.protocols import LanguageModel, Retriever, ask
+from ralm.reading.beginning import Bos, check_bos, first_tokens, without_first
 from ralm.reading.ensemble import COLDEST, DoubleArray, EnsembleOptions, document_log_weights, mixture, posterior
 from ralm.reading.in_context import Documents
 from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces
@@ -35,8 +36,10 @@ class GenerationOptions:
     `ensemble` says how many documents are averaged, and how. `temperature` 0 is greedy; otherwise tokens are drawn from
     the `top_k` likeliest (None: all), and of these from the likeliest that together have probability `top_p`. Writing
     ends after `new_tokens` tokens, at the model's end-of-text token, or before the first of the `stop` strings.
-    `max_length` None is the model's own. Every prompt draws with a generator of its own, begun with `seed`: what is
-    written after it does not depend on the prompts beside it.
+    `max_length` None is the model's own. `bos` says with which special tokens everything that is read begins, with a
+    document and without (see `beginning.Bos`); they count among the `document_tokens`, and a prompt that begins with
+    them itself has them once. Every prompt draws with a generator of its own, begun with `seed`: what is written after
+    it does not depend on the prompts beside it.
 
     Raises UsageError where a value makes no sense.
     """
@@ -52,8 +55,10 @@ class GenerationOptions:
     top_p: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    bos: Bos = "auto"
 
     def __post_init__(self) -> None:
+        check_bos(self.bos)
         for name in ("new_tokens", "stride", "query_tokens", "document_tokens"):
             check_count(f"--{name.replace('_', '-')}", getattr(self, name))
         check_counts({"--max-length": self.max_length, "--top-k": self.top_k})
@@ -74,8 +79,8 @@ def generate(
 ) -> Iterator[GeneratedText]:
     """Write on from a prompt; pieces come as soon as they are certain not to belong to a stop string.
 
-    Without a retriever nothing is put in front. Raises UsageError for an empty prompt, and where the document and a
-    stride do not fit into the model's length.
+    Without a retriever no passage is put in front. Raises UsageError for an empty prompt, and where the document and a
+    stride do not fit into the model's length, or `max_length` is beyond it.
     """
     return (piece for _, piece in generate_many([prompt], model, options, retriever, passages))
 
@@ -118,7 +123,7 @@ def _as_text(
 class TokenWriter:
     """Prompts of token ids (int64, at least one each) that are being written on, a token each at a time.
 
-    Raises UsageError where the document and a stride do not fit into the model's length.
+    Raises UsageError where the document and a stride do not fit into the model's length, or `max_length` is beyond it.
     """
 
     def __init__(
@@ -133,18 +138,15 @@ class TokenWriter:
         self._options = options
         self._retriever = retriever
         self._passages = len(passages)
-        self._documents = Documents(passages, model.tokenizer, options.document_tokens)
-        self._max_length = options.max_length or model.max_length
+        self._max_length = length_read(model, options)
+        first = first_tokens(model.tokenizer, options.bos)
+        self._documents = Documents(passages, model.tokenizer, options.document_tokens, first)
         self._continuations = model.continuations()
         self._going_on = {
-            number: _Prompt(prompt, np.random.default_rng(options.seed)) for number, prompt in enumerate(prompts)
+            number: _Prompt(without_first(prompt, first), np.random.default_rng(options.seed))
+            for number, prompt in enumerate(prompts)
         }
         self._step = 0
-        if options.document_tokens + options.stride > self._max_length:
-            raise UsageError(
-                f"--document-tokens {options.document_tokens} and --stride {options.stride} do not fit together into "
-                f"the model length {self._max_length}; lower one of them."
-            )
 
     def end(self, number: int) -> None:
         """Write no more after this prompt."""
@@ -203,6 +205,25 @@ class TokenWriter:
         prompt.text = np.append(prompt.text, token)
         posteriors_K = posterior(log_probs_KV[:, [token]], prompt.log_weights_K)[0]
         return GeneratedToken(token, float(log_probs_V[token]), prompt.passages_K, posteriors_K)
+
+
+def length_read(model: LanguageModel, options: GenerationOptions) -> int:
+    """The most tokens that are read at once, the next one included.
+
+    Raises UsageError where the model cannot read as many, or the document and a stride do not fit into them.
+    """
+    length = model.max_length if options.max_length is None else options.max_length
+    if length > model.max_length:
+        raise UsageError(
+            f"--max-length {length} is beyond the {model.max_length} tokens that {model.name} can read; "
+            f"give --max-length {model.max_length} or less."
+        )
+    if options.document_tokens + options.stride > length:
+        raise UsageError(
+            f"--document-tokens {options.document_tokens} and --stride {options.stride} do not fit together into "
+            f"the model length {length}; lower one of them."
+        )
+    return length
 
 
 class _Prompt:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ralm.bounds import check_count
 from ralm.errors import TextError, UsageError
+from ralm.reading.beginning import Bos, check_bos
 from ralm.records import IntArray
 
 Semantics = Literal["paper", "official"]
@@ -42,6 +43,11 @@ class PlanOptions:
     query is the first l tokens of a window: all before the targets but the last. REPLUG's context_len 128 and pred_len
     768 are `query_tokens` 127 and `stride` 769.
 
+    `bos` says with which special tokens every reading begins, with a document and without (see `beginning.Bos`); they
+    count among the `document_tokens`. The official code has them before documents alone.
+
+    With `document_tokens` 0 a plan is for retrieval alone: nothing can be read with it.
+
     Raises UsageError where the values make no plan.
     """
 
@@ -52,17 +58,24 @@ class PlanOptions:
     max_length: int = 1024
     windows: Windows = "sliding"
     block: int = 256
+    bos: Bos = "auto"
 
     def __post_init__(self) -> None:
         _check_choice("semantics", self.semantics, get_args(Semantics))
         _check_choice("windows", self.windows, get_args(Windows))
+        check_bos(self.bos)
         for name in ("stride", "query_tokens", "document_tokens", "max_length", "block"):
-            check_count(_option(name), getattr(self, name))
+            check_count(_option(name), getattr(self, name), least=0 if name == "document_tokens" else 1)
+        if self.bos != "auto" and self.semantics == "official":
+            raise UsageError(
+                f"--bos {self.bos} is not what the published code does: leave --semantics official out, or --bos."
+            )
         if self.windows == "rolling" and self.semantics != "official":
             raise UsageError("--windows rolling are those of REPLUG's code: give --semantics official with them.")
         if self.windows == "blocked" and self.block % self.stride:
             raise UsageError(f"--block must be a multiple of --stride {self.stride}, not {self.block}.")
-        self.check_documents(1)
+        if self.document_tokens > 0:
+            self.check_documents(1)
 
     @property
     def advance(self) -> int:
@@ -71,11 +84,14 @@ class PlanOptions:
 
     @property
     def begins_with_end_token(self) -> bool:
-        """Whether an end-of-text token is read before the text, so that the text's first token is a target too."""
+        """Whether an end-of-text token is read before the text, so that the text's first token is a target too; the
+        special tokens that the tokenizer puts around a text are part of it then."""
         return self.windows == "rolling"
 
     def check_documents(self, documents: int) -> None:
         """Raise UsageError where so many documents in one context leave no room for what must stand after them."""
+        if self.document_tokens < 1:
+            raise UsageError(f"--document-tokens must be at least 1, not {self.document_tokens}.")
         step = "--block" if self.windows == "blocked" else "--stride"
         after, named = self.advance, f"{step} {self.advance}"
         if self.windows == "rolling":

@@ -102,9 +102,9 @@ class SentenceEncoder:
         }
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
-        """The vectors (float32, Q x D) of queries; of one that is too long the end is read."""
+        """The vectors (float32, Q x D) of queries; of one that is too long the end is read, or as the options say."""
         model = self.query_model
-        with _cut_on_the_left(model):
+        with _cut_on(model, "left" if self._options.query_keeps == "last" else "right"):
             return self._encode(model, model.encode_query, queries, self._options.query_length, None)
 
     def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
@@ -187,14 +187,14 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _cut_on_the_left(model: SentenceTransformer) -> Iterator[None]:
-    """Have texts that are too long lose their beginning: a query of a text that goes on matters most at its end."""
+def _cut_on(model: SentenceTransformer, side: str) -> Iterator[None]:
+    """Have texts that are too long lose their beginning (left) or their end (right)."""
     tokenizer = model.tokenizer
     before = getattr(tokenizer, "truncation_side", None)
     if before is None:
         yield
         return
-    tokenizer.truncation_side = "left"
+    tokenizer.truncation_side = side
     try:
         yield
     finally:

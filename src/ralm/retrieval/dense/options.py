@@ -1,11 +1,12 @@
 """What dense retrieval can be told, and nothing that needs the extra `dense`."""
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from pydantic import JsonValue
 
 from ralm.bounds import check_count, check_counts, check_seed
+from ralm.errors import UsageError
 
 QUERY_TOKENS: Final = 64
 """The papers' query length l for dense retrieval, in tokens of the language model."""
@@ -14,6 +15,7 @@ VECTORS: Final = "vectors.faiss"
 """The file of vectors, in the folder of those."""
 
 Pooling = Literal["auto", "mean", "cls"]
+QueryEnd = Literal["last", "first"]
 EncoderDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -27,10 +29,12 @@ class EncoderOptions:
     `normalize`: vectors of length 1, so that inner products are cosines; otherwise as the encoder gives them.
     `titles`: whether a passage's title stands before its text.
     `query_length`, `passage_length`: the most tokens of the encoder that are read, special ones included; None is as
-    many as the encoder takes. A query that is longer keeps its end, a passage its beginning.
+    many as the encoder takes. A passage that is longer keeps its beginning.
+    `query_keeps`: which tokens of a query that is longer are read: the last, since the newest words of a text that goes
+    on matter most, or the first, as in the published code of REPLUG.
     `dtype`: number format of the weights; auto is as they were saved.
 
-    Raises UsageError where a length is below 1.
+    Raises UsageError where a length is below 1, or `query_keeps` is none of the two.
     """
 
     encoder: str
@@ -40,10 +44,13 @@ class EncoderOptions:
     titles: bool = True
     query_length: int | None = None
     passage_length: int | None = None
+    query_keeps: QueryEnd = "last"
     dtype: EncoderDtype = "auto"
 
     def __post_init__(self) -> None:
         check_counts({"--query-length": self.query_length, "--passage-length": self.passage_length})
+        if self.query_keeps not in get_args(QueryEnd):
+            raise UsageError(f"--query-keeps must be last or first, not {self.query_keeps!r}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

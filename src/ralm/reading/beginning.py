@@ -1,0 +1,46 @@
+"""How a reading begins: which special tokens stand in front of everything, with a document and without.
+
+Works on tokenizers and token ids; knows nothing of plans, passages or models.
+"""
+
+from typing import Literal, get_args
+
+import numpy as np
+
+from ralm.errors import ModelError, UsageError
+from ralm.protocols import Tokenizer
+from ralm.records import IntArray
+
+Bos = Literal["auto", "always", "never"]
+"""`auto`: the special tokens that the tokenizer itself puts first. `always`: its BOS, even where it does not put one
+there itself. `never`: none."""
+
+_NOTHING: IntArray = np.zeros(0, dtype=np.int64)
+
+
+def check_bos(bos: str) -> None:
+    """Raise UsageError for what is none of the choices."""
+    if bos not in get_args(Bos):
+        raise UsageError(f"--bos must be one of {', '.join(get_args(Bos))}, not {bos!r}.")
+
+
+def first_tokens(tokenizer: Tokenizer, bos: Bos) -> IntArray:
+    """The token ids (int64) that every reading begins with; may be none.
+
+    Raises ModelError where a BOS is asked for and the tokenizer has none.
+    """
+    if bos == "never":
+        return _NOTHING
+    own = tokenizer.special_tokens.before
+    if bos == "auto":
+        return own
+    begin = tokenizer.special_tokens.begin
+    if begin is None:
+        raise ModelError("--bos always: the tokenizer of this model has no BOS token; leave --bos out.")
+    return own if begin in own else np.append(begin, own).astype(np.int64)
+
+
+def without_first(tokens: IntArray, first: IntArray) -> IntArray:
+    """The rest of a text that begins with the same special tokens, so that they do not stand there twice."""
+    doubled = len(first) > 0 and np.array_equal(tokens[: len(first)], first)
+    return tokens[len(first) :] if doubled else tokens
