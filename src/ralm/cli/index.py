@@ -98,13 +98,13 @@ def index(
     from ralm.folders import check_output
     from ralm.retrieval.bm25.formula import BM25Options
     from ralm.retrieval.dense.loading import load_encoder
-    from ralm.retrieval.index import build_index
+    from ralm.retrieval.index import KIND, build_index
 
     if (encoder is None) != (retriever == "bm25"):
         raise UsageError("--retriever dense or both and --encoder go together: which encoder makes the vectors?")
     if (tokens is None) != (lm is None):
         raise UsageError("--tokens and --lm go together: so many tokens of which model?")
-    check_output(out, force)
+    check_output(out, kind=KIND, force=force)
     splitting = Splitting(words=words, tokens=tokens)
     fields = Fields(id=id_field, title=title_field, text=text_field)
     skipped = SkippedLines() if skip_bad else None
