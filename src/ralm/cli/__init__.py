@@ -14,6 +14,7 @@ from ralm.cli.index import index
 from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
+from ralm.cli.signals import signals_unwind
 from ralm.cli.sweep import sweep
 from ralm.errors import RalmError
 from ralm.version import __version__
@@ -58,7 +59,8 @@ app.command("demo")(demo)
 def main() -> None:
     """Run the program; an error that ralm raises on purpose is one sentence on standard error, never a traceback."""
     try:
-        app()
+        with signals_unwind():
+            app()
     except RalmError as error:
         sys.stderr.write(f"ralm: {error}\n")
         sys.exit(error.exit_status)
