@@ -2,6 +2,7 @@
 # make test    set everything up, then lint, types, layers and all tests
 # make lint    lint, types and layers alone
 # make bench   the benchmarks, each against a named baseline in the same run
+# make kills   kill the program at 50 random moments of every command that writes a folder
 # make bench-retrieval   BM25 against other engines
 # make bench-dense       dense and hybrid retrieval against BM25, brute force and the encoder itself
 # make bench-scoring     the scoring engine against the plain loop
@@ -19,7 +20,7 @@ JOBS ?= auto
 MUTANTS ?= 10000
 SEED ?= 0
 
-.PHONY: demo test test-fast lint bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles fuzz docs clean
+.PHONY: demo test test-fast lint kills fuzz bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -35,6 +36,9 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+kills: $(VENV)/installed-dev
+	RALM_KILLS=50 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/test_kills.py
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.index_memory

@@ -1,7 +1,11 @@
 """Folders come to be whole or not at all, and a damaged one says so."""
 
 import errno
+import fcntl
 import json
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +19,13 @@ from ralm.errors import (
     StorageError,
     UsageError,
 )
-from ralm.folders import MANIFEST, new_folder, read_manifest, replaced_file, write_manifest
+from ralm.exchange import exchange
+from ralm.folders import MANIFEST, check_output, new_folder, read_manifest, replaced_file, write_manifest
+from ralm.work import UNFINISHED, at_work
 
 
 def write(path: Path, content: str = "some content", *, force: bool = False, format_version: int = 1) -> None:
-    with new_folder(path, force=force) as folder:
+    with new_folder(path, kind="index", force=force) as folder:
         (folder / "data").mkdir()
         (folder / "data" / "numbers.npy").write_text(content)
         write_manifest(
@@ -61,7 +67,7 @@ def test_force_never_replaces_what_ralm_did_not_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("bug")])
 def test_an_interruption_leaves_nothing_new_and_the_old_intact(tmp_path: Path, error: BaseException) -> None:
     write(tmp_path / "index", "old")
-    with pytest.raises(type(error)), new_folder(tmp_path / "index", force=True) as folder:
+    with pytest.raises(type(error)), new_folder(tmp_path / "index", kind="index", force=True) as folder:
         (folder / "half").write_text("half")
         raise error
     assert names(tmp_path) == ["index"]
@@ -69,17 +75,12 @@ def test_an_interruption_leaves_nothing_new_and_the_old_intact(tmp_path: Path, e
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="no space left on the disk"), new_folder(tmp_path / "x", force=False):
+    with (
+        pytest.raises(StorageError, match="no space left on the disk"),
+        new_folder(tmp_path / "x", kind="index", force=False),
+    ):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert names(tmp_path) == []
-
-
-def test_leftovers_of_a_killed_process_are_swept(tmp_path: Path) -> None:
-    leftover = tmp_path / ".index.partial-999999999"
-    leftover.mkdir()
-    (leftover / "half").write_text("half")
-    write(tmp_path / "index")
-    assert names(tmp_path) == ["index"]
 
 
 def damage(folder: Path, what: str) -> None:
@@ -158,3 +159,288 @@ def test_the_manifest_is_plain_json(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "index" / MANIFEST).read_text())
     assert content["kind"] == "index"
     assert content["files"]["data/numbers.npy"]["bytes"] == 12
+
+
+def test_force_never_replaces_what_another_program_wrote(tmp_path: Path) -> None:
+    extension = tmp_path / "extension"
+    extension.mkdir()
+    (extension / MANIFEST).write_text('{"manifest_version": 3, "name": "mine", "version": "1.0"}')
+    with pytest.raises(UsageError, match="was not written by ralm"):
+        write(extension, force=True)
+    other = json.dumps({**json.loads(manifest_of(tmp_path / "index")), "program": "another"})
+    (extension / MANIFEST).write_text(other)
+    with pytest.raises(UsageError, match="was not written by ralm"):
+        write(extension, force=True)
+    assert names(extension) == [MANIFEST]
+
+
+def manifest_of(path: Path) -> str:
+    write(path)
+    return (path / MANIFEST).read_text()
+
+
+def test_force_never_replaces_another_kind(tmp_path: Path) -> None:
+    write(tmp_path / "index", "old")
+    with (
+        pytest.raises(UsageError, match="it is a ralm index, and this is a ralm run"),
+        new_folder(tmp_path / "index", kind="run", force=True),
+    ):
+        pass
+    assert (tmp_path / "index/data/numbers.npy").read_text() == "old"
+
+
+@pytest.mark.parametrize("place", ["notes.txt", "data/notes.txt", "mine/notes.txt"])
+def test_force_never_removes_a_file_of_the_user(tmp_path: Path, place: str) -> None:
+    write(tmp_path / "index", "old")
+    notes = tmp_path / "index" / place
+    notes.parent.mkdir(exist_ok=True)
+    notes.write_text("years of work")
+    with pytest.raises(UsageError, match=f"ralm did not write {place}, which is in it; move that elsewhere first"):
+        write(tmp_path / "index", "new", force=True)
+    notes.unlink()
+    write(tmp_path / "index", "new", force=True)
+    assert (tmp_path / "index/data/numbers.npy").read_text() == "new"
+
+
+def test_force_replaces_what_an_earlier_version_wrote_and_what_is_damaged(tmp_path: Path) -> None:
+    write(tmp_path / "index", "old")
+    content = json.loads((tmp_path / "index" / MANIFEST).read_text())
+    assert content.pop("program") == "ralm"
+    (tmp_path / "index" / MANIFEST).write_text(json.dumps(content))
+    assert read_manifest(tmp_path / "index", kind="index", format_version=1).counts == {"passages": 3}
+    damage(tmp_path / "index", "altered")
+    write(tmp_path / "index", "new", force=True)
+    assert (tmp_path / "index/data/numbers.npy").read_text() == "new"
+
+
+def test_what_came_to_be_in_the_meantime_is_kept_and_so_is_what_was_made(tmp_path: Path) -> None:
+    for number, name in enumerate(("index.finished", "index.finished-2"), 1):
+        with (
+            pytest.raises(FolderExistsError, match=f"is kept, and what was made is in .*{name}\\."),
+            new_folder(tmp_path / "index", kind="index", force=False) as folder,
+        ):
+            (folder / "whole").write_text(str(number))
+            (tmp_path / "index").mkdir(exist_ok=True)
+            (tmp_path / "index" / "theirs").write_text("theirs")
+        (tmp_path / "index" / "theirs").unlink()
+        assert (tmp_path / name / "whole").read_text() == str(number)
+    assert names(tmp_path) == ["index", "index.finished", "index.finished-2"]
+
+
+def test_a_file_that_a_user_added_in_the_meantime_is_kept(tmp_path: Path) -> None:
+    write(tmp_path / "index", "old")
+    with (
+        pytest.raises(FolderExistsError, match="what was made is in .*finished"),
+        new_folder(tmp_path / "index", kind="index", force=True),
+    ):
+        (tmp_path / "index" / "notes.txt").write_text("years of work")
+    assert (tmp_path / "index" / "notes.txt").read_text() == "years of work"
+    assert names(tmp_path) == ["index", "index.finished"]
+
+
+def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "index", kind="index", force=False) as folder:
+        (folder / "mine").write_text("mine")
+        for force in (False, True):
+            with pytest.raises(FolderExistsError, match="another process is writing .*index; wait for it or choose"):
+                write(tmp_path / "index", force=force)
+    assert names(tmp_path / "index") == ["mine"]
+    assert names(tmp_path) == ["index"]
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_link_goes_on_working(tmp_path: Path, stands: bool) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if stands:
+        write(disk / "old", "old")
+    (tmp_path / "index").symlink_to(disk / "old")
+    write(tmp_path / "index", "new", force=stands)
+    assert (tmp_path / "index").is_symlink()
+    assert (tmp_path / "index" / "data" / "numbers.npy").read_text() == "new"
+    assert names(disk) == ["old"]
+
+
+def test_a_link_to_a_file_goes_on_working(tmp_path: Path) -> None:
+    (tmp_path / "page.html").symlink_to(tmp_path / "target.html")
+    with replaced_file(tmp_path / "page.html") as stream:
+        stream.write("new")
+    assert (tmp_path / "page.html").is_symlink()
+    assert (tmp_path / "target.html").read_text() == "new"
+
+
+@pytest.mark.parametrize("path", [".", "..", "/", "", "../here", "./"])
+def test_the_folder_that_one_is_in_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UsageError, match="is the folder that you are in, or one above it"):
+        write(Path(path), force=True)
+    assert names(tmp_path) == ["here"]
+
+
+def test_a_link_to_itself_is_no_output(tmp_path: Path) -> None:
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    with pytest.raises(UsageError, match="a link that leads to itself"):
+        write(tmp_path / "round")
+
+
+def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "exchange", lambda first, second: False)
+
+
+def test_names_are_exchanged_in_one_step(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    assert exchange(tmp_path / "one", tmp_path / "two")
+    assert names(tmp_path / "one") == ["two"]
+    assert not exchange(tmp_path / "one", tmp_path / "nowhere")
+    assert names(tmp_path) == ["one", "two"]
+
+
+def test_where_the_new_one_cannot_be_moved_the_old_one_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_exchange(monkeypatch)
+    write(tmp_path / "index", "old")
+    rename = Path.rename
+
+    def refused(source: Path, target: Path) -> Path:
+        if source.name == "new" and target.name == "index":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(FolderExistsError, match=r"what was made is in .*index\.finished\."):
+        write(tmp_path / "index", "new", force=True)
+    assert (tmp_path / "index/data/numbers.npy").read_text() == "old"
+    assert (tmp_path / "index.finished/data/numbers.npy").read_text() == "new"
+    assert names(tmp_path) == ["index", "index.finished"]
+
+
+def killed(work: Callable[[], None]) -> None:
+    """Do this in another process, which is killed in the middle of it."""
+    process = os.fork()
+    if process == 0:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
+
+
+def killed_between_the_renames(path: Path) -> None:
+    """Leave a folder that is out of sight: neither the old one nor the new one has the name."""
+    rename = Path.rename
+
+    def kills(source: Path, target: Path) -> Path:
+        if source.name == "new":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rename(source, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        without_exchange(patch)
+        patch.setattr(Path, "rename", kills)
+        killed(lambda: write(path, "new", force=True))
+
+
+def test_opening_finds_what_was_out_of_sight(tmp_path: Path) -> None:
+    write(tmp_path / "index", "old")
+    killed_between_the_renames(tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+    read_manifest(tmp_path / "index", kind="index", format_version=1)
+    assert (tmp_path / "index/data/numbers.npy").read_text() == "new"
+    assert names(tmp_path) == ["index"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_the_next_run_finds_what_was_out_of_sight(tmp_path: Path, force: bool) -> None:
+    write(tmp_path / "index", "old")
+    killed_between_the_renames(tmp_path / "index")
+    if force:
+        write(tmp_path / "index", "newer", force=True)
+    else:
+        with pytest.raises(FolderExistsError, match="already exists and is kept"):
+            write(tmp_path / "index", "newer")
+    assert (tmp_path / "index/data/numbers.npy").read_text() == ("newer" if force else "new")
+    assert names(tmp_path) == ["index"]
+
+
+def killed_while_writing(path: Path) -> None:
+    """Leave half a folder."""
+
+    def dies() -> None:
+        with new_folder(path, kind="index", force=True) as folder:
+            (folder / "half").write_text("half")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    killed(dies)
+
+
+def test_leftovers_of_a_killed_process_are_swept(tmp_path: Path) -> None:
+    killed_while_writing(tmp_path / "index")
+    assert names(tmp_path) == [".index.partial"]
+    write(tmp_path / "index")
+    assert names(tmp_path) == ["index"]
+    killed_while_writing(tmp_path / "index")
+    assert names(tmp_path) == [".index.partial", "index"]
+    with pytest.raises(FolderExistsError, match="already exists"):
+        write(tmp_path / "index")
+    assert names(tmp_path) == ["index"]
+
+
+def test_what_a_finished_run_had_scored_is_swept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies_when_the_run_has_its_place(path: Path) -> None:
+        if path == tmp_path:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def scores() -> None:
+        with at_work(UNFINISHED, tmp_path / "run") as work:
+            (work / "model-0.journal").write_text("scored")
+            write(tmp_path / "run")
+
+    monkeypatch.setattr(folders, "_sync_one", dies_when_the_run_has_its_place)
+    killed(scores)
+    assert names(tmp_path) == [".run.partial", "run", "run.unfinished"]
+    with pytest.raises(FolderExistsError, match="already exists"):
+        check_output(tmp_path / "run", kind="run", force=False)
+    assert names(tmp_path) == ["run"]
+
+
+def test_a_partial_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+    theirs = tmp_path / ".index.partial" / "new"
+    theirs.mkdir(parents=True)
+    (theirs / "thesis.txt").write_text("years of work")
+    with pytest.raises(
+        UsageError, match=r"\.index\.partial is in the way of .*index, and this version of ralm did not"
+    ):
+        write(tmp_path / "index")
+    assert (theirs / "thesis.txt").read_text() == "years of work"
+
+
+def test_nothing_but_ours_leaves_a_work_folder(tmp_path: Path) -> None:
+    with at_work(UNFINISHED, tmp_path / "run") as work:
+        for name in ("config.json", "model-0.journal", "notes.txt"):
+            (work / name).write_text("some")
+        UNFINISHED.clear(work)
+    assert names(tmp_path / "run.unfinished") == ["lock", "notes.txt"]
+
+
+def test_a_marker_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "run.unfinished").mkdir()
+    (tmp_path / "run.unfinished" / "lock").write_text("theirs")
+    with pytest.raises(UsageError, match="is in the way"), at_work(UNFINISHED, tmp_path / "run"):
+        pass
+    assert (tmp_path / "run.unfinished" / "lock").read_text() == "theirs"
+
+
+def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    write(tmp_path / "index")
+    assert names(tmp_path) == ["index"]
+    killed_while_writing(tmp_path / "index")
+    with pytest.raises(StorageError, match="its disk has no locks to tell. Remove it if no process is writing"):
+        write(tmp_path / "index", force=True)

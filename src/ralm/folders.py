@@ -9,13 +9,13 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
-from typing import Final, TextIO, TypeVar
+from typing import Any, Final, Literal, TextIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, field_validator
 
@@ -29,9 +29,14 @@ from ralm.errors import (
     StorageError,
     UsageError,
 )
+from ralm.exchange import exchange
 from ralm.version import __version__
+from ralm.work import ENCODED, PARTIAL, UNFINISHED, at_work, is_work_folder, write_whole
 
 MANIFEST: Final = "manifest.json"
+_NEW: Final = "new"
+_OLD: Final = "old"
+_FINISHED: Final = "finished"
 _BLOCK_BYTES: Final = 1 << 20
 _BLOCKS_SAMPLED: Final = 64
 _FILE_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*", re.ASCII)
@@ -57,6 +62,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    program: Literal["ralm"] = "ralm"
     kind: str
     format_version: int
     ralm_version: str
@@ -75,68 +81,105 @@ class Manifest(BaseModel):
 
 
 @contextmanager
-def new_folder(path: Path, *, force: bool) -> Iterator[Path]:
+def new_folder(path: Path, *, kind: str, force: bool, also: Sequence[str] = ()) -> Iterator[Path]:
     """Yield a temporary folder beside `path` that takes its place when the block ends well.
 
     Where the block fails or is interrupted the temporary folder is removed and whatever stood at `path` stays. With
-    `force` an older folder that ralm wrote is replaced; anything else at `path` is never touched. Leftovers of a
-    killed process are swept away first.
+    `force` an older folder that ralm wrote is replaced, if it is of this `kind` and holds nothing but the files of its
+    manifest and those of `also`; anything else at `path` is never touched. The two exchange their names in one step
+    where the system can; where it cannot, one who is killed between two steps leaves both to `recover`. What a killed
+    process left is removed first.
 
-    Raises FolderExistsError before any work is done, and StorageError where the disk is full.
+    Raises FolderExistsError and UsageError before any work is done (`check_output`), FolderExistsError where another
+    process is at it, and StorageError where the disk is full. Where something came to be at `path` in the meantime that
+    may not be replaced, it stays: FolderExistsError says under which name the new folder is.
     """
-    check_output(path, force)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep_leftovers(path)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    path = output_path(path)
     with storage_errors(path):
-        partial.mkdir()
-        try:
-            yield partial
-            _sync(partial)
-            _move_into_place(partial, path)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        check_output(path, kind=kind, force=force, also=also)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with at_work(PARTIAL, path) as work:
+            _recover(path, work)
+            try:
+                (work / _NEW).mkdir()
+                yield work / _NEW
+                _sync(work / _NEW)
+                _take_place(path, work, kind=kind, force=force, also=also)
+            finally:
+                _recover(path, work)
 
 
-def check_output(path: Path, force: bool) -> None:
-    """Raise FolderExistsError where `path` is taken and `force` does not say to replace what ralm wrote there.
+def output_path(path: Path) -> Path:
+    """Where an output comes to be, with links followed: what a link names is replaced, and the link goes on working.
 
-    `new_folder` checks this too; ask before hours of work that would end there.
+    Raises UsageError where a folder at that place would be replaced from inside.
     """
-    if not path.exists() and not path.is_symlink():
-        return
-    if path.is_dir() and not any(path.iterdir()):
+    try:
+        resolved = path.resolve()
+    except RuntimeError:
+        raise UsageError(f"{path} is a link that leads to itself; choose another output.") from None
+    here = Path.cwd()
+    if resolved == here or resolved in here.parents:
+        raise UsageError(f"{str(path)!r} is the folder that you are in, or one above it; choose another output.")
+    return resolved
+
+
+def check_output(path: Path, *, kind: str, force: bool, also: Sequence[str] = ()) -> None:
+    """Raise FolderExistsError where `path` is taken and `force` does not say to replace what ralm wrote there, or where
+    another process is writing it; UsageError where it holds what `force` does not replace.
+
+    `new_folder` checks this too; ask before hours of work that would end there. Removes what a killed process left.
+    """
+    path = output_path(path)
+    recover(path)
+    if not _stands(path):
         return
     if not force:
         raise FolderExistsError(
             f"{path} already exists and is kept; choose another output, or replace it with --force."
         )
-    if not (path / MANIFEST).is_file():
-        raise UsageError(f"{path} was not written by ralm (no {MANIFEST} in it), so --force does not replace it.")
+    if reason := _kept_because(path, kind, also):
+        raise UsageError(f"{path} is kept: {reason}.")
+
+
+def recover(path: Path) -> None:
+    """Bring back or remove what a process left that was killed while it wrote `path`.
+
+    Raises FolderExistsError where another process is writing it, UsageError where something else is in the way.
+    """
+    if PARTIAL.beside(path).exists():
+        with at_work(PARTIAL, path) as work:
+            _recover(path, work)
 
 
 def check_output_file(path: Path, force: bool) -> None:
     """Raise FolderExistsError where a file is there and `force` does not say to replace it."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file to write.")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is a device or the like; name a file to write.")
     if path.exists() and not force:
         raise FolderExistsError(f"{path} already exists and is kept; choose another name, or replace it with --force.")
 
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[TextIO]:
-    """Yield a UTF-8 stream whose file takes the place of `path` when the block ends well, and is removed otherwise."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    """Yield a UTF-8 stream whose file takes the place of `path` when the block ends well, and is removed otherwise.
+
+    Where `path` is a link, what it names is replaced. Raises FolderExistsError where another process is writing it.
+    """
+    path = path.resolve()
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("w", encoding="utf-8") as stream:
-                yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with at_work(PARTIAL, path) as work:
+            try:
+                with (work / _NEW).open("w", encoding="utf-8") as stream:
+                    yield stream
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                (work / _NEW).replace(path)
+            finally:
+                PARTIAL.clear(work)
 
 
 @contextmanager
@@ -191,6 +234,8 @@ def read_manifest(folder: Path, *, kind: str, format_version: int, oldest: int =
 
     Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError, each with one sentence.
     """
+    if not folder.exists():
+        _bring_back(folder)
     manifest, content = _parsed(folder, kind)
     if manifest.kind != kind:
         raise NotAFolderOfThisKindError(f"{folder} is a ralm {manifest.kind}, not a ralm {kind}.")
@@ -324,38 +369,136 @@ def _identity(folder: Path) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _sweep_leftovers(path: Path) -> None:
-    for leftover in path.parent.glob(f".{path.name}.partial-*"):
-        process = leftover.name.rpartition("-")[2]
-        if process.isdigit() and not _is_running(int(process)):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return process != os.getpid()
-
-
 def _sync(folder: Path) -> None:
     for file in [*folder.rglob("*"), folder]:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync_one(file)
 
 
-def _move_into_place(partial: Path, path: Path) -> None:
-    replaced = path.with_name(f"{partial.name}-replaced")
-    if path.exists():
-        path.rename(replaced)
-    partial.rename(path)
-    shutil.rmtree(replaced, ignore_errors=True)
+def _sync_one(file: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _stands(path: Path) -> bool:
+    """Whether there is anything but an empty folder."""
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.exists() or path.is_symlink()
+
+
+def _kept_because(path: Path, kind: str, also: Sequence[str]) -> str:
+    """Why a folder is not replaced by one of this kind; empty where it is ours and nothing else is in it."""
+    try:
+        written = _Written.model_validate_json((path / MANIFEST).read_bytes())
+    except (OSError, ValidationError):
+        return f"it was not written by ralm, whose folders have a {MANIFEST} that says so"
+    if written.kind != kind:
+        return f"it is a ralm {written.kind}, and this is a ralm {kind}"
+    known = {MANIFEST, *written.files, *also}
+    strange = next((file for file in _files(path) if file not in known), None)
+    return "" if strange is None else f"ralm did not write {strange}, which is in it; move that elsewhere first"
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Everything in a folder but folders, by its path there; not what a killed process left of a file."""
+    for entry in sorted(folder.iterdir()):
+        if entry.is_symlink() or not entry.is_dir():
+            yield entry.name
+        elif not is_work_folder(entry):
+            yield from (f"{entry.name}/{inner}" for inner in _files(entry))
+
+
+def _bring_back(path: Path) -> None:
+    """Recover a folder that is out of sight, its writer having been killed, where that can be done."""
+    work = PARTIAL.beside(path.resolve())
+    if (work / _OLD).exists() and is_work_folder(work):
+        with suppress(FolderExistsError, OSError):
+            recover(path.resolve())
+
+
+def _take_place(path: Path, work: Path, *, kind: str, force: bool, also: Sequence[str]) -> None:
+    """Move a finished folder to its place, and remove what others kept beside it until then."""
+    held = [other for other in (UNFINISHED, ENCODED) if other.is_held_here(path)]
+    record = _Finished(manifest=_hash(work / _NEW), of_no_use=[other.name for other in held])
+    write_whole(work / _FINISHED, record.model_dump_json())
+    try:
+        if _stands(path) and force and not _kept_because(path, kind, also):
+            _replace(path, work)
+        else:
+            (work / _NEW).rename(path)  # takes a free name or that of an empty folder, and nothing else
+    except OSError as error:
+        elsewhere = _free_name(path)
+        (work / _NEW).rename(elsewhere)
+        raise FolderExistsError(
+            f"{path} could not be replaced ({error.strerror}); what stands there now is kept, and what was made is in "
+            f"{elsewhere}."
+        ) from error
+    _sync_one(path.parent)
+    for other in held:
+        other.clear(other.beside(path))
+
+
+def _replace(path: Path, work: Path) -> None:
+    """Put the finished folder in the place of an older one."""
+    if exchange(work / _NEW, path):
+        return
+    path.rename(work / _OLD)
+    try:
+        (work / _NEW).rename(path)
+    except BaseException:
+        if not _stands(path):
+            (work / _OLD).rename(path)
+        raise
+
+
+def _recover(path: Path, work: Path) -> None:
+    """Leave what a killed process had finished at `path`, and nothing else of it."""
+    if (work / _OLD).exists() and not _stands(path):
+        (work / (_NEW if (work / _NEW).exists() else _OLD)).rename(path)
+    try:
+        finished = _Finished.model_validate_json((work / _FINISHED).read_bytes())
+    except (OSError, ValidationError):
+        finished = None
+    if finished and finished.manifest == _hash(path):
+        for kind in (UNFINISHED, ENCODED):
+            if kind.name in finished.of_no_use and is_work_folder(kind.beside(path)):
+                with suppress(FolderExistsError), at_work(kind, path) as other:
+                    kind.clear(other)
+    PARTIAL.empty(work)
+
+
+class _Finished(BaseModel):
+    """What is written down before a folder takes its place: what its manifest is, and which work ends with it."""
+
+    manifest: str
+    of_no_use: list[str]
+
+
+class _Written(BaseModel):
+    """What of a manifest says that ralm wrote it, whatever else a version of ralm says there or finds damaged."""
+
+    program: Literal["ralm"] = "ralm"
+    kind: str
+    format_version: int
+    ralm_version: str
+    settings: dict[str, Any]
+    counts: dict[str, Any]
+    files: dict[str, Any]
+
+
+def _hash(folder: Path) -> str:
+    """A hash of a manifest; empty where there is none."""
+    file = folder / MANIFEST
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+
+
+def _free_name(path: Path) -> Path:
+    names = (path.with_name(f"{path.name}.finished{suffix}") for suffix in chain([""], map("-{}".format, count(2))))
+    return next(name for name in names if not name.exists() and not name.is_symlink())
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:

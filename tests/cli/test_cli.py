@@ -343,7 +343,7 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored in background jobs
     )
     deadline = time.monotonic() + 60
-    while not any((tmp_path / "out").glob(".index.partial-*/passages.arrow")):
+    while not any((tmp_path / "out").glob(".index.partial/new/passages.arrow")):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)

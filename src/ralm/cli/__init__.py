@@ -17,6 +17,7 @@ from ralm.cli.messages import note, print_usage_error, print_whatever_comes
 from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
+from ralm.cli.signals import signals_unwind
 from ralm.cli.sweep import sweep
 from ralm.errors import RalmError, UsageError
 from ralm.version import __version__
@@ -64,7 +65,8 @@ def main() -> None:
     try:
         if any("\0" in argument for argument in sys.argv):
             raise UsageError("an argument holds a NUL character, which no text and no name has.")
-        sys.exit(_run())
+        with signals_unwind():
+            sys.exit(_run())
     except RalmError as error:
         note(str(error))
         sys.exit(error.exit_status)

@@ -223,11 +223,11 @@ def run(job: Job) -> None:
     from ralm.cli.output import print_cache, print_evaluation, print_json
     from ralm.corpus.text import read_text
     from ralm.evaluation.perplexity import evaluate_text
-    from ralm.evaluation.run import evaluation_config, write_run
+    from ralm.evaluation.run import KIND, evaluation_config, write_run
     from ralm.folders import check_output
 
     if job.out is not None:
-        check_output(job.out, job.force)
+        check_output(job.out, kind=KIND, force=job.force)
     content = read_text(job.text)
     source = open_source(job.index, job.retrieved, job.choice)
     model = load_model(job.lm, job.dtype, job.device, job.compile_layers)

@@ -104,7 +104,7 @@ def index(
     from ralm.folders import check_output
     from ralm.retrieval.bm25.formula import BM25Options
     from ralm.retrieval.dense.loading import load_encoder
-    from ralm.retrieval.index import build_index
+    from ralm.retrieval.index import KIND, build_index
 
     if (encoder is None) != (retriever == "bm25"):
         raise UsageError("--retriever dense or both and --encoder go together: which encoder makes the vectors?")
@@ -140,7 +140,7 @@ def index(
             query_keeps=query_keeps,
             dtype=dtype,
         )
-    check_output(out, force)
+    check_output(out, kind=KIND, force=force)
     fields = Fields(id=id_field, title=title_field, text=text_field)
     skipped = SkippedLines() if skip_bad else None
     decontamination = Decontamination.of(

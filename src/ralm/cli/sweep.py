@@ -66,7 +66,7 @@ def sweep(
     from ralm.folders import check_output
 
     if out is not None:
-        check_output(out, force)
+        check_output(out, kind=sweeps.KIND, force=force)
         if plot:
             sweeps.check_plot()
     first = next(iter(jobs.values()))

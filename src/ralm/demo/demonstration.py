@@ -14,10 +14,11 @@ import numpy as np
 
 from ralm.corpus.passages import make_passages
 from ralm.demo.documentation import split_held_out, standard_library_documentation
+from ralm.errors import FolderError, UsageError
 from ralm.evaluation.perplexity import Reading, timed
 from ralm.evaluation.report import Report
 from ralm.evaluation.traces import TracedText, used_passages
-from ralm.folders import new_folder, write_manifest
+from ralm.folders import MANIFEST, check_output, new_folder, read_manifest, write_manifest
 from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read, read_likeliest
 from ralm.protocols import LanguageModel
 from ralm.reading.plan import PlanOptions
@@ -25,6 +26,8 @@ from ralm.reading.provenance import provenance_of
 from ralm.records import Document, FloatArray, Passages
 from ralm.retrieval.index import build_index
 
+KIND: Final = "demo"
+FORMAT_VERSION: Final = 1
 CORPUS: Final = "corpus.jsonl"
 HELD_OUT: Final = "heldout.txt"
 INDEX: Final = "index"
@@ -38,9 +41,13 @@ _STRETCH: Final = 32
 
 
 def build_demo_folder(folder: Path) -> None:
-    """Write the corpus, the held-out text and the index of the demo, in the place of an older one."""
+    """Write the corpus, the held-out text and the index of the demo, in the place of an older one that is as it was.
+
+    Raises UsageError where anything else is there, files of a user's own in an older one among them.
+    """
+    _check_place(folder)
     corpus, held_out = split_held_out(standard_library_documentation())
-    with new_folder(folder, force=True) as partial:
+    with new_folder(folder, kind=KIND, force=True, also=[REPORT]) as partial:
         with (partial / CORPUS).open("w", encoding="utf-8") as stream:
             for document in corpus:
                 row = {"id": document.id, "title": document.title, "text": document.text}
@@ -48,7 +55,19 @@ def build_demo_folder(folder: Path) -> None:
         (partial / HELD_OUT).write_text(held_out_text(held_out), encoding="utf-8")
         build_index(make_passages(corpus), partial / INDEX)
         counts = {"documents": len(corpus), "held_out_documents": len(held_out)}
-        write_manifest(partial, kind="demo", format_version=1, settings={}, counts=counts)
+        write_manifest(partial, kind=KIND, format_version=FORMAT_VERSION, settings={}, counts=counts)
+
+
+def _check_place(folder: Path) -> None:
+    """Raise UsageError where the demo would replace anything but an older one that nobody has changed."""
+    check_output(folder, kind=KIND, force=True, also=[REPORT])
+    if (folder / MANIFEST).exists():
+        try:
+            read_manifest(folder, kind=KIND, format_version=FORMAT_VERSION)
+        except FolderError as error:
+            raise UsageError(
+                f"{folder} is kept, since it is not as an older demo left it ({error}) Choose another --folder."
+            ) from error
 
 
 def held_out_text(documents: Sequence[Document], seed: int = 0) -> str:

@@ -46,7 +46,7 @@ def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonVal
     Raises FolderExistsError where `out` is there and `force` does not say to replace it.
     """
     table = token_table(evaluation)
-    with new_folder(Path(out), force=force) as folder:
+    with new_folder(Path(out), kind=KIND, force=force) as folder:
         pq.write_table(table, folder / TOKENS, compression="zstd")
         pq.write_table(passage_table(evaluation), folder / PASSAGES, compression="zstd")
         (folder / SUMMARY).write_text(to_json(evaluation.summary(config), indent=2) + "\n", encoding="utf-8")

@@ -23,6 +23,7 @@ from ralm.protocols import LanguageModel, Retriever
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.shared import SharedRetriever
 
+KIND: Final = "sweep"
 FORMAT_VERSION: Final = 1
 TABLE: Final = "sweep.csv"
 PLOT: Final = "sweep.png"
@@ -156,7 +157,7 @@ def write_sweep(
     is wanted and the extra `plots` is not installed.
     """
     rows = swept.rows()
-    with new_folder(Path(out), force=force) as folder:
+    with new_folder(Path(out), kind=KIND, force=force) as folder:
         pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / TABLE)
         if plot:
             check_plot()
@@ -166,7 +167,7 @@ def write_sweep(
         (folder / SUMMARY).write_text(to_json(swept.summary(configs), indent=2) + "\n", encoding="utf-8")
         write_manifest(
             folder,
-            kind="sweep",
+            kind=KIND,
             format_version=FORMAT_VERSION,
             settings={"option": swept.option, "environment": environment()},
             counts={"points": len(rows), "requests": swept.requests, "scored": swept.scored},

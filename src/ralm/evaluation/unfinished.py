@@ -3,9 +3,7 @@
 `RUN.unfinished/` holds the configuration that the run was begun with, and for each model a journal of what it scored.
 """
 
-import fcntl
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +11,13 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from ralm.errors import FolderExistsError, UsageError
+from ralm.errors import UsageError
 from ralm.evaluation.run import to_json
-from ralm.folders import replaced_file, storage_errors
+from ralm.folders import output_path, storage_errors
+from ralm.work import UNFINISHED, at_work, write_whole
 
 CONFIG: Final = "config.json"
 JOURNAL: Final = ".journal"
-_LOCK: Final = "lock"
 
 
 @contextmanager
@@ -27,27 +25,19 @@ def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> I
     """Yield the folder beside `out` in which the run keeps what it has done, an older one if its settings are these.
 
     It is removed when the block ends well or has done nothing, and stays otherwise. Raises UsageError where a run with
-    other settings was begun there and `force` does not say to begin anew, FolderExistsError where another process is at
-    it.
+    other settings was begun there and `force` does not say to begin anew, or where the folder is not ours,
+    FolderExistsError where another process is at it.
     """
-    folder = out.with_name(f"{out.name}.unfinished")
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / _LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise FolderExistsError(
-                    f"another process is writing {out}; wait for it or choose another --out."
-                ) from None
-            _begin_or_go_on(folder, config, force)
-            try:
-                yield folder
-            except BaseException:
-                if not any(file.stat().st_size for file in folder.glob(f"*{JOURNAL}")):
-                    shutil.rmtree(folder)
-                raise
-            shutil.rmtree(folder)
+    out = output_path(out)
+    with storage_errors(UNFINISHED.beside(out)), at_work(UNFINISHED, out) as folder:
+        _begin_or_go_on(folder, config, force)
+        try:
+            yield folder
+        except BaseException:
+            if not any(file.stat().st_size for file in folder.glob(f"*{JOURNAL}")):
+                UNFINISHED.clear(folder)
+            raise
+        UNFINISHED.clear(folder)
 
 
 def _begin_or_go_on(folder: Path, config: dict[str, JsonValue], force: bool) -> None:
@@ -63,11 +53,8 @@ def _begin_or_go_on(folder: Path, config: dict[str, JsonValue], force: bool) -> 
                 f"{folder} is a run begun with other settings ({_difference(begun, wanted)}): give those again to go "
                 "on with it, or --force to begin anew."
             )
-    for older in folder.iterdir():
-        if older.name != _LOCK:
-            older.unlink()
-    with replaced_file(path) as stream:
-        stream.write(wanted)
+    UNFINISHED.empty(folder)
+    write_whole(path, wanted)
 
 
 def _difference(begun: str, wanted: str) -> str:

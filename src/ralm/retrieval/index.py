@@ -7,8 +7,8 @@ dense/            the vectors of the passages, where it was built for dense retr
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +23,10 @@ from ralm.folders import (
     Manifest,
     new_folder,
     opened_at_once,
+    output_path,
     read_every_byte,
     read_manifest,
+    storage_errors,
     write_manifest,
 )
 from ralm.progress import Advance, progress_bar
@@ -38,6 +40,7 @@ from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.dense.options import VECTORS, BuiltWith, DenseSearchOptions, EncoderOptions, VectorOptions
+from ralm.work import ENCODED, at_work
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import DenseBuilder
@@ -179,8 +182,8 @@ def build_index(
     if not (bm25 or encoder):
         raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
     options = options or BM25Options()
-    out = Path(out)
-    with new_folder(out, force=force) as folder, ExitStack() as stack:
+    out = output_path(Path(out))
+    with _vectors_kept(out, encoder), new_folder(out, kind=KIND, force=force) as folder, ExitStack() as stack:
         terms = stack.enter_context(_bm25_builder(folder / _BM25, build)) if bm25 else None
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
             dense = _dense_builder(folder / _DENSE, out, encoder, vectors, advance) if encoder else None
@@ -193,10 +196,7 @@ def build_index(
         if dense:
             settings["dense"] = dense.finish()
         settings |= describe()
-        manifest = write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts)
-    if dense:
-        dense.clear()
-    return manifest
+        return write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts)
 
 
 def _add_all(
@@ -292,6 +292,16 @@ def _dense_builder(
         from ralm.retrieval.dense.build import DenseBuilder, work_folder
     folder.mkdir()
     return DenseBuilder(folder, work_folder(out), encoder, vectors, advance=advance)
+
+
+@contextmanager
+def _vectors_kept(out: Path, encoder: Encoder | None) -> Iterator[None]:
+    """Hold the folder in which vectors wait, for no other process to take; it goes when the index takes its place."""
+    if encoder is None:
+        yield
+        return
+    with storage_errors(out), at_work(ENCODED, out):
+        yield
 
 
 def _no_encoder(path: Path) -> DamagedFolderError:

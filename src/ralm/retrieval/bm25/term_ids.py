@@ -15,7 +15,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -60,8 +61,9 @@ class TermIds:
             return
         if self._pool is None:
             self._here.clear()
-            self._pool = ProcessPoolExecutor(self._workers, mp_context=get_context("spawn"), initializer=_begin)
-        with _alive():
+            with _deaf():
+                self._pool = ProcessPoolExecutor(self._workers, mp_context=get_context("spawn"), initializer=_begin)
+        with _alive(), _deaf():
             self._pending.append(self._pool.submit(_work, texts))
         while len(self._pending) > 2 * self._workers:
             yield self._next()
@@ -96,6 +98,19 @@ def _alive() -> Iterator[None]:
         raise WorkerError(
             "a process that analyses the passages has died, perhaps for want of memory; run again with fewer --workers."
         ) from None
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes begun here do not hear an interrupt or the end of the terminal: these are for the one that begins them.
+
+    They are begun as work is handed in, and would print a traceback if they heard it while they load.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _IdsOfRun(dict[str, tuple[int, ...]]):
@@ -142,13 +157,20 @@ class _Answer:
 
 
 def _begin() -> None:
-    """Prepare another process; an interrupt is for the one that has begun it."""
+    """Prepare another process, which ends with the one that has begun it, however that ends."""
     global _there
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
     _there = _IdsOfRun({})
 
 
 _there: _IdsOfRun
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _work(texts: Sequence[str]) -> _Answer:

@@ -9,8 +9,8 @@ import hashlib
 import io
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -26,6 +26,7 @@ from ralm.progress import Advance, track
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.options import VECTORS, VectorOptions
+from ralm.work import ENCODED
 
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 CHUNK: Final = 4096
@@ -34,12 +35,12 @@ CHUNK: Final = 4096
 
 def work_folder(out: Path) -> Path:
     """Where the vectors of an index are kept until it is complete."""
-    return out.with_name(f".{out.name}.vectors")
+    return ENCODED.beside(out)
 
 
 class DenseBuilder:
     """Collects passages and writes their vectors into `folder`; call `add` for each in order, `encode_rest`, `finish`,
-    and `clear` once the index is complete.
+    and, unless the work folder is held by one who does so, `clear` once the index is complete.
 
     `work` is where vectors are kept in the meantime; what an earlier build of the same passages with the same encoder
     left there is taken and not encoded again. `chunk`: passages encoded between one saving and the next. `advance` is
@@ -108,7 +109,9 @@ class DenseBuilder:
 
     def clear(self) -> None:
         """Remove the work folder: the index is complete."""
-        shutil.rmtree(self._work, ignore_errors=True)
+        ENCODED.clear(self._work)
+        with suppress(OSError):
+            self._work.rmdir()
 
     def encode_rest(self) -> None:
         """Have the vectors of the passages that still wait in the work folder."""
@@ -208,7 +211,7 @@ def _checksum(file: Path, content: bytes) -> bytes:
 
 def _save(file: Path, vectors_PD: FloatArray) -> None:
     """Write an array whole or not at all, and its checksum behind it, where numpy does not look."""
-    partial = file.with_name(f"{file.stem}.partial-{os.getpid()}")
+    partial = file.with_name(f"{file.name}.partial")
     if file.is_dir():
         raise DamagedFolderError(f"{file} is a folder where a file is to be; remove it, and run this again.")
     with storage_errors(file):

@@ -1,0 +1,112 @@
+"""How the program ends when it is told to, or killed: without a traceback, a process or a folder that nobody needs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Long enough for other processes to be at work while it is indexed."""
+    file = tmp_path_factory.mktemp("corpus") / "large.jsonl"
+    with file.open("w") as stream:
+        for number in range(40_000):
+            stream.write(json.dumps({"id": str(number), "title": "t", "text": f"some words {number} " * 40}) + "\n")
+    return file
+
+
+def begun(*arguments: object, code: str = "") -> subprocess.Popen[str]:
+    """The program in a session of its own; Python code that runs before it."""
+    return subprocess.Popen(
+        [sys.executable, *(["-c", code] if code else ["-m", "ralm"]), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored in background jobs
+    )
+
+
+def processes(session: int) -> Iterator[int]:
+    """The processes of a session that have not ended."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, of_session = status.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(of_session) == session and state != "Z":
+            yield int(status.parent.name)
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="processes are counted in /proc")
+@pytest.mark.parametrize(
+    ("number", "group"),
+    [
+        (signal.SIGTERM, False),
+        (signal.SIGTERM, True),
+        (signal.SIGHUP, True),
+        (signal.SIGINT, True),
+        (signal.SIGKILL, False),
+    ],
+)
+def test_no_process_is_left(corpus: Path, tmp_path: Path, number: signal.Signals, group: bool) -> None:
+    """Whether the signal goes to the program alone or, as from a terminal, to its processes too."""
+    process = begun("index", corpus, "--out", tmp_path / "index", "--workers", 2)
+    wait_until(lambda: len(list(processes(process.pid))) >= 3, "no other process was begun")
+    (os.killpg if group else os.kill)(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    wait_until(lambda: not list(processes(process.pid)), "a process is left")
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 128 + number
+        assert err == ""
+        assert list(tmp_path.iterdir()) == []
+
+
+def with_signal(number: signal.Signals, module: str) -> str:
+    """Code that runs the program, and has it get a signal when it imports a module."""
+    return f"""
+import os, runpy, signal, sys
+def send(event, arguments):
+    if event == "import" and arguments[0] == {module!r}:
+        os.kill(os.getpid(), {int(number)})
+sys.addaudithook(send)
+runpy.run_module("ralm", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(("module", "status"), [("typer", -signal.SIGINT), ("ralm.corpus.sources", 130)])
+def test_an_interrupt_while_the_program_is_imported(tmp_path: Path, module: str, status: int) -> None:
+    (tmp_path / "text.txt").write_text("some text")
+    code = with_signal(signal.SIGINT, module)
+    process = begun("index", tmp_path / "text.txt", "--out", tmp_path / "index", code=code)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (status, "")
+
+
+def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "text.txt").write_text("some text")
+    code = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)" + with_signal(
+        signal.SIGHUP, "ralm.corpus.sources"
+    )
+    process = begun("index", tmp_path / "texts", "--out", tmp_path / "index", code=code)
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 0

@@ -1,0 +1,173 @@
+"""Whenever the program is killed, the old or the new result stands, whole, and the next run leaves nothing else.
+
+`make kills` kills every command at 50 random moments, `make test` at a few: half of them at a time drawn at random, and
+half at an event of the file system drawn at random, for most that can go wrong lies between two of these.
+"""
+
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ralm.folders import MANIFEST, read_manifest
+from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT
+from tests.cli.test_signals import processes, wait_until
+from tests.tiny_encoders import save_tiny_bert
+from tests.tiny_models import save_tiny_model
+
+MOMENTS = int(os.environ.get("RALM_KILLS", "3"))
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not Path("/proc").exists(), reason="processes are counted in /proc"),
+]
+
+COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
+    "index": (["index", "corpus.jsonl", "--workers", "2", "--memory", "0.01"], ["--words", "9"], ["--words", "10"]),
+    "dense": (
+        ["index", "corpus.jsonl", "--retriever", "dense", "--encoder", "bert"],
+        ["--words", "9"],
+        ["--words", "10"],
+    ),
+    "run": (
+        ["eval", "text.txt", "--lm", "lm", "--index", "index", "--baseline", *MODEL_LENGTH],
+        ["--stride", "8"],
+        ["--stride", "4"],
+    ),
+    "sweep": (
+        ["sweep", "text.txt", "--lm", "lm", "--index", "index", *MODEL_LENGTH, "--over", "stride", "--no-plot"],
+        ["--values", "8,16"],
+        ["--values", "4,8"],
+    ),
+}
+"""Each command, what makes an older result of it, and what makes the one that is killed."""
+
+
+class Program:
+    """The program in a folder of its own; `answer` runs it there and may kill it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.random = random.Random(0)
+        warm = [[*command, *options, "--out", f"old-{name}"] for name, (command, options, _) in COMMANDS.items()]
+        warm += [[*command, *options, "--out", f"new-{name}"] for name, (command, _, options) in COMMANDS.items()]
+        warm.insert(0, ["index", "corpus.jsonl", "--words", "10", "--workers", "1", "--out", "index"])
+        (folder / "warm.json").write_text(json.dumps(warm))
+        with (folder / "stderr.txt").open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.killed_program", "warm.json"],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def answer(self, arguments: list[str], *, seconds: float = 0.0, event: int = 0) -> dict[str, float]:
+        assert self.process.stdin
+        assert self.process.stdout
+        asked = {"arguments": arguments, "scratch": "out", "seconds": seconds, "event": event}
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, self.errors()
+        answer: dict[str, float] = json.loads(line)
+        wait_until(lambda: not list(processes(int(answer["process"]))), "a process is left")
+        return answer
+
+    def errors(self) -> str:
+        return (self.folder / "stderr.txt").read_text()[-2000:]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    folder = tmp_path_factory.mktemp("killed")
+    rows = [
+        {"id": f"{name}-{number}", "title": title, "text": f"{text} {number}"}
+        for number in range(60)
+        for name, title, text in STORIES
+    ]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "text.txt").write_text(TEXT)
+    save_tiny_bert(folder / "bert")
+    save_tiny_model("gpt2", folder / "lm")
+    program = Program(folder)
+    yield program
+    program.process.kill()
+    program.process.communicate()
+
+
+@pytest.mark.parametrize("force", [False, True], ids=["", "force"])
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_whenever_it_is_killed(program: Program, kind: str, force: bool) -> None:
+    command, old, new = COMMANDS[kind]
+    out = program.folder / "out"
+    forced = ["--force"] if force else []
+    arguments = [*command, *new, "--out", "out/result", *forced]
+    older = [*command, *old, "--out", "out/result", "--force"]
+    assert program.answer(older)["status"] == 0, program.errors()
+    whole = program.answer([*arguments, "--force"])
+    assert whole["status"] == 0, program.errors()
+    allowed = [content(program.folder / f"new-{kind}"), content(program.folder / f"old-{kind}")]
+    assert content(out / "result") == allowed[0]
+    for moment in range(MOMENTS):
+        if force:
+            assert program.answer(older)["status"] == 0, program.errors()
+        else:
+            clear(out)
+        at: dict[str, Any] = {"seconds": program.random.uniform(0, whole["seconds"])}
+        if moment % 2:
+            at = {"event": program.random.randint(1, int(whole["events"]))}
+        killed = program.answer(arguments, **at)
+        assert killed["status"] in (-9, 0), (at, program.errors())
+        stands = (out / "result").exists()
+        assert stands or not force, at
+        if stands:
+            assert content(out / "result") in allowed[: 1 + force], at
+        again = program.answer(arguments)["status"]
+        assert again == (1 if stands and not force else 0), (at, program.errors())
+        assert content(out / "result") == allowed[0], at
+        assert [path.name for path in out.iterdir()] == ["result"], at
+    clear(out)
+
+
+def clear(out: Path) -> None:
+    subprocess.run(["rm", "-rf", str(out)], check=True)
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """What a folder holds, but for how long it took to make; it must be whole."""
+    kind = json.loads((folder / MANIFEST).read_text())["kind"]
+    manifest = read_manifest(folder, kind=kind, format_version=2)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    assert [path.relative_to(folder).as_posix() for path in files] == sorted(manifest.files)
+    return {path.relative_to(folder).as_posix(): timeless(path) for path in files}
+
+
+def timeless(file: Path) -> Any:
+    """What a file holds, but for how long it took, and how much of it was there already."""
+    if file.suffix == ".json":
+        return without_times(json.loads(file.read_text()))
+    if file.suffix == ".csv":
+        with file.open() as stream:
+            return [without_times(row) for row in csv.DictReader(stream)]
+    return file.read_bytes()
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: without_times(inner)
+            for name, inner in value.items()
+            if "seconds" not in name and name not in ("scored", "requests", "retrievals")
+        }
+    return [without_times(inner) for inner in value] if isinstance(value, list) else value
