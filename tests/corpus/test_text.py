@@ -18,7 +18,7 @@ def test_texts_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     with pytest.raises(TextError, match="x.txt does not exist"):
         read_text(path)
-    with pytest.raises(TextError, match="is a folder, not a text file"):
+    with pytest.raises(TextError, match="is a folder, not a file"):
         read_text(tmp_path)
     path.write_text(" \n")
     with pytest.raises(TextError, match="x.txt is empty"):

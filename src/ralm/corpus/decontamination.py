@@ -20,7 +20,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from ralm.bounds import check_count
-from ralm.corpus.text import BYTE_ORDER_MARK, read_utf8
+from ralm.corpus.text import read_utf8
 from ralm.errors import CorpusError, UsageError
 from ralm.records import Document
 
@@ -193,9 +193,7 @@ def read_lines(path: Path, what: str, normal: Callable[[str], str] = str.strip) 
 
     Raises CorpusError where the file is missing, not UTF-8, or has none.
     """
-    if not path.is_file():
-        raise CorpusError(f"{path} " + (f"is a folder, not a file of {what}." if path.is_dir() else "does not exist."))
-    lines = [line for line in read_utf8(path).removeprefix(BYTE_ORDER_MARK).splitlines() if normal(line)]
+    lines = [line for line in read_utf8(path).splitlines() if normal(line)]
     if not lines:
         raise CorpusError(f"{path} holds no {what}; write one a line.")
     return lines

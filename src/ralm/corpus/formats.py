@@ -7,10 +7,13 @@ in memory no more than the record at hand (of Parquet, a batch of them).
 import csv
 import gzip
 import json
+import math
+import os
 import re
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -19,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ralm.corpus.headings import title_of
-from ralm.corpus.text import BYTE_ORDER_MARK, decode, read_utf8
+from ralm.corpus.text import decode, open_file, read_utf8, storable
 from ralm.errors import CorpusError
 from ralm.records import Document
 
@@ -27,7 +30,9 @@ _EXAMPLES_KEPT: Final = 5
 _DPR_COLUMNS: Final = ["id", "text", "title"]
 _LONGEST_TSV_FIELD: Final = 1 << 27
 _ROWS_A_BATCH: Final = 1024
+_LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_NOT_NAMES: Final = (bytes, list, dict, tuple, set)
 _MEND: Final = "Mend it, or pass over such lines with --skip-bad."
 
 
@@ -59,12 +64,12 @@ def text_documents(files: Iterable[Path], root: Path, skipped: SkippedLines | No
     """A document a file: its path below `root` as id, its first heading or its name as title (see `title_of`)."""
     for file in files:
         try:
-            text = read_utf8(file).removeprefix(BYTE_ORDER_MARK)
+            text = read_utf8(file)
         except CorpusError as error:
             _pass_over(error, skipped)
             continue
-        title = title_of(text, file.suffix.lower(), file.stem)
-        yield Document(id=file.relative_to(root).as_posix(), title=title, text=text)
+        title = title_of(text, file.suffix.lower(), _LINE_BREAKS.sub(" ", storable(file.stem)))
+        yield Document(id=storable(file.relative_to(root).as_posix()), title=title, text=text)
 
 
 def jsonl_documents(path: Path, fields: Fields, skipped: SkippedLines | None) -> Iterator[Document]:
@@ -122,11 +127,19 @@ def to_document(record: Mapping[str, object], fields: Fields, where: str, place:
     identifier, title, text = record.get(fields.id), record.get(fields.title), record[fields.text]
     if text is not None and not isinstance(text, str):
         raise CorpusError(f"{where}: the field {fields.text!r} is not text but {type(text).__name__}.")
-    return Document(
-        id=place if identifier is None else str(identifier),
-        title="" if title is None else str(title),
-        text=text or "",
-    )
+    name = _name(identifier, fields.id, where)
+    return Document(id=place if name is None else name, title=_name(title, fields.title, where) or "", text=text or "")
+
+
+def _name(value: object, field_name: str, where: str) -> str | None:
+    """An id or a title as text; None where there is none, for which tables have NaN too."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, _NOT_NAMES):
+        raise CorpusError(f"{where}: the field {field_name!r} is no name or number but {type(value).__name__}.")
+    return str(value)
 
 
 def _pass_over(error: CorpusError, skipped: SkippedLines | None) -> None:
@@ -169,11 +182,17 @@ def _tsv_document(row: list[str], columns: list[str], fields: Fields, where: str
 
 
 def _tsv_rows(path: Path, skipped: SkippedLines | None) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a TSV file that are not blank, each with the number of its first line.
+    """The rows of a TSV file that are not blank, each with the number of its first line; the length that `csv` allows
+    for a field, one for the whole process, is ours while they are read."""
+    allowed = csv.field_size_limit(_LONGEST_TSV_FIELD)
+    try:
+        yield from _quoted_rows(path, skipped)
+    finally:
+        csv.field_size_limit(allowed)
 
-    After a row that is not quoted well reading goes on in the line after its first, wherever the quote had led.
-    """
-    csv.field_size_limit(_LONGEST_TSV_FIELD)
+
+def _quoted_rows(path: Path, skipped: SkippedLines | None) -> Iterator[tuple[int, list[str]]]:
+    """After a row that is not quoted well reading goes on in the line after its first, wherever the quote had led."""
     lines = _LinesOfARow(_decoded_lines(path, skipped))
     rows = csv.reader(lines, delimiter="\t", strict=True)
     while True:
@@ -239,25 +258,37 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
                 offset += len(line)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise CorpusError(f"{path} is damaged, it cannot be unpacked to its end: {error}") from None
+        except OSError as refused:
+            raise CorpusError(f"{path} cannot be read: {refused.strerror}.") from None
 
 
-def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
-    try:
-        if path.stat().st_size == 0:
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
+    with open_file(path) as stream:
+        if os.fstat(stream.fileno()).st_size == 0:
             raise CorpusError(f"{path} is empty.")
-        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-    except OSError as refused:
-        raise CorpusError(f"{path} cannot be read: {refused.strerror}.") from None
+        if path.suffix.lower() != ".gz":
+            yield stream
+        else:
+            with gzip.GzipFile(fileobj=stream, mode="rb") as unpacked:
+                yield unpacked
 
 
 def _parquet_records(file: Path, fields: Fields) -> Iterator[Mapping[str, object]]:
-    try:
-        with pq.ParquetFile(file) as table:
-            there = table.schema_arrow.names
-            if fields.text not in there:
-                raise CorpusError(_no_text(str(file), fields, there))
-            columns = [name for name in dict.fromkeys((fields.id, fields.title, fields.text)) if name in there]
-            for batch in table.iter_batches(batch_size=_ROWS_A_BATCH, columns=columns):
-                yield from batch.to_pylist()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise CorpusError(f"{file} is not a Parquet file, or damaged: {error}") from None
+    with open_file(file) as stream:
+        try:
+            with pq.ParquetFile(stream) as table:
+                there = table.schema_arrow.names
+                if fields.text not in there:
+                    raise CorpusError(_no_text(str(file), fields, there))
+                columns = [name for name in dict.fromkeys((fields.id, fields.title, fields.text)) if name in there]
+                for batch in table.iter_batches(batch_size=_ROWS_A_BATCH, columns=columns):
+                    yield from batch.to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise CorpusError(f"{file} is not a Parquet file, or damaged: {_first_line(error)}") from None
+        except (ValueError, OverflowError) as error:  # text that is not UTF-8, a date that Python has not
+            raise CorpusError(f"{file} holds a value that cannot be read: {error}.") from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

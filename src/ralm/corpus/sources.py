@@ -3,9 +3,10 @@
 Knows where to look and by which format to read; knows nothing of passages.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from ralm.corpus.formats import (
     Fields,
@@ -68,7 +69,7 @@ def _open(source: str, fields: Fields, skipped: SkippedLines | None) -> Iterator
     if source.startswith(HUB_PREFIX):
         return _dataset_documents(source.removeprefix(HUB_PREFIX), fields)
     path = Path(source)
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
     return _folder_documents(path, fields, skipped) if path.is_dir() else _file_documents(path, fields, skipped)
 
@@ -101,14 +102,18 @@ def _folder_documents(folder: Path, fields: Fields, skipped: SkippedLines | None
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files below a folder with one of these suffixes, sorted by path; what is hidden is not looked at."""
-    return sorted(
-        file
-        for file in folder.rglob("*")
-        if file.suffix.lower() in suffixes
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-        and file.is_file()
-    )
+    """What lies below a folder with one of these suffixes and is no folder, sorted by path; what is hidden is not looked
+    at. A link that leads nowhere is listed too: whoever reads it says so, and no file is left out without a word.
+    """
+    found: list[Path] = []
+    for parent, folders, names in os.walk(folder, onerror=_unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in found if file.suffix.lower() in suffixes)
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise CorpusError(f"{error.filename} cannot be read: {error.strerror}.")
 
 
 def _dataset_documents(name: str, fields: Fields) -> Iterator[Document]:

@@ -1,21 +1,66 @@
 """Reading text files: UTF-8, or one sentence that says what is wrong."""
 
+import codecs
+import os
+import stat
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from ralm.errors import CorpusError, InputError, TextError
 
 BYTE_ORDER_MARK: Final = "\ufeff"
+# those of UTF-32 first: in little order it begins with the mark of UTF-16
+_MARKS: Final = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+_KINDS: Final = (
+    (stat.S_ISDIR, "folder"),
+    (stat.S_ISFIFO, "pipe"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "device"),
+    (stat.S_ISBLK, "device"),
+)
+_LOOKED_AT: Final = 4096
+
+
+def open_file(path: Path, error: type[InputError] = CorpusError) -> BinaryIO:
+    """A file of bytes, open to be read.
+
+    Raises `error` where it is missing or unreadable, and where it is no file but a folder, a pipe, a socket or a device:
+    reading one of those may never end.
+    """
+    try:
+        mode = path.stat().st_mode
+        for is_kind, kind in _KINDS:
+            if is_kind(mode):
+                raise error(f"{path} is a {kind}, not a file; write what it holds to a file first.")
+        return path.open("rb")
+    except FileNotFoundError:
+        linked = path.is_symlink()
+        raise error(
+            f"{path} is a link to a file that does not exist." if linked else f"{path} does not exist."
+        ) from None
+    except OSError as refused:
+        raise error(f"{path} cannot be read: {refused.strerror}.") from None
+
+
+def read_bytes(path: Path, error: type[InputError] = CorpusError) -> bytes:
+    """The whole of a file, or `error` where it cannot be read."""
+    with open_file(path, error) as stream:
+        try:
+            return stream.read()
+        except OSError as refused:
+            raise error(f"{path} cannot be read: {refused.strerror}.") from None
 
 
 def read_text(path: Path) -> str:
-    """A text to evaluate, as it is in the file, line ends and all.
+    """A text to evaluate, as it is in the file, line ends and all, but without a byte order mark before it.
 
     Raises TextError where the file is missing, unreadable, empty or not UTF-8.
     """
-    if not path.is_file():
-        what = "is a folder, not a text file" if path.is_dir() else "does not exist"
-        raise TextError(f"{path} {what}.")
     text = read_utf8(path, TextError)
     if not text.strip():
         raise TextError(f"{path} is empty.")
@@ -23,12 +68,8 @@ def read_text(path: Path) -> str:
 
 
 def read_utf8(path: Path, error: type[InputError] = CorpusError) -> str:
-    """The whole of a file as text, or `error` where it cannot be opened or is not UTF-8."""
-    try:
-        content = path.read_bytes()
-    except OSError as refused:
-        raise error(f"{path} cannot be read: {refused.strerror}.") from None
-    return decode(content, str(path), error)
+    """The whole of a file as text, without a byte order mark; or `error` where it cannot be read or is not UTF-8."""
+    return decode(read_bytes(path, error), str(path), error).removeprefix(BYTE_ORDER_MARK)
 
 
 def decode(content: bytes, where: str, error: type[InputError] = CorpusError, *, offset: int = 0) -> str:
@@ -36,6 +77,9 @@ def decode(content: bytes, where: str, error: type[InputError] = CorpusError, *,
 
     `where` names the file in the message of `error`, and `offset` says at which byte of it `content` begins.
     """
+    other = None if offset else _other_encoding(content)
+    if other is not None:
+        raise error(f"{where} is not UTF-8: it seems to be {other}. Convert it with iconv -f {other} -t utf-8.")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as bad:
@@ -43,3 +87,27 @@ def decode(content: bytes, where: str, error: type[InputError] = CorpusError, *,
             f"{where} is not UTF-8: byte {offset + bad.start:,} is 0x{content[bad.start]:02x}. Convert it, for "
             "instance with iconv -f latin1 -t utf-8."
         ) from None
+
+
+def storable(name: str) -> str:
+    """A file's name as text that can be written as UTF-8: bytes of it that are none stand as \\xff."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _other_encoding(content: bytes) -> str | None:
+    """The encoding that the beginning of a file speaks for, where it is not UTF-8.
+
+    Without a mark, UTF-16 and UTF-32 of most languages are valid UTF-8, half or three quarters of it zero bytes.
+    """
+    for mark, name in _MARKS:
+        if content.startswith(mark):
+            return name
+    beginning = content[:_LOOKED_AT]
+    for width, name in ((4, "UTF-32"), (2, "UTF-16")):
+        zeros = [beginning[place::width].count(0) for place in range(width)]
+        most = max(1, len(beginning) // width // 2)
+        if zeros[0] == 0 and min(zeros[1:]) > most:
+            return f"{name}LE"
+        if zeros[-1] == 0 and min(zeros[:-1]) > most:
+            return f"{name}BE"
+    return None

@@ -14,6 +14,7 @@ from typing import Annotated, Final, TypeAlias
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from ralm.corpus.text import read_bytes
 from ralm.errors import RetrievalFileError
 from ralm.folders import replaced_file
 from ralm.records import Hits, Passage
@@ -66,10 +67,10 @@ def read_retrieval_file(path: Path | str) -> list[RetrievedStride]:
     Raises RetrievalFileError where the file is missing or is no such file.
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise RetrievalFileError(f"{path} is not there; `ralm retrieve` makes such a file.")
     try:
-        strides = _FILE.validate_json(path.read_bytes())
+        strides = _FILE.validate_json(read_bytes(path, RetrievalFileError))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the top"

@@ -1,0 +1,238 @@
+"""Files as users have them: of other encodings, of odd types and names, damaged, or no files at all.
+
+Either they are read right, or one sentence says what is wrong; no traceback, and nothing is left out without a word.
+"""
+
+import csv
+import datetime
+import gzip
+import os
+import socket
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ralm.corpus.decontamination import read_titles
+from ralm.corpus.sources import read_documents
+from ralm.corpus.store import PassageStore, write_passages
+from ralm.corpus.text import read_text
+from ralm.errors import CorpusError, InputError, RetrievalFileError, TextError
+from ralm.records import Document, Passage
+from ralm.retrieval.retrieval_file import read_retrieval_file
+
+
+def read(path: Path) -> list[Document]:
+    return list(read_documents(str(path)))
+
+
+READERS: list[Callable[[Path], object]] = [read, read_text, read_titles, read_retrieval_file]
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.tsv.gz", "x.parquet"])
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    reader: Callable[[Path], object], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the name of a socket must be short
+    path = Path(name)
+    os.mkfifo(path)
+    with pytest.raises(InputError, match=f"{name} is a pipe, not a file"):
+        reader(path)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(name)
+        with pytest.raises(InputError, match=f"{name} is a socket, not a file"):
+            reader(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(InputError, match=f"{name} is a device, not a file"):
+        reader(path)
+
+
+@pytest.mark.parametrize("reader", [read, read_text, read_titles])
+def test_links_that_lead_nowhere(reader: Callable[[Path], object], tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.symlink_to(tmp_path / "gone.txt")
+    with pytest.raises(InputError, match="x.txt is a link to a file that does not exist"):
+        reader(path)
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(InputError, match="x.txt cannot be read: Too many levels"):
+        reader(path)
+
+
+def test_a_folder_leaves_out_no_file_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / ".hidden.txt").symlink_to(tmp_path / "gone")
+    assert [document.text for document in read(tmp_path)] == ["one"]
+    (tmp_path / "b.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(CorpusError, match="b.txt is a link to a file that does not exist"):
+        read(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b").mkdir(mode=0)
+    with pytest.raises(CorpusError, match="b cannot be read: Permission denied"):
+        read(tmp_path)
+
+
+def test_a_folder_that_vanishes_while_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b").mkdir()
+    scan = os.scandir
+
+    def scandir(path: str) -> object:
+        if str(path).endswith("b"):
+            (tmp_path / "b").rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(CorpusError, match="b cannot be read: No such file"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.tsv"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_other_encodings_are_named(name: str, encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes('{"text": "a long enough line"}\tx\n'.encode(encoding))
+    family = encoding[:6].upper()
+    with pytest.raises(CorpusError, match=f"is not UTF-8: it seems to be {family}.* iconv -f {family}"):
+        read(path)
+
+
+def test_a_text_with_some_zero_bytes_is_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes(b"\0one\0two\0\0")
+    assert read_text(path) == "\0one\0two\0\0"
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes("\ufeffone\ufeff".encode())
+    assert read_text(path) == "one\ufeff"
+    path.write_bytes("\ufeff \n".encode())
+    with pytest.raises(TextError, match="is empty"):
+        read_text(path)
+
+
+@pytest.mark.parametrize(("name", "shown"), [(b"caf\xe9.txt", r"caf\xe9"), ("é.txt".encode(), "é")])
+def test_the_name_of_a_file_that_is_not_utf8_can_be_stored(name: bytes, shown: str, tmp_path: Path) -> None:
+    try:
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_text("one")
+    except OSError:
+        pytest.skip("this file system takes names of UTF-8 alone")
+    [document] = read(tmp_path)
+    assert document == Document(id=f"{shown}.txt", title=shown, text="one")
+    passages = [Passage(number=0, document_id=document.id, title=document.title, text=document.text)]
+    list(write_passages(tmp_path / "passages.arrow", passages))
+    assert PassageStore(tmp_path / "passages.arrow")[0] == passages[0]
+
+
+def test_a_title_from_a_name_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a\nb.txt").write_text("one")
+    assert read(tmp_path) == [Document(id="a\nb.txt", title="a b", text="one")]
+
+
+def invalid_utf8() -> pa.Array:
+    offsets, content = pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")
+    return pa.Array.from_buffers(pa.string(), 1, [None, offsets, content])
+
+
+READABLE = {
+    "dictionary": (pa.array(["one"]).dictionary_encode(), "one"),
+    "large string": (pa.array(["one"], pa.large_string()), "one"),
+    "string view": (pa.array(["one"], pa.string_view()), "one"),
+    "zero bytes": (pa.array(["o\0ne"]), "o\0ne"),
+}
+
+
+@pytest.mark.parametrize("kind", READABLE)
+def test_parquet_texts_of_every_kind_of_string(kind: str, tmp_path: Path) -> None:
+    column, text = READABLE[kind]
+    pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet")
+    assert read(tmp_path / "x.parquet") == [Document(id="0", title="", text=text)]
+
+
+def test_parquet_names_of_every_kind(tmp_path: Path) -> None:
+    columns = {"id": pa.array([Decimal("1.50")]), "title": pa.array([datetime.date(2024, 2, 29)]), "text": ["one"]}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    assert read(tmp_path / "x.parquet") == [Document(id="1.50", title="2024-02-29", text="one")]
+    pq.write_table(pa.table({"id": [1.5, float("nan")], "text": ["one", "two"]}), tmp_path / "x.parquet")
+    assert [document.id for document in read(tmp_path / "x.parquet")] == ["1.5", "1"]
+
+
+NO_TEXT = [
+    ({"text": pa.array([b"one"])}, "the field 'text' is not text but bytes"),
+    ({"text": pa.array([["one"]])}, "the field 'text' is not text but list"),
+    ({"text": pa.array([Decimal("1.0")])}, "the field 'text' is not text but Decimal"),
+    ({"text": ["one"], "id": [b"\xff"]}, "the field 'id' is no name or number but bytes"),
+    ({"text": ["one"], "title": [{"a": 1}]}, "the field 'title' is no name or number but dict"),
+    ({"text": invalid_utf8()}, "holds a value that cannot be read: 'utf-8' codec can't decode"),
+    ({"text": ["one"], "id": pa.array([2**62], pa.timestamp("us"))}, "holds a value that cannot be read"),
+    ({"text": ["one"], "title": pa.array([2**30], pa.date32())}, "holds a value that cannot be read"),
+    ({"text": pa.array([], pa.string())}, "holds no document"),
+    ({}, "has no field 'text'; its fields are none"),
+]
+
+
+@pytest.mark.parametrize(("columns", "says"), NO_TEXT)
+def test_parquet_that_holds_no_text_is_refused(columns: dict[str, pa.Array], says: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    with pytest.raises(CorpusError, match=says):
+        read(tmp_path / "x.parquet")
+
+
+def test_parquet_that_is_damaged_in_every_place_ends_in_a_sentence_or_in_documents(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": [f"text {number}" for number in range(50)]}), path)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 11):
+        for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 0xA5]) + whole[place + 1 :]):
+            path.write_bytes(damaged)
+            try:
+                read(path)
+            except CorpusError as error:
+                assert "\n" not in str(error)
+
+
+def test_json_objects_as_names_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"id": {"a": 1}, "text": "one"}\n')
+    with pytest.raises(CorpusError, match="line 1: the field 'id' is no name or number but dict"):
+        read(tmp_path / "x.jsonl")
+    (tmp_path / "x.jsonl").write_text('{"id": NaN, "title": NaN, "text": "one"}\n{"id": -Infinity, "text": "two"}\n')
+    assert [(document.id, document.title) for document in read(tmp_path / "x.jsonl")] == [("1", ""), ("-inf", "")]
+
+
+def test_a_long_line_of_json(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"text": "' + "long " * 1_000_000 + '"}\n')
+    [document] = read(tmp_path / "x.jsonl")
+    assert len(document.text) == 5_000_000
+
+
+def test_the_limit_of_csv_is_as_it_was_once_a_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "x.tsv").write_text("1\tone\tA\n2\ttwo\tB\n")
+    before = csv.field_size_limit()
+    assert len(read(tmp_path / "x.tsv")) == 2
+    assert csv.field_size_limit() == before
+
+
+def test_gzip_with_more_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl.gz"
+    whole = gzip.compress(b'{"text": "one"}\n')
+    path.write_bytes(whole + gzip.compress(b'{"text": "two"}\n'))
+    assert [document.text for document in read(path)] == ["one", "two"]
+    path.write_bytes(whole + b"garbage")
+    with pytest.raises(CorpusError, match="x.jsonl.gz is damaged, it cannot be unpacked to its end"):
+        read(path)
+
+
+def test_a_retrieval_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(RetrievalFileError, match="is a folder, not a file"):
+        read_retrieval_file(tmp_path)
