@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import processors
 
-from ralm.errors import ModelError, UsageError
+from ralm.errors import ModelError, TextError, UsageError
 from ralm.evaluation.generated import traced_generation
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
@@ -296,6 +296,12 @@ def test_the_token_before_rolling_windows() -> None:
     assert ModelTokenizer(tokenizer).token_of("<|endoftext|>") == 258
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|endoftext|>"]})
     assert ModelTokenizer(tokenizer).token_of("<|endoftext|>") == 259
+
+
+def test_an_empty_text_is_refused_even_where_special_tokens_could_be_scored() -> None:
+    rolling = PlanOptions(semantics="official", windows="rolling", stride=3, query_tokens=2, document_tokens=4)
+    with pytest.raises(TextError, match="the text is empty"):
+        prepare_text(" ", WordTokenizer(WORDS, begins=True), rolling)
 
 
 def test_an_eos_that_the_tokenizer_adds_is_scored_in_rolling_windows() -> None:
