@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ralm.corpus.splitting import Splitting, split_by_tokens, split_by_words, split_text
 from ralm.errors import UsageError
-from ralm.records import IntArray
+from ralm.records import IntArray, SpecialTokens
 from tests.fakes import WordTokenizer
 from tests.shared_data import shared
 
@@ -19,6 +19,10 @@ class ByteTokenizer:
 
     fingerprint = "bytes"
     end_token: int | None = None
+    special_tokens = SpecialTokens(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), None)
+
+    def token_of(self, text: str) -> int | None:
+        return None
 
     def encode(self, text: str) -> IntArray:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)

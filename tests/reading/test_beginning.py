@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import processors
 
-from ralm.errors import ModelError, UsageError
+from ralm.errors import ModelError, TextError, UsageError
 from ralm.evaluation.generated import traced_generation
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
@@ -78,6 +78,17 @@ def test_a_document_without_room_for_what_stands_first_is_refused() -> None:
     model.tokenizer.special_tokens = SpecialTokens(two, two[:0], BEGIN)
     with pytest.raises(UsageError, match="--document-tokens 1 have no room for the 2 special tokens"):
         evaluate_text("a b c", model, PlanOptions(document_tokens=1, max_length=20))
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_a_bos_that_is_not_there_is_refused_before_anything_is_retrieved(ranks: bool) -> None:
+    without, retriever = CountingModel(WordTokenizer(WORDS)), SharedWordsRetriever(PASSAGES)
+    options = PlanOptions(document_tokens=4, max_length=20, bos="always")
+    source = FromRetriever(retriever, PASSAGES, config={})
+    model, ranker = (begins(), without) if ranks else (without, None)
+    with pytest.raises(ModelError, match="--bos always"):
+        evaluate_text("a b c d e f g", model, options, source=source, ranker=ranker)
+    assert retriever.queries == []
 
 
 def reads(semantics: str, bos: Bos = "auto") -> tuple[list[str], list[str]]:
@@ -148,6 +159,7 @@ def plans(draw: st.DrawFn) -> PlanOptions:
     )
 
 
+@settings(deadline=None, max_examples=40)
 @given(plans(), st.integers(2, 40), st.integers(0, 10), st.booleans(), st.booleans())
 def test_random_plans_equal_the_plain_loop(
     options: PlanOptions, tokens: int, shift: int, adds_itself: bool, together: bool
@@ -216,7 +228,7 @@ def test_another_model_ranks_behind_its_own_bos() -> None:
     assert all(read.tolist().count(BEGIN) == 1 for read in ranker.reads)
 
 
-def settings(**values: Any) -> GenerationOptions:
+def options(**values: Any) -> GenerationOptions:
     return GenerationOptions(**({"new_tokens": 4, "stride": 2, "query_tokens": 3, "document_tokens": 4} | values))
 
 
@@ -226,7 +238,7 @@ def test_generation_reads_one_bos(bos: Bos, count: int) -> None:
     for prompt in ("a b b", "h h"):
         for finder in (None, SharedWordsRetriever(PASSAGES)):
             model = begins()
-            own = settings(new_tokens=12, max_length=8, bos=bos)
+            own = options(new_tokens=12, max_length=8, bos=bos)
             list(generate(prompt, model, own, finder, PASSAGES))
             assert all(read.tolist().count(BEGIN) == count for read in model.reads)
             assert all(read[0] == BEGIN for read in model.reads) or not count
@@ -236,12 +248,11 @@ def test_a_prompt_with_a_bos_of_its_own_has_it_once() -> None:
     model = begins()
     for prompt in ("<begin> a b", "<begin>"):
         model.reads.clear()
-        pieces = list(generate(prompt, model, settings()))
+        pieces = list(generate(prompt, model, options()))
         assert model.reads[0].tolist() == model.tokenizer.encode(prompt).tolist()
         assert len(pieces) == 4
-        assert "<begin>" not in "".join(piece.text for piece in pieces)
     model.reads.clear()
-    list(generate("<begin> a b", model, settings(bos="never")))
+    list(generate("<begin> a b", model, options(bos="never")))
     assert model.reads[0].tolist()[:2] == [BEGIN, model.tokenizer.words.index("a")]
 
 
@@ -250,7 +261,7 @@ def test_a_prompt_with_a_bos_of_its_own_has_it_once() -> None:
 @pytest.mark.parametrize("max_length", [None, 7])
 def test_what_was_generated_without_passages_gains_nothing(bos: Bos, prompt: str, max_length: int | None) -> None:
     model = begins()
-    pieces = list(generate(prompt, model, settings(new_tokens=9, max_length=max_length, bos=bos)))
+    pieces = list(generate(prompt, model, options(new_tokens=9, max_length=max_length, bos=bos)))
     traced = traced_generation(prompt, pieces, model, (), max_length, bos)
     assert len(traced) == 9
     np.testing.assert_allclose(traced.gain_T, 0, atol=1e-6)
@@ -267,10 +278,10 @@ def test_what_was_generated_without_passages_gains_nothing(bos: Bos, prompt: str
 def test_what_cannot_work_later_is_refused_before_the_first_token(values: dict[str, Any], message: str) -> None:
     model = begins()
     with pytest.raises(UsageError, match=message):
-        TokenWriter([np.array([2, 3])], model, settings(**values))
+        TokenWriter([np.array([2, 3])], model, options(**values))
     assert model.reads == []
     with pytest.raises(UsageError, match="--max-length must be at least 1, not 0"):
-        settings(max_length=0)
+        options(max_length=0)
 
 
 def test_the_token_before_rolling_windows() -> None:
@@ -285,6 +296,12 @@ def test_the_token_before_rolling_windows() -> None:
     assert ModelTokenizer(tokenizer).token_of("<|endoftext|>") == 258
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|endoftext|>"]})
     assert ModelTokenizer(tokenizer).token_of("<|endoftext|>") == 259
+
+
+def test_an_empty_text_is_refused_even_where_special_tokens_could_be_scored() -> None:
+    rolling = PlanOptions(semantics="official", windows="rolling", stride=3, query_tokens=2, document_tokens=4)
+    with pytest.raises(TextError, match="the text is empty"):
+        prepare_text(" ", WordTokenizer(WORDS, begins=True), rolling)
 
 
 def test_an_eos_that_the_tokenizer_adds_is_scored_in_rolling_windows() -> None:

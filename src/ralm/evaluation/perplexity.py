@@ -12,6 +12,7 @@ from ralm.evaluation.traces import TracedText, gain_as_json, used_passages
 from ralm.pipeline import PassageSource, PreparedText, ReaderOptions, prepare_text, read, read_hits
 from ralm.protocols import LanguageModel
 from ralm.reading.concatenation import ConcatenationOptions
+from ralm.reading.in_context import Documents
 from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import provenance_of
 from ralm.records import Passages, ScoredTokens
@@ -66,9 +67,11 @@ def evaluate_text(
     with the model itself. An ensemble as `reader` reads several, each alone, and averages their distributions (REPLUG);
     a concatenation reads several in one context. With `baseline` the same targets are scored without retrieval too.
     Raises UsageError where the plan's length is beyond the model's or the documents beyond the plan's, TextError where
-    the text is too short.
+    the text is too short, ModelError where a BOS is to stand first and the tokenizer has none.
     """
     check_length(model, options)
+    for one in (model, ranker) if ranker is not None else (model,):
+        Documents.planned((), one.tokenizer, options)  # refuses what stands first before anything is retrieved
     if isinstance(reader, ConcatenationOptions):
         reader.check(options)
     prepared = prepare_text(text, model.tokenizer, options, limit_tokens=limit_tokens)

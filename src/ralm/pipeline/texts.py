@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ralm.errors import ModelError
+from ralm.errors import ModelError, TextError
 from ralm.protocols import Tokenizer
 from ralm.reading.plan import Plan, PlanOptions, make_plan
 from ralm.records import IntArray
@@ -53,6 +53,8 @@ def prepare_text(
         tokens, spans_N2 = tokens[:limit_tokens], spans_N2[:limit_tokens]
         text = text[: int(spans_N2[-1, 1])]
     if options.begins_with_end_token:
+        if len(tokens) == 0:
+            raise TextError("the text is empty, and there is nothing to score: give a longer text.")
         special = tokenizer.special_tokens
         before = np.append(_end_of_text(tokenizer), special.before).astype(np.int64)
         tokens = np.concatenate([before, tokens, special.after])
