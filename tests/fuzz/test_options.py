@@ -71,12 +71,15 @@ ENDLESS = {"new_tokens": {"2147483647"}}
 SLOW = {"compile_layers"}
 
 READ = ["--lm", "model", "--max-length", "64", "--document-tokens", "16", "--limit-tokens", "70", "--stride", "16"]
+HYBRID = ["--retriever", "hybrid", "--fusion", "interpolation"]
+DRAWN = [*HYBRID, "--reader", "ensemble", "--documents", "2", "--temperature", "1"]
 COMMANDS = {
     "eval": [
         ["text.txt", *READ],
         ["text.txt", *READ, "--index", "index"],
         ["text.txt", *READ, "--index", "index", "--reader", "ensemble", "--documents", "2"],
         ["text.txt", *READ, "--index", "index", "--rerank", "zero-shot", "--candidates", "2"],
+        ["text.txt", *READ, "--index", "index", *HYBRID, "--reader", "ensemble", "--documents", "2", "--out", "new"],
     ],
     "sweep": [
         ["text.txt", *READ, "--index", "index", "--over", "stride", "--values", "8,16"],
@@ -85,6 +88,7 @@ COMMANDS = {
     "generate": [
         ["The sheep", "--lm", "model", "--document-tokens", "16", "--new-tokens", "5"],
         ["The sheep", "--lm", "model", "--document-tokens", "16", "--new-tokens", "5", "--index", "index"],
+        ["The sheep", "--lm", "model", "--document-tokens", "16", "--new-tokens", "5", "--index", "index", *DRAWN],
         ["--prompts", "lines.txt", "--lm", "model", "--document-tokens", "16", "--new-tokens", "5", "--index", "index"],
     ],
     "index": [
@@ -93,7 +97,7 @@ COMMANDS = {
     ],
     "search": [
         ["index", "sheep"],
-        ["index", "sheep", "--retriever", "hybrid", "--json"],
+        ["index", "sheep", *HYBRID, "--json"],
         ["index", "--queries", "lines.txt", "--retriever", "dense"],
     ],
     "retrieve": [["text.txt", "--lm", "model", "--index", "index", "--max-length", "64", "--out", "new"]],
