@@ -226,9 +226,7 @@ def read_every_byte(folder: Path, kind: str) -> tuple[list[str], list[str]]:
     manifest, content = _parsed(folder, kind)
     _check_itself(folder, manifest, content)
     damaged = {name: _damage(folder / name, entry, whole=True) for name, entry in manifest.files.items()}
-    sampled = [
-        name for name, entry in manifest.files.items() if entry.sha256 is None and entry.bytes > _whole_bytes()
-    ]
+    sampled = [name for name, entry in manifest.files.items() if entry.sha256 is None and entry.bytes > _whole_bytes()]
     return [f"{name} {what}" for name, what in damaged.items() if what], sampled
 
 

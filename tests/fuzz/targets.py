@@ -95,7 +95,9 @@ def as_lists(hits: Hits) -> list[list[tuple[int, float]]]:
 
 def make_index(folder: Path, *, bm25: bool = True, faiss: str | None = None) -> None:
     encoder = HashEncoder() if faiss else None
-    build_index(PASSAGE_LIST, folder / "index", bm25=bm25, encoder=encoder, vectors=VectorOptions(faiss=faiss or "Flat"))
+    build_index(
+        PASSAGE_LIST, folder / "index", bm25=bm25, encoder=encoder, vectors=VectorOptions(faiss=faiss or "Flat")
+    )
 
 
 def ask_index(folder: Path) -> Any:
@@ -174,7 +176,9 @@ def ask_cache(folder: Path) -> Any:
 def make_retrieval_file(folder: Path) -> None:
     docs = tuple(RetrievedPassage(text=p.text, title=p.title, score=1.5, id=p.document_id) for p in PASSAGE_LIST[:2])
     strides = [
-        RetrievedStride(begin_location=4 * n, end_location=4 * n + 4, future="x", query="y", retrieved_docs=docs[: n % 3])
+        RetrievedStride(
+            begin_location=4 * n, end_location=4 * n + 4, future="x", query="y", retrieved_docs=docs[: n % 3]
+        )
         for n in range(6)
     ]
     write_retrieval_file(folder / "retrieved.json", strides)

@@ -132,7 +132,9 @@ def _columns(run: Path, table: pa.Table, columns: dict[str, pa.DataType]) -> pa.
         raise _damaged(run, f"a table of it cannot be read ({error})") from None
     for name, kind in columns.items():
         found = chosen[name].type
-        alike = found.value_type == kind.value_type if pa.types.is_list(found) and pa.types.is_list(kind) else found == kind
+        alike = (
+            found.value_type == kind.value_type if pa.types.is_list(found) and pa.types.is_list(kind) else found == kind
+        )
         if not alike or (chosen[name].null_count and name != "baseline_log_prob"):
             raise _damaged(run, f"its column {name} is not as it should be")
     return chosen

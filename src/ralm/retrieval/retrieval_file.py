@@ -18,7 +18,6 @@ from ralm.errors import RetrievalFileError
 from ralm.folders import replaced_file
 from ralm.records import NO_PASSAGE, Hits, Passage
 
-
 _HIGHEST: Final = float(np.finfo(np.float32).max)
 _Score: TypeAlias = Annotated[float, Field(ge=-_HIGHEST, le=_HIGHEST, allow_inf_nan=False)]
 _Place: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
