@@ -101,6 +101,31 @@ def test_arrow_files_of_something_else(tmp_path: Path) -> None:
         PassageStore(path)
 
 
+def test_columns_that_are_stored_in_another_way(tmp_path: Path) -> None:
+    """Whoever made such a file: neither nulls, nor compression, nor bytes that are no text are taken for passages."""
+    columns = {
+        "document_id": pa.array(["a", "b"]),
+        "title": pa.array(["", "B"]),
+        "text": pa.array(["one", "zwei" * 99]),
+    }
+    broken = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"\xff\xfe"))
+    compressed = pa.ipc.IpcWriteOptions(compression="zstd")
+    for change, options, message in (
+        ({"title": pa.array(["", None])}, None, "a column is stored in another way"),
+        ({}, compressed, "a column is stored in another way"),
+        ({"text": broken}, None, "passage 0 is not UTF-8"),
+        ({"title": broken}, None, "the title of passage 0 is not UTF-8"),
+        ({"text": columns["text"].dictionary_encode()}, None, "its columns are"),
+    ):
+        table = pa.table({**columns, **change})
+        with pa.ipc.new_file(str(tmp_path / "x.arrow"), table.schema, options=options) as writer:
+            writer.write_table(table)
+        with pytest.raises(DamagedFolderError, match=message):
+            opened = PassageStore(tmp_path / "x.arrow")
+            list(opened.origins())
+            list(opened)
+
+
 def test_texts_with_short_offsets_are_read_too(tmp_path: Path) -> None:
     columns = {"document_id": ["a", "b"], "title": ["", "B"], "text": ["one", "zwei"]}
     table = pa.table(columns)

@@ -5,19 +5,21 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import JsonValue
 
-from ralm.errors import FolderExistsError, UsageError
+from ralm.errors import DamagedFolderError, FolderExistsError, UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
 from ralm.evaluation.report import report_page
-from ralm.evaluation.run import evaluation_config, open_run, to_json, write_run
+from ralm.evaluation.run import PASSAGES, evaluation_config, open_run, to_json, write_run
 from ralm.evaluation.run_report import report_of
 from ralm.pipeline import FromRetriever
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.fuzz.mutations import mend
 
 TEXT = "a b c d e a b c d e f g h a b c d e f g"
 OPTIONS = PlanOptions(stride=3, query_tokens=2, document_tokens=4, max_length=10)
@@ -149,3 +151,31 @@ def test_an_existing_run_is_kept(tmp_path: Path) -> None:
 
 def test_numbers_that_json_has_no_word_for_become_null() -> None:
     assert json.loads(to_json({"a": [math.inf, 1.5], "b": {"c": math.nan}})) == {"a": [None, 1.5], "b": {"c": None}}
+
+
+@pytest.mark.parametrize("what", ["a column", "a passage", "weights", "nulls", "no table", "no summary"])
+def test_runs_whose_tables_do_not_fit_together(tmp_path: Path, what: str) -> None:
+    evaluation, config = evaluated(baseline=True)
+    write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
+    file = tmp_path / "run" / "tokens.parquet"
+    table, none = pq.read_table(file), pa.nulls(19)
+    match what:
+        case "a column":
+            pq.write_table(table.drop_columns("posteriors"), file)
+        case "a passage":
+            pq.write_table(pq.read_table(tmp_path / "run" / PASSAGES).slice(1), tmp_path / "run" / PASSAGES)
+        case "weights":
+            place = table.schema.get_field_index("posteriors")
+            pq.write_table(
+                table.set_column(place, "posteriors", table["posteriors"].take(list(range(18, -1, -1)))), file
+            )
+        case "nulls":
+            place = table.schema.get_field_index("text")
+            pq.write_table(table.set_column(place, "text", none.cast(pa.string())), file)
+        case "no table":
+            file.write_text("nothing of the kind")
+        case "no summary":
+            (tmp_path / "run" / "summary.json").write_text("{")
+    mend(tmp_path / "run")
+    with pytest.raises(DamagedFolderError, match="is damaged"):
+        open_run(tmp_path / "run")

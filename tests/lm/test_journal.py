@@ -1,5 +1,6 @@
 """The journal: what was scored is not scored again, whatever happened to the file's end."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -127,3 +128,18 @@ def test_two_copies_share_the_work(tiny_folders: dict[str, Path], monkeypatch: p
     monkeypatch.setattr(replica, "TOKENS_A_BATCH", {"cpu": 1})
     for expected, found in zip(one.log_probs(requests()), two.log_probs(requests()), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_a_record_that_says_it_is_longer_than_the_file(tmp_path: Path) -> None:
+    """It is neither believed nor made room for."""
+    path, key = tmp_path / "journal", request_key(requests()[0])
+    with Journal(path) as journal:
+        journal.add([(key, scored([-1.5]))])
+    content = path.read_bytes()
+    path.write_bytes(content + b"k" * 16 + b"\xff\xff\xff\xff" + b"some bytes")
+    tracemalloc.start()
+    with Journal(path) as journal:
+        assert journal.get(key) is not None
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert path.read_bytes() == content

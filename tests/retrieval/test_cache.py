@@ -1,6 +1,8 @@
 """The cache of retrievals: what it saves, what it keeps apart, several processes at once, and files that are none."""
 
+import sqlite3
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -68,3 +70,20 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path / "text", {})
     with pytest.raises(StorageError, match="cannot be used"):
         CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path, {})
+
+
+def test_entries_that_were_altered_are_sought_again(tmp_path: Path) -> None:
+    retriever = SharedWordsRetriever(PASSAGES)
+    cached = CachedRetriever(retriever, tmp_path / "cache", {})
+    expected = cached.retrieve(["red", "sea", "fox"], 2).numbers_QK.tolist()
+    with closing(sqlite3.connect(tmp_path / "cache")) as database, database:
+        entries = dict(database.execute("SELECT address, entry FROM entries").fetchall())
+        one, two, three = entries
+        swapped = {one: entries[two], two: b"\xff" + entries[two][1:], three: "text"}
+        for address, entry in swapped.items():
+            database.execute("UPDATE entries SET entry = ? WHERE address = ?", (entry, address))
+    again = CachedRetriever(retriever, tmp_path / "cache", {})
+    assert again.retrieve(["red", "sea", "fox"], 2).numbers_QK.tolist() == expected
+    assert (again.asked, again.found) == (3, 0)
+    assert again.retrieve(["red", "sea", "fox"], 2).numbers_QK.tolist() == expected
+    assert (again.asked, again.found) == (6, 3), "they were mended"

@@ -1,7 +1,6 @@
 """Damage that no checksum tells: in a large file, between samples, or with checksums that were made to fit."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,7 +158,7 @@ def test_vectors_that_say_they_are_more_than_they_are(index: Path) -> None:
 
 def test_vectors_of_other_passages(index: Path, tmp_path: Path) -> None:
     build_index(PASSAGE_LIST[:7], tmp_path / "few", bm25=False, encoder=HashEncoder())
-    os.replace(tmp_path / "few" / "dense" / "vectors.faiss", index / "dense" / "vectors.faiss")
+    (tmp_path / "few" / "dense" / "vectors.faiss").replace(index / "dense" / "vectors.faiss")
     mend(index)
     with pytest.raises(DamagedFolderError, match=r"7 vectors of 8 dimensions .* for 1,200 passages"):
         open_index(index).dense(encoder=HashEncoder())

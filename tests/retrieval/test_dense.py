@@ -293,3 +293,26 @@ def test_vectors_are_mapped(tmp_path: Path) -> None:
     index = faiss.read_index(str(tmp_path / "dense" / "vectors.faiss"), faiss.IO_FLAG_MMAP_IFC)
     assert isinstance(index, faiss.IndexFlat)
     assert not index.codes.is_owned
+
+
+def test_vectors_that_were_altered_while_they_were_kept_are_made_again(tmp_path: Path) -> None:
+    passages, encoder = passages_of(*random_texts(30)), LetterEncoder()
+    expected = built(tmp_path / "whole", passages, encoder, chunk=10).retrieve(["abc", "hhg"], 30)
+
+    def begun() -> DenseBuilder:
+        builder = DenseBuilder(tmp_path, tmp_path / "work", encoder, chunk=10)
+        for passage in passages:
+            builder.add(passage)
+        return builder
+
+    begun()
+    one, two, three = sorted((tmp_path / "work").iterdir())
+    content = bytearray(one.read_bytes())
+    content[-40] ^= 1
+    one.write_bytes(content)
+    two.write_bytes(three.read_bytes())
+    encoder.encoded.clear()
+    begun().finish()
+    assert len(encoder.encoded) == 20, "the third is as it was"
+    hits = open_dense(tmp_path, encoder).retrieve(["abc", "hhg"], 30)
+    assert [hits.of(row) for row in range(2)] == [expected.of(row) for row in range(2)]

@@ -41,7 +41,7 @@ def with_hole(arrays: Arrays, terms_before: int, folder: Path) -> tuple[Arrays, 
         wide = np.memmap(folder / f"{name}.wide", column.dtype, "w+", shape=(total + HOLE,))
         wide[:at], wide[at + HOLE :] = column[:at], column[at:]
         widened[name] = np.asarray(wide)
-    return replace(arrays, offsets=offsets, **widened), owners
+    return replace(arrays, offsets=offsets, passages=widened["passages"], codes=widened["codes"]), owners
 
 
 def test_more_postings_than_32_bits_can_number(tmp_path: Path) -> None:

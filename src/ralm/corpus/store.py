@@ -143,7 +143,7 @@ class PassageStore(Sequence[Passage]):
         offsets = np.frombuffer(places, width, len(column) + 1)
         if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > (content.size if content else 0):
             self._damaged("its strings are not where it says")
-        return memoryview(offsets), memoryview(content or b"")
+        return offsets.data, memoryview(content or b"")
 
     def _holds(self, *buffers: pa.Buffer | None) -> bool:
         """Whether buffers lie in the file as it is mapped."""

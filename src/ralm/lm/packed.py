@@ -69,8 +69,6 @@ def packable(model: PreTrainedModel) -> list[torch.nn.Module]:
     on_cpu = {parameter.device.type for parameter in model.parameters()} == {"cpu"}
     if not on_cpu or not processor_packs(model.dtype):
         return []
-    if model.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return []  # a CPU without such products: it can read the model, and cannot lay out its weights
     layers = [module for module in model.modules() if type(module) in (torch.nn.Linear, Conv1D)]
     weights: list[Any] = [module.weight for module in layers]
     return layers if sum(weight.nbytes for weight in weights) <= _BYTES else []

@@ -89,7 +89,7 @@ class Arrays:
     @cached_property
     def _checked_V(self) -> NDArray[np.bool_]:
         """Which terms have been checked; written by several threads at once, which all write the same."""
-        return np.zeros(len(self.term_ids), np.bool_)
+        return np.zeros(len(self.offsets) - 1, np.bool_)
 
     def check_terms(self, terms: NDArray[np.int64], passages: int) -> None:
         """Check the postings of terms, each once, in an index of so many passages: then kernels stay in their arrays.
@@ -101,7 +101,7 @@ class Arrays:
             begin, end = int(self.offsets[term]), int(self.offsets[term + 1])
             if not is_rising_within(self.passages[begin:end], passages):
                 _damaged(self.folder, f"passages.npy has numbers out of place among the postings of term {term}")
-            if not sound_codes(*self.posting_codes, begin, end, len(self.code_table)):
+            if not sound_codes(self.codes, self.escaped, begin, end, len(self.code_table)):
                 _damaged(self.folder, f"codes.npy has codes without meaning among the postings of term {term}")
             self._checked_V[term] = True
 

@@ -51,17 +51,10 @@ def is_rising_within(numbers: NDArray[np.int32], count: int) -> bool:
 
 
 @kernel
-def sound_codes(
-    codes: NDArray[np.uint8],
-    escaped: NDArray[np.int64],
-    escaped_rows: NDArray[np.int32],
-    begin: int,
-    end: int,
-    rows: int,
-) -> bool:
+def sound_codes(codes: NDArray[np.uint8], escaped: NDArray[np.int64], begin: int, end: int, rows: int) -> bool:
     """Whether the codes from `begin` to `end` are rows of a table of so many, or `ESCAPE` where they are listed apart.
 
-    The lists themselves must have been checked: rising places, and rows of the table.
+    The list of places must have been checked: rising, and within the codes.
     """
     highest = np.uint8(0)
     escapes = 0
@@ -71,10 +64,10 @@ def sound_codes(
     first, last = np.searchsorted(escaped, begin), np.searchsorted(escaped, end)
     if escapes != last - first or (end > begin and highest >= rows):
         return False
+    listed = 0
     for place in escaped[first:last]:
-        if codes[place] != ESCAPE:
-            return False
-    return True
+        listed += codes[place] == ESCAPE
+    return bool(listed == escapes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

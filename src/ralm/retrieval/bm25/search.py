@@ -57,8 +57,8 @@ _PASSAGES_A_HIT: Final = 100
 class BM25:
     """A retriever over the arrays of an index of `passages` passages; safe to use from several threads.
 
-    `fingerprint`: a hash of the index that the arrays are of; without one the arrays themselves are hashed when `config`
-    is asked for. `partition`: how many passages are scanned at a time; any number gives the same hits. Raises
+    `fingerprint`: a hash of the index that the arrays are of; without one the arrays themselves are hashed when
+    `config` is asked for. `partition`: how many passages are scanned at a time; any number gives the same hits. Raises
     DamagedFolderError where the arrays are not those of so many passages; the postings of a term are checked when it is
     first asked for.
     """

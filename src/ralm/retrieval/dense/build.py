@@ -2,7 +2,8 @@
 
 Passages are encoded a chunk at a time, the longest of a chunk first. The vectors of a chunk are kept in a work folder
 beside the index, named by what was encoded and with what, and end in a checksum; a build that begins again finds them
-there, and encodes again what is not as it was written. At the end FAISS is trained on a sample of them where its string asks for that, and takes them all in order.
+there, and encodes again what is not as it was written. At the end FAISS is trained on a sample of them where its string
+asks for that, and takes them all in order.
 """
 
 import hashlib

@@ -32,7 +32,7 @@ _HEAD: Final = struct.Struct("<4siqqq?i")
 _COUNT: Final = struct.Struct("<Q")
 _FLAT: Final = b"IxFI"
 _COMPARED_BYTES: Final = 4 << 30
-"""Up to here all of an index that is not flat is compared with its checksum before it is used: some 3 seconds at most."""
+"""Up to here all of an index that is not flat is compared with its checksum before it is used: some seconds at most."""
 
 
 class Dense:
