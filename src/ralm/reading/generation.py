@@ -75,8 +75,8 @@ def generate(
 ) -> Iterator[GeneratedText]:
     """Write on from a prompt; pieces come as soon as they are certain not to belong to a stop string.
 
-    Without a retriever nothing is put in front. Raises UsageError for an empty prompt, and where the document and a
-    stride do not fit into the model's length.
+    Without a retriever nothing is put in front. Raises UsageError for an empty prompt, where the document and a stride do
+    not fit into the model's length, and where `max_length` is beyond it.
     """
     return (piece for _, piece in generate_many([prompt], model, options, retriever, passages))
 
@@ -119,7 +119,7 @@ def _as_text(
 class TokenWriter:
     """Prompts of token ids (int64, at least one each) that are being written on, a token each at a time.
 
-    Raises UsageError where the document and a stride do not fit into the model's length.
+    Raises UsageError where the document and a stride do not fit into the model's length, or `max_length` is beyond it.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class TokenWriter:
         self._options = options
         self._retriever = retriever
         self._documents = Documents(passages, model.tokenizer, options.document_tokens)
-        self._max_length = options.max_length or model.max_length
+        self._max_length = _max_length(options, model)
         self._continuations = model.continuations()
         self._going_on = {
             number: _Prompt(prompt, np.random.default_rng(options.seed)) for number, prompt in enumerate(prompts)
@@ -203,6 +203,16 @@ class TokenWriter:
         prompt.text = np.append(prompt.text, token)
         posteriors_K = posterior(log_probs_KV[:, [token]], prompt.log_weights_K)[0]
         return GeneratedToken(token, float(log_probs_V[token]), prompt.passages_K, posteriors_K)
+
+
+def _max_length(options: GenerationOptions, model: LanguageModel) -> int:
+    """The most tokens that are read at once; UsageError where the model cannot."""
+    if options.max_length is not None and options.max_length > model.max_length:
+        raise UsageError(
+            f"--max-length {options.max_length} is beyond the {model.max_length} tokens that {model.name} reads at "
+            f"once: give --max-length {model.max_length}, or leave it out."
+        )
+    return options.max_length or model.max_length
 
 
 class _Prompt:
