@@ -63,7 +63,9 @@ _SIZES: dict[str, Any] = (
     | dict.fromkeys(("ssm_state_size", "state_size", "linear_key_head_dim", "linear_value_head_dim"), 8)
     | dict.fromkeys(("sliding_window", "window_size"), 8)
     | dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "n_mamba_heads", "num_experts_per_tok"), 2)
-    | dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "n_groups", "mamba_n_groups", "mamba_ngroups"), 1)
+    | dict.fromkeys(
+        ("n_group", "topk_group", "first_k_dense_replace", "n_groups", "mamba_n_groups", "mamba_ngroups"), 1
+    )
     | {"num_key_value_heads": 2, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "rotary_dim": 4, "mamba_dt_rank": 4}
     | {"vocab_size": VOCABULARY, "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
     | {"initializer_range": 0.3, "init_std": 0.3}
@@ -71,7 +73,8 @@ _SIZES: dict[str, Any] = (
 
 _LATENT = {"num_key_value_heads": 4}
 _LATENT_WIDE = {"num_key_value_heads": 4, "qk_rope_head_dim": 8}
-_OWN: dict[str, dict[str, Any]] = {
+_PADDED_POSITIONS = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl")
+_OWN: dict[str, dict[str, Any]] = dict.fromkeys(_PADDED_POSITIONS, {"pad_token_id": 1}) | {
     "axk1": _LATENT,
     "axk2": _LATENT_WIDE,
     "cohere_compass_text": {"layer_types": ["full_attention"] * 2, "rope_parameters": {"full_attention": None}},
@@ -118,7 +121,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "pronunciation_embed_dim": 8,
         "shape_embed_dim": 8,
     },
-    "xmod": {"default_language": "en_XX"},
+    "xmod": {"default_language": "en_XX", "pad_token_id": 1},
     "youtu": _LATENT,
     "zamba": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"]},
     "zamba2": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"]},

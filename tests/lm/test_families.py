@@ -82,7 +82,9 @@ def check_writing(model: LocalLanguageModel) -> None:
     for prompt, found in zip(prompts, written, strict=True):
         expected = plain_loop(prompt.tolist(), model)
         assert [token for token, _ in found] == [step.token for step in expected]
-        np.testing.assert_allclose([log for _, log in found], [np.log(step.probability) for step in expected], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            [log for _, log in found], [np.log(step.probability) for step in expected], rtol=1e-3, atol=1e-4
+        )
 
 
 def plain_loop(prompt: list[int], model: LocalLanguageModel) -> list[generation.Step]:
