@@ -35,8 +35,8 @@ _ROUNDED: Final = 0.1
 def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
     """Raise ModelError where a model cannot read plain text, or what it makes of a token depends on later ones.
 
-    Two texts that differ in their last token are read in one pass. A model that looks ahead does so in every text, while
-    rounding may show in one; so a few texts are tried before a model is refused.
+    Two texts that differ in their last token are read in one pass. A model that looks ahead does so in every text,
+    while rounding may show in one; so a few texts are tried before a model is refused.
     """
     length = min(_LENGTH, max_length)
     for seed in range(_TRIES):
@@ -80,7 +80,7 @@ def _agrees(logits: ChosenLogits, max_length: int) -> bool:
         return _apart(logits, max_length, [first, grown, changed]) <= _tolerance(logits.model)
     except (ModelError, torch.OutOfMemoryError):
         raise
-    except Exception:  # whatever a family does with a cache that is not its own
+    except Exception:  # noqa: BLE001  # whatever a family does with a cache that is not its own
         return False
 
 

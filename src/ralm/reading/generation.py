@@ -75,8 +75,8 @@ def generate(
 ) -> Iterator[GeneratedText]:
     """Write on from a prompt; pieces come as soon as they are certain not to belong to a stop string.
 
-    Without a retriever nothing is put in front. Raises UsageError for an empty prompt, where the document and a stride do
-    not fit into the model's length, and where `max_length` is beyond it.
+    Without a retriever nothing is put in front. Raises UsageError for an empty prompt, where the document and a stride
+    do not fit into the model's length, and where `max_length` is beyond it.
     """
     return (piece for _, piece in generate_many([prompt], model, options, retriever, passages))
 
