@@ -110,6 +110,7 @@ _OWN: dict[str, dict[str, Any]] = {family: {"pad_token_id": 1} for family in _PA
     "glm4_moe_lite": _LATENT_WIDE,
     "glm_moe_dsa": _LATENT_WIDE,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "kimi_linear": {"num_key_value_heads": 4, "linear_head_dim": 8, "linear_num_heads": 4},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "longcat_flash": {"num_key_value_heads": 4, "head_dim": 4},
