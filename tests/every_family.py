@@ -138,7 +138,7 @@ _OWN: dict[str, dict[str, Any]] = {family: {"pad_token_id": 1} for family in _PA
         "attention_hidden_size": 64,
         "attention_head_dim": 16,
     },
-    "zamba2": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"]},
+    "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
 }
 
