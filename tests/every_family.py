@@ -76,6 +76,7 @@ _LATENT_WIDE = {"num_key_value_heads": 4, "qk_rope_head_dim": 8}
 _PADDED_POSITIONS = (
     "camembert",
     "data2vec-text",
+    "prophetnet",
     "roberta",
     "roberta-prelayernorm",
     "xlm-roberta",
