@@ -1,7 +1,7 @@
 """A tiny random model of every family that transformers knows as causal, made in this process.
 
-One set of sizes serves most families: each configuration takes those that it has a name for. Some need settings of their
-own. A family that is new to transformers is tried like all the others.
+One set of sizes serves most families: each configuration takes those that it has a name for. Some need settings of
+their own. A family that is new to transformers is tried like all the others.
 """
 
 import dataclasses
@@ -73,7 +73,17 @@ _SIZES: dict[str, Any] = (
 
 _LATENT = {"num_key_value_heads": 4}
 _LATENT_WIDE = {"num_key_value_heads": 4, "qk_rope_head_dim": 8}
-_OWN: dict[str, dict[str, Any]] = {
+_PADDED_POSITIONS = (
+    "camembert",
+    "data2vec-text",
+    "prophetnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xglm",
+)
+_OWN: dict[str, dict[str, Any]] = {family: {"pad_token_id": 1} for family in _PADDED_POSITIONS} | {
     "axk1": _LATENT,
     "axk2": _LATENT_WIDE,
     "cohere_compass_text": {"layer_types": ["full_attention"] * 2, "rope_parameters": {"full_attention": None}},
@@ -101,6 +111,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": _LATENT_WIDE,
     "glm_moe_dsa": _LATENT_WIDE,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "kimi_linear": {"num_key_value_heads": 4, "linear_head_dim": 8, "linear_num_heads": 4},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "longcat_flash": {"num_key_value_heads": 4, "head_dim": 4},
@@ -120,10 +131,15 @@ _OWN: dict[str, dict[str, Any]] = {
         "pronunciation_embed_dim": 8,
         "shape_embed_dim": 8,
     },
-    "xmod": {"default_language": "en_XX"},
+    "xmod": {"default_language": "en_XX", "pad_token_id": 1},
     "youtu": _LATENT,
-    "zamba": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"]},
-    "zamba2": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"]},
+    "zamba": {
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "hybrid", "mamba", "hybrid"],
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
+    "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
 }
 

@@ -325,3 +325,9 @@ def test_empty_prompt() -> None:
 def test_document_too_long_for_the_model() -> None:
     with pytest.raises(UsageError, match="do not fit together into the model length 5"):
         list(generate("a", CountingModel(WordTokenizer()), options(max_length=5)))
+
+
+def test_a_length_beyond_the_model_is_refused_before_the_first_token(tiny_folders: dict[str, Path]) -> None:
+    model = load_language_model(str(tiny_folders["gpt2"]))
+    with pytest.raises(UsageError, match="--max-length 65 is beyond the 64 tokens that .* give --max-length 64"):
+        generate("a", model, options(max_length=65))

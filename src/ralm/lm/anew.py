@@ -17,7 +17,7 @@ from ralm.records import FloatArray, IntArray
 
 
 class ReadAnew:
-    """Some texts of at most `max_length` tokens; as many are read at once as have `tokens_a_batch`, padding included."""
+    """Some texts of at most `max_length` tokens; `tokens_a_batch`, padding included, are read at once."""
 
     def __init__(self, logits: ChosenLogits, max_length: int, tokens_a_batch: int | None = None) -> None:
         self._logits = logits

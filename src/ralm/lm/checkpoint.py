@@ -53,8 +53,8 @@ def _check_decoder(name: str, config: PreTrainedConfig | None) -> None:
         return
     if any(getattr(part, "is_encoder_decoder", False) for part in (config, config.get_text_config(decoder=True))):
         raise ModelError(
-            f"{name} is an encoder-decoder ({config.model_type}), whose decoder goes on from what its encoder has read: "
-            "give a causal language model."
+            f"{name} is an encoder-decoder ({config.model_type}), whose decoder goes on from what its encoder has "
+            "read: give a causal language model."
         )
 
 

@@ -35,8 +35,8 @@ _ROUNDED: Final = 0.1
 def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
     """Raise ModelError where a model cannot read plain text, or what it makes of a token depends on later ones.
 
-    Two texts that differ in their last token are read in one pass. A model that looks ahead does so in every text, while
-    rounding may show in one; so a few texts are tried before a model is refused.
+    Two texts that differ in their last token are read in one pass. A model that looks ahead does so in every text,
+    while rounding may show in one; so a few texts are tried before a model is refused.
     """
     length = min(_LENGTH, max_length)
     for seed in range(_TRIES):
@@ -58,27 +58,30 @@ def keeps_rows(logits: ChosenLogits, max_length: int) -> bool:
     Texts that grow, change and have different lengths are tried. A model that keeps something else in its place, as
     state-space models do, or counts positions by columns, is told from the others by what comes out.
     """
-    if "past_key_values" not in inspect.signature(logits.model.forward).parameters or max_length < _LENGTH:
-        return False
+    kept = _takes_rows(logits, max_length) and _agrees(logits, max_length)
+    if not kept:
+        logging.getLogger(__name__).warning(
+            "%s (%s) cannot go on from kept keys and values: every token is written after reading the whole text anew.",
+            logits.name,
+            logits.model.config.model_type,
+        )
+    return kept
+
+
+def _takes_rows(logits: ChosenLogits, max_length: int) -> bool:
+    return "past_key_values" in inspect.signature(logits.model.forward).parameters and max_length >= _LENGTH
+
+
+def _agrees(logits: ChosenLogits, max_length: int) -> bool:
     first = _texts(logits.model, [4, 6, 2], seed=0)
     grown = [np.append(text, text[0]) for text in first]
     changed = [grown[2], np.concatenate([grown[0][:3], grown[1][:4]]), np.append(grown[1], grown[0][1])]
     try:
-        apart = _apart(logits, max_length, [first, grown, changed])
-    except torch.OutOfMemoryError:
+        return _apart(logits, max_length, [first, grown, changed]) <= _tolerance(logits.model)
+    except (ModelError, torch.OutOfMemoryError):
         raise
-    except ModelError:
-        raise
-    except Exception:  # whatever a family does with a cache that is not its own
-        apart = np.inf
-    if apart <= _tolerance(logits.model):
-        return True
-    logging.getLogger(__name__).warning(
-        "%s (%s) cannot go on from kept keys and values: every token is written after reading the whole text anew.",
-        logits.name,
-        logits.model.config.model_type,
-    )
-    return False
+    except Exception:  # noqa: BLE001  # whatever a family does with a cache that is not its own
+        return False
 
 
 def _apart(logits: ChosenLogits, max_length: int, calls: Sequence[Sequence[IntArray]]) -> float:

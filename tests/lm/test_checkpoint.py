@@ -1,0 +1,157 @@
+"""What is loaded is a whole causal language model, and a fingerprint says which."""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertLMHeadModel,
+    CLIPVisionConfig,
+    LlamaForSequenceClassification,
+    LlamaModel,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedModel,
+)
+
+from ralm.errors import ModelError
+from ralm.lm.fingerprint import weights_fingerprint
+from ralm.lm.local import LocalLanguageModel, ModelOptions, load_language_model
+from ralm.records import Request
+from tests.tiny_models import VOCABULARY, byte_tokenizer, save_tiny_model, tiny_config
+
+TEXT = np.arange(40, 60, dtype=np.int64)
+REQUEST = Request(document=TEXT[:3], context=TEXT[3:12], targets=TEXT[12:])
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 258}
+
+
+def saved(model: PreTrainedModel, folder: Path) -> str:
+    model.save_pretrained(folder)
+    byte_tokenizer(with_bos=False).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_model_without_output_layer_is_refused(tmp_path: Path) -> None:
+    config = tiny_config("llama")
+    for model in (LlamaModel(config), LlamaForSequenceClassification(config)):
+        folder = saved(model, tmp_path / type(model).__name__)
+        with pytest.raises(ModelError, match=r"lacks weights of a language model: lm_head\.weight\. Give a checkpoint"):
+            load_language_model(folder)
+
+
+def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
+    save_tiny_model("gpt2", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in weights if ".mlp." in name]:
+        del weights[name]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"transformer\.h\.0\.mlp\.c_fc\.bias, .* and 5 more"):
+        load_language_model(str(tmp_path))
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    save_tiny_model("gpt2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_positions": 32}))
+    with pytest.raises(ModelError, match="cannot load the model|another shape"):
+        load_language_model(str(tmp_path))
+
+
+def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
+    config = BartConfig(vocab_size=VOCABULARY, d_model=32, encoder_layers=1, decoder_layers=1, pad_token_id=258)
+    with pytest.raises(ModelError, match=r"is an encoder-decoder \(bart\)"):
+        load_language_model(saved(BartForConditionalGeneration(config), tmp_path))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_bert_is_refused_unless_it_is_a_decoder(dtype: str, tmp_path: Path) -> None:
+    options = ModelOptions(dtype=dtype)  # type: ignore[arg-type]
+    for decoder in (False, True):
+        config = BertConfig(
+            **SIZES, num_attention_heads=4, intermediate_size=64, is_decoder=decoder, initializer_range=0.3
+        )
+        folder = saved(BertLMHeadModel(config), tmp_path / str(decoder))
+        if decoder:
+            load_language_model(folder, options)
+        else:
+            with pytest.raises(ModelError, match=r"reads tokens with those that come after them \(bert\)"):
+                load_language_model(folder, options)
+
+
+def test_the_language_model_of_one_that_sees(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    eye = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
+    )
+    llava = LlavaForConditionalGeneration(
+        LlavaConfig(vision_config=eye, text_config=tiny_config("llama"), image_token_id=258)
+    ).eval()
+    model = load_language_model(saved(llava, tmp_path))
+    assert model.max_length == 64
+    with torch.no_grad():
+        logits_NV = llava(input_ids=torch.from_numpy(TEXT)[None]).logits[0]
+    expected = logits_NV.log_softmax(-1)[np.arange(11, 19), TEXT[12:]].numpy()
+    np.testing.assert_allclose(model.log_probs([REQUEST])[0], expected, rtol=1e-4)
+    found = model.continuations().next_log_probs([TEXT[:9], TEXT[:5]])
+    np.testing.assert_allclose(found, logits_NV.log_softmax(-1)[[8, 4]].numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_a_model_that_keeps_no_keys_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    mamba = MambaForCausalLM(MambaConfig(**SIZES, state_size=8, initializer_range=0.3)).eval()
+    model = load_language_model(saved(mamba, tmp_path))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            found = model.continuations().next_log_probs([TEXT, TEXT[:7]])
+    with torch.no_grad():
+        expected = mamba(input_ids=torch.from_numpy(TEXT)[None]).logits[0].log_softmax(-1)[[19, 6]].numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert [record.message for record in caplog.records if record.name.startswith("ralm")] == [
+        f"{tmp_path} (mamba) cannot go on from kept keys and values: every token is written after reading the whole "
+        "text anew."
+    ]
+
+
+def fingerprints(model: LocalLanguageModel) -> tuple[object, object]:
+    return model.config["weights"], model.config["settings"]
+
+
+def test_equal_weights_have_one_fingerprint_whatever_the_file(tmp_path: Path) -> None:
+    one = load_language_model(str(save_tiny_model("gpt2", tmp_path / "one")))
+    again = load_language_model(str(save_tiny_model("gpt2", tmp_path / "again")))
+    torch.save(one.model.state_dict(), tmp_path / "again" / "pytorch_model.bin")
+    (tmp_path / "again" / "model.safetensors").unlink()
+    pickled = load_language_model(str(tmp_path / "again"))
+    assert fingerprints(one) == fingerprints(again) == fingerprints(pickled)
+    other = load_language_model(str(save_tiny_model("gpt2", tmp_path / "other", seed=1)))
+    assert other.config["weights"] != one.config["weights"]
+    assert other.config["settings"] == one.config["settings"]
+
+
+def test_one_number_at_either_end_of_a_large_tensor_shows(tmp_path: Path) -> None:
+    model = load_language_model(str(save_tiny_model("gpt2", tmp_path))).model
+    large = torch.nn.Parameter(torch.zeros(1000, 321), requires_grad=False)
+    model.transformer.wpe.weight = large
+    prints = {weights_fingerprint(model)}
+    for place in ((0, 0), (999, 320), (0, 1)):
+        large[place] += 1
+        prints.add(weights_fingerprint(model))
+    assert len(prints) == 4
+
+
+def test_settings_that_change_figures_change_the_fingerprint(tmp_path: Path) -> None:
+    one = load_language_model(str(save_tiny_model("llama", tmp_path)))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1, "transformers_version": "5.0.0"}))
+    other = load_language_model(str(tmp_path))
+    assert one.config["weights"] == other.config["weights"]
+    assert one.config["settings"] != other.config["settings"]
