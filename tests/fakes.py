@@ -15,6 +15,7 @@ class WordTokenizer:
 
     fingerprint = "words"
     end_token: int | None = 0
+    unknown_token: int | None = None
 
     def __init__(self, words: Sequence[str] = ()) -> None:
         self.words: list[str] = ["<end>", *words]

@@ -23,6 +23,10 @@ class Tokenizer(Protocol):
     def end_token(self) -> int | None:
         """The id of the end-of-text token, where there is one."""
 
+    @property
+    def unknown_token(self) -> int | None:
+        """The id of the token that stands for what the tokenizer does not know, where there is one."""
+
     def encode(self, text: str) -> IntArray:
         """Token ids (int64) of a text, without special tokens."""
 

@@ -4,6 +4,8 @@ The commands import what they need when they run, not before: `ralm --help` must
 """
 
 import sys
+import warnings
+from typing import Any
 
 import typer
 
@@ -15,8 +17,10 @@ from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
 from ralm.cli.sweep import sweep
-from ralm.errors import RalmError
+from ralm.errors import RalmError, RalmWarning
 from ralm.version import __version__
+
+_PYTHONS_OWN = warnings.showwarning
 
 app = typer.Typer(
     name="ralm",
@@ -55,8 +59,18 @@ app.command("generate")(generate)
 app.command("demo")(demo)
 
 
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """A warning of ours is one line on standard error; any other is shown as Python shows it."""
+    if issubclass(category, RalmWarning):
+        sys.stderr.write(f"ralm: warning: {message}\n")
+    else:
+        _PYTHONS_OWN(message, category, *place)
+
+
 def main() -> None:
     """Run the program; an error that ralm raises on purpose is one sentence on standard error, never a traceback."""
+    warnings.simplefilter("always", RalmWarning)
+    warnings.showwarning = _show_warning
     try:
         app()
     except RalmError as error:

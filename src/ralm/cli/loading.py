@@ -11,7 +11,8 @@ from pydantic import JsonValue
 
 from ralm.cli.options import RetrieverChoice
 from ralm.corpus.decontamination import read_lines, read_titles
-from ralm.corpus.text import read_text
+from ralm.corpus.text import BYTE_ORDER_MARK, decode, read_text
+from ralm.errors import TextError
 from ralm.pipeline import FromFile, FromRetriever, PassageSource
 from ralm.protocols import Retriever
 from ralm.records import IntArray
@@ -98,4 +99,10 @@ def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
     """The prompt itself, or standard input where it is `-`; without one, every line of a file."""
     if file is not None:
         return read_text(file).splitlines()
-    return [sys.stdin.read().rstrip("\n") if prompt == "-" else prompt or ""]
+    return [_standard_input().rstrip("\n") if prompt == "-" else prompt or ""]
+
+
+def _standard_input() -> str:
+    """What is on standard input as text, whatever encoding the terminal has; TextError where it is not UTF-8."""
+    text = decode(sys.stdin.buffer.read(), "standard input", TextError)
+    return text.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n")
