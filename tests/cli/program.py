@@ -22,7 +22,7 @@ def ralm(*arguments: object, stdin: str = "") -> Answer:
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["ralm", *map(str, arguments)])
-        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
         patch.setenv("HF_HUB_OFFLINE", "1")
         try:
             main()

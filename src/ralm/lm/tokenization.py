@@ -116,7 +116,7 @@ def _check_characters(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as bad:
         raise TextError(
-            f"character {bad.start:,} of the text is half of one (a lone surrogate, {text[bad.start]!r}), which is no text."
+            f"character {bad.start:,} of the text is half of one, a lone surrogate ({text[bad.start]!r})."
         ) from None
 
 
