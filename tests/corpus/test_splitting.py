@@ -19,6 +19,7 @@ class ByteTokenizer:
 
     fingerprint = "bytes"
     end_token: int | None = None
+    unknown_token: int | None = None
 
     def encode(self, text: str) -> IntArray:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)

@@ -5,7 +5,7 @@ The commands import what they need when they run, not before: `ralm --help` must
 
 import sys
 import warnings
-from typing import Any
+from typing import TextIO
 
 import typer
 
@@ -59,12 +59,19 @@ app.command("generate")(generate)
 app.command("demo")(demo)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """A warning of ours is one line on standard error; any other is shown as Python shows it."""
     if issubclass(category, RalmWarning):
         sys.stderr.write(f"ralm: warning: {message}\n")
     else:
-        _PYTHONS_OWN(message, category, *place)
+        _PYTHONS_OWN(message, category, filename, lineno, file, line)
 
 
 def main() -> None:
