@@ -106,7 +106,7 @@ def cases(seed: str) -> list[random.Random]:
 
 def odd_plan(chance: random.Random) -> PlanOptions:
     windows = chance.choice(get_args(Windows))
-    semantics = "official" if windows == "rolling" else chance.choice(get_args(Semantics))
+    semantics: Semantics = "official" if windows == "rolling" else chance.choice(get_args(Semantics))
     return PlanOptions(
         semantics=semantics,
         windows=windows,
