@@ -184,7 +184,19 @@ def through_files(index: Path, folder: Path, content: bytes) -> list[tuple[objec
     lm = ("--lm", TINY, "--max-length", 64, "--document-tokens", 8)
     return [
         ("eval", file, *lm, "--index", index, "--baseline", "--json"),
-        ("retrieve", file, *lm, "--index", index, "--out", folder / "retrieved.json", "--force"),
+        (
+            "retrieve",
+            file,
+            "--lm",
+            TINY,
+            "--max-length",
+            300,
+            "--index",
+            index,
+            "--out",
+            folder / "retrieved.json",
+            "--force",
+        ),
         ("generate", "--prompts", file, *lm, "--index", index, "--new-tokens", 2, "--json"),
         ("search", index, "--queries", file, "--json"),
         ("search", index, "thing", "--forbidden-titles", file, "--json"),
@@ -208,9 +220,9 @@ def test_odd_files_are_read_or_refused(command: int, index: Path, tmp_path: Path
         answer = ralm(*through_files(index, tmp_path, content)[command])
         assert "Traceback" not in answer.err
         assert answer.status in (0, 1, 2)
-        assert (answer.status == 0) == (answer.out != "") or command in (1, 3, 4)
         if answer.status:
-            assert answer.err.startswith("ralm: ")
+            assert answer.out == ""
+            assert answer.err.splitlines()[-1].startswith("ralm: ")
 
 
 def test_a_word_of_a_megabyte(model: LocalLanguageModel) -> None:
