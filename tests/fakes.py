@@ -18,6 +18,7 @@ class WordTokenizer:
 
     fingerprint = "words"
     end_token: int | None = 0
+    unknown_token: int | None = None
 
     def __init__(self, words: Sequence[str] = (), *, begins: bool = False) -> None:
         self.words: list[str] = ["<end>", *(["<begin>"] if begins else []), *words]

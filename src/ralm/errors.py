@@ -21,6 +21,8 @@ message alone and exits with `exit_status`; a traceback is always a bug of ours.
     +-- RetrieverError           a retriever that gives what are no hits
     +-- ModelError               a language model, encoder or tokenizer that cannot be loaded or used as asked
     +-- MissingExtraError        an optional dependency that is not installed
+
+`RalmWarning` is what a figure should not be read without, where it is no error.
 """
 
 
@@ -98,3 +100,7 @@ class RetrieverError(RalmError):
 
 class MissingExtraError(RalmError):
     """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class RalmWarning(UserWarning):
+    """Something that a figure should not be read without; the command line prints it as one line."""

@@ -29,6 +29,10 @@ class Tokenizer(Protocol):
     def special_tokens(self) -> SpecialTokens:
         """What the tokenizer puts around a text by itself, and its BOS."""
 
+    @property
+    def unknown_token(self) -> int | None:
+        """The id of the token that stands for what the tokenizer does not know, where there is one."""
+
     def token_of(self, text: str) -> int | None:
         """The id of the token that is written exactly so, else of the unknown token; None where there is neither."""
 

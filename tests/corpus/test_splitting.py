@@ -19,6 +19,7 @@ class ByteTokenizer:
 
     fingerprint = "bytes"
     end_token: int | None = None
+    unknown_token: int | None = None
     special_tokens = SpecialTokens(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), None)
 
     def token_of(self, text: str) -> int | None:

@@ -13,7 +13,7 @@ def test_by_hand() -> None:
     assert measures.word_perplexity == pytest.approx(64)
     assert measures.bits_per_byte == pytest.approx(1.2)
     assert list(measures.as_dict()) == [
-        "tokens", "words", "bytes", "nll", "token_perplexity", "word_perplexity", "bits_per_byte",
+        "tokens", "words", "bytes", "nll", "unknown_tokens", "token_perplexity", "word_perplexity", "bits_per_byte",
     ]  # fmt: skip
 
 

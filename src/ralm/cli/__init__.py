@@ -4,7 +4,8 @@ The commands import what they need when they run, not before: `ralm --help` must
 """
 
 import sys
-from typing import Any
+import warnings
+from typing import Any, TextIO
 
 import typer
 
@@ -19,8 +20,10 @@ from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
 from ralm.cli.signals import signals_unwind
 from ralm.cli.sweep import sweep
-from ralm.errors import RalmError, UsageError
+from ralm.errors import RalmError, RalmWarning, UsageError
 from ralm.version import __version__
+
+_PYTHONS_OWN = warnings.showwarning
 
 app = typer.Typer(
     name="ralm",
@@ -59,9 +62,26 @@ app.command("check")(check)
 app.command("demo")(demo)
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning of ours is one line on standard error; any other is shown as Python shows it."""
+    if issubclass(category, RalmWarning):
+        note(f"warning: {message}")
+    else:
+        _PYTHONS_OWN(message, category, filename, lineno, file, line)
+
+
 def main() -> None:
     """Run the program; an error that ralm raises on purpose is one sentence on standard error, never a traceback."""
     print_whatever_comes()
+    warnings.simplefilter("always", RalmWarning)
+    warnings.showwarning = _show_warning
     try:
         if any("\0" in argument for argument in sys.argv):
             raise UsageError("an argument holds a NUL character, which no text and no name has.")

@@ -39,7 +39,7 @@ def _standard_input() -> str:
 
 
 def _of_file(file: Path, what: str) -> list[str]:
-    lines = read_text(file).removeprefix(BYTE_ORDER_MARK).removesuffix("\n").split("\n")
+    lines = read_text(file).removesuffix("\n").split("\n")
     if file.suffix != _JSON_LINES:
         return [line.removesuffix("\r") for line in lines]
     return [_of_json(line, f"{file}, line {place}", what) for place, line in enumerate(lines, 1) if line.strip()]

@@ -102,8 +102,9 @@ def _folder_documents(folder: Path, fields: Fields, skipped: SkippedLines | None
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """What lies below a folder with one of these suffixes and is no folder, sorted by path; what is hidden is not looked
-    at. A link that leads nowhere is listed too: whoever reads it says so, and no file is left out without a word.
+    """What lies below a folder with one of these suffixes and is no folder, sorted by path, hidden things aside.
+
+    A link that leads nowhere is listed too: whoever reads it says so, and no file is left out without a word.
     """
     found: list[Path] = []
     for parent, folders, names in os.walk(folder, onerror=_unreadable):

@@ -29,8 +29,8 @@ _LOOKED_AT: Final = 4096
 def open_file(path: Path, error: type[InputError] = CorpusError) -> BinaryIO:
     """A file of bytes, open to be read.
 
-    Raises `error` where it is missing or unreadable, and where it is no file but a folder, a pipe, a socket or a device:
-    reading one of those may never end.
+    Raises `error` where it is missing or unreadable, and where it is a folder, a pipe, a socket or a device: reading
+    one of those may never end.
     """
     try:
         mode = path.stat().st_mode

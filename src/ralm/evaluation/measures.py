@@ -11,6 +11,7 @@ from ralm.records import ScoredTokens
 class Measures:
     """How well a text of so many tokens, words and UTF-8 bytes was predicted, with `nll` in nats over all its targets.
 
+    `unknown_tokens` of the text stand for something that the tokenizer does not know: what they hold was not predicted.
     The counts are what the perplexities divide by; `ralm.reading.plan` says what they are under each semantics.
     """
 
@@ -18,6 +19,7 @@ class Measures:
     words: int
     bytes: int
     nll: float
+    unknown_tokens: int = 0
 
     @property
     def token_perplexity(self) -> float:
@@ -41,6 +43,7 @@ class Measures:
             "words": self.words,
             "bytes": self.bytes,
             "nll": self.nll,
+            "unknown_tokens": self.unknown_tokens,
             "token_perplexity": self.token_perplexity,
             "word_perplexity": self.word_perplexity,
             "bits_per_byte": self.bits_per_byte,
@@ -54,6 +57,7 @@ def measure(prepared: PreparedText, scored: ScoredTokens) -> Measures:
         words=prepared.plan.count_words(prepared.text),
         bytes=len(prepared.text.encode()),
         nll=scored.nll,
+        unknown_tokens=prepared.unknown_tokens,
     )
 
 

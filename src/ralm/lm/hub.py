@@ -1,6 +1,6 @@
 """Loading from folders and hubs: what goes wrong there, as one sentence."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,11 +44,14 @@ def check_folder(name: str) -> None:
         raise ModelError(f"{name} has no weights: neither *.safetensors nor pytorch_model*.bin.")
 
 
-def check_tokenizer(name: str) -> None:
-    """Raise ModelError where a local folder has no tokenizer: transformers would make up an empty one."""
-    folder = Path(name)
-    if folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
-        raise ModelError(f"{name} has no tokenizer: none of {', '.join(_TOKENIZER_FILES)}.")
+def check_tokenizer(name: str, own_files: Iterable[str] = ()) -> None:
+    """Raise ModelError where a local folder has no tokenizer: transformers would make up an empty one.
+
+    `own_files` are those that a tokenizer of its kind may be kept in, besides the usual ones.
+    """
+    folder, files = Path(name), dict.fromkeys((*_TOKENIZER_FILES, *own_files))
+    if folder.is_dir() and not any((folder / file).is_file() for file in files):
+        raise ModelError(f"{name} has no tokenizer: none of {', '.join(files)}.")
 
 
 def _where(name: str) -> str:

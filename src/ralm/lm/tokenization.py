@@ -4,14 +4,23 @@ Works on text and token ids; knows nothing of the model's weights.
 """
 
 import hashlib
+import json
+import warnings
+from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from ralm.errors import RalmWarning, TextError
+from ralm.lm.alignment import align
 from ralm.lm.hub import check_tokenizer, loading_errors
 from ralm.records import IntArray, SpecialTokens
 
+_GOES_ON = "@@"
+"""What ends a piece of a word that goes on, where a tokenizer of words writes them so."""
 _SAMPLE = " Hello,  World!\n\tIt's 3.14 o'clock: \u00e9\u4e2d\U0001f600 </s> <|endoftext|> "
 
 
@@ -22,6 +31,7 @@ class ModelTokenizer:
         self._tokenizer = tokenizer
         self._tokenizer.model_max_length = int(1e30)  # lengths are the plan's business: no warnings, no cuts
         self.fingerprint = _fingerprint(tokenizer)
+        self._warned = False
 
     @property
     def end_token(self) -> int | None:
@@ -46,15 +56,26 @@ class ModelTokenizer:
         """The id of the token that is written exactly so, else of the unknown token; None where there is neither."""
         return self._tokenizer.convert_tokens_to_ids(text)
 
+    @property
+    def unknown_token(self) -> int | None:
+        """The id of the token that stands for what the tokenizer does not know, where there is one."""
+        return self._tokenizer.unk_token_id
+
     def encode(self, text: str) -> IntArray:
-        """Token ids (int64) of a text, without special tokens."""
+        """Token ids (int64) of a text, without special tokens; TextError where it holds half of a character."""
+        _check_characters(text)
         return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
         """The same ids (int64, N), and the first and one past the last character of each (int64, N x 2).
 
-        Tokens that share a character, as its bytes do, share its span.
+        Tokens that share a character, as its bytes do, share its span. Raises TextError where the text holds half of a
+        character, ModelError where a tokenizer in Python does not let its tokens be found in the text.
         """
+        if not self._tokenizer.is_fast:
+            tokens = self.encode(text)
+            return tokens, np.array(self._found(text, tokens), dtype=np.int64).reshape(-1, 2)
+        _check_characters(text)
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         spans_N2 = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
         return np.array(encoded["input_ids"], dtype=np.int64), spans_N2
@@ -63,11 +84,34 @@ class ModelTokenizer:
         """Token ids (int64) of a document as it stands in the prompt: with the special tokens that the tokenizer adds
         by itself, cut to `max_tokens` of which those are part, as the official code does."""
         ids = self._tokenizer.encode(text, truncation=True, max_length=max_tokens)
+        if self.unknown_token in ids and not self._warned:
+            self._warn_of(text, ids.count(self.unknown_token))
         return np.array(ids, dtype=np.int64)
 
     def decode(self, tokens: IntArray) -> str:
         """The text of token ids, special tokens written out; spaces cleaned up where the tokenizer itself does so."""
         return str(self._tokenizer.decode(tokens.tolist()))
+
+    def _found(self, text: str, tokens: IntArray) -> list[tuple[int, int]]:
+        """The spans of tokens, by what they decode to."""
+        mark = _GOES_ON if self._marks_what_goes_on() else ""
+        return align(text, tokens.tolist(), self._decoded, unknown=self.unknown_token, mark=mark)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+    def _marks_what_goes_on(self) -> bool:
+        """Whether a piece of a word that goes on ends in a mark, which is gone once the next piece is there."""
+        marked = (number for token, number in self._tokenizer.get_vocab().items() if token.endswith(_GOES_ON))
+        piece = next(marked, None)
+        return piece is not None and self._decoded([piece, piece]).count(_GOES_ON) == 1
+
+    def _warn_of(self, document: str, unknown: int) -> None:
+        """Say once that passages hold what the tokenizer does not know."""
+        name = str(self._tokenizer.unk_token)
+        if unknown > document.count(name):  # a text may name the token
+            self._warned = True
+            warnings.warn(f"passages hold characters that the tokenizer reads as {name}", RalmWarning, stacklevel=3)
 
 
 def load_model_tokenizer(name: str) -> ModelTokenizer:
@@ -75,15 +119,48 @@ def load_model_tokenizer(name: str) -> ModelTokenizer:
 
     Raises ModelError where there is none.
     """
-    check_tokenizer(name)
+    if not (Path(name) / "tokenizer_config.json").is_file():
+        check_tokenizer(name)
     with loading_errors("tokenizer", name):
-        return ModelTokenizer(AutoTokenizer.from_pretrained(name))
+        loaded = AutoTokenizer.from_pretrained(name)
+        tokenizer = ModelTokenizer(loaded)
+    if loaded.vocab_files_names:  # ByT5's has none: its tokens are the bytes
+        check_tokenizer(name, loaded.vocab_files_names.values())
+    return tokenizer
+
+
+def _check_characters(text: str) -> None:
+    """Raise TextError where a text cannot be written as UTF-8, as no tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as bad:
+        raise TextError(
+            f"character {bad.start:,} of the text is half of one, a lone surrogate ({text[bad.start]!r})."
+        ) from None
 
 
 def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of the vocabulary and of what is done with a text that shows every way of cutting it up."""
-    digest = hashlib.sha256()
-    for token, number in sorted(tokenizer.get_vocab().items()):
-        digest.update(f"{number} {token}\n".encode())
-    digest.update(str(tokenizer.encode(_SAMPLE)).encode())
-    return digest.hexdigest()[:16]
+    """A hash of all that decides the ids of a text and the text of ids, and of what is done with a sample."""
+    decisive = {
+        "tokenizer": _state(tokenizer) if tokenizer.is_fast else _files(tokenizer),
+        "sample": tokenizer.encode(_SAMPLE),
+        "special": {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())},
+        "cleans": bool(tokenizer.clean_up_tokenization_spaces),
+    }
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _state(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What tokenizer.json would hold, but for how the last text was cut and filled up."""
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return str(tokenizer.backend_tokenizer.to_str())
+
+
+def _files(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The kind of a tokenizer in Python, the tokens added to its vocabulary, and what it would save."""
+    added = [f"{number} {token!r}" for number, token in sorted(tokenizer.added_tokens_decoder.items())]
+    with TemporaryDirectory() as folder:
+        files = sorted(Path(file) for file in tokenizer.save_vocabulary(folder) or ())
+        saved = [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files]
+    return [type(tokenizer).__name__, *added, *saved]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ralm.errors import ModelError, TextError
+from ralm.pipeline.unknown import count_unknown
 from ralm.protocols import Tokenizer
 from ralm.reading.plan import Plan, PlanOptions, make_plan
 from ralm.records import IntArray
@@ -15,13 +16,15 @@ class PreparedText:
     """A text, its tokens (int64, N), the first and one past the last character of each (int64, N x 2), and its plan.
 
     In rolling windows the first token is the end-of-text token that stands before the text, and the tokenizer's special
-    tokens stand around the text: all these have no character.
+    tokens stand around the text: all these have no character. `unknown_tokens` of the tokens stand for something that
+    the tokenizer does not know.
     """
 
     text: str
     tokens: IntArray
     spans_N2: IntArray
     plan: Plan
+    unknown_tokens: int = 0
 
     def characters_before(self, row: int) -> int:
         """How many characters of the text the prefix of a row holds, each of them whole."""
@@ -43,15 +46,17 @@ class PreparedText:
 def prepare_text(
     text: str, tokenizer: Tokenizer, options: PlanOptions, *, limit_tokens: int | None = None
 ) -> PreparedText:
-    """Tokenise a text and plan it; with `limit_tokens`, its beginning alone.
+    """Tokenise a text and plan it; with `limit_tokens`, its beginning alone, up to the last whole character in them.
 
-    Raises TextError where that is too short, ModelError where the plan needs a token to stand before the text and there
-    is none.
+    Warns (RalmWarning) where the tokenizer does not know some of the text. Raises TextError where that is most of it,
+    or where the text is too short, ModelError where the plan needs a token to stand before the text and there is none.
     """
     tokens, spans_N2 = tokenizer.encode_with_spans(text)
     if limit_tokens is not None and limit_tokens < len(tokens):
-        tokens, spans_N2 = tokens[:limit_tokens], spans_N2[:limit_tokens]
-        text = text[: int(spans_N2[-1, 1])]
+        whole = _tokens_of_whole_characters(spans_N2, limit_tokens)
+        tokens, spans_N2 = tokens[:whole], spans_N2[:whole]
+        text = text[: int(spans_N2[:, 1].max(initial=0))]
+    unknown_tokens = count_unknown(text, tokens, spans_N2, tokenizer)
     if options.begins_with_end_token:
         if len(tokens) == 0:
             raise TextError("the text is empty, and there is nothing to score: give a longer text.")
@@ -60,7 +65,16 @@ def prepare_text(
         tokens = np.concatenate([before, tokens, special.after])
         end = int(spans_N2[:, 1].max(initial=0))
         spans_N2 = np.concatenate([_nowhere(0, len(before)), spans_N2, _nowhere(end, len(special.after))])
-    return PreparedText(text=text, tokens=tokens, spans_N2=spans_N2, plan=make_plan(len(tokens), options))
+    plan = make_plan(len(tokens), options)
+    return PreparedText(text=text, tokens=tokens, spans_N2=spans_N2, plan=plan, unknown_tokens=unknown_tokens)
+
+
+def _tokens_of_whole_characters(spans_N2: IntArray, limit: int) -> int:
+    """The most tokens, `limit` at most, after which no token goes on with a character that one of them has begun."""
+    ends_N = np.maximum.accumulate(spans_N2[: limit + 1, 1])
+    while limit > 0 and spans_N2[limit, 0] < ends_N[limit - 1]:
+        limit -= 1
+    return limit
 
 
 def _end_of_text(tokenizer: Tokenizer) -> int:

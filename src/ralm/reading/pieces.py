@@ -14,6 +14,8 @@ from ralm.records import FloatArray, IntArray
 
 _DECODED_BEFORE = 8
 """How many tokens of the prompt are decoded with the first piece, so that it joins as it would in a whole text."""
+_LONGEST_CHARACTER = 4
+"""Bytes, and so tokens, of a character at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +78,7 @@ class Pieces:
 
     def __init__(self, prompt: IntArray, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._before: list[int] = prompt[-_DECODED_BEFORE:].tolist()
+        self._before: list[int] = _last_of(prompt, tokenizer)
         self._pending: list[GeneratedToken] = []
 
     def add(self, token: GeneratedToken) -> list[GeneratedText]:
@@ -101,3 +103,12 @@ class Pieces:
         without = self._tokenizer.decode(np.array(self._before, dtype=np.int64))
         all_tokens = self._before + [token.token for token in self._pending]
         return self._tokenizer.decode(np.array(all_tokens, dtype=np.int64))[len(without) :]
+
+
+def _last_of(prompt: IntArray, tokenizer: Tokenizer) -> list[int]:
+    """The last tokens of a prompt, from the beginning of a character: after half of one, tokenizers that fall back to
+    bytes decode none of the bytes that follow."""
+    last = prompt[-_DECODED_BEFORE:]
+    whole = (last[begin:] for begin in range(min(_LONGEST_CHARACTER, len(last))))
+    without_half = (some for some in whole if "\N{REPLACEMENT CHARACTER}" not in tokenizer.decode(some))
+    return next(without_half, last).tolist()

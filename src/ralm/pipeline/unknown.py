@@ -1,0 +1,58 @@
+"""What of a text its tokenizer does not know, so that no figure could say anything of it."""
+
+import warnings
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralm.errors import RalmWarning, TextError
+from ralm.protocols import Tokenizer
+from ralm.records import IntArray
+
+_TOO_MUCH: Final = 0.5
+
+
+def count_unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: Tokenizer) -> int:
+    """How many tokens of a text stand for something that the tokenizer does not know.
+
+    A model predicts such a token easily, whatever it stands for, and need not predict what the tokenizer leaves out. So
+    a RalmWarning says which share of the characters (but white space) is lost in one of these ways. Raises TextError
+    where it is more than half: the figures would be those of another text.
+    """
+    unknown_token: int | None = getattr(tokenizer, "unknown_token", None)  # a tokenizer of a user's own may not say
+    unknown_N = _unknown(text, tokens, spans_N2, unknown_token, tokenizer)
+    lost = _characters_outside(text, spans_N2[~unknown_N])
+    if lost:
+        share = lost / _visible(text)
+        said = f"{share:.1%} of the characters of the text are unknown to the tokenizer and lost"
+        if share > _TOO_MUCH:
+            raise TextError(f"{said}: no figure would say anything of this text. Take a model that knows its letters.")
+        warnings.warn(f"{said}: the figures are lower for it", RalmWarning, stacklevel=3)
+    return int(unknown_N.sum())
+
+
+def _unknown(
+    text: str, tokens: IntArray, spans_N2: IntArray, unknown_token: int | None, tokenizer: Tokenizer
+) -> NDArray[np.bool_]:
+    """Which tokens (N) are the unknown one, but for those that the text itself writes out."""
+    unknown_N = np.zeros(len(tokens), dtype=np.bool_)
+    if unknown_token is None:
+        return unknown_N
+    name = tokenizer.decode(np.array([unknown_token])).strip()
+    for at in np.flatnonzero(tokens == unknown_token).tolist():
+        begin, end = spans_N2[at].tolist()
+        unknown_N[at] = text[begin:end].strip() != name
+    return unknown_N
+
+
+def _characters_outside(text: str, spans_K2: IntArray) -> int:
+    """How many characters but white space lie in none of some spans."""
+    ends = np.concatenate([[0], np.maximum.accumulate(spans_K2[:, 1])])
+    begins = np.concatenate([spans_K2[:, 0], [len(text)]])
+    gaps = np.flatnonzero(begins > ends)
+    return sum(_visible(text[end:begin]) for end, begin in zip(ends[gaps].tolist(), begins[gaps].tolist(), strict=True))
+
+
+def _visible(text: str) -> int:
+    return len("".join(text.split()))

@@ -1,0 +1,231 @@
+"""Odd texts, passages and prompts through scoring, generation and search, with tokenizers of every kind.
+
+Either there is a figure, and all of its parts add up, or there is one sentence: no traceback. RALM_FUZZ is the number
+of cases a test tries instead of a few.
+"""
+
+import contextlib
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from ralm.demo.builtin import TINY, load_language_model
+from ralm.errors import RalmError
+from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
+from ralm.evaluation.run import evaluation_config, open_run, write_run
+from ralm.evaluation.run_report import report_of
+from ralm.lm.local import LocalLanguageModel
+from ralm.pipeline import FromRetriever, ReaderOptions
+from ralm.reading.concatenation import ConcatenationOptions
+from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.generation import GenerationOptions, generate
+from ralm.reading.plan import PlanOptions, Semantics, Windows
+from ralm.reranking.options import RerankOptions
+from ralm.retrieval.index import open_index
+from tests.cli.program import ralm
+from tests.tiny_tokenizers import TOKENIZERS, save_with_tokenizer
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ralm.errors.RalmWarning")]
+
+CASES = int(os.environ.get("RALM_FUZZ", "8"))
+KINDS = [TINY, "gpt2", "llama", "opt", *(f"{kind}-tokenizer" for kind in TOKENIZERS)]
+READERS: list[ReaderOptions] = [
+    RerankOptions(),
+    RerankOptions(method="oracle", candidates=3),
+    RerankOptions(method="zero-shot", candidates=3, tokens=2),
+    EnsembleOptions(documents=3),
+    ConcatenationOptions(documents=2),
+]
+SPACES = " \t\n\r\v\f\x1c\x85\u00a0\u1680\u2003\u2028\u2029\u202f\u205f\u3000"
+BITS = [
+    *SPACES,
+    *(chr(code) for code in range(0x20)),
+    "\x7f", "\x9b", "\ufeff", "\ufffd", "\ufffe", "\uffff", "\ue000", "\U0010ffff", "\u200b", "\u00ad",
+    "e\u0301", "a" + "\u0300" * 9, "\u0130", "\ufb01", "\u00df", "\u01c5",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467", "\U0001f1e9\U0001f1ea", "\U0001f44d\U0001f3fd",
+    "\u0627\u0644\u0633", "\u202eabc\u202c", "\u05e9\u05dc", "\u4e2d\u6587", "\uac00", "\u0e17\u0e35",
+    "</s>", "<s>", "<|endoftext|>", "<unk>", "[UNK]", "<pad>", "<0x0A>", "\u2581", "\u0120", "@@", "##ing", "{{data}}",
+    "the", "the thing is that", "a", "it's", "don ' t", "...", "\r\n", "\n\r", "\n\n\n", "</script>", "0" * 30, "Q",
+]  # fmt: skip
+
+
+def odd_text(chance: random.Random) -> str:
+    """A text as nobody would write one, of some hundred characters at most."""
+    words = ["the", "thing", " ", "is", " ", "odd", ".", "\n"]
+    match chance.randrange(6):
+        case 0:
+            return "".join(chance.choices(BITS, k=chance.randrange(40)))
+        case 1:
+            return "".join(chance.choices(SPACES, k=chance.randrange(60)))
+        case 2:
+            return str(chance.choice(BITS)) * chance.randrange(50)
+        case 3:
+            return "".join(
+                chr(chance.choice([chance.randrange(0xD800), chance.randrange(0xE000, 0x110000)]))
+                for _ in range(chance.randrange(40))
+            )
+        case 4:
+            return chance.choice("abc") * chance.choice([1, 2, 500])
+        case _:
+            return " ".join(chance.choices([*words, *BITS], k=chance.randrange(80)))
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of odd documents, some of them plain."""
+    folder = tmp_path_factory.mktemp("corpus")
+    chance = random.Random(1)
+    rows = [{"id": odd_text(chance), "title": odd_text(chance), "text": odd_text(chance)} for _ in range(60)]
+    rows += [{"text": f"the thing is odd, number {number}"} for number in range(10)]
+    (folder / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answer = ralm("index", folder / "x.jsonl", "--out", folder / "index", "--words", 20)
+    assert answer.status == 0, answer.err
+    return folder / "index"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(
+    request: pytest.FixtureRequest, tiny_folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> LocalLanguageModel:
+    name = str(request.param)
+    if name in tiny_folders:
+        return load_language_model(str(tiny_folders[name]))
+    kind = name.removesuffix("-tokenizer")
+    return load_language_model(TINY if name == TINY else str(save_with_tokenizer(kind, tmp_path_factory.mktemp(kind))))
+
+
+def cases(seed: str) -> list[random.Random]:
+    return [random.Random(f"{seed} {case}") for case in range(CASES)]
+
+
+def odd_plan(chance: random.Random) -> PlanOptions:
+    windows = chance.choice(get_args(Windows))
+    semantics: Semantics = "official" if windows == "rolling" else chance.choice(get_args(Semantics))
+    return PlanOptions(
+        semantics=semantics,
+        windows=windows,
+        stride=chance.choice([1, 4]),
+        block=8,
+        query_tokens=chance.choice([1, 8]),
+        document_tokens=chance.choice([2, 12]),
+        max_length=chance.choice([40, 64]),
+    )
+
+
+def adds_up(evaluation: Evaluation, text: str) -> None:
+    """The parts of an evaluation are those of its text."""
+    prepared, reading, baseline = evaluation.prepared, evaluation.reading, evaluation.baseline
+    assert baseline is not None
+    assert text.startswith(prepared.text)
+    assert reading.measures.bytes == len(prepared.text.encode())
+    assert np.isfinite(reading.scored.log_probs_T).all()
+    assert (reading.scored.log_probs_T <= 0).all()
+    shown = traced(prepared, reading, baseline, evaluation.passages)
+    first = int(reading.scored.positions_T[0])
+    assert prepared.text.startswith(shown.before + "".join(shown.texts))
+    assert reading.measures.unknown_tokens <= len(prepared.tokens)
+    assert len(shown.texts) == len(prepared.tokens) - first
+    difference = baseline.scored.nll - reading.scored.nll
+    assert shown.gain.nats == pytest.approx(difference, rel=1e-4, abs=1e-3)
+
+
+def test_odd_texts_are_scored_or_refused(model: LocalLanguageModel, index: Path, tmp_path: Path) -> None:
+    opened = open_index(index)
+    source = FromRetriever(opened.bm25, opened.passages, {"index": str(index)})
+    scored = 0
+    for number, chance in enumerate(cases(f"score {model.name}")):
+        text, plan = odd_text(chance), odd_plan(chance)
+        reader = chance.choice(READERS)
+        limit = chance.choice([None, 2, 7, 30])
+        try:
+            evaluation = evaluate_text(
+                text, model, plan, source=source, reader=reader, limit_tokens=limit, baseline=True
+            )
+        except RalmError:
+            continue
+        scored += 1
+        adds_up(evaluation, text)
+        if scored % 4 == 1:
+            config = evaluation_config(Path("x"), text, model, plan, source, limit, reader)
+            write_run(tmp_path / str(number), evaluation, config, force=False)
+            assert json.dumps(report_of(open_run(tmp_path / str(number)), 100).as_json())
+    assert scored
+
+
+def test_odd_prompts_are_written_on_or_refused(model: LocalLanguageModel, index: Path) -> None:
+    opened = open_index(index)
+    for chance in cases(f"generate {model.name}"):
+        prompt = odd_text(chance)
+        options = GenerationOptions(
+            new_tokens=6,
+            document_tokens=8,
+            max_length=40,
+            temperature=chance.choice([0.0, 1.0]),
+            stop=chance.choice([(), ("\n",), ("\ufffd",), ("a", "\u4e2d")]),
+        )
+        try:
+            pieces = list(generate(prompt, model, options, opened.bm25, opened.passages))
+        except RalmError:
+            continue
+        assert all(piece.text for piece in pieces if not piece.tokens)
+        assert sum(len(piece.tokens) for piece in pieces) <= 6
+        assert not any(string in "".join(piece.text for piece in pieces) for string in options.stop)
+
+
+def through_files(index: Path, folder: Path, content: bytes) -> list[tuple[object, ...]]:
+    file = folder / "x.txt"
+    file.write_bytes(content)
+    lm = ("--lm", TINY, "--max-length", 64, "--document-tokens", 8)
+    return [
+        ("eval", file, *lm, "--index", index, "--baseline", "--json"),
+        (
+            "retrieve",
+            file,
+            "--lm",
+            TINY,
+            "--max-length",
+            300,
+            "--index",
+            index,
+            "--out",
+            folder / "retrieved.json",
+            "--force",
+        ),
+        ("generate", "--prompts", file, *lm, "--index", index, "--new-tokens", 2, "--json"),
+        ("search", index, "--queries", file, "--json"),
+        ("search", index, "thing", "--forbidden-titles", file, "--json"),
+        ("index", file, "--out", folder / "index", "--decontaminate", file, "--ngram", 1, "--force"),
+    ]
+
+
+MUTATIONS: list[Callable[[bytes], bytes]] = [
+    lambda content: content,
+    lambda content: content + b"\xff",
+    lambda content: content[:-1],
+    lambda content: b"\xef\xbb\xbf" + content,
+    lambda content: content.decode().encode("utf-16"),
+]
+
+
+@pytest.mark.parametrize("command", range(6))
+def test_odd_files_are_read_or_refused(command: int, index: Path, tmp_path: Path) -> None:
+    for chance in cases(f"file {command}")[: max(4, CASES // 4)]:
+        content = chance.choice(MUTATIONS)(odd_text(chance).encode())
+        answer = ralm(*through_files(index, tmp_path, content)[command])
+        assert "Traceback" not in answer.err
+        assert answer.status in (0, 1, 2)
+        if answer.status:
+            assert answer.out == ""
+            assert answer.err.splitlines()[-1].startswith("ralm: ")
+
+
+def test_a_word_of_a_megabyte(model: LocalLanguageModel) -> None:
+    text = "a" * (1 << 20)
+    with contextlib.suppress(RalmError):  # to WordPiece it is one word that it does not know
+        adds_up(evaluate_text(text, model, odd_plan(random.Random(0)), limit_tokens=20, baseline=True), text)
