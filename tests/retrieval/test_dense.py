@@ -6,7 +6,6 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
-from pydantic import JsonValue
 
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, OtherEncoderError, UsageError
 from ralm.progress import Advance
@@ -17,34 +16,11 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_dense
 from ralm.retrieval.index import build_index, open_index
-from tests.fakes import passages_of
+from tests.fakes import LetterEncoder, passages_of
 from tests.reference import dense as reference
 from tests.tiny_encoders import save_tiny_bert
 
 TEXTS = ["a red fox", "the blue sea is deep", "green hills, and sheep on the hills", "town", "a red barn by the sea"]
-
-
-class LetterEncoder:
-    """Counts letters, weighted so that vectors differ: what it gives can be worked out by hand."""
-
-    query_fingerprint = "letters"
-
-    def __init__(self, dimension: int = 8) -> None:
-        self.dimension = dimension
-        self.config: dict[str, JsonValue] = {"name": "letters", "query_fingerprint": "letters"}
-        self.query_config: dict[str, JsonValue] = {"fingerprint": "letters", "reading": {"letters": 8}}
-        self.encoded: list[str] = []
-
-    def text_of(self, passage: Passage) -> str:
-        return passage.text
-
-    def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
-        self.encoded += [passage.text for passage in passages]
-        return self.encode_queries([passage.text for passage in passages])
-
-    def encode_queries(self, queries: Sequence[str]) -> FloatArray:
-        rows = [[text.count(chr(ord("a") + d)) + d * len(text) % 7 for d in range(self.dimension)] for text in queries]
-        return np.array(rows, dtype=np.float32).reshape(len(queries), self.dimension)
 
 
 class BadEncoder(LetterEncoder):
@@ -236,7 +212,18 @@ def test_no_passages(tmp_path: Path) -> None:
         built(tmp_path / "dense", [], LetterEncoder())
 
 
-WAYS = ("Flat", "SQfp16", "SQ8", "IVF4,Flat", "IVF4,PQ2x4", "PQ2x4", "HNSW4", "HNSW4,SQ8", "PCA4,Flat", "IVF4,Flat,RFlat")
+WAYS = (
+    "Flat",
+    "SQfp16",
+    "SQ8",
+    "IVF4,Flat",
+    "IVF4,PQ2x4",
+    "PQ2x4",
+    "HNSW4",
+    "HNSW4,SQ8",
+    "PCA4,Flat",
+    "IVF4,Flat,RFlat",
+)
 
 
 @pytest.mark.parametrize("string", WAYS)

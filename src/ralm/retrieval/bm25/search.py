@@ -28,10 +28,10 @@ from ralm.retrieval import analysis
 from ralm.retrieval.analysis import Analyser
 from ralm.retrieval.arguments import check_k
 from ralm.retrieval.bm25.arrays import Arrays
+from ralm.retrieval.bm25.beside import Beside
 from ralm.retrieval.bm25.common_terms import find_common_terms
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options, idf, impact
-from ralm.retrieval.bm25.beside import Beside
 from ralm.retrieval.bm25.online import Online
 from ralm.retrieval.bm25.options import cores
 from ralm.retrieval.bm25.parallel import search_streams
