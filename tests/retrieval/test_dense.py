@@ -228,7 +228,7 @@ WAYS = (
 
 @pytest.mark.parametrize("string", WAYS)
 def test_forbidden_passages_are_passed_over(tmp_path: Path, string: str) -> None:
-    """The best of the others, as the whole ranking has them where all is searched; and all k where there are so many."""
+    """The best of the others, as the whole ranking has them, and k of them where there are so many."""
     passages = passages_of(*random_texts(300))
     dense = built(tmp_path / "dense", passages, LetterEncoder(), VectorOptions(faiss=string))
     forbidden = np.flatnonzero(np.random.default_rng(0).random(300) < 0.9)

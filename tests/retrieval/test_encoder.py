@@ -82,6 +82,13 @@ def test_without_lengths_as_much_as_the_encoder_takes(folders: Path) -> None:
     close(encoder(folders).encode_passages(passages_of(LONG))[0], whole.mean(axis=0))
 
 
+def test_odd_queries(folders: Path) -> None:
+    odd = ["\ud800 fox", "\0", "fox " * 250_000]
+    vectors = encoder(folders).encode_queries(odd)
+    assert np.isfinite(vectors).all()
+    close(vectors[0], encoder(folders).encode_queries(["\ufffd fox"])[0])
+
+
 def test_titles_in_and_out(folders: Path) -> None:
     passages = [Passage(number=0, document_id="d", title="Fox", text="red"), *passages_of("sea")]
     close(encoder(folders).encode_passages(passages), encoder(folders).encode_queries(["fox red", "sea"]))

@@ -57,8 +57,8 @@ _PASSAGES_A_HIT: Final = 100
 class BM25:
     """A retriever over the arrays of an index of `passages` passages; safe to use from several threads.
 
-    `fingerprint`: a hash of the index that the arrays are of; without one the arrays themselves are hashed when `config`
-    is asked for. `partition`: how many passages are scanned at a time; any number gives the same hits.
+    `fingerprint`: a hash of the index that the arrays are of; without one the arrays themselves are hashed when
+    `config` is asked for. `partition`: how many passages are scanned at a time; any number gives the same hits.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class BM25:
         return Collection(self._arrays, self._passages, idf_V, self._impact_C, common)
 
     def _collect_beside(self, going_on: Callable[[], None]) -> Collection:
-        """The same by one thread that gives way, with the kernels of streams loaded, so that no query waits for them."""
+        """The same by one thread, with the kernels of streams loaded, so that no query waits for them."""
         with self._collecting:
             self._collection = self._collection or self._collect(1, going_on)
         Stream(self._collection, 1).search([[]])

@@ -104,8 +104,8 @@ class DenseBuilder:
             faiss.read_index(str(self._folder / VECTORS), faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:
             raise UsageError(
-                f"FAISS cannot keep {self._count:,} vectors in an index {self._options.faiss!r} ({_reason(error)}); take "
-                "another one: what was encoded is kept for it."
+                f"FAISS cannot keep {self._count:,} vectors in an index {self._options.faiss!r} ({_reason(error)}); "
+                "take another one: what was encoded is kept for it."
             ) from None
         return {
             "encoder": self._config,
