@@ -85,7 +85,8 @@ def test_every_retriever_gives_the_points_of_a_sweep_what_it_gives_alone(tmp_pat
         "without": Hybrid(WithoutPassages(index.bm25, [0, 4]), dense.without([0, 4]), FusionOptions(depth=3)),
     }
     source = FromRetriever(retrievers.get(way, dense), index.passages, config={})
-    points = [point(k, ConcatenationOptions(documents=k), source=source) for k in (1, 2, 3, 4, 8)]
+    plan = replace(PLAN, max_length=40)
+    points = [point(k, ConcatenationOptions(documents=k), plan, source) for k in (1, 2, 3, 4, 8)]
     for one, found in zip(points, swept(*points).evaluations.values(), strict=True):
         alone = evaluate_text(TEXT, CountingModel(WordTokenizer()), one.plan, source=source, reader=one.reader)
         np.testing.assert_array_equal(found.reading.scored.log_probs_T, alone.reading.scored.log_probs_T)
