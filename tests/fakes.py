@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.progress import Advance
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage, Request, SpecialTokens
 
 
@@ -114,6 +115,29 @@ class SharedWordsRetriever:
                 numbers_QK[row, column] = number
                 scores_QK[row, column] = scores[number]
         return Hits(numbers_QK=numbers_QK, scores_QK=scores_QK)
+
+
+class LetterEncoder:
+    """Counts letters, weighted so that vectors differ: what it gives can be worked out by hand."""
+
+    query_fingerprint = "letters"
+
+    def __init__(self, dimension: int = 8) -> None:
+        self.dimension = dimension
+        self.config: dict[str, JsonValue] = {"name": "letters", "query_fingerprint": "letters"}
+        self.query_config: dict[str, JsonValue] = {"fingerprint": "letters", "reading": {"letters": 8}}
+        self.encoded: list[str] = []
+
+    def text_of(self, passage: Passage) -> str:
+        return passage.text
+
+    def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
+        self.encoded += [passage.text for passage in passages]
+        return self.encode_queries([passage.text for passage in passages])
+
+    def encode_queries(self, queries: Sequence[str]) -> FloatArray:
+        rows = [[text.count(chr(ord("a") + d)) + d * len(text) % 7 for d in range(self.dimension)] for text in queries]
+        return np.array(rows, dtype=np.float32).reshape(len(queries), self.dimension)
 
 
 def passages_of(*texts: str) -> list[Passage]:

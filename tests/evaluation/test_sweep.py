@@ -1,6 +1,7 @@
 """Sweeps: every point is an evaluation of its own, and what points share is done once."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,12 +10,17 @@ from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.evaluation.sweep import Point, Sweep, sweep
 from ralm.pipeline import FromRetriever, ReaderOptions
+from ralm.protocols import Retriever
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import RerankOptions
+from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
+from ralm.retrieval.filters import WithoutPassages
+from ralm.retrieval.fusion import FusionOptions, Hybrid
+from ralm.retrieval.index import build_index, open_index
 from ralm.retrieval.random import RandomRetriever
-from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.fakes import CountingModel, LetterEncoder, SharedWordsRetriever, WordTokenizer, passages_of
 
 TEXT = "a b c d e a b c d e f g h a b c d e f g"
 PLAN = PlanOptions(stride=3, query_tokens=2, document_tokens=2, max_length=10)
@@ -60,6 +66,30 @@ def test_every_point_is_what_an_evaluation_gives_for_it(points: list[Point]) -> 
         assert row["none_bits_per_byte"] == alone.baseline.measures.bits_per_byte
         with_passages, without = (one.measures.token_perplexity for one in (alone.reading, alone.baseline))
         assert row["gain"] == pytest.approx(1 - with_passages / without)
+
+
+@pytest.mark.parametrize("way", ["bm25", "Flat", "IVF2,Flat", "HNSW4", "hybrid", "interpolation", "random", "without"])
+def test_every_retriever_gives_the_points_of_a_sweep_what_it_gives_alone(tmp_path: Path, way: str) -> None:
+    """Numbers of hits below and above the depth of a fusion, and what an approximate index looks at for them."""
+    faiss = way if way in ("Flat", "IVF2,Flat", "HNSW4") else "Flat"
+    passages = passages_of(*(f"{a} {b} {b} {c}" for a in "abcd" for b in "efgh" for c in "abg"))
+    build_index(passages, tmp_path / "index", encoder=LetterEncoder(), vectors=VectorOptions(faiss=faiss))
+    index = open_index(tmp_path / "index")
+    options = DenseSearchOptions(nprobe=1 if "IVF" in faiss else None, ef_search=2 if "HNSW" in faiss else None)
+    dense = index.dense(options, encoder=LetterEncoder())
+    retrievers: dict[str, Retriever] = {
+        "bm25": index.bm25,
+        "hybrid": Hybrid(index.bm25, dense, FusionOptions(depth=3)),
+        "interpolation": Hybrid(index.bm25, dense, FusionOptions(method="interpolation", depth=3)),
+        "random": RandomRetriever(len(passages)),
+        "without": Hybrid(WithoutPassages(index.bm25, [0, 4]), dense.without([0, 4]), FusionOptions(depth=3)),
+    }
+    source = FromRetriever(retrievers.get(way, dense), index.passages, config={})
+    plan = replace(PLAN, max_length=40)
+    points = [point(k, ConcatenationOptions(documents=k), plan, source) for k in (1, 2, 3, 4, 8)]
+    for one, found in zip(points, swept(*points).evaluations.values(), strict=True):
+        alone = evaluate_text(TEXT, CountingModel(WordTokenizer()), one.plan, source=source, reader=one.reader)
+        np.testing.assert_array_equal(found.reading.scored.log_probs_T, alone.reading.scored.log_probs_T)
 
 
 def test_a_document_read_for_the_largest_ensemble_is_read_for_all() -> None:

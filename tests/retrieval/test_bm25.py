@@ -252,3 +252,11 @@ def test_cacm_reproduces_anserini(tmp_path: Path) -> None:
     hits = open_index(tmp_path / "index").bm25.retrieve(collection.queries, 1000)
     assert mean_average_precision(hits, collection.relevant) == pytest.approx(0.3123, abs=0.002)
     assert mean_precision(hits, collection.relevant, 30) == pytest.approx(0.1942, abs=0.002)
+
+
+def test_odd_queries(tmp_path: Path) -> None:
+    bm25 = indexed(tmp_path, ["red fox", "fox sea"])
+    queries = ["", " ", "\0", "\ud800", "\ud800 fox", "fox " * 250_000]
+    found = [[number for number, _ in bm25.retrieve([query], 1 << 60).of(0)] for query in queries]
+    assert found == [[], [], [], [], [0, 1], [0, 1]]
+    assert len(bm25.retrieve([], 3)) == 0

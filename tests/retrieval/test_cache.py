@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from ralm.errors import InputError, StorageError
+from ralm.errors import InputError, StorageError, UsageError
+from ralm.protocols import Retriever
+from ralm.retrieval.bm25.arrays import open_arrays
+from ralm.retrieval.bm25.formula import BM25Options
+from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.cache import CachedRetriever
-from tests.fakes import SharedWordsRetriever, passages_of
+from ralm.retrieval.filters import WithoutPassages
+from ralm.retrieval.fusion import FusionOptions, Hybrid
+from ralm.retrieval.index import build_index, open_index
+from ralm.retrieval.random import RandomRetriever
+from tests.fakes import LetterEncoder, SharedWordsRetriever, passages_of
 
 PASSAGES = passages_of("red fox", "red barn", "blue sea", "red sea", "fox")
 
@@ -37,6 +45,63 @@ def test_another_index_or_k_is_another_entry(tmp_path: Path) -> None:
         assert len(cached.retrieve(["red"], k).of(0)) == k
         assert cached.found == 0
     assert len(retriever.queries) == 4
+
+
+def test_whatever_decides_the_hits_is_another_entry(tmp_path: Path) -> None:
+    """Indexes, the constants of BM25, forbidden passages, how two rankings become one, how queries are encoded."""
+    texts = ["red fox", "red barn", "blue sea", "red sea", "fox"]
+    for name, passages in (("one", passages_of(*texts)), ("other", passages_of(*texts[::-1]))):
+        build_index(passages, tmp_path / name, encoder=LetterEncoder())
+    one, other = open_index(tmp_path / "one"), open_index(tmp_path / "other")
+    dense, longer = one.dense(encoder=LetterEncoder()), LetterEncoder()
+    longer.query_config = {**longer.query_config, "query_length": 9}
+    retrievers: list[Retriever] = [
+        one.bm25,
+        other.bm25,
+        open_index(tmp_path / "one", BM25Options(k1=2)).bm25,
+        WithoutPassages(one.bm25, [0]),
+        WithoutPassages(one.bm25, [1]),
+        dense,
+        dense.without([0]),
+        one.dense(encoder=longer),
+        other.dense(encoder=LetterEncoder()),
+        Hybrid(one.bm25, dense),
+        Hybrid(one.bm25, dense.without([0])),
+        Hybrid(one.bm25, dense, FusionOptions(depth=3)),
+    ]
+    for _ in range(2):
+        for retriever in retrievers:
+            for k in (1, 2, 1 << 50):
+                cached = CachedRetriever(retriever, tmp_path / "cache")
+                hits, plain = cached.retrieve(["red fox", "", "red fox"], k), retriever.retrieve(["red fox"], k)
+                assert hits.of(0) == hits.of(2) == plain.of(0)
+                assert hits.of(1) == []
+    assert cached.found == 3, "the second time everything is there"
+
+
+def test_arrays_without_an_index_are_known_by_their_content(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        build_index(passages_of("red fox", name), tmp_path / name)
+    configs = [BM25(open_arrays(tmp_path / name / "bm25"), 2).config for name in ("one", "other", "one")]
+    assert configs[0] == configs[2] != configs[1]
+
+
+def test_retrievers_that_no_cache_is_for(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="SharedWordsRetriever does not say what decides its hits"):
+        CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path / "cache")
+    with pytest.raises(UsageError, match="leave out the cache"):
+        CachedRetriever(RandomRetriever(5), tmp_path / "cache")
+
+
+def test_k_of_0_and_odd_queries(tmp_path: Path) -> None:
+    cached = CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path / "cache", {})
+    with pytest.raises(UsageError, match="k must be at least 1, not 0"):
+        cached.retrieve(["red"], 0)
+    assert [cached.retrieve([query], 2).of(0) for query in ("\ud800", "\0", "red " * 250_000)] == [
+        [],
+        [],
+        [(0, 1), (1, 1)],
+    ]
 
 
 def test_no_queries_and_many(tmp_path: Path) -> None:

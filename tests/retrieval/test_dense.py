@@ -6,7 +6,6 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
-from pydantic import JsonValue
 
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, OtherEncoderError, UsageError
 from ralm.progress import Advance
@@ -17,34 +16,11 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_dense
 from ralm.retrieval.index import build_index, open_index
-from tests.fakes import passages_of
+from tests.fakes import LetterEncoder, passages_of
 from tests.reference import dense as reference
 from tests.tiny_encoders import save_tiny_bert
 
 TEXTS = ["a red fox", "the blue sea is deep", "green hills, and sheep on the hills", "town", "a red barn by the sea"]
-
-
-class LetterEncoder:
-    """Counts letters, weighted so that vectors differ: what it gives can be worked out by hand."""
-
-    query_fingerprint = "letters"
-
-    def __init__(self, dimension: int = 8) -> None:
-        self.dimension = dimension
-        self.config: dict[str, JsonValue] = {"name": "letters", "query_fingerprint": "letters"}
-        self.query_config: dict[str, JsonValue] = {"fingerprint": "letters", "reading": {"letters": 8}}
-        self.encoded: list[str] = []
-
-    def text_of(self, passage: Passage) -> str:
-        return passage.text
-
-    def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
-        self.encoded += [passage.text for passage in passages]
-        return self.encode_queries([passage.text for passage in passages])
-
-    def encode_queries(self, queries: Sequence[str]) -> FloatArray:
-        rows = [[text.count(chr(ord("a") + d)) + d * len(text) % 7 for d in range(self.dimension)] for text in queries]
-        return np.array(rows, dtype=np.float32).reshape(len(queries), self.dimension)
 
 
 class BadEncoder(LetterEncoder):
@@ -129,6 +105,8 @@ def test_effort_of_a_search(tmp_path: Path) -> None:
         ("IVF8,Flat", DenseSearchOptions(nprobe=2), {"nprobe": 2}),
         ("IVF8,Flat", DenseSearchOptions(), {"nprobe": 16}),
         ("HNSW8", DenseSearchOptions(ef_search=9), {"efSearch": 9}),
+        ("IVF8,Flat", DenseSearchOptions(nprobe=1 << 70), {"nprobe": 300}),
+        ("HNSW8", DenseSearchOptions(ef_search=1 << 31), {"efSearch": 300}),
         ("Flat", DenseSearchOptions(), {}),
     ):
         built(tmp_path / string, passages, encoder, VectorOptions(faiss=string))
@@ -211,6 +189,7 @@ def test_no_queries(tmp_path: Path) -> None:
 
 def test_k_of_0(tmp_path: Path) -> None:
     dense = built(tmp_path / "dense", passages_of("ab"), LetterEncoder())
+    assert dense.retrieve(["a"], 1 << 60).of(0)[0][0] == 0
     with pytest.raises(UsageError, match="k must be at least 1, not 0"):
         dense.retrieve(["a"], 0)
 
@@ -233,10 +212,58 @@ def test_no_passages(tmp_path: Path) -> None:
         built(tmp_path / "dense", [], LetterEncoder())
 
 
+WAYS = (
+    "Flat",
+    "SQfp16",
+    "SQ8",
+    "IVF4,Flat",
+    "IVF4,PQ2x4",
+    "PQ2x4",
+    "HNSW4",
+    "HNSW4,SQ8",
+    "PCA4,Flat",
+    "IVF4,Flat,RFlat",
+)
+
+
+@pytest.mark.parametrize("string", WAYS)
+def test_forbidden_passages_are_passed_over(tmp_path: Path, string: str) -> None:
+    """The best of the others, as the whole ranking has them, and k of them where there are so many."""
+    passages = passages_of(*random_texts(300))
+    dense = built(tmp_path / "dense", passages, LetterEncoder(), VectorOptions(faiss=string))
+    forbidden = np.flatnonzero(np.random.default_rng(0).random(300) < 0.9)
+    queries = ["abc", "hhhg", "", "c" * 30]
+    everything, found = dense.retrieve(queries, 300), dense.without(forbidden).retrieve(queries, 8)
+    for row in range(4):
+        kept = [hit for hit in everything.of(row) if hit[0] not in forbidden]
+        assert len(found.of(row)) == (8 if queries[row] else 0)
+        scores = [score for _, score in kept[:8]]
+        np.testing.assert_allclose([score for _, score in found.of(row)][: len(scores)], scores, rtol=1e-5)
+        assert not {number for number, _ in found.of(row)} & set(forbidden.tolist())
+    assert dense.without(range(300)).retrieve(queries, 3).of(0) == []
+    assert dense.without(forbidden).config != dense.without(forbidden[1:]).config != dense.config
+
+
 def test_strings_that_faiss_cannot_make(tmp_path: Path) -> None:
     for string, message in (
         ("Nonsense", r"'Nonsense' for vectors of 8 dimensions \(could not parse index string Nonsense\)"),
         ("PQ3", "should be a multiple of the number of subquantizers"),
+        ("HNSW0", r"neighbours must be 2 to 2,048"),
+        ("HNSW01,Flat", r"neighbours must be 2 to 2,048"),
+        ("IVF2_HNSW1,Flat", r"neighbours must be 2 to 2,048"),
+        ("HNSW99999999999", r"neighbours must be 2 to 2,048"),
+        ("NSG8", "IndexNSGFlat does not take vectors one part after the other"),
+        ("IDMap2,Flat", "IndexIDMap2 does not take vectors"),
+        ("HNSW8,PQ4x4", "IndexHNSWPQ compares distances, not inner products"),
+        ("IVF0,Flat", "it has no lists"),
+        ("PCA0,Flat", "it leaves no dimensions"),
+        ("PQ0", "FAISS cannot make an index 'PQ0'"),
+        ("PQ4x99", "FAISS cannot make an index 'PQ4x99'"),
+        ("IVF99999999999,Flat", "FAISS cannot make"),
+        ("ZnLattice2x4_4", "FAISS cannot (keep|make)"),
+        ("BFlat", "FAISS cannot make"),
+        ("", "FAISS cannot make"),
+        (",", "FAISS cannot make"),
     ):
         with pytest.raises(UsageError, match=message):
             built(tmp_path / "dense", passages_of("fox"), LetterEncoder(), VectorOptions(faiss=string))

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Router, Transformer
 from transformers import AutoTokenizer, BertModel, DPRContextEncoder, DPRQuestionEncoder
 
-from ralm.errors import MissingExtraError, ModelError, UsageError
+from ralm.errors import MissingExtraError, ModelError, OtherEncoderError, UsageError
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
@@ -85,6 +85,13 @@ def test_without_lengths_as_much_as_the_encoder_takes(folders: Path) -> None:
     close(encoder(folders).encode_passages(passages_of(LONG))[0], whole.mean(axis=0))
 
 
+def test_odd_queries(folders: Path) -> None:
+    odd = ["\ud800 fox", "\0", "fox " * 250_000]
+    vectors = encoder(folders).encode_queries(odd)
+    assert np.isfinite(vectors).all()
+    close(vectors[0], encoder(folders).encode_queries(["\ufffd fox"])[0])
+
+
 def test_titles_in_and_out(folders: Path) -> None:
     passages = [Passage(number=0, document_id="d", title="Fox", text="red"), *passages_of("sea")]
     close(encoder(folders).encode_passages(passages), encoder(folders).encode_queries(["fox red", "sea"]))
@@ -155,6 +162,28 @@ def test_equal_weights_have_equal_fingerprints(folders: Path, tmp_path: Path) ->
     names = (folders / "bert", tmp_path / "copy", tmp_path / "other")
     prints = [SentenceEncoder(EncoderOptions(encoder=str(name))).query_fingerprint for name in names]
     assert prints[0] == prints[1] != prints[2]
+
+
+def test_the_same_weights_read_otherwise_are_another_encoder(folders: Path, tmp_path: Path) -> None:
+    """Pooling, prompts and normalisation stand in files of their own; an index without a record of them still opens."""
+    build_index(passages_of(*TEXTS), tmp_path / "index", bm25=False, encoder=encoder(folders))
+    index = open_index(tmp_path / "index")
+    for pooling, prompt in (("cls", ""), ("mean", "query: ")):
+        transformer = Transformer(str(folders / "bert"))
+        modules = [transformer, Pooling(WIDTH, pooling)]
+        model = SentenceTransformer(modules=modules, prompts={"query": prompt, "document": ""})
+        model.save(str(tmp_path / pooling), create_model_card=False)
+        other = encoder(tmp_path, pooling)
+        assert other.query_fingerprint == encoder(folders).query_fingerprint
+        with pytest.raises(OtherEncoderError, match="the same weights, but (pooling|prompts) is"):
+            index.dense(encoder=other)
+        assert index.dense(encoder=other, any_encoder=True).config != index.dense(encoder=encoder(folders)).config
+    shortened = index.dense(encoder=encoder(folders, query_length=8))
+    assert shortened.config != index.dense(encoder=encoder(folders)).config
+    dense = index.manifest.settings["dense"]
+    assert isinstance(dense, dict)
+    del dense["query_reading"]
+    assert index.dense(encoder=encoder(tmp_path, "cls")).retrieve(["red"], 1).of(0)
 
 
 def test_folders_that_are_none(folders: Path, tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ _SPARE: Final = 8
 class RandomRetriever:
     """Passages drawn uniformly, without repetition within a query, and the first of them whatever `k`.
 
-    The n-th time that a query stands in a call it gets its n-th draw, whatever else is asked; every call begins anew, so
-    equal calls give equal hits. `passages`: how many there are, or the numbers (int64) of those to draw from.
+    The n-th time that a query stands in a call it gets its n-th draw, whatever else is asked; every call begins anew,
+    so equal calls give equal hits. `passages`: how many there are, or the numbers (int64) of those to draw from.
     """
 
     def __init__(self, passages: int | IntArray, seed: int = 0) -> None:
@@ -70,7 +70,7 @@ class RandomRetriever:
 
 
 def _places(keys_Q: NDArray[np.uint64], count: int, k: int) -> IntArray:
-    """`k` different places below `count` for each key: drawn with repetition, and then those that came before left out."""
+    """`k` different places below `count` for each key: drawn with repetition, those that came before left out."""
     draws = k + _SPARE
     while True:
         drawn_QM = (_mixed(keys_Q[:, None], np.arange(draws, dtype=np.uint64)) % np.uint64(count)).astype(np.int64)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 class Beside(Generic[T]):
     """Something that `make` gives; `make` is called once, with a function that it must call between its steps.
 
-    Where `make` fails there is a RuntimeWarning, and the thing is never ready.
+    Where memory or a file does not suffice there is a RuntimeWarning, and the thing is never ready.
     """
 
     def __init__(self, make: Callable[[Callable[[], None]], T]) -> None:
@@ -50,10 +50,9 @@ class Beside(Generic[T]):
             self._made = self._make(self._go_on)
         except _StoppedError:
             return
-        except Exception as error:
-            warnings.warn(
-                f"streams cannot be prepared ({error}): queries are scanned, which is slower.", RuntimeWarning, 2
-            )
+        except (MemoryError, OSError) as error:
+            why = f"streams cannot be prepared ({error!r}): queries are scanned, which is slower."
+            warnings.warn(why, RuntimeWarning, stacklevel=2)
         atexit.unregister(self._end)
 
     def _go_on(self) -> None:

@@ -100,7 +100,7 @@ class BM25:
         return Collection(self._arrays, self._passages, idf_V, self._impact_C, common)
 
     def _collect_beside(self, going_on: Callable[[], None]) -> Collection:
-        """The same by one thread that gives way, with the kernels of streams loaded, so that no query waits for them."""
+        """The same by one thread, with the kernels of streams loaded, so that no query waits for them."""
         with self._collecting:
             self._collection = self._collection or self._collect(1, going_on)
         Stream(self._collection, 1).search([[]])

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -32,6 +33,10 @@ from ralm.work import ENCODED
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 CHUNK: Final = 4096
 """Passages encoded between one saving and the next."""
+FEWEST_NEIGHBOURS: Final = 2
+"""With fewer neighbours in a graph FAISS ends the process."""
+MOST_NEIGHBOURS: Final = 2048
+"""More would take more memory than the vectors."""
 
 
 def work_folder(out: Path) -> Path:
@@ -95,9 +100,16 @@ class DenseBuilder:
             raise CorpusError("the corpus has no passages: nothing to index.")
         if not self._index.is_trained:
             train(self._index, self._sample(), self._options.faiss)
-        for file in track(self._files, "Adding vectors", len(self._files)):
-            self._index.add(np.load(file, allow_pickle=False))
-        faiss.write_index(self._index, str(self._folder / VECTORS))
+        try:
+            for file in track(self._files, "Adding vectors", len(self._files)):
+                self._index.add(np.load(file, allow_pickle=False))
+            faiss.write_index(self._index, str(self._folder / VECTORS))
+            faiss.read_index(str(self._folder / VECTORS), faiss.IO_FLAG_MMAP_IFC)
+        except RuntimeError as error:
+            raise UsageError(
+                f"FAISS cannot keep {self._count:,} vectors in an index {self._options.faiss!r} ({_reason(error)}); "
+                "take another one: what was encoded is kept for it."
+            ) from None
         return {
             "encoder": self._config,
             "query_fingerprint": self._encoder.query_fingerprint,
@@ -157,15 +169,51 @@ class DenseBuilder:
 def new_faiss_index(dimension: int, string: str) -> faiss.Index:
     """An empty FAISS index for inner products of vectors of `dimension`, made by `index_factory`.
 
-    Raises UsageError where FAISS knows no such index, or none for vectors of that dimension.
+    Raises UsageError where FAISS knows no such index, or none for vectors of that dimension, or one that could not be
+    used: it would compare otherwise, take no vectors in order or bit by bit, or end the process.
     """
+    for neighbours in re.findall(r"(?:HNSW|NSG)(\d+)", string):
+        if not FEWEST_NEIGHBOURS <= int(neighbours) <= MOST_NEIGHBOURS:
+            raise _no_index(string, dimension, f"neighbours must be {FEWEST_NEIGHBOURS} to {MOST_NEIGHBOURS:,}")
     try:
-        return faiss.index_factory(dimension, string, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
-        raise UsageError(
-            f"FAISS cannot make an index {string!r} for vectors of {dimension} dimensions ({_reason(error)}); "
-            "see its documentation of index_factory, or take Flat."
-        ) from None
+        index = faiss.index_factory(dimension, string, faiss.METRIC_INNER_PRODUCT)
+    except (RuntimeError, MemoryError) as error:
+        raise _no_index(string, dimension, _reason(error)) from None
+    for part in _parts(index):
+        fault = _fault(part)
+        if fault:
+            raise _no_index(string, dimension, fault)
+    return index
+
+
+def _no_index(string: str, dimension: int, reason: str) -> UsageError:
+    return UsageError(
+        f"FAISS cannot make an index {string!r} for vectors of {dimension} dimensions ({reason}); "
+        "see its documentation of index_factory, or take Flat."
+    )
+
+
+def _parts(index: faiss.Index) -> Iterator[faiss.Index]:
+    """An index and those within it."""
+    index = faiss.downcast_index(index)
+    yield index
+    for name in ("index", "base_index", "refine_index", "storage"):
+        inner = getattr(index, name, None)
+        if isinstance(inner, faiss.Index):
+            yield from _parts(inner)
+
+
+def _fault(index: faiss.Index) -> str:
+    """Why vectors cannot be kept in an index, or not be found again; empty where they can."""
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        return f"its {type(index).__name__} compares distances, not inner products"
+    if isinstance(index, faiss.IndexIDMap | faiss.IndexNSG):
+        return f"its {type(index).__name__} does not take vectors one part after the other"
+    if isinstance(index, faiss.IndexIVF) and index.nlist < 1:
+        return "it has no lists"
+    if isinstance(index, faiss.IndexPreTransform) and index.index.d < 1:
+        return "it leaves no dimensions"
+    return ""
 
 
 def train(index: faiss.Index, vectors_PD: FloatArray, string: str) -> None:
@@ -182,7 +230,7 @@ def train(index: faiss.Index, vectors_PD: FloatArray, string: str) -> None:
         ) from None
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: RuntimeError | MemoryError) -> str:
     """The last part of a message of FAISS, which begins with the place in its source."""
     return str(error).strip().splitlines()[-1].rpartition(": ")[2]
 

@@ -136,8 +136,9 @@ class SentenceEncoder:
         advance: Advance | None,
     ) -> FloatArray:
         """Encode texts the longest first, so that those of a batch have about the same length and memory runs out at
-        once if it does."""
+        once if it does; half a pair of surrogates, which no tokenizer takes, is read as U+FFFD."""
         limits = {} if length is None else {"processing_kwargs": {"text": {"max_length": length, "truncation": True}}}
+        texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
         vectors_TD = np.empty((len(texts), _dimension(model)), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         for some in _slices(order, self._batch * _BATCHES_A_CALL):
