@@ -20,7 +20,15 @@ from ralm.errors import (
     UsageError,
 )
 from ralm.exchange import exchange
-from ralm.folders import MANIFEST, check_output, new_folder, read_manifest, replaced_file, write_manifest
+from ralm.folders import (
+    MANIFEST,
+    check_output,
+    check_output_file,
+    new_folder,
+    read_manifest,
+    replaced_file,
+    write_manifest,
+)
 from ralm.work import UNFINISHED, at_work
 
 
@@ -444,3 +452,20 @@ def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     killed_while_writing(tmp_path / "index")
     with pytest.raises(StorageError, match="its disk has no locks to tell. Remove it if no process is writing"):
         write(tmp_path / "index", force=True)
+
+
+def test_what_is_left_of_a_file_is_swept(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("old")
+
+    def dies() -> None:
+        with replaced_file(page) as stream:
+            stream.write("half")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    killed(dies)
+    assert names(tmp_path) == [".page.html.partial", "page.html"]
+    with pytest.raises(FolderExistsError, match="already exists"):
+        check_output_file(page, force=False)
+    assert names(tmp_path) == ["page.html"]
+    assert page.read_text() == "old"

@@ -134,7 +134,11 @@ def recover(path: Path) -> None:
 
 
 def check_output_file(path: Path, force: bool) -> None:
-    """Raise FolderExistsError where a file is there and `force` does not say to replace it."""
+    """Raise FolderExistsError where a file is there and `force` does not say to replace it.
+
+    Removes what a killed process left.
+    """
+    recover(path.resolve())
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file to write.")
     if path.exists() and not path.is_file():
