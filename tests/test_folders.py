@@ -397,7 +397,10 @@ def test_leftovers_of_a_killed_process_are_swept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["index"]
 
 
-def test_what_a_finished_run_had_scored_is_swept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cleared", [False, True])
+def test_what_a_finished_run_had_scored_is_swept_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleared: bool
+) -> None:
     def dies_when_the_run_has_its_place(path: Path) -> None:
         if path == tmp_path:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -410,6 +413,9 @@ def test_what_a_finished_run_had_scored_is_swept_too(tmp_path: Path, monkeypatch
     monkeypatch.setattr(folders, "_sync_one", dies_when_the_run_has_its_place)
     killed(scores)
     assert names(tmp_path) == [".run.partial", "run", "run.unfinished"]
+    if cleared:  # but for the folder itself
+        for left in (tmp_path / "run.unfinished").iterdir():
+            left.unlink()
     with pytest.raises(FolderExistsError, match="already exists"):
         check_output(tmp_path / "run", kind="run", force=False)
     assert names(tmp_path) == ["run"]

@@ -338,8 +338,8 @@ def _recover(path: Path, work: Path) -> None:
         finished = None
     if finished and finished.manifest == _hash(path):
         for kind in (UNFINISHED, ENCODED):
-            if kind.name in finished.of_no_use and is_work_folder(kind.beside(path)):
-                with suppress(FolderExistsError), at_work(kind, path) as other:
+            if kind.name in finished.of_no_use and kind.beside(path).exists():
+                with suppress(FolderExistsError, UsageError), at_work(kind, path) as other:
                     kind.clear(other)
     PARTIAL.empty(work)
 
