@@ -23,7 +23,9 @@ def load(warm: Sequence[Sequence[str]]) -> None:
     from ralm.retrieval.dense.build import DenseBuilder
 
     setattr(build, "_PASSAGES_A_BATCH", 32)  # noqa: B010
-    DenseBuilder.__init__.__kwdefaults__["chunk"] = 16
+    defaults = DenseBuilder.__init__.__kwdefaults__
+    assert defaults
+    defaults["chunk"] = 16
     for arguments in warm:
         assert run(arguments) == 0, arguments
     setattr(term_ids, "_ALONE", 2)  # noqa: B010

@@ -20,7 +20,15 @@ from ralm.errors import (
     UsageError,
 )
 from ralm.exchange import exchange
-from ralm.folders import MANIFEST, check_output, new_folder, read_manifest, replaced_file, write_manifest
+from ralm.folders import (
+    MANIFEST,
+    check_output,
+    check_output_file,
+    new_folder,
+    read_manifest,
+    replaced_file,
+    write_manifest,
+)
 from ralm.work import UNFINISHED, at_work
 
 
@@ -389,7 +397,10 @@ def test_leftovers_of_a_killed_process_are_swept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["index"]
 
 
-def test_what_a_finished_run_had_scored_is_swept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cleared", [False, True])
+def test_what_a_finished_run_had_scored_is_swept_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleared: bool
+) -> None:
     def dies_when_the_run_has_its_place(path: Path) -> None:
         if path == tmp_path:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -402,6 +413,9 @@ def test_what_a_finished_run_had_scored_is_swept_too(tmp_path: Path, monkeypatch
     monkeypatch.setattr(folders, "_sync_one", dies_when_the_run_has_its_place)
     killed(scores)
     assert names(tmp_path) == [".run.partial", "run", "run.unfinished"]
+    if cleared:  # but for the folder itself
+        for left in (tmp_path / "run.unfinished").iterdir():
+            left.unlink()
     with pytest.raises(FolderExistsError, match="already exists"):
         check_output(tmp_path / "run", kind="run", force=False)
     assert names(tmp_path) == ["run"]
@@ -444,3 +458,20 @@ def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     killed_while_writing(tmp_path / "index")
     with pytest.raises(StorageError, match="its disk has no locks to tell. Remove it if no process is writing"):
         write(tmp_path / "index", force=True)
+
+
+def test_what_is_left_of_a_file_is_swept(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("old")
+
+    def dies() -> None:
+        with replaced_file(page) as stream:
+            stream.write("half")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    killed(dies)
+    assert names(tmp_path) == [".page.html.partial", "page.html"]
+    with pytest.raises(FolderExistsError, match="already exists"):
+        check_output_file(page, force=False)
+    assert names(tmp_path) == ["page.html"]
+    assert page.read_text() == "old"

@@ -153,7 +153,11 @@ def recover(path: Path) -> None:
 
 
 def check_output_file(path: Path, force: bool) -> None:
-    """Raise FolderExistsError where a file is there and `force` does not say to replace it."""
+    """Raise FolderExistsError where a file is there and `force` does not say to replace it.
+
+    Removes what a killed process left.
+    """
+    recover(path.resolve())
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file to write.")
     if path.exists() and not path.is_file():
@@ -465,8 +469,8 @@ def _recover(path: Path, work: Path) -> None:
         finished = None
     if finished and finished.manifest == _hash(path):
         for kind in (UNFINISHED, ENCODED):
-            if kind.name in finished.of_no_use and is_work_folder(kind.beside(path)):
-                with suppress(FolderExistsError), at_work(kind, path) as other:
+            if kind.name in finished.of_no_use and kind.beside(path).exists():
+                with suppress(FolderExistsError, UsageError), at_work(kind, path) as other:
                     kind.clear(other)
     PARTIAL.empty(work)
 

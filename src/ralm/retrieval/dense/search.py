@@ -174,8 +174,8 @@ def open_dense(
     `fingerprint` a hash of the index.
 
     `file` names the vectors where they were opened before; `passages`, `sha256`: how many vectors there must be, and
-    the checksum of the file. Raises OtherEncoderError where the encoder is another, DamagedFolderError where there are no
-    such vectors.
+    the checksum of the file. Raises OtherEncoderError where the encoder is another, DamagedFolderError where there are
+    no such vectors.
     """
     index = open_vectors(file or folder / VECTORS, folder / VECTORS, passages, sha256)
     dense = Dense(index, encoder, options, fingerprint=fingerprint)
