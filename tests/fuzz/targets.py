@@ -59,6 +59,7 @@ class HashEncoder:
     dimension = 8
     query_fingerprint = "hash"
     config: dict[str, JsonValue] = {"name": "hash"}  # noqa: RUF012
+    query_config: dict[str, JsonValue] = {"fingerprint": "hash"}  # noqa: RUF012
 
     def text_of(self, passage: Passage) -> str:
         return passage.contents

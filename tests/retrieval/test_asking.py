@@ -24,7 +24,8 @@ class Gives:
 def test_fewer_columns_than_asked_for_will_do() -> None:
     hits = ask(Gives([2, 0], [3, 2]), ["a"], 4, passages=5)
     assert hits.of(0) == [(2, 3.0), (0, 2.0)]
-    assert (hits.numbers_QK.dtype, hits.scores_QK.dtype) == (np.int64, np.float32)
+    assert hits.numbers_QK.dtype == np.int64
+    assert hits.scores_QK.dtype == np.float32
     none = ask(Gives(np.zeros((1, 0), int), np.zeros((1, 0))), ["a"], 4, passages=5)
     assert none.numbers_QK.tolist() == [[-1]]
 

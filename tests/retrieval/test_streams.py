@@ -19,7 +19,7 @@ from ralm.records import NO_PASSAGE, Hits
 from ralm.retrieval.bm25 import online, search, stream
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import Builder
-from ralm.retrieval.bm25.common_terms import CommonTerms
+from ralm.retrieval.bm25.common_terms import CommonTerms, find_common_terms
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.parallel import Runs
@@ -199,7 +199,6 @@ def test_what_streams_need_is_laid_out_beside_the_queries(tmp_path: Path, monkey
     """No query waits for it: all are answered while it is held up. A failure is said, and changes no answer."""
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
     queries = strides(words(1, 800, 500), 16, 4)[10:]
-    find_common_terms = search.find_common_terms
     for fails in (False, True):
         (tmp_path / str(fails)).mkdir()
         bm25 = some_index(tmp_path / str(fails))

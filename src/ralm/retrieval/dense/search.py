@@ -114,10 +114,10 @@ class Dense:
                 "the number format that the index was built with."
             )
         if len(self._forbidden) == 0:
-            return _ordered(*self._index.search(vectors_QD, k), k)
+            return _ordered(self._index.search(vectors_QD, k), k)
         selecting = _selecting(self._index, self._forbidden)
         if selecting is not None:
-            return _ordered(*self._index.search(vectors_QD, k, params=selecting), k)
+            return _ordered(self._index.search(vectors_QD, k, params=selecting), k)
         return self._search_for_more(vectors_QD, k)
 
     def _search_for_more(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
@@ -126,19 +126,20 @@ class Dense:
         allowed = self._index.ntotal - len(self._forbidden)
         scores_QM, numbers_QM = self._index.search(vectors_QD, min(k + len(self._forbidden), self._index.ntotal))
         numbers_QM[np.isin(numbers_QM, self._forbidden)] = NO_PASSAGE
-        numbers_QK, scores_QK = _ordered(scores_QM, numbers_QM, k)
+        numbers_QK, scores_QK = _ordered((scores_QM, numbers_QM), k)
         short = np.count_nonzero(numbers_QK != NO_PASSAGE, axis=1) < min(k, allowed)
         if short.any() and isinstance(self._index, faiss.IndexHNSW):
             storage = faiss.downcast_index(self._index.storage)
             selecting = _selecting(storage, self._forbidden)
             if selecting is not None:
-                found = _ordered(*storage.search(vectors_QD[short], k, params=selecting), k)
-                numbers_QK[short], scores_QK[short] = found
+                found = storage.search(vectors_QD[short], k, params=selecting)
+                numbers_QK[short], scores_QK[short] = _ordered(found, k)
         return numbers_QK, scores_QK
 
 
-def _ordered(scores_QM: FloatArray, numbers_QM: IntArray, k: int) -> tuple[IntArray, FloatArray]:
-    """The k best, equal scores by passage number, and `NO_PASSAGE` at the end."""
+def _ordered(found: tuple[FloatArray, IntArray], k: int) -> tuple[IntArray, FloatArray]:
+    """The k best of the scores and numbers that FAISS found, equal scores by number, and `NO_PASSAGE` at the end."""
+    scores_QM, numbers_QM = found
     missing = numbers_QM == NO_PASSAGE
     order = np.lexsort((numbers_QM, np.where(missing, np.inf, -scores_QM)), axis=1)[:, :k]
     numbers_QK = np.take_along_axis(numbers_QM, order, axis=1)
