@@ -19,17 +19,10 @@ from ralm.errors import (
     StorageError,
     UsageError,
 )
-from ralm.exchange import exchange
-from ralm.folders import (
-    MANIFEST,
-    check_output,
-    check_output_file,
-    new_folder,
-    read_manifest,
-    replaced_file,
-    write_manifest,
-)
-from ralm.work import UNFINISHED, at_work
+from ralm.folders.exchange import exchange
+from ralm.folders.manifest import read_manifest, write_manifest
+from ralm.folders.outputs import MANIFEST, check_output, check_output_file, new_folder, replaced_file
+from ralm.folders.work import UNFINISHED, at_work
 
 
 def write(path: Path, content: str = "some content", *, force: bool = False, format_version: int = 1) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from ralm.folders import MANIFEST, read_manifest
+from ralm.folders.manifest import read_manifest
+from ralm.folders.outputs import MANIFEST
 from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT
 from tests.cli.test_signals import processes, wait_until
 from tests.tiny_encoders import save_tiny_bert

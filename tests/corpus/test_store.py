@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ralm.corpus import store
 from ralm.corpus.store import ROWS_A_BATCH, PassageStore, write_passages
 from ralm.errors import DamagedFolderError, StorageError
-from ralm.folders import storage_errors
+from ralm.folders.outputs import storage_errors
 from ralm.records import Passage
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

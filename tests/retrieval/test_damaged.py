@@ -9,7 +9,7 @@ import pytest
 
 from ralm import folders
 from ralm.errors import DamagedFolderError
-from ralm.folders import MANIFEST
+from ralm.folders.outputs import MANIFEST
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.index import build_index, check_index, open_index
 from tests.fuzz.mutations import mend

@@ -16,7 +16,8 @@ from ralm.errors import (
     OlderFormatError,
     StorageError,
 )
-from ralm.folders import MANIFEST, manifest_checksum
+from ralm.folders.manifest import manifest_checksum
+from ralm.folders.outputs import MANIFEST
 from ralm.records import Passage
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions

@@ -224,7 +224,7 @@ def run(job: Job) -> None:
     from ralm.corpus.text import read_text
     from ralm.evaluation.perplexity import evaluate_text
     from ralm.evaluation.run import KIND, evaluation_config, write_run
-    from ralm.folders import check_output
+    from ralm.folders.outputs import check_output
 
     if job.out is not None:
         check_output(job.out, kind=KIND, force=job.force)

@@ -122,7 +122,7 @@ def generate(
     from ralm.cli.reporting import print_report, write_page
     from ralm.evaluation.generated import traced_generation
     from ralm.evaluation.run_report import report_of_generation
-    from ralm.folders import check_output_file
+    from ralm.folders.outputs import check_output_file
     from ralm.reading.generation import generate_many
 
     if report is not None:

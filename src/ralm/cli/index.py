@@ -101,7 +101,7 @@ def index(
     from ralm.corpus.sources import Fields, SkippedLines, read_documents
     from ralm.corpus.splitting import Splitting
     from ralm.corpus.text import read_text
-    from ralm.folders import check_output
+    from ralm.folders.outputs import check_output
     from ralm.retrieval.bm25.formula import BM25Options
     from ralm.retrieval.dense.loading import load_encoder
     from ralm.retrieval.index import KIND, build_index

@@ -20,7 +20,8 @@ from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.run import to_json
 from ralm.evaluation.sweep import PLOT, TABLE, Sweep
 from ralm.evaluation.traces import TracedText, gain_as_json
-from ralm.folders import MANIFEST, Manifest
+from ralm.folders.manifest import Manifest
+from ralm.folders.outputs import MANIFEST
 from ralm.pipeline import FromRetriever, PassageSource
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading.generation import GenerationOptions, generate

@@ -35,7 +35,7 @@ def report(
     from ralm.cli.reporting import print_report, write_page
     from ralm.evaluation.run import open_run
     from ralm.evaluation.run_report import report_of
-    from ralm.folders import check_output_file
+    from ralm.folders.outputs import check_output_file
 
     if html is not None:
         check_output_file(html, force)

@@ -75,7 +75,7 @@ def retrieve(
     from ralm.cli.models import load_tokenizer
     from ralm.cli.output import print_cache, print_line
     from ralm.corpus.text import read_text
-    from ralm.folders import check_output_file
+    from ralm.folders.outputs import check_output_file
     from ralm.pipeline import prepare_text, retrieved_strides
     from ralm.retrieval.retrieval_file import write_retrieval_file
 

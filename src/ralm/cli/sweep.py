@@ -63,7 +63,7 @@ def sweep(
     from ralm.corpus.text import read_text
     from ralm.evaluation import sweep as sweeps
     from ralm.evaluation.run import evaluation_config
-    from ralm.folders import check_output
+    from ralm.folders.outputs import check_output
 
     if out is not None:
         check_output(out, kind=sweeps.KIND, force=force)

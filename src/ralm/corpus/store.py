@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ralm.errors import DamagedFolderError
-from ralm.folders import file_checksum
+from ralm.folders.manifest import file_checksum
 from ralm.records import Passage
 
 PASSAGES: Final = "passages.arrow"

@@ -18,7 +18,8 @@ from ralm.errors import FolderError, UsageError
 from ralm.evaluation.perplexity import Reading, timed
 from ralm.evaluation.report import Report
 from ralm.evaluation.traces import TracedText, used_passages
-from ralm.folders import MANIFEST, check_output, new_folder, read_manifest, write_manifest
+from ralm.folders.manifest import read_manifest, write_manifest
+from ralm.folders.outputs import MANIFEST, check_output, new_folder
 from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read, read_likeliest
 from ralm.protocols import LanguageModel
 from ralm.reading.plan import PlanOptions

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation import run
-from ralm.folders import kind_of, read_every_byte
+from ralm.folders.manifest import kind_of, read_every_byte
 from ralm.retrieval import index
 
 

@@ -25,7 +25,8 @@ from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.tables import passage_table, token_table, traced_text
 from ralm.evaluation.traces import TracedText
-from ralm.folders import new_folder, opened_at_once, read_manifest, write_manifest
+from ralm.folders.manifest import opened_at_once, read_manifest, write_manifest
+from ralm.folders.outputs import new_folder
 from ralm.pipeline import PassageSource, ReaderOptions
 from ralm.protocols import LanguageModel
 from ralm.reading.concatenation import ConcatenationOptions

@@ -16,7 +16,8 @@ from pydantic import JsonValue
 from ralm.errors import MissingExtraError, UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.evaluation.run import environment, to_json
-from ralm.folders import new_folder, write_manifest
+from ralm.folders.manifest import write_manifest
+from ralm.folders.outputs import new_folder
 from ralm.lm.memory import RememberingModel
 from ralm.pipeline import FromRetriever, PassageSource, ReaderOptions
 from ralm.protocols import LanguageModel, Retriever

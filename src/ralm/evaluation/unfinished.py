@@ -13,8 +13,8 @@ from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.evaluation.run import to_json
-from ralm.folders import output_path, storage_errors
-from ralm.work import UNFINISHED, at_work, write_whole
+from ralm.folders.outputs import output_path, storage_errors
+from ralm.folders.work import UNFINISHED, at_work, write_whole
 
 CONFIG: Final = "config.json"
 JOURNAL: Final = ".journal"

@@ -17,7 +17,7 @@ from typing import BinaryIO, Final, Self
 import numpy as np
 
 from ralm.errors import DamagedFolderError
-from ralm.folders import storage_errors
+from ralm.folders.outputs import storage_errors
 from ralm.records import FloatArray, Request
 
 _KEY_BYTES: Final = 16

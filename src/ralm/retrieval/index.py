@@ -18,17 +18,9 @@ from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
 
 from ralm.corpus.store import PASSAGES, PassageStore, write_passages
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.folders import (
-    HeldFile,
-    Manifest,
-    new_folder,
-    opened_at_once,
-    output_path,
-    read_every_byte,
-    read_manifest,
-    storage_errors,
-    write_manifest,
-)
+from ralm.folders.manifest import HeldFile, Manifest, opened_at_once, read_every_byte, read_manifest, write_manifest
+from ralm.folders.outputs import new_folder, output_path, storage_errors
+from ralm.folders.work import ENCODED, at_work
 from ralm.progress import Advance, progress_bar
 from ralm.protocols import Encoder
 from ralm.records import Passage
@@ -40,7 +32,6 @@ from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.dense.options import VECTORS, BuiltWith, DenseSearchOptions, EncoderOptions, VectorOptions
-from ralm.work import ENCODED, at_work
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import DenseBuilder

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ralm.corpus.text import read_bytes
 from ralm.errors import RetrievalFileError
-from ralm.folders import replaced_file
+from ralm.folders.outputs import replaced_file
 from ralm.records import Hits, Passage
 
 _HIGHEST: Final = float(np.finfo(np.float32).max)

@@ -23,12 +23,12 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, UsageError
-from ralm.folders import storage_errors
+from ralm.folders.outputs import storage_errors
+from ralm.folders.work import ENCODED
 from ralm.progress import Advance, track
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.options import VECTORS, VectorOptions
-from ralm.work import ENCODED
 
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 CHUNK: Final = 4096

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, ModelError, OtherEncoderError, UsageError
-from ralm.folders import whole_checksum
+from ralm.folders.manifest import whole_checksum
 from ralm.progress import track
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray

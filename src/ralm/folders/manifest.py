@@ -1,0 +1,261 @@
+"""The manifest of a folder that ralm writes: what it is, what it holds, and whether that is as it was written.
+
+Knows sizes and checksums; knows nothing of what the files mean, or of how a folder comes to its place
+(`ralm.folders.outputs`).
+"""
+
+import hashlib
+import json
+import os
+import re
+import weakref
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, field_validator
+
+from ralm.errors import (
+    DamagedFolderError,
+    FolderError,
+    NewerFormatError,
+    NotAFolderOfThisKindError,
+    OlderFormatError,
+)
+from ralm.folders.outputs import MANIFEST, bring_back
+from ralm.version import __version__
+
+_BLOCK_BYTES: Final = 1 << 20
+_BLOCKS_SAMPLED: Final = 64
+_FILE_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*", re.ASCII)
+_Opened = TypeVar("_Opened")
+
+
+class FileEntry(BaseModel):
+    """What the manifest knows of one file: its size, a hash of it or of samples (`file_checksum`), and SHA-256 of all
+    of it; folders of earlier versions lack the last."""
+
+    model_config = ConfigDict(frozen=True)
+
+    bytes: int
+    checksum: str
+    sha256: str | None = None
+
+
+class Manifest(BaseModel):
+    """What a folder is: its kind and format, the settings it was made with, what it counts, the files it holds.
+
+    `checksum` is that of all the rest (`manifest_checksum`); folders of earlier versions lack it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    program: Literal["ralm"] = "ralm"
+    kind: str
+    format_version: int
+    ralm_version: str
+    created: str
+    settings: dict[str, JsonValue]
+    counts: dict[str, int]
+    files: dict[str, FileEntry]
+    checksum: str | None = None
+
+    @field_validator("files")
+    @classmethod
+    def _are_inside(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
+        if not all(_FILE_NAME.fullmatch(name) for name in files):
+            raise ValueError("a file outside the folder")
+        return files
+
+
+def write_manifest(
+    folder: Path,
+    *,
+    kind: str,
+    format_version: int,
+    settings: dict[str, JsonValue],
+    counts: dict[str, int],
+) -> Manifest:
+    """Describe every file that lies in `folder` now; call it last."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    manifest = Manifest(
+        kind=kind,
+        format_version=format_version,
+        ralm_version=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        settings=settings,
+        counts=counts,
+        files={file.relative_to(folder).as_posix(): _entry(file) for file in files},
+    )
+    checksum = manifest_checksum(json.loads(manifest.model_dump_json()))
+    manifest = manifest.model_copy(update={"checksum": checksum})
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return manifest
+
+
+def manifest_checksum(content: dict[str, JsonValue]) -> str:
+    """SHA-256 of what a manifest says, as JSON in one fixed way of writing, but for the checksum itself."""
+    rest = {name: value for name, value in content.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(folder: Path, *, kind: str, format_version: int, oldest: int = 1) -> Manifest:
+    """The manifest of a folder whose files are as they were written, in a format from `oldest` to `format_version`.
+
+    Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError, each with one sentence.
+    """
+    if not folder.exists():
+        bring_back(folder)
+    manifest, content = _parsed(folder, kind)
+    if manifest.kind != kind:
+        raise NotAFolderOfThisKindError(f"{folder} is a ralm {manifest.kind}, not a ralm {kind}.")
+    if manifest.format_version > format_version:
+        raise NewerFormatError(
+            f"{folder} has format {manifest.format_version}, written by ralm {manifest.ralm_version}; this is ralm "
+            f"{__version__}, which reads up to format {format_version}. Upgrade ralm, or build the {kind} again."
+        )
+    if manifest.format_version < oldest:
+        raise OlderFormatError(
+            f"{folder} has format {manifest.format_version}, written by ralm {manifest.ralm_version}; this is ralm "
+            f"{__version__}, which reads format {oldest} and later. Build the {kind} again."
+        )
+    _check_itself(folder, manifest, content)
+    _check_files(folder, manifest)
+    return manifest
+
+
+def kind_of(folder: Path) -> str:
+    """What kind of folder this is, by its manifest; the kinds are named by those who write them.
+
+    Raises NotAFolderOfThisKindError or DamagedFolderError.
+    """
+    return _parsed(folder, "folder")[0].kind
+
+
+def read_every_byte(folder: Path, kind: str) -> tuple[list[str], list[str]]:
+    """What is damaged, a few words a file, and which files could be compared by samples alone: their manifest was
+    written before it held checksums of whole files.
+
+    Raises NotAFolderOfThisKindError, and DamagedFolderError where the manifest itself is damaged.
+    """
+    manifest, content = _parsed(folder, kind)
+    _check_itself(folder, manifest, content)
+    damaged = {name: _damage(folder / name, entry, whole=True) for name, entry in manifest.files.items()}
+    sampled = [name for name, entry in manifest.files.items() if entry.sha256 is None and entry.bytes > _whole_bytes()]
+    return [f"{name} {what}" for name, what in damaged.items() if what], sampled
+
+
+def opened_at_once(folder: Path, open_all: Callable[[], _Opened]) -> _Opened:
+    """What `open_all` makes of the files of a folder, all of one and the same: where another folder took its place in
+    the meantime, that one is opened."""
+    while True:
+        before = _identity(folder)
+        try:
+            opened = open_all()
+        except (FolderError, OSError):
+            if _identity(folder) == before:
+                raise
+        else:
+            if _identity(folder) == before:
+                return opened
+
+
+class HeldFile:
+    """A file held open, so that it can be read by `path` later, and is the same then, whatever took its place.
+
+    Raises FileNotFoundError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, descriptor)
+        self.path = Path(f"/dev/fd/{descriptor}")
+        """Names the open file, in this process and in those forked from it."""
+
+
+def file_checksum(file: Path) -> str:
+    """SHA-256 of the whole file up to 64 MiB; of its size and 64 blocks of 1 MiB spread over it above that.
+
+    Opening an index of many gigabytes must not read all of it; truncation and most damage still show.
+    """
+    size = file.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with file.open("rb") as stream:
+        if size <= _whole_bytes():
+            while block := stream.read(_BLOCK_BYTES):
+                digest.update(block)
+        else:
+            for i in range(_BLOCKS_SAMPLED):
+                stream.seek(i * (size - _BLOCK_BYTES) // (_BLOCKS_SAMPLED - 1))
+                digest.update(stream.read(_BLOCK_BYTES))
+    return digest.hexdigest()
+
+
+def whole_checksum(file: Path) -> str:
+    """SHA-256 of every byte of a file, as `sha256sum` gives it."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _whole_bytes() -> int:
+    return _BLOCK_BYTES * _BLOCKS_SAMPLED
+
+
+def _entry(file: Path) -> FileEntry:
+    return FileEntry(bytes=file.stat().st_size, checksum=file_checksum(file), sha256=whole_checksum(file))
+
+
+def _parsed(folder: Path, kind: str) -> tuple[Manifest, dict[str, JsonValue]]:
+    """The manifest of a folder, and the JSON that it was read from."""
+    file = folder / MANIFEST
+    if not file.is_file():
+        what = "does not exist" if not folder.exists() else "is a file" if folder.is_file() else f"has no {MANIFEST}"
+        raise NotAFolderOfThisKindError(f"{folder} is not a ralm {kind}: it {what}.")
+    try:
+        content = json.loads(file.read_bytes())
+        return Manifest.model_validate(content), content
+    except (ValueError, RecursionError) as error:  # ValidationError among them, and bytes that are no text
+        errors = error.error_count() if isinstance(error, ValidationError) else 1
+        raise DamagedFolderError(
+            f"{file} is damaged or not a ralm manifest ({errors} errors); build the {kind} again."
+        ) from error
+
+
+def _check_itself(folder: Path, manifest: Manifest, content: dict[str, JsonValue]) -> None:
+    """Check that a manifest says what it said when it was written, unless it is of a version that could not tell."""
+    could_tell = manifest.checksum is not None or any(entry.sha256 is not None for entry in manifest.files.values())
+    if could_tell and manifest.checksum != manifest_checksum(content):
+        raise DamagedFolderError(
+            f"{folder} is damaged: {MANIFEST} was altered since it was written; {_remedy(manifest)}"
+        )
+
+
+def _identity(folder: Path) -> tuple[int, ...] | None:
+    """What tells a folder from another one that took its place: its manifest is another file."""
+    try:
+        found = (folder / MANIFEST).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    for name, entry in manifest.files.items():
+        if what := _damage(folder / name, entry):
+            raise DamagedFolderError(f"{folder} is damaged: {name} {what}; {_remedy(manifest)}")
+
+
+def _damage(file: Path, entry: FileEntry, *, whole: bool = False) -> str:
+    """What is wrong with a file, empty where nothing is; `whole`: every byte of it is compared."""
+    if not file.is_file():
+        return "is missing"
+    size = file.stat().st_size
+    if size != entry.bytes:
+        return f"has {size:,} bytes where its manifest says {entry.bytes:,}"
+    same = whole_checksum(file) == entry.sha256 if whole and entry.sha256 else file_checksum(file) == entry.checksum
+    return "" if same else "was altered since it was written"
+
+
+def _remedy(manifest: Manifest) -> str:
+    return f"build the {manifest.kind} again or restore it from a copy."
