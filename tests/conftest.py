@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported: no test waits for a hub
+
 import pytest
 import torch
 

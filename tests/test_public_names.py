@@ -7,17 +7,65 @@ import pytest
 
 import ralm
 
+NAMES = """
+BM25
+BM25Options
+BuildOptions
+CachedRetriever
+Decontamination
+DenseSearchOptions
+Document
+EncoderOptions
+EnsembleOptions
+Evaluation
+Fields
+Forbidden
+FromFile
+FromRetriever
+FusionOptions
+GenerationOptions
+Hits
+Hybrid
+Index
+Measures
+ModelOptions
+Passage
+PlanOptions
+RalmError
+RandomRetriever
+Removals
+Request
+ScoredTokens
+Splitting
+VectorOptions
+__version__
+build_index
+evaluate_text
+generate
+generate_many
+load_encoder
+load_language_model
+make_passages
+make_plan
+open_index
+read_documents
+read_retrieval_file
+write_retrieval_file
+write_run
+""".split()
+"""What users import; a name that goes or is renamed breaks their programs, so it is taken out here too, on purpose."""
+
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(ralm.__all__) == ralm.__all__
-    assert set(ralm.__all__) == {*ralm._HOME, "__version__"}
-    for name in ralm.__all__:
+    assert ralm.__all__ == NAMES
+    assert dir(ralm) == NAMES
+    for name in NAMES:
         assert getattr(ralm, name) is not None
-    assert dir(ralm) == ralm.__all__
 
 
 def test_every_public_name_says_what_it_is() -> None:
-    assert [name for name in ralm._HOME if not (getattr(ralm, name).__doc__ or "").strip()] == []
+    undocumented = [name for name in NAMES if not (getattr(ralm, name).__doc__ or "").strip()]
+    assert undocumented == []
 
 
 def test_importing_waits_for_nothing() -> None:
@@ -26,5 +74,5 @@ def test_importing_waits_for_nothing() -> None:
 
 
 def test_an_unknown_name() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'nothing_of_the_kind'"):
-        _ = ralm.nothing_of_the_kind
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = ralm.nothing_of_the_kind  # type: ignore[attr-defined]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -544,10 +543,21 @@ def test_sweeps_that_make_no_sense(work: Path, changed: dict[str, str | None], m
     failed(ralm("sweep", work / "text.txt", *given), 2, message)
 
 
-@pytest.mark.skipif(find_spec("matplotlib") is not None, reason="matplotlib is here")
+class WithoutMatplotlib:
+    """An import finder that stands for an installation without the package."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name == "matplotlib":
+            raise ModuleNotFoundError("No module named 'matplotlib'", name=name)
+
+
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_scored(
-    work: Path, model: Path, tmp_path: Path
+    work: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib" or name == "ralm.evaluation.plot"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [WithoutMatplotlib, *sys.meta_path])
     command = ["sweep", work / "text.txt", "--lm", model, *MODEL_LENGTH, "--index", work / "index"]
     command += ["--over", "stride", "--values", "4,8", "--out", tmp_path / "sweep"]
     failed(ralm(*command), 1, "needs the package matplotlib: pip install 'ralm[plots]', or give --no-plot")

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ralm.corpus.splitting import Splitting, split_by_tokens, split_by_words, split_text
 from ralm.errors import UsageError

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ralm.corpus import store
 from ralm.corpus.store import ROWS_A_BATCH, PassageStore, write_passages

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers import Phi3Config, Phi3ForCausalLM
 
 from ralm.errors import ModelError

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers.activations import FastGELUActivation, GELUTanh, NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

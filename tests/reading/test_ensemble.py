@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
 from ralm.lm.local import LocalLanguageModel, load_language_model

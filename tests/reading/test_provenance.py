@@ -4,8 +4,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ralm.reading.provenance import Contribution, attributed, contributions, gains, provenance_of, total_gain
 from ralm.records import NO_PASSAGE, Provenance, ScoredTokens

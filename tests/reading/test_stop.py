@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ralm.reading.pieces import GeneratedText, GeneratedToken
 from ralm.reading.stop import UntilStop

@@ -4,8 +4,7 @@ import json
 
 import pytest
 import regex
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ralm.retrieval import analysis
 from ralm.retrieval.analysis import Analyser, words

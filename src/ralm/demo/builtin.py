@@ -4,8 +4,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from ralm.lm.local import LocalLanguageModel, ModelOptions
-from ralm.lm.local import load_language_model as load_folder_or_hub
+from ralm.lm.local import LocalLanguageModel, ModelOptions, load_language_model as load_folder_or_hub
 
 TINY: Final = "ralm-tiny"
 
