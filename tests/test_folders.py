@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ralm import folders
 from ralm.errors import (
     DamagedFolderError,
     FolderExistsError,
@@ -19,6 +18,7 @@ from ralm.errors import (
     StorageError,
     UsageError,
 )
+from ralm.folders import manifest, outputs
 from ralm.folders.exchange import exchange
 from ralm.folders.manifest import read_manifest, write_manifest
 from ralm.folders.outputs import MANIFEST, check_output, check_output_file, new_folder, replaced_file
@@ -114,7 +114,7 @@ def test_damage_is_named(tmp_path: Path, what: str, message: str) -> None:
 
 
 def test_damage_shows_in_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "_BLOCK_BYTES", 4)
+    monkeypatch.setattr(manifest, "_BLOCK_BYTES", 4)
     content = "0123456789" * 100
     write(tmp_path / "index", content)
     read_manifest(tmp_path / "index", kind="index", format_version=1)
@@ -207,6 +207,9 @@ def test_force_replaces_what_an_earlier_version_wrote_and_what_is_damaged(tmp_pa
     write(tmp_path / "index", "old")
     content = json.loads((tmp_path / "index" / MANIFEST).read_text())
     assert content.pop("program") == "ralm"
+    assert content.pop("checksum")
+    for entry in content["files"].values():
+        del entry["sha256"]
     (tmp_path / "index" / MANIFEST).write_text(json.dumps(content))
     assert read_manifest(tmp_path / "index", kind="index", format_version=1).counts == {"passages": 3}
     damage(tmp_path / "index", "altered")
@@ -286,7 +289,7 @@ def test_a_link_to_itself_is_no_output(tmp_path: Path) -> None:
 
 
 def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "exchange", lambda first, second: False)
+    monkeypatch.setattr(outputs, "exchange", lambda first, second: False)
 
 
 def test_names_are_exchanged_in_one_step(tmp_path: Path) -> None:
@@ -403,7 +406,7 @@ def test_what_a_finished_run_had_scored_is_swept_too(
             (work / "model-0.journal").write_text("scored")
             write(tmp_path / "run")
 
-    monkeypatch.setattr(folders, "_sync_one", dies_when_the_run_has_its_place)
+    monkeypatch.setattr(outputs, "_sync_one", dies_when_the_run_has_its_place)
     killed(scores)
     assert names(tmp_path) == [".run.partial", "run", "run.unfinished"]
     if cleared:  # but for the folder itself

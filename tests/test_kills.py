@@ -52,6 +52,12 @@ COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
 """Each command, what makes an older result of it, and what makes the one that is killed."""
 
 
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+    "OMP_NUM_THREADS": "1",  # threads of OpenMP do not live on in a process that is forked: it would wait for ever
+}
+
+
 class Program:
     """The program in a folder of its own; `answer` runs it there and may kill it."""
 
@@ -66,7 +72,11 @@ class Program:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.killed_program", "warm.json"],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+                },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

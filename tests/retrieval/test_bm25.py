@@ -47,7 +47,7 @@ def check(retriever: BM25, texts: list[str], queries: list[str], k: int, options
     analyse = Analyser()
     passages = [analyse(text) for text in texts]
     hits = retriever.retrieve(queries, k)
-    assert hits.numbers_QK.shape == (len(queries), k)
+    assert hits.numbers_QK.shape == (len(queries), min(k, len(texts)))
     for row, query in enumerate(queries):
         matching = reference.ranked(analyse(query), passages, options.k1, options.b)
         expected = dict(matching)
@@ -256,6 +256,6 @@ def test_cacm_reproduces_anserini(tmp_path: Path) -> None:
 def test_odd_queries(tmp_path: Path) -> None:
     bm25 = indexed(tmp_path, ["red fox", "fox sea"])
     queries = ["", " ", "\0", "\ud800", "\ud800 fox", "fox " * 250_000]
-    found = [[number for number, _ in bm25.retrieve([query], 1 << 60).of(0)] for query in queries]
+    found = [[number for number, _ in bm25.retrieve([query], 1 << 30).of(0)] for query in queries]
     assert found == [[], [], [], [], [0, 1], [0, 1]]
     assert len(bm25.retrieve([], 3)) == 0

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ralm import folders
 from ralm.errors import DamagedFolderError
+from ralm.folders import manifest as manifests
 from ralm.folders.outputs import MANIFEST
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.index import build_index, check_index, open_index
@@ -78,7 +78,7 @@ def test_kernels_never_get_what_would_lead_them_out_of_their_arrays(
 
 
 def test_a_large_file_altered_between_samples(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "_BLOCK_BYTES", 4)
+    monkeypatch.setattr(manifests, "_BLOCK_BYTES", 4)
     for name in ("bm25/passages.npy", "passages.arrow", "dense/vectors.faiss"):
         mend(index)
         file = index / name
@@ -104,9 +104,9 @@ def test_indexes_of_earlier_versions_open_and_are_checked_as_far_as_they_can_be(
     (index / MANIFEST).write_text(json.dumps(manifest))
     expected = open_index(index).fingerprint
     assert check_index(index) == ([], [])
-    monkeypatch.setattr(folders, "_BLOCK_BYTES", 1 << 11)
+    monkeypatch.setattr(manifests, "_BLOCK_BYTES", 1 << 11)
     for name, entry in manifest["files"].items():
-        entry["checksum"] = folders.file_checksum(index / name)
+        entry["checksum"] = manifests.file_checksum(index / name)
     (index / MANIFEST).write_text(json.dumps(manifest))
     damaged, sampled = check_index(index)
     assert damaged == []

@@ -105,9 +105,9 @@ def test_equals_reading_every_posting(
     forbidden = Forbidden.of(lists, list_Q)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream, "BATCH", batch)
-        streamed = answers(bm25, queries, k, partition, forbidden)
+        streamed = answers(bm25, queries, min(k, passages), partition, forbidden)
     scanned = bm25.retrieve(queries, k, forbidden)
-    expected = without(bm25.retrieve(queries, passages), lists, list_Q, k)
+    expected = without(bm25.retrieve(queries, passages), lists, list_Q, min(k, passages))
     for numbers_QK, scores_QK in (streamed, (scanned.numbers_QK, scanned.scores_QK)):
         np.testing.assert_array_equal(numbers_QK, expected[0])
         np.testing.assert_allclose(scores_QK, expected[1], rtol=1e-6)

@@ -179,6 +179,8 @@ def new_faiss_index(dimension: int, string: str) -> faiss.Index:
         index = faiss.index_factory(dimension, string, faiss.METRIC_INNER_PRODUCT)
     except (RuntimeError, MemoryError) as error:
         raise _no_index(string, dimension, _reason(error)) from None
+    except TypeError:  # what is not UTF-8 is no string to FAISS
+        raise _no_index(string, dimension, "it is not UTF-8") from None
     for part in _parts(index):
         fault = _fault(part)
         if fault:
