@@ -1,14 +1,14 @@
 # make demo    set everything up and see what retrieval does for a small language model
 # make test    set everything up, then lint, types, layers and all tests
 # make lint    lint, types and layers alone
-# make bench   the benchmarks, each against a named baseline in the same run
+# make fuzz    options at their extremes and damaged files, thousands of each: none may crash, hang or answer otherwise
 # make kills   kill the program at 50 random moments of every command that writes a folder
+# make bench   the benchmarks, each against a named baseline in the same run
 # make bench-retrieval   BM25 against other engines
 # make bench-dense       dense and hybrid retrieval against BM25, brute force and the encoder itself
 # make bench-scoring     the scoring engine against the plain loop
 # make bench-generation  generation from ensembles against plain generation
 # make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
-# make fuzz    options at their extremes and damaged files, thousands of each: none may crash, hang or answer otherwise
 # make docs    write docs/command-line.md from the program's own help
 # make clean   remove what make made
 
