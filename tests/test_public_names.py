@@ -57,7 +57,7 @@ write_run
 
 
 def test_the_public_names_are_these() -> None:
-    assert ralm.__all__ == NAMES
+    assert vars(ralm)["__all__"] == NAMES
     assert dir(ralm) == NAMES
     for name in NAMES:
         assert getattr(ralm, name) is not None

@@ -21,8 +21,9 @@ from typing import BinaryIO, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ralm.controls import path_text
 from ralm.corpus.headings import title_of
-from ralm.corpus.text import decode, open_file, read_utf8, storable
+from ralm.corpus.text import decode, open_file, read_utf8
 from ralm.errors import CorpusError
 from ralm.records import Document
 
@@ -68,8 +69,8 @@ def text_documents(files: Iterable[Path], root: Path, skipped: SkippedLines | No
         except CorpusError as error:
             _pass_over(error, skipped)
             continue
-        title = title_of(text, file.suffix.lower(), _LINE_BREAKS.sub(" ", storable(file.stem)))
-        yield Document(id=storable(file.relative_to(root).as_posix()), title=title, text=text)
+        title = title_of(text, file.suffix.lower(), _LINE_BREAKS.sub(" ", path_text(file.stem)))
+        yield Document(id=path_text(file.relative_to(root).as_posix()), title=title, text=text)
 
 
 def jsonl_documents(path: Path, fields: Fields, skipped: SkippedLines | None) -> Iterator[Document]:

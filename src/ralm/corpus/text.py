@@ -1,7 +1,6 @@
 """Reading text files: UTF-8, or one sentence that says what is wrong."""
 
 import codecs
-import os
 import stat
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -87,11 +86,6 @@ def decode(content: bytes, where: str, error: type[InputError] = CorpusError, *,
             f"{where} is not UTF-8: byte {offset + bad.start:,} is 0x{content[bad.start]:02x}. Convert it, for "
             "instance with iconv -f latin1 -t utf-8."
         ) from None
-
-
-def storable(name: str) -> str:
-    """A file's name as text that can be written as UTF-8: bytes of it that are none stand as \\xff."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _other_encoding(content: bytes) -> str | None:
