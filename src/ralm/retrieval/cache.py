@@ -107,7 +107,7 @@ class CachedRetriever:
             raise StorageError(
                 f"the retrieval cache {self.file} cannot be used ({error}); choose another file, or go without one."
             ) from error
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite's words on a damaged file may be no text
             raise InputError(
                 f"{self.file} is no retrieval cache ({error}); choose another file, or remove this one."
             ) from error
