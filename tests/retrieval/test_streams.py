@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from ralm.errors import DamagedFolderError
 from ralm.records import NO_PASSAGE, Hits
 from ralm.retrieval.bm25 import online, search, stream
 from ralm.retrieval.bm25.arrays import open_arrays
@@ -198,15 +199,15 @@ def test_what_streams_need_is_laid_out_beside_the_queries(tmp_path: Path, monkey
     """No query waits for it: all are answered while it is held up. A failure is said, and changes no answer."""
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
     queries = strides(words(1, 800, 500), 16, 4)[10:]
-    for fails in (False, True):
-        (tmp_path / str(fails)).mkdir()
-        bm25 = some_index(tmp_path / str(fails))
+    for number, fault in enumerate((None, MemoryError("no room"), DamagedFolderError("no room"))):
+        (tmp_path / str(number)).mkdir()
+        bm25 = some_index(tmp_path / str(number))
         go_on = threading.Event()
 
-        def held_up(*given: Any, go_on: threading.Event = go_on, fails: bool = fails) -> CommonTerms:
+        def held_up(*given: Any, go_on: threading.Event = go_on, fault: Exception | None = fault) -> CommonTerms:
             assert go_on.wait(60)
-            if fails:
-                raise MemoryError("no room")
+            if fault is not None:
+                raise fault
             return find_common_terms(*given)
 
         monkeypatch.setattr(search, "find_common_terms", held_up)
@@ -216,7 +217,7 @@ def test_what_streams_need_is_laid_out_beside_the_queries(tmp_path: Path, monkey
             warnings.simplefilter("always")
             go_on.set()
             bm25.beside.wait()
-        assert ["no room" in str(one.message) for one in caught] == [True] * fails
+        assert ["no room" in str(one.message) for one in caught] == [True] * (fault is not None)
         assert [bm25.retrieve([query], 4).of(0) for query in queries] == found
 
 

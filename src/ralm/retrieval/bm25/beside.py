@@ -9,13 +9,15 @@ from collections.abc import Callable
 from threading import Event, Lock, Thread
 from typing import Generic, TypeVar
 
+from ralm.errors import RalmError
+
 T = TypeVar("T")
 
 
 class Beside(Generic[T]):
     """Something that `make` gives; `make` is called once, with a function that it must call between its steps.
 
-    Where memory or a file does not suffice there is a RuntimeWarning, and the thing is never ready.
+    Where memory does not suffice or a file is damaged there is a RuntimeWarning, and the thing is never ready.
     """
 
     def __init__(self, make: Callable[[Callable[[], None]], T]) -> None:
@@ -50,7 +52,7 @@ class Beside(Generic[T]):
             self._made = self._make(self._go_on)
         except _StoppedError:
             return
-        except (MemoryError, OSError) as error:
+        except (MemoryError, OSError, RalmError) as error:
             why = f"streams cannot be prepared ({error!r}): queries are scanned, which is slower."
             warnings.warn(why, RuntimeWarning, stacklevel=2)
         atexit.unregister(self._end)
