@@ -84,6 +84,13 @@ def test_no_half_of_a_character_is_counted(kind: str, tmp_path: Path) -> None:
         assert len(prepared.tokens) == letters + len(shown[2:].encode())
 
 
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_ids_that_only_the_model_has_are_nothing(kind: str, tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer(TOKENIZERS[kind](tmp_path))
+    tokens = tokenizer.encode("the thing")
+    assert tokenizer.decode(np.append(tokens, 100_000)) == tokenizer.decode(tokens)
+
+
 def test_bytes_of_byt5_share_the_span_of_their_character(tmp_path: Path) -> None:
     tokenizer = ModelTokenizer(TOKENIZERS["byt5"](tmp_path))
     tokens, spans_N2 = tokenizer.encode_with_spans("a\u00e9 \ufffd\U0001f600")

@@ -89,8 +89,16 @@ class ModelTokenizer:
         return np.array(ids, dtype=np.int64)
 
     def decode(self, tokens: IntArray) -> str:
-        """The text of token ids, special tokens written out; spaces cleaned up where the tokenizer itself does so."""
-        return str(self._tokenizer.decode(tokens.tolist()))
+        """The text of token ids, special tokens written out; spaces cleaned up where the tokenizer itself does so.
+
+        Ids beyond the tokenizer's, which a model may have and write, are nothing: tokenizers in Python fail on some.
+        """
+        known = tokens if self._tokenizer.is_fast else tokens[tokens <= self._last]
+        return str(self._tokenizer.decode(known.tolist()))
+
+    @cached_property
+    def _last(self) -> int:
+        return max(self._tokenizer.get_vocab().values())
 
     def _found(self, text: str, tokens: IntArray) -> list[tuple[int, int]]:
         """The spans of tokens, by what they decode to."""
