@@ -216,3 +216,18 @@ def test_a_missing_extra_is_named() -> None:
     with pytest.raises(ModuleNotFoundError, match="other"), dense_extra():
         raise ModuleNotFoundError("No module named 'other'", name="other")
     assert load_encoder(EncoderOptions(encoder="not looked for yet"))
+
+
+@pytest.mark.parametrize("side", ["passage", "query"])
+def test_lengths_that_an_encoder_cannot_read(folders: Path, side: str) -> None:
+    def encode(length: int) -> FloatArray:
+        lengths: dict[str, Any] = {f"{side}_length": length}
+        made = encoder(folders, **lengths)
+        return made.encode_queries([LONG]) if side == "query" else made.encode_passages(passages_of(LONG))
+
+    assert encode(3).shape == encode(POSITIONS).shape == (1, WIDTH)
+    for length in (1, 2):
+        with pytest.raises(UsageError, match=f"--{side}-length must be at least 3 for this encoder, not {length}"):
+            encode(length)
+    with pytest.raises(ModelError, match=f"cannot read texts of up to {POSITIONS + 1} tokens"):
+        encode(POSITIONS + 1)

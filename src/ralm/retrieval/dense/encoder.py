@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import torch
 from pydantic import JsonValue
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ralm.errors import ModelError
-from ralm.lm.hub import check_folder, check_tokenizer, loading_errors
+from ralm.errors import ModelError, UsageError
+from ralm.lm.hub import check_folder, check_tokenizer, first_line, loading_errors
 from ralm.progress import Advance
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.dpr import is_dpr, load_dpr
@@ -53,14 +54,17 @@ class SentenceEncoder:
     @cached_property
     def passage_model(self) -> SentenceTransformer:
         """The model that encodes passages."""
-        return load_sentence_transformer(self._options.encoder, self._options, self._device)
+        model = load_sentence_transformer(self._options.encoder, self._options, self._device)
+        _check_length("--passage-length", self._options.passage_length, model)
+        return model
 
     @cached_property
     def query_model(self) -> SentenceTransformer:
         """The model that encodes queries: the same one unless the options name another."""
-        if self._options.query_encoder is None:
-            return self.passage_model
-        return load_sentence_transformer(self._options.query_encoder, self._options, self._device)
+        name = self._options.query_encoder
+        model = self.passage_model if name is None else load_sentence_transformer(name, self._options, self._device)
+        _check_length("--query-length", self._options.query_length, model)
+        return model
 
     @cached_property
     def dimension(self) -> int:
@@ -142,14 +146,15 @@ class SentenceEncoder:
         vectors_TD = np.empty((len(texts), _dimension(model)), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         for some in _slices(order, self._batch * _BATCHES_A_CALL):
-            vectors_TD[some] = encode(
-                [texts[i] for i in some],
-                batch_size=self._batch,
-                normalize_embeddings=self._options.normalize,
-                show_progress_bar=False,
-                convert_to_numpy=True,
-                **limits,
-            )
+            with _readable(length):
+                vectors_TD[some] = encode(
+                    [texts[i] for i in some],
+                    batch_size=self._batch,
+                    normalize_embeddings=self._options.normalize,
+                    show_progress_bar=False,
+                    convert_to_numpy=True,
+                    **limits,
+                )
             if advance is not None:
                 advance(len(some))
         return vectors_TD
@@ -173,6 +178,30 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
         transformer = Transformer(name, model_kwargs=weights)
         pooling = Pooling(transformer.get_embedding_dimension(), options.pooling)
         return SentenceTransformer(modules=[transformer, pooling], device=device)
+
+
+def _check_length(option: str, length: int | None, model: SentenceTransformer) -> None:
+    """Raise UsageError where all that would be read of a text are the encoder's special tokens."""
+    special = getattr(model.tokenizer, "num_special_tokens_to_add", None)
+    least = 1 + (special() if special else 0)
+    if length is not None and length < least:
+        raise UsageError(f"{option} must be at least {least} for this encoder, not {length}: it counts special tokens.")
+
+
+@contextmanager
+def _readable(length: int | None) -> Iterator[None]:
+    """Within, an encoder that fails on as many tokens as were asked for is a sentence; none says how many it takes."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, IndexError) as error:
+        if length is None:
+            raise
+        raise ModelError(
+            f"the encoder cannot read texts of up to {length} tokens ({first_line(error)}); lower --passage-length or "
+            "--query-length, or leave it out."
+        ) from error
 
 
 @contextmanager
