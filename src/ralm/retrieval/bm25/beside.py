@@ -9,7 +9,7 @@ from collections.abc import Callable
 from threading import Event, Lock, Thread
 from typing import Generic, TypeVar
 
-from ralm.errors import RalmError
+from ralm.errors import RalmError, RalmWarning
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 class Beside(Generic[T]):
     """Something that `make` gives; `make` is called once, with a function that it must call between its steps.
 
-    Where memory does not suffice or a file is damaged there is a RuntimeWarning, and the thing is never ready.
+    Where memory does not suffice or a file is damaged there is a RalmWarning, and the thing is never ready.
     """
 
     def __init__(self, make: Callable[[Callable[[], None]], T]) -> None:
@@ -54,7 +54,7 @@ class Beside(Generic[T]):
             return
         except (MemoryError, OSError, RalmError) as error:
             why = f"streams cannot be prepared ({error!r}): queries are scanned, which is slower."
-            warnings.warn(why, RuntimeWarning, stacklevel=2)
+            warnings.warn(why, RalmWarning, stacklevel=2)
         atexit.unregister(self._end)
 
     def _go_on(self) -> None:
