@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import RetrieverError
+from ralm.errors import RetrieverError, UsageError
 from ralm.progress import Advance
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage, Request, SpecialTokens
 
@@ -128,6 +128,15 @@ class Retriever(Protocol):
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query, all queries at once; in fewer columns where there are fewer."""
+
+
+def check_length(model: LanguageModel, max_length: int) -> None:
+    """Raise UsageError where a model would be asked to read more than it can."""
+    if max_length > model.max_length:
+        raise UsageError(
+            f"--max-length {max_length} is beyond the {model.max_length} tokens that {model.name} can read; "
+            f"give --max-length {model.max_length} or less."
+        )
 
 
 def ask(retriever: Retriever, queries: Sequence[str], k: int, passages: int | None = None) -> Hits:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ralm.errors import ModelError, UsageError
-from ralm.evaluation.perplexity import check_length
+from ralm.evaluation.perplexity import check_plan
 from ralm.lm.local import UNLIMITED, ModelOptions, load_language_model
 from ralm.reading.plan import PlanOptions
 from ralm.records import Request
@@ -34,7 +34,7 @@ def test_lengths(tiny_folders: dict[str, Path]) -> None:
 def test_a_plan_longer_than_the_model_is_refused(tiny_folders: dict[str, Path]) -> None:
     model = load_language_model(str(tiny_folders["gpt2"]))
     with pytest.raises(UsageError, match="--max-length 1024 is beyond the 64 tokens that .* give --max-length 64"):
-        check_length(model, PlanOptions())
+        check_plan(model, PlanOptions())
     with pytest.raises(ModelError, match="reads at most 64 tokens at once, not 65"):
         model.continuations().next_log_probs([np.zeros(65, dtype=np.int64)])
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, OtherEncoderError, UsageError
+from ralm.folders.work import ENCODED, at_work
 from ralm.progress import Advance
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
-from ralm.retrieval.dense.build import CHUNK, DenseBuilder, work_folder
+from ralm.retrieval.dense.build import CHUNK, DenseBuilder
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_dense
@@ -40,12 +41,13 @@ def built(
     chunk: int = CHUNK,
 ) -> Dense:
     folder.mkdir(exist_ok=True)
-    builder = DenseBuilder(folder, work_folder(folder), encoder, options, chunk=chunk)
-    for passage in passages:
-        builder.add(passage)
-    builder.encode_rest()
-    builder.finish()
-    builder.clear()
+    with at_work(ENCODED, folder) as work:
+        builder = DenseBuilder(folder, work, encoder, options, chunk=chunk)
+        for passage in passages:
+            builder.add(passage)
+        builder.encode_rest()
+        builder.finish()
+        ENCODED.clear(work)
     return open_dense(folder, encoder)
 
 
@@ -132,7 +134,7 @@ def test_what_was_encoded_survives_an_interruption(tmp_path: Path) -> None:
         built(tmp_path / "dense", passages, Interrupted(), chunk=10)
     resumed = built(tmp_path / "dense", passages, encoder, chunk=10)
     assert encoder.encoded == [passage.text for passage in passages[40:]]
-    assert not work_folder(tmp_path / "dense").exists()
+    assert not ENCODED.beside(tmp_path / "dense").exists()
     whole = built(tmp_path / "whole", passages, encoder)
     assert resumed.retrieve(["abc"], 50).of(0) == whole.retrieve(["abc"], 50).of(0)
 
@@ -141,7 +143,7 @@ def test_vectors_of_other_texts_or_another_encoder_are_not_taken(tmp_path: Path)
     def interrupted(encoder: LetterEncoder, texts: Sequence[str]) -> None:
         folder = tmp_path / "dense"
         folder.mkdir(exist_ok=True)
-        builder = DenseBuilder(folder, work_folder(folder), encoder, chunk=5)
+        builder = DenseBuilder(folder, ENCODED.beside(folder), encoder, chunk=5)
         for passage in passages_of(*texts):
             builder.add(passage)
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from ralm.errors import UsageError
 from ralm.evaluation.measures import Measures, measure
 from ralm.evaluation.traces import TracedText, gain_as_json, used_passages
 from ralm.pipeline import PassageSource, PreparedText, ReaderOptions, prepare_text, read, read_hits
-from ralm.protocols import LanguageModel
+from ralm.protocols import LanguageModel, check_length
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.in_context import Documents
 from ralm.reading.plan import PlanOptions
@@ -69,7 +68,7 @@ def evaluate_text(
     Raises UsageError where the plan's length is beyond the model's or the documents beyond the plan's, TextError where
     the text is too short, ModelError where a BOS is to stand first and the tokenizer has none.
     """
-    check_length(model, options)
+    check_plan(model, options)
     for one in (model, ranker) if ranker is not None else (model,):
         Documents.planned((), one.tokenizer, options)  # refuses what stands first before anything is retrieved
     if isinstance(reader, ConcatenationOptions):
@@ -112,11 +111,7 @@ def timed(prepared: PreparedText, read_text: Callable[[], ScoredTokens]) -> Read
     return Reading(scored=scored, measures=measure(prepared, scored), seconds=time.perf_counter() - begin)
 
 
-def check_length(model: LanguageModel, options: PlanOptions) -> None:
+def check_plan(model: LanguageModel, options: PlanOptions) -> None:
     """Raise UsageError where nothing can be read by a plan, or it would ask the model to read more than it can."""
     options.check_documents(1)
-    if options.max_length > model.max_length:
-        raise UsageError(
-            f"--max-length {options.max_length} is beyond the {model.max_length} tokens that {model.name} can read; "
-            f"give --max-length {model.max_length} or less."
-        )
+    check_length(model, options.max_length)

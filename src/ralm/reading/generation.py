@@ -16,7 +16,7 @@ import numpy as np
 
 from ralm.bounds import check_count, check_counts, check_number, check_seed
 from ralm.errors import UsageError
-from ralm.protocols import LanguageModel, Retriever, ask
+from ralm.protocols import LanguageModel, Retriever, ask, check_length
 from ralm.reading.beginning import Bos, check_bos, first_tokens, without_first
 from ralm.reading.ensemble import COLDEST, DoubleArray, EnsembleOptions, document_log_weights, mixture, posterior
 from ralm.reading.in_context import Documents
@@ -213,11 +213,7 @@ def length_read(model: LanguageModel, options: GenerationOptions) -> int:
     Raises UsageError where the model cannot read as many, or the document and a stride do not fit into them.
     """
     length = model.max_length if options.max_length is None else options.max_length
-    if length > model.max_length:
-        raise UsageError(
-            f"--max-length {length} is beyond the {model.max_length} tokens that {model.name} can read; "
-            f"give --max-length {model.max_length} or less."
-        )
+    check_length(model, length)
     if options.document_tokens + options.stride > length:
         raise UsageError(
             f"--document-tokens {options.document_tokens} and --stride {options.stride} do not fit together into "

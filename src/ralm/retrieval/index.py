@@ -280,9 +280,9 @@ def _dense_builder(
     folder: Path, out: Path, encoder: Encoder, vectors: VectorOptions | None, advance: Advance
 ) -> "DenseBuilder":
     with dense_extra():
-        from ralm.retrieval.dense.build import DenseBuilder, work_folder
+        from ralm.retrieval.dense.build import DenseBuilder
     folder.mkdir()
-    return DenseBuilder(folder, work_folder(out), encoder, vectors, advance=advance)
+    return DenseBuilder(folder, ENCODED.beside(out), encoder, vectors, advance=advance)
 
 
 @contextmanager

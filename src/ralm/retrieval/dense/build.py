@@ -12,7 +12,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -24,7 +23,6 @@ from pydantic import JsonValue
 
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, UsageError
 from ralm.folders.outputs import storage_errors
-from ralm.folders.work import ENCODED
 from ralm.progress import Advance, track
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
@@ -39,16 +37,10 @@ MOST_NEIGHBOURS: Final = 2048
 """More would take more memory than the vectors."""
 
 
-def work_folder(out: Path) -> Path:
-    """Where the vectors of an index are kept until it is complete."""
-    return ENCODED.beside(out)
-
-
 class DenseBuilder:
-    """Collects passages and writes their vectors into `folder`; call `add` for each in order, `encode_rest`, `finish`,
-    and, unless the work folder is held by one who does so, `clear` once the index is complete.
+    """Collects passages and writes their vectors into `folder`; call `add` for each in order, `encode_rest`, `finish`.
 
-    `work` is where vectors are kept in the meantime; what an earlier build of the same passages with the same encoder
+    `work` is where vectors are kept in the meantime, until whoever holds it removes them; what an earlier build of the same passages with the same encoder
     left there is taken and not encoded again. `chunk`: passages encoded between one saving and the next. `advance` is
     called as passages are encoded. Raises UsageError where FAISS cannot make an index of this string.
     """
@@ -119,12 +111,6 @@ class DenseBuilder:
             "encoding_seconds": round(self._seconds, 3),
             **asdict(self._options),
         }
-
-    def clear(self) -> None:
-        """Remove the work folder: the index is complete."""
-        ENCODED.clear(self._work)
-        with suppress(OSError):
-            self._work.rmdir()
 
     def encode_rest(self) -> None:
         """Have the vectors of the passages that still wait in the work folder."""
