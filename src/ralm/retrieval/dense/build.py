@@ -40,9 +40,10 @@ MOST_NEIGHBOURS: Final = 2048
 class DenseBuilder:
     """Collects passages and writes their vectors into `folder`; call `add` for each in order, `encode_rest`, `finish`.
 
-    `work` is where vectors are kept in the meantime, until whoever holds it removes them; what an earlier build of the same passages with the same encoder
-    left there is taken and not encoded again. `chunk`: passages encoded between one saving and the next. `advance` is
-    called as passages are encoded. Raises UsageError where FAISS cannot make an index of this string.
+    `work` is where vectors are kept in the meantime, until whoever holds it removes them; what an earlier build of the
+    same passages with the same encoder left there is taken and not encoded again. `chunk`: passages encoded between one
+    saving and the next. `advance` is called as passages are encoded. Raises UsageError where FAISS cannot make an index
+    of this string.
     """
 
     def __init__(
