@@ -20,7 +20,7 @@ import torch
 
 from benchmarks import plain_loop
 from benchmarks.scoring import LENGTH, Material, materials, prepared_for, rows_from
-from ralm.lm.local import Dtype
+from ralm.lm.local.model import Dtype
 from ralm.pipeline import PreparedText, retrieve
 from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture
 from ralm.reading.in_context import Documents, stride_request

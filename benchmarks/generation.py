@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from benchmarks.scoring import gpt2_tokenizer
-from ralm.lm.local import Dtype, LocalLanguageModel, ModelOptions, load_language_model
+from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions, load_language_model
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.generation import GenerationOptions, TokenWriter
 from ralm.records import Hits, IntArray, Passage

@@ -16,9 +16,9 @@ from pathlib import Path
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.passages import make_passages
 from ralm.corpus.sources import read_documents
-from ralm.demo.builtin import load_language_model
 from ralm.demo.demonstration import PLAN, held_out_text
 from ralm.evaluation.perplexity import evaluate_text
+from ralm.lm.named import load_language_model
 from ralm.pipeline import FromRetriever
 from ralm.protocols import LanguageModel, Retriever
 from ralm.retrieval.index import Index, build_index, open_index

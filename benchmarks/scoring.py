@@ -25,10 +25,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaC
 
 from benchmarks import plain_loop
 from ralm.corpus.passages import make_passages
-from ralm.demo.builtin import load_language_model, model_folder
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
-from ralm.lm.local import Dtype, LocalLanguageModel, ModelOptions
+from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions
+from ralm.lm.named import load_language_model, model_folder
 from ralm.pipeline import PreparedText, prepare_text, retrieve
 from ralm.reading.in_context import Documents, stride_request
 from ralm.reading.plan import PlanOptions, Windows

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
 
-from ralm.demo.builtin import load_language_model
-from ralm.lm.local import Dtype, ModelOptions
-from ralm.lm.replica import LOGITS_A_BATCH, LOGITS_A_CHUNK
+from ralm.lm.local.model import Dtype, ModelOptions
+from ralm.lm.local.replica import LOGITS_A_BATCH, LOGITS_A_CHUNK
+from ralm.lm.named import load_language_model
 from ralm.records import Request
 
 LENGTH = 1024

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.pipeline import FromFile, PreparedText, prepare_text, read, read_best
 from ralm.reading.in_context import Documents
 from ralm.reading.plan import PlanOptions, Semantics

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.demo.builtin import load_language_model
 from ralm.lm.memory import RememberingModel
+from ralm.lm.named import load_language_model
 from ralm.pipeline import FromFile, ReaderOptions, prepare_text, read, read_hits
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions

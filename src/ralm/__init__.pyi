@@ -4,12 +4,11 @@ from .corpus.decontamination import Decontamination as Decontamination, Removals
 from .corpus.passages import make_passages as make_passages
 from .corpus.sources import Fields as Fields, read_documents as read_documents
 from .corpus.splitting import Splitting as Splitting
-from .demo.builtin import load_language_model as load_language_model
 from .errors import RalmError as RalmError
 from .evaluation.measures import Measures as Measures
 from .evaluation.perplexity import Evaluation as Evaluation, evaluate_text as evaluate_text
-from .evaluation.run import write_run as write_run
-from .lm.local import ModelOptions as ModelOptions
+from .lm.local.model import ModelOptions as ModelOptions
+from .lm.named import load_language_model as load_language_model
 from .pipeline import FromFile as FromFile, FromRetriever as FromRetriever
 from .reading.ensemble import EnsembleOptions as EnsembleOptions
 from .reading.generation import (
@@ -43,4 +42,5 @@ from .retrieval.retrieval_file import (
     read_retrieval_file as read_retrieval_file,
     write_retrieval_file as write_retrieval_file,
 )
+from .runs.run import write_run as write_run
 from .version import __version__ as __version__

@@ -16,7 +16,7 @@ from pyarrow.csv import read_csv
 
 from ralm.controls import visible
 from ralm.errors import ModelError
-from ralm.lm.replica import Pass, Reading, Replica
+from ralm.lm.local.replica import Pass, Reading, Replica
 from ralm.retrieval.index import open_index
 from tests.cli.program import Answer, ralm
 from tools import command_line_page
@@ -558,7 +558,7 @@ class WithoutMatplotlib:
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_scored(
     work: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib" or name == "ralm.evaluation.plot"]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib" or name == "ralm.runs.plot"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [WithoutMatplotlib, *sys.meta_path])
     command = ["sweep", work / "text.txt", "--lm", model, *MODEL_LENGTH, "--index", work / "index"]

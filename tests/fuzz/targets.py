@@ -12,9 +12,6 @@ from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.evaluation.run import evaluation_config, open_run, write_run
-from ralm.evaluation.run_report import report_of
-from ralm.evaluation.unfinished import JOURNAL, unfinished_run
 from ralm.lm.journal import Journal
 from ralm.pipeline import FromRetriever
 from ralm.progress import Advance
@@ -33,6 +30,9 @@ from ralm.retrieval.retrieval_file import (
     read_retrieval_file,
     write_retrieval_file,
 )
+from ralm.runs.reported import report_of
+from ralm.runs.run import evaluation_config, open_run, write_run
+from ralm.runs.unfinished import JOURNAL, unfinished_run
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
 PASSAGES, PARTITION, K = 1200, 1024, 5

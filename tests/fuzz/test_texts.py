@@ -15,12 +15,10 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from ralm.demo.builtin import TINY, load_language_model
 from ralm.errors import RalmError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
-from ralm.evaluation.run import evaluation_config, open_run, write_run
-from ralm.evaluation.run_report import report_of
-from ralm.lm.local import LocalLanguageModel
+from ralm.lm.local.model import LocalLanguageModel
+from ralm.lm.named import TINY, load_language_model
 from ralm.pipeline import FromRetriever, ReaderOptions
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
@@ -28,6 +26,8 @@ from ralm.reading.generation import GenerationOptions, generate
 from ralm.reading.plan import PlanOptions, Semantics, Windows
 from ralm.reranking.options import RerankOptions
 from ralm.retrieval.index import open_index
+from ralm.runs.reported import report_of
+from ralm.runs.run import evaluation_config, open_run, write_run
 from tests.cli.program import ralm
 from tests.tiny_tokenizers import TOKENIZERS, save_with_tokenizer
 

@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from ralm.errors import ModelError
-from ralm.lm.fingerprint import weights_fingerprint
-from ralm.lm.local import LocalLanguageModel, ModelOptions, load_language_model
+from ralm.lm.local.fingerprint import weights_fingerprint
+from ralm.lm.local.model import LocalLanguageModel, ModelOptions, load_language_model
 from ralm.records import Request
 from tests.tiny_models import VOCABULARY, byte_tokenizer, save_tiny_model, tiny_config
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings, strategies as st
 from transformers import Phi3Config, Phi3ForCausalLM
 
 from ralm.errors import ModelError
-from ralm.lm.continuation import CachedContinuations
-from ralm.lm.head import ChosenLogits
-from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.lm.local.continuation import CachedContinuations
+from ralm.lm.local.head import ChosenLogits
+from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.records import FloatArray, IntArray
 from tests.tiny_models import FAMILIES, POSITIONS
 

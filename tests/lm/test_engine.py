@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from ralm.errors import ModelError
-from ralm.lm import replica
-from ralm.lm.engine import Engine
-from ralm.lm.local import LocalLanguageModel, load_language_model
-from ralm.lm.replica import Replica
+from ralm.lm.local import replica
+from ralm.lm.local.engine import Engine
+from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.replica import Replica
 from ralm.records import Request
 from tests.tiny_models import FAMILIES
 
@@ -171,7 +171,7 @@ def test_weights_that_give_no_numbers(tiny_folders: dict[str, Path]) -> None:
 def test_a_model_that_reads_by_length_is_neither_padded_nor_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import Phi3Config, Phi3ForCausalLM
 
-    from ralm.lm.head import ChosenLogits
+    from ralm.lm.local.head import ChosenLogits
 
     monkeypatch.setattr(replica, "TOKENS_A_BATCH", {"cpu": 1000})
     torch.manual_seed(0)

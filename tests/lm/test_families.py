@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ralm.errors import ModelError
-from ralm.lm.local import LocalLanguageModel
-from ralm.lm.tokenization import ModelTokenizer
+from ralm.lm.local.model import LocalLanguageModel
+from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.generation import GenerationOptions, TokenWriter
 from ralm.reading.in_context import Documents

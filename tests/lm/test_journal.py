@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from ralm.errors import StorageError
-from ralm.lm import replica
 from ralm.lm.journal import Journal, request_key
-from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.lm.local import replica
+from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.records import FloatArray, Request
 
 
@@ -121,7 +121,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_two_copies_share_the_work(tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from ralm.lm.local import ModelOptions
+    from ralm.lm.local.model import ModelOptions
 
     one = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu"))
     two = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu,cpu"))

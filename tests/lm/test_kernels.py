@@ -9,8 +9,8 @@ from hypothesis import given, settings, strategies as st
 from transformers.activations import FastGELUActivation, GELUTanh, NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ralm.lm.kernels import CAUSAL_BLOCKS, causal_blocks
-from ralm.lm.local import LocalLanguageModel, ModelOptions, load_language_model
+from ralm.lm.local.kernels import CAUSAL_BLOCKS, causal_blocks
+from ralm.lm.local.model import LocalLanguageModel, ModelOptions, load_language_model
 from ralm.records import Request
 
 

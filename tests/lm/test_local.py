@@ -9,7 +9,7 @@ import torch
 
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import check_plan
-from ralm.lm.local import UNLIMITED, ModelOptions, load_language_model
+from ralm.lm.local.model import UNLIMITED, ModelOptions, load_language_model
 from ralm.reading.plan import PlanOptions
 from ralm.records import Request
 from tests.tiny_models import FAMILIES, POSITIONS

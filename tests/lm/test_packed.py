@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ralm.lm.local import ModelOptions, load_language_model
-from ralm.lm.packed import PackedWeights, packable, processor_packs
+from ralm.lm.local.model import ModelOptions, load_language_model
+from ralm.lm.local.packed import PackedWeights, packable, processor_packs
 from ralm.records import Request
 from tests.tiny_models import FAMILIES
 
@@ -54,5 +54,5 @@ def test_what_is_not_packed(tiny_folders: dict[str, Path], monkeypatch: pytest.M
     half = load_language_model(str(tiny_folders["llama"]), ModelOptions(dtype="float16", device="cpu"))
     assert packable(half.model) == []
     whole = load_language_model(str(tiny_folders["llama"]), ModelOptions(device="cpu"))
-    monkeypatch.setattr("ralm.lm.packed._BYTES", 1000)
+    monkeypatch.setattr("ralm.lm.local.packed._BYTES", 1000)
     assert packable(whole.model) == [], "too large to be kept twice"

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from ralm.errors import ModelError, RalmWarning, TextError
-from ralm.lm.alignment import align
-from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
+from ralm.lm.local.alignment import align
+from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.pipeline import prepare_text
 from ralm.reading.plan import PlanOptions
 from tests.tiny_models import byte_tokenizer

@@ -13,7 +13,7 @@ from tokenizers import processors
 from ralm.errors import ModelError, TextError, UsageError
 from ralm.evaluation.generated import traced_generation
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
+from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.pipeline import FromRetriever, prepare_text, read, read_best, read_concatenation, read_ensemble
 from ralm.reading.beginning import Bos, first_tokens
 from ralm.reading.concatenation import ConcatenationOptions, JoinedDocuments

@@ -7,7 +7,7 @@ import pytest
 
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read, read_concatenation, read_hits
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.plan import PlanOptions, Semantics

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
-from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.pipeline import PreparedText, prepare_text, read, read_ensemble
 from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture, posterior
 from ralm.reading.in_context import Documents, stride_request

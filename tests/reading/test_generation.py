@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
-from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.protocols import LanguageModel, Retriever
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.generation import GenerationOptions, TokenWriter, generate, generate_many

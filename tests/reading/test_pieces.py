@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ralm.lm.tokenization import load_model_tokenizer
+from ralm.lm.local.tokenization import load_model_tokenizer
 from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces, shares, spans
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.measures import measure
-from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.pipeline import prepare_text, read_best, read_ensemble, retrieve
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.in_context import Documents, stride_request

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ralm.errors import UsageError
-from ralm.lm.local import LocalLanguageModel, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.pipeline import PreparedText, prepare_text, read, read_best
 from ralm.reading.in_context import Documents
 from ralm.reading.plan import PlanOptions

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from tools.ralm_tiny.bm25 import Bm25, passages_of
 
-SHIPPED = Path(str(files("ralm.demo"))) / "ralm-tiny"
+SHIPPED = Path(str(files("ralm.lm"))) / "ralm-tiny"
 """The tokenizer is the shipped one, so that checkpoints without one are measured on the same tokens."""
 
 CONTEXT = 1024

@@ -21,7 +21,7 @@ def check(
     checks that what the files say fits together.
     """
     from ralm.cli.output import print_json, print_line
-    from ralm.evaluation.check import check_folder
+    from ralm.runs.check import check_folder
 
     found = check_folder(folder)
     if json:

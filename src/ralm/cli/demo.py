@@ -22,7 +22,7 @@ def demo(
     from ralm.cli.loading import open_retriever
     from ralm.cli.models import load_model
     from ralm.cli.output import print_demo, print_json
-    from ralm.cli.reporting import write_page
+    from ralm.cli.shading import write_page
     from ralm.corpus.text import read_text
     from ralm.demo.demonstration import HELD_OUT, INDEX, REPORT, build_demo_folder, demo_report, demonstrate
 

@@ -18,7 +18,7 @@ from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
 
 if TYPE_CHECKING:
-    from ralm.lm.local import Dtype
+    from ralm.lm.local.model import Dtype
     from ralm.pipeline import ReaderOptions
 
 ReaderName = Literal["in-context", "ensemble", "concatenation"]
@@ -223,8 +223,8 @@ def run(job: Job) -> None:
     from ralm.cli.output import print_cache, print_evaluation, print_json
     from ralm.corpus.text import read_text
     from ralm.evaluation.perplexity import evaluate_text
-    from ralm.evaluation.run import KIND, evaluation_config, write_run
     from ralm.folders.outputs import check_output
+    from ralm.runs.run import KIND, evaluation_config, write_run
 
     if job.out is not None:
         check_output(job.out, kind=KIND, force=job.force)

@@ -119,11 +119,11 @@ def generate(
     from ralm.cli.loading import open_retriever
     from ralm.cli.models import load_model
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
-    from ralm.cli.reporting import print_report, write_page
+    from ralm.cli.shading import print_report, write_page
     from ralm.evaluation.generated import traced_generation
-    from ralm.evaluation.run_report import report_of_generation
     from ralm.folders.outputs import check_output_file
     from ralm.reading.generation import generate_many
+    from ralm.runs.reported import report_of_generation
 
     if report is not None:
         check_output_file(report, force)

@@ -7,11 +7,11 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from ralm.cli.messages import note
-from ralm.demo.builtin import load_language_model, model_folder
-from ralm.evaluation.unfinished import JOURNAL, unfinished_run
 from ralm.lm.journal import Journal
-from ralm.lm.local import Dtype, LocalLanguageModel, ModelOptions
-from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
+from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions
+from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
+from ralm.lm.named import load_language_model, model_folder
+from ralm.runs.unfinished import JOURNAL, unfinished_run
 
 
 def load_tokenizer(name: str) -> ModelTokenizer:

@@ -17,8 +17,7 @@ from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Removals
 from ralm.corpus.sources import SkippedLines
 from ralm.demo.demonstration import Demonstration, most_gained, prompt_where_retrieval_helps
 from ralm.evaluation.perplexity import Evaluation
-from ralm.evaluation.run import to_json
-from ralm.evaluation.sweep import PLOT, TABLE, Sweep
+from ralm.evaluation.sweep import Sweep
 from ralm.evaluation.traces import TracedText, gain_as_json
 from ralm.folders.manifest import Manifest
 from ralm.folders.outputs import MANIFEST
@@ -28,6 +27,8 @@ from ralm.reading.generation import GenerationOptions, generate
 from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, spans
 from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.cache import CachedRetriever
+from ralm.runs.run import to_json
+from ralm.runs.sweep_folder import PLOT, TABLE
 
 DEMO_ROWS = {
     "none": "no retrieval",

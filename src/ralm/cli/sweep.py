@@ -61,14 +61,15 @@ def sweep(
     from ralm.cli.models import journals, load_model
     from ralm.cli.output import print_cache, print_json, print_sweep
     from ralm.corpus.text import read_text
-    from ralm.evaluation import sweep as sweeps
-    from ralm.evaluation.run import evaluation_config
+    from ralm.evaluation.sweep import Point, sweep as sweep_over
     from ralm.folders.outputs import check_output
+    from ralm.runs import sweep_folder
+    from ralm.runs.run import evaluation_config
 
     if out is not None:
-        check_output(out, kind=sweeps.KIND, force=force)
+        check_output(out, kind=sweep_folder.KIND, force=force)
         if plot:
-            sweeps.check_plot()
+            sweep_folder.check_plot()
     first = next(iter(jobs.values()))
     content = read_text(first.text)
     sources = {_source_of(job): open_source(*_source_of(job)) for job in jobs.values()}
@@ -76,7 +77,7 @@ def sweep(
     rerank_lm = next((job.rerank_lm for job in jobs.values() if job.rerank_lm), None)
     ranker = load_model(rerank_lm, first.dtype, first.device, first.compile_layers) if rerank_lm else None
     points = [
-        sweeps.Point(
+        Point(
             value=value,
             plan=job.plan,
             reader=job.reader,
@@ -93,9 +94,9 @@ def sweep(
         for point in points
     ]
     with journals(out, {"option": over, "points": [*configs]}, [model, ranker], force=force):
-        swept = sweeps.sweep(content, model, over, points, limit_tokens=first.limit_tokens)
+        swept = sweep_over(content, model, over, points, limit_tokens=first.limit_tokens)
         if out is not None:
-            sweeps.write_sweep(out, swept, configs, plot=plot, force=force)
+            sweep_folder.write_sweep(out, swept, configs, plot=plot, force=force)
     if json:
         print_json(swept.summary(configs))
     else:

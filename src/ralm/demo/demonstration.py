@@ -16,7 +16,6 @@ from ralm.corpus.passages import make_passages
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.errors import FolderError, UsageError
 from ralm.evaluation.perplexity import Reading, timed
-from ralm.evaluation.report import Report
 from ralm.evaluation.traces import TracedText, used_passages
 from ralm.folders.manifest import read_manifest, write_manifest
 from ralm.folders.outputs import MANIFEST, check_output, new_folder
@@ -26,6 +25,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import provenance_of
 from ralm.records import Document, FloatArray, Passages
 from ralm.retrieval.index import build_index
+from ralm.runs.report import Report
 
 KIND: Final = "demo"
 FORMAT_VERSION: Final = 1

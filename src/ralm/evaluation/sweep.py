@@ -6,29 +6,16 @@ The points share a model that remembers what it scored, and retrievers that reme
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Final
 
-import pyarrow as pa
-import pyarrow.csv
 from pydantic import JsonValue
 
-from ralm.errors import MissingExtraError, UsageError
+from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.evaluation.run import environment, to_json
-from ralm.folders.manifest import write_manifest
-from ralm.folders.outputs import new_folder
 from ralm.lm.memory import RememberingModel
 from ralm.pipeline import FromRetriever, PassageSource, ReaderOptions
 from ralm.protocols import LanguageModel, Retriever
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.shared import SharedRetriever
-
-KIND: Final = "sweep"
-FORMAT_VERSION: Final = 1
-TABLE: Final = "sweep.csv"
-PLOT: Final = "sweep.png"
-SUMMARY: Final = "summary.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,41 +122,3 @@ def _row(option: str, value: str, evaluation: Evaluation) -> dict[str, JsonValue
         "none_bits_per_byte": none.bits_per_byte,
         "gain": 1 - evaluation.reading.measures.token_perplexity / none.token_perplexity,
     }
-
-
-def check_plot() -> None:
-    """Raise MissingExtraError where no plot can be drawn, before hours of work that would end in one."""
-    try:
-        import ralm.evaluation.plot  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise MissingExtraError(
-            "the plot of a sweep needs the package matplotlib: pip install 'ralm[plots]', or give --no-plot."
-        ) from None
-
-
-def write_sweep(
-    out: Path | str, swept: Sweep, configs: Sequence[dict[str, JsonValue]], *, plot: bool = True, force: bool = False
-) -> None:
-    """Write a folder with the table, its plot and the summary, whole or not at all.
-
-    Raises FolderExistsError where `out` is there and `force` does not say to replace it, MissingExtraError where a plot
-    is wanted and the extra `plots` is not installed.
-    """
-    rows = swept.rows()
-    with new_folder(Path(out), kind=KIND, force=force) as folder:
-        pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / TABLE)
-        if plot:
-            check_plot()
-            from ralm.evaluation.plot import draw_sweep
-
-            draw_sweep(swept.option, rows, folder / PLOT)
-        (folder / SUMMARY).write_text(to_json(swept.summary(configs), indent=2) + "\n", encoding="utf-8")
-        write_manifest(
-            folder,
-            kind=KIND,
-            format_version=FORMAT_VERSION,
-            settings={"option": swept.option, "environment": environment()},
-            counts={"points": len(rows), "requests": swept.requests, "scored": swept.scored},
-        )

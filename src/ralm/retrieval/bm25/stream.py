@@ -1,6 +1,6 @@
 """Stream search: exact BM25 for queries that overlap from one to the next, as those of strides do.
 
-Each query is worked out from the one before (`ralm.retrieval.bm25.sweep`); what that needs is kept here, for all
+Each query is worked out from the one before (`stream_kernel`); what that needs is kept here, for all
 partitions of the passages. A batch of queries goes through one partition after the other, so that a partition's sums
 stay in cache; a batch of one is the way of generation, where the next query is not known yet.
 
@@ -24,7 +24,7 @@ from ralm.retrieval.bm25.common_terms import BLOCK_BITS, STEP_BITS, CommonTerms
 from ralm.retrieval.bm25.compiled import kernel
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import FRACTION_BITS
-from ralm.retrieval.bm25.sweep import ALIGNED, Postings, Queries, State, Terms, sweep
+from ralm.retrieval.bm25.stream_kernel import ALIGNED, Postings, Queries, State, Terms, sweep
 
 PARTITION: Final = 1 << 17
 """Passages of a partition: 512 KiB of sums, which fit into a core's own cache."""

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ralm.errors import ModelError, UsageError
-from ralm.lm.hub import check_folder, check_tokenizer, first_line, loading_errors
+from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors
 from ralm.progress import Advance
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.dpr import is_dpr, load_dpr

@@ -14,10 +14,10 @@ from typing import Final
 from pydantic import JsonValue
 
 from ralm.controls import one_line
-from ralm.evaluation.run import to_json
 from ralm.evaluation.traces import TracedText, contribution_as_json, total_as_json
 from ralm.reading.provenance import Contribution
 from ralm.records import NO_PASSAGE
+from ralm.runs.run import to_json
 
 _TEMPLATE: Final = "report.html"
 _MARK: Final = re.compile(r"\{\{(?:title|data)\}\}")
@@ -75,7 +75,7 @@ class Report:
 
 def report_page(report: Report) -> str:
     """The report as one HTML page."""
-    page = files("ralm.evaluation").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    page = files("ralm.runs").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     parts = {
         "{{title}}": html.escape(one_line(report.title)),
         "{{data}}": to_json(report.as_json()).replace("<", "\\u003c"),

@@ -12,12 +12,12 @@ from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, FolderExistsError, UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
-from ralm.evaluation.report import report_page
-from ralm.evaluation.run import PASSAGES, evaluation_config, open_run, to_json, write_run
-from ralm.evaluation.run_report import report_of
 from ralm.pipeline import FromRetriever
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
+from ralm.runs.report import report_page
+from ralm.runs.reported import report_of
+from ralm.runs.run import PASSAGES, evaluation_config, open_run, to_json, write_run
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.fuzz.mutations import mend
 

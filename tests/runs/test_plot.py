@@ -14,7 +14,7 @@ ROWS: list[dict[str, JsonValue]] = [
 @pytest.mark.parametrize("names", [False, True])
 def test_numbers_are_a_line_and_names_are_bars(tmp_path: Path, names: bool) -> None:
     pytest.importorskip("matplotlib")
-    from ralm.evaluation.plot import draw_sweep
+    from ralm.runs.plot import draw_sweep
 
     rows = [{**row, "documents": f"k{row['documents']}"} for row in ROWS] if names else ROWS
     draw_sweep("documents", rows, tmp_path / "sweep.png")

@@ -4,7 +4,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from ralm.lm.local import LocalLanguageModel, ModelOptions, load_language_model as load_folder_or_hub
+from ralm.lm.local.model import LocalLanguageModel, ModelOptions, load_language_model as load_folder_or_hub
 
 TINY: Final = "ralm-tiny"
 
@@ -22,4 +22,4 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
 
 def model_folder(name: str) -> str:
     """The folder of the built-in model where `name` is ralm-tiny; any other name as it is."""
-    return str(Path(str(files("ralm.demo"))) / TINY) if name == TINY else name
+    return str(Path(str(files("ralm.lm"))) / TINY) if name == TINY else name

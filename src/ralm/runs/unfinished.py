@@ -12,9 +12,9 @@ from typing import Final
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.evaluation.run import to_json
 from ralm.folders.outputs import output_path, storage_errors
 from ralm.folders.work import UNFINISHED, at_work, write_whole
+from ralm.runs.run import to_json
 
 CONFIG: Final = "config.json"
 JOURNAL: Final = ".journal"

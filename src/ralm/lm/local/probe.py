@@ -16,10 +16,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
-from ralm.lm.anew import ReadAnew
-from ralm.lm.continuation import CachedContinuations
-from ralm.lm.head import ChosenLogits
-from ralm.lm.hub import first_line
+from ralm.lm.local.anew import ReadAnew
+from ralm.lm.local.continuation import CachedContinuations
+from ralm.lm.local.files import first_line
+from ralm.lm.local.head import ChosenLogits
 from ralm.records import IntArray
 
 _LENGTH: Final = 8

@@ -19,11 +19,11 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ralm.errors import ModelError
-from ralm.lm.engine import lengths_read_apart
-from ralm.lm.head import ChosenLogits, sent
-from ralm.lm.keyvalues import Kept, KeyValueRows
-from ralm.lm.packed import PackedWeights
-from ralm.lm.replica import TOKENS_A_BATCH
+from ralm.lm.local.engine import lengths_read_apart
+from ralm.lm.local.head import ChosenLogits, sent
+from ralm.lm.local.keyvalues import Kept, KeyValueRows
+from ralm.lm.local.packed import PackedWeights
+from ralm.lm.local.replica import TOKENS_A_BATCH
 from ralm.records import FloatArray, IntArray
 
 _WORTH: Final = 8

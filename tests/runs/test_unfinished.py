@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ralm.errors import FolderExistsError, UsageError
-from ralm.evaluation.unfinished import unfinished_run
+from ralm.runs.unfinished import unfinished_run
 
 
 def test_a_folder_of_somebody_else_is_kept(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 - Requests whose tokens are a prefix of another's, or equal, are read off one forward pass. In blocked windows these are
   all strides of a block that read the same document. The one exception, LongRoPE, is neither merged nor padded.
-- Passes are batched by length and shared out among the copies of the model (`ralm.lm.replica`), which score them.
+- Passes are batched by length and shared out among the copies of the model (`ralm.lm.local.replica`), which score them.
 - What a journal knows is not scored again.
 
 Works on token ids; knows nothing of text, plans or passages.
@@ -18,7 +18,7 @@ import numpy as np
 
 from ralm.errors import ModelError
 from ralm.lm.journal import Journal, request_key
-from ralm.lm.replica import Pass, Reading, Replica
+from ralm.lm.local.replica import Pass, Reading, Replica
 from ralm.progress import progress_bar
 from ralm.records import FloatArray, IntArray, Request
 

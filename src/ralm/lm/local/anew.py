@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ralm.lm.continuation import batches, check_texts, enough_memory, padded, tokens_a_batch_of
-from ralm.lm.engine import lengths_read_apart
-from ralm.lm.head import ChosenLogits
+from ralm.lm.local.continuation import batches, check_texts, enough_memory, padded, tokens_a_batch_of
+from ralm.lm.local.engine import lengths_read_apart
+from ralm.lm.local.head import ChosenLogits
 from ralm.records import FloatArray, IntArray
 
 

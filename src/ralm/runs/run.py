@@ -23,7 +23,6 @@ from pydantic import JsonValue
 from ralm.controls import path_text, printable_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation
-from ralm.evaluation.tables import passage_table, token_table, traced_text
 from ralm.evaluation.traces import TracedText
 from ralm.folders.manifest import opened_at_once, read_manifest, write_manifest
 from ralm.folders.outputs import new_folder
@@ -33,6 +32,7 @@ from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import RerankOptions
+from ralm.runs.tables import passage_table, token_table, traced_text
 
 FORMAT_VERSION: Final = 1
 KIND: Final = "run"

@@ -1,6 +1,6 @@
 """One copy of a model on one device: passes in, log-probabilities out, in batches that fit into its memory.
 
-- Logits are computed at target positions alone (`ralm.lm.head`), and never more of them at once than fit.
+- Logits are computed at target positions alone (`ralm.lm.local.head`), and never more of them at once than fit.
 - Sequences are padded on the right: with a causal model nothing to the left can change, whatever the family does with
   positions.
 - A device that runs out of memory gets half as much at a time from then on.
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ralm.errors import ModelError
-from ralm.lm.head import ChosenLogits, sent
+from ralm.lm.local.head import ChosenLogits, sent
 from ralm.records import FloatArray, IntArray
 
 TOKENS_A_BATCH: Final = {"cpu": 1, "cuda": 65_536}

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.evaluation.report import Report, report_page
 from ralm.evaluation.traces import TracedText
 from ralm.records import NO_PASSAGE, Passage, Provenance
+from ralm.runs.report import Report, report_page
 
 NASTY = "</script><script>alert(1)</script>"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

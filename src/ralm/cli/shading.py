@@ -9,9 +9,9 @@ from rich.text import Text
 from ralm.cli.messages import note
 from ralm.cli.output import print_line
 from ralm.controls import one_line, visible
-from ralm.evaluation.report import Report, report_page
 from ralm.evaluation.traces import TracedText
 from ralm.folders.outputs import replaced_file
+from ralm.runs.report import Report, report_page
 
 FULL = 3.0
 """The gain, in nats, at which a token's shade is full."""

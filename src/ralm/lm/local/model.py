@@ -11,19 +11,19 @@ from pydantic import JsonValue
 from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
-from ralm.lm.anew import ReadAnew
-from ralm.lm.checkpoint import load_checkpoint
-from ralm.lm.continuation import CachedContinuations
-from ralm.lm.engine import Engine
-from ralm.lm.fingerprint import settings_fingerprint, weights_fingerprint
-from ralm.lm.head import ChosenLogits
-from ralm.lm.hub import check_folder, loading_errors
 from ralm.lm.journal import Journal
-from ralm.lm.kernels import speed_up
-from ralm.lm.packed import PackedWeights
-from ralm.lm.probe import check_causal, keeps_rows
-from ralm.lm.replica import Replica
-from ralm.lm.tokenization import ModelTokenizer, load_model_tokenizer
+from ralm.lm.local.anew import ReadAnew
+from ralm.lm.local.checkpoint import load_checkpoint
+from ralm.lm.local.continuation import CachedContinuations
+from ralm.lm.local.engine import Engine
+from ralm.lm.local.files import check_folder, loading_errors
+from ralm.lm.local.fingerprint import settings_fingerprint, weights_fingerprint
+from ralm.lm.local.head import ChosenLogits
+from ralm.lm.local.kernels import speed_up
+from ralm.lm.local.packed import PackedWeights
+from ralm.lm.local.probe import check_causal, keeps_rows
+from ralm.lm.local.replica import Replica
+from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.protocols import Continuations
 from ralm.records import FloatArray, Request
 

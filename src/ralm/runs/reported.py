@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.evaluation.report import Report
-from ralm.evaluation.run import Run
 from ralm.evaluation.traces import TracedText
 from ralm.records import FloatArray
+from ralm.runs.report import Report
+from ralm.runs.run import Run
 
 _TITLE: Final = 60
 JOINED: Final = "all of a token's gain counts for the first passage of its context"

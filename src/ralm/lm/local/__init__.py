@@ -1,0 +1,1 @@
+"""Language models that run here, through torch and transformers."""
