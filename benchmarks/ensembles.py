@@ -22,8 +22,8 @@ from benchmarks import plain_loop
 from benchmarks.scoring import LENGTH, Material, materials, prepared_for, rows_from
 from ralm.lm.local.model import Dtype
 from ralm.pipeline import PreparedText, retrieve
+from ralm.reading.documents import PassageDocuments, stride_request
 from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture
-from ralm.reading.in_context import Documents, stride_request
 from ralm.reading.plan import Windows
 from ralm.records import FloatArray, Hits
 
@@ -50,7 +50,9 @@ def task_for(material: Material, windows: Windows, strides: int) -> Task:
     """Retrieve ten passages for each of so many strides."""
     prepared = prepared_for(material, windows, STRIDE)
     hits = retrieve(prepared, material.model.tokenizer, material.index.bm25, OPTIONS.hits)
-    documents = Documents(material.index.passages, material.model.tokenizer, prepared.plan.options.document_tokens)
+    documents = PassageDocuments(
+        material.index.passages, material.model.tokenizer, prepared.plan.options.document_tokens
+    )
     return Task(prepared, rows_from(prepared, strides), hits, documents)
 
 

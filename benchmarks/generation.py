@@ -24,8 +24,8 @@ from transformers.cache_utils import DynamicCache
 
 from benchmarks.scoring import gpt2_tokenizer
 from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions, load_language_model
+from ralm.pipeline.generation import GenerationOptions, TokenWriter
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions, TokenWriter
 from ralm.records import Hits, IntArray, Passage
 
 STRIDE, PROMPT_TOKENS, DOCUMENT_TOKENS, POOL = 4, 128, 256, 400

@@ -30,7 +30,7 @@ from ralm.demo.documentation import split_held_out, standard_library_documentati
 from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions
 from ralm.lm.named import load_language_model, model_folder
 from ralm.pipeline import PreparedText, prepare_text, retrieve
-from ralm.reading.in_context import Documents, stride_request
+from ralm.reading.documents import PassageDocuments, stride_request
 from ralm.reading.plan import PlanOptions, Windows
 from ralm.records import FloatArray, IntArray, Request
 from ralm.reranking.likelihood import likeliest
@@ -157,7 +157,9 @@ def task_for(material: Material, reading: str, windows: Windows, stride: int, st
     rows = rows_from(prepared, strides)
     k = CANDIDATES if reading == "zero-shot" else 1
     hits = retrieve(prepared, material.model.tokenizer, material.index.bm25, k)
-    documents = Documents(material.index.passages, material.model.tokenizer, prepared.plan.options.document_tokens)
+    documents = PassageDocuments(
+        material.index.passages, material.model.tokenizer, prepared.plan.options.document_tokens
+    )
     candidates = [[documents[number] for number, _ in hits.of(row)] for row in rows]
     return Task(prepared, rows, candidates, RANK_TOKENS if k > 1 else 0)
 

@@ -12,7 +12,7 @@ import pytest
 
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.pipeline import FromFile, PreparedText, prepare_text, read, read_best
-from ralm.reading.in_context import Documents
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens
 from ralm.reranking.options import Method, RerankOptions
@@ -48,7 +48,7 @@ def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> Loca
 def test_official(model: LocalLanguageModel, tokens: int) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options("official"), limit_tokens=tokens)
     chosen_R = chosen_for(prepared)
-    documents = Documents(PASSAGES, model.tokenizer, 10)
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     scored = read(prepared, model, chosen_R, PASSAGES)
     candidates = [[documents[int(number)].tolist()] if number != NO_PASSAGE else [] for number in chosen_R]
     windows = official.evaluate(model.model, prepared.tokens.tolist(), candidates, stride=4, max_length=WINDOW)
@@ -63,7 +63,7 @@ def test_paper(model: LocalLanguageModel, tokens: int, block: int | None) -> Non
     blocked = {} if block is None else {"windows": "blocked", "block": block}
     prepared = prepare_text(TEXT, model.tokenizer, options("paper", **blocked), limit_tokens=tokens)
     chosen_R = chosen_for(prepared)
-    documents = Documents(PASSAGES, model.tokenizer, 10)
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     scored = read(prepared, model, chosen_R, PASSAGES)
     expected = paper.log_probs(
         model.model,

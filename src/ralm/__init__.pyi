@@ -10,12 +10,14 @@ from .evaluation.perplexity import Evaluation as Evaluation, evaluate_text as ev
 from .lm.local.model import ModelOptions as ModelOptions
 from .lm.named import load_language_model as load_language_model
 from .pipeline import FromFile as FromFile, FromRetriever as FromRetriever
-from .reading.ensemble import EnsembleOptions as EnsembleOptions
-from .reading.generation import (
+from .pipeline.generation import (
     GenerationOptions as GenerationOptions,
+    Prompt as Prompt,
+    TokenWriter as TokenWriter,
     generate as generate,
     generate_many as generate_many,
 )
+from .reading.ensemble import EnsembleOptions as EnsembleOptions
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
 from .records import (
     Document as Document,

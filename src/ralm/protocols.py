@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from ralm.errors import RetrieverError, UsageError
 from ralm.progress import Advance
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage, Request, SpecialTokens
+from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Passage, Passages, Request, SpecialTokens
 
 
 class Tokenizer(Protocol):
@@ -79,12 +79,16 @@ class LanguageModel(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The model's own tokenizer."""
 
+    def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
+        """For each request the natural log-probability (float32) of each of its targets, in order."""
+
+
+class WritingModel(LanguageModel, Protocol):
+    """A language model that can also write."""
+
     @property
     def end_tokens(self) -> frozenset[int]:
         """The token ids that end a text, so that generation stops at them; may be empty."""
-
-    def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
-        """For each request the natural log-probability (float32) of each of its targets, in order."""
 
     def continuations(self) -> Continuations:
         """Stand ready to go on from texts, none of which was read yet."""
@@ -130,6 +134,97 @@ class Retriever(Protocol):
         """The k best passages for each query, all queries at once; in fewer columns where there are fewer."""
 
 
+class Rows(Protocol):
+    """Places where texts go on, R of them: the strides of a text, or prompts that are being written on."""
+
+    def __len__(self) -> int:
+        """R."""
+
+    @property
+    def queries(self) -> Sequence[str]:
+        """What the retriever was asked for each row; empty for a row that does not retrieve."""
+
+    @property
+    def places(self) -> IntArray:
+        """Which stride of its text each row is (int64, R), from 0. Random draws for a row follow from it, so that they
+        do not depend on the rows beside it."""
+
+    def prefix(self, row: int) -> str:
+        """The text before a row, from its beginning."""
+
+    def prefix_log_probs(
+        self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
+    ) -> list[FloatArray]:
+        """For each (row, passage) the log-probabilities (float32) of the last `tokens` tokens of the row's prefix when
+        the passage stands in front; fewer where the prefix is shorter, and possibly none.
+
+        The reading model scores them, or another `model` in tokens of its own. Raises UsageError where the passage and
+        the tokens do not fit into the model.
+        """
+
+    def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:
+        """For each (row, passage) the log-probabilities (float32) that the reading model gives the row's targets when
+        the passage stands in front.
+
+        Raises UsageError where the text after the rows is not known: while it is being written.
+        """
+
+
+class Reranker(Protocol):
+    """Chooses which hits of each row are read."""
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything about the reranker that decides its choice. The key `reranker` names it."""
+
+    @property
+    def candidates(self) -> int:
+        """How many hits of a row it chooses from."""
+
+    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
+        """The k best of each row's hits, the best first, fewer where there are fewer; with scores of its own."""
+
+
+class Documents(Protocol):
+    """Passages as they stand in front of a context, as token ids of the reading model."""
+
+    def __getitem__(self, number: int) -> IntArray:
+        """The token ids (int64) of a passage: title, newline, text, with the special tokens that stand first, cut to
+        the plan's `document_tokens`. For `NO_PASSAGE`, what stands there without one."""
+
+    def passage(self, number: int) -> Passage:
+        """The passage itself."""
+
+    def encode(self, text: str) -> IntArray:
+        """The token ids (int64) of any text as it would stand in front, cut in the same way."""
+
+    def encode_next(self, text: str) -> IntArray:
+        """The token ids (int64) of a text that follows another one in front, without special tokens; cut as well."""
+
+
+class Reader(Protocol):
+    """Says what stands in front of each row's context: which passages, laid out how, weighted how.
+
+    With several fronts a row is read once behind each of them, and the distributions are averaged (REPLUG, Eq. 2). An
+    optional attribute `joined` says how many passages stand in one front at most (1 where it is missing), so that
+    lengths that cannot fit are refused before anything is retrieved.
+    """
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything about the reader that decides the figures. The key `reader` names it."""
+
+    @property
+    def hits(self) -> int:
+        """How many passages are retrieved for a row."""
+
+    def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
+        """What stands in front of one row, given the passage number and score of its hits, the best first.
+
+        There is at least one hit: a row without hits is read without a passage. The weights sum to 1.
+        """
+
+
 def check_length(model: LanguageModel, max_length: int) -> None:
     """Raise UsageError where a model would be asked to read more than it can."""
     if max_length > model.max_length:
@@ -146,7 +241,7 @@ def ask(retriever: Retriever, queries: Sequence[str], k: int, passages: int | No
     """
     k = k if passages is None else min(k, max(passages, 1))
     hits = retriever.retrieve(queries, k)
-    fault = _fault(hits, len(queries), k, passages)
+    fault = fault_of_hits(hits, len(queries), k, passages)
     if fault:
         raise RetrieverError(f"the retriever {type(retriever).__name__} {fault}; see `Hits` for what it should give.")
     if hits.numbers_QK.shape[1] == 0:
@@ -154,8 +249,8 @@ def ask(retriever: Retriever, queries: Sequence[str], k: int, passages: int | No
     return Hits(hits.numbers_QK.astype(np.int64, copy=False), hits.scores_QK.astype(np.float32, copy=False))
 
 
-def _fault(hits: Hits, queries: int, k: int, passages: int | None) -> str:
-    """What is wrong with hits; empty where nothing is."""
+def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str:
+    """What is wrong with hits of so many queries; empty where nothing is."""
     if not isinstance(hits, Hits):
         return f"gives {type(hits).__name__} and not Hits"
     numbers, scores = hits.numbers_QK, hits.scores_QK

@@ -5,8 +5,8 @@ import pytest
 
 from ralm.evaluation.generated import traced_generation
 from ralm.evaluation.traces import TracedText
+from ralm.pipeline.generation import GenerationOptions, generate
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions, generate
 from ralm.records import NO_PASSAGE, Passages
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 

@@ -20,9 +20,9 @@ from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.named import TINY, load_language_model
 from ralm.pipeline import FromRetriever, ReaderOptions
+from ralm.pipeline.generation import GenerationOptions, generate
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions, generate
 from ralm.reading.plan import PlanOptions, Semantics, Windows
 from ralm.reranking.options import RerankOptions
 from ralm.retrieval.index import open_index

@@ -9,9 +9,9 @@ import torch
 from ralm.errors import ModelError
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
+from ralm.pipeline.generation import GenerationOptions, TokenWriter
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions, TokenWriter
-from ralm.reading.in_context import Documents
 from ralm.records import Hits, Request
 from tests.every_family import FAMILIES, LOOK_AHEAD, tiny_family_model
 from tests.fakes import passages_of
@@ -88,7 +88,7 @@ def check_writing(model: LocalLanguageModel) -> None:
 
 
 def plain_loop(prompt: list[int], model: LocalLanguageModel) -> list[generation.Step]:
-    documents = Documents(PASSAGES, model.tokenizer, OPTIONS.document_tokens)
+    documents = PassageDocuments(PASSAGES, model.tokenizer, OPTIONS.document_tokens)
 
     def retrieve(text: Sequence[int]) -> list[tuple[int, float]]:
         return TurningHits().retrieve([model.tokenizer.decode(np.array(text[-OPTIONS.query_tokens :]))], 2).of(0)

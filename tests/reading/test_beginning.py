@@ -15,10 +15,10 @@ from ralm.evaluation.generated import traced_generation
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.pipeline import FromRetriever, prepare_text, read, read_best, read_concatenation, read_ensemble
+from ralm.pipeline.generation import GenerationOptions, TokenWriter, generate
 from ralm.reading.beginning import Bos, first_tokens
 from ralm.reading.concatenation import ConcatenationOptions, JoinedDocuments
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions, TokenWriter, generate
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Hits, SpecialTokens
 from ralm.reranking.options import RerankOptions

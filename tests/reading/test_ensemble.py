@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.pipeline import PreparedText, prepare_text, read, read_ensemble
+from ralm.reading.documents import PassageDocuments, stride_request
 from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture, posterior
-from ralm.reading.in_context import Documents, stride_request
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.records import NO_PASSAGE, Hits
 from tests.fakes import passages_of
@@ -48,7 +48,7 @@ def test_equals_the_plain_loop(model: LocalLanguageModel, semantics: Semantics, 
     provenance = scored.provenance
     assert provenance is not None
     first = model.tokenizer.encode_document("", 10) if semantics == "paper" else None
-    documents = Documents(PASSAGES, model.tokenizer, 10, first)
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10, first)
     at = 0
     for row in range(len(prepared.plan)):
         found = hits.of(row) or [(NO_PASSAGE, 0.0)]

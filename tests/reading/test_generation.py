@@ -9,10 +9,10 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.pipeline.generation import GenerationOptions, TokenWriter, generate, generate_many
 from ralm.protocols import LanguageModel, Retriever
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions, TokenWriter, generate, generate_many
-from ralm.reading.in_context import Documents
 from ralm.reading.pieces import GeneratedText, GeneratedToken, spans
 from ralm.reading.sampling import sample
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
@@ -86,7 +86,7 @@ def plain_loop(
     pick: Callable[[np.ndarray], int],
 ) -> list[generation.Step]:
     """The reference, with the options of ours."""
-    documents = Documents(passages, model.tokenizer, settings.document_tokens)
+    documents = PassageDocuments(passages, model.tokenizer, settings.document_tokens)
     chosen = settings.ensemble
 
     def retrieve(text: Sequence[int]) -> list[tuple[int, float]]:

@@ -11,8 +11,8 @@ from ralm.errors import ModelError, UsageError
 from ralm.evaluation.measures import measure
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.pipeline import prepare_text, read_best, read_ensemble, retrieve
+from ralm.reading.documents import PassageDocuments, stride_request
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.in_context import Documents, stride_request
 from ralm.reading.plan import PlanOptions, make_plan
 from ralm.reranking.options import RerankOptions
 from ralm.retrieval.random import RandomRetriever
@@ -73,7 +73,7 @@ def test_an_ensemble_of_every_family(model: LocalLanguageModel, tokens: int) -> 
     hits = retrieve(prepared, model.tokenizer, RandomRetriever(len(PASSAGES)), 3)
     hits.scores_QK[:] = np.sin(np.arange(hits.scores_QK.size)).reshape(hits.scores_QK.shape)
     scored = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=3))
-    documents = Documents(PASSAGES, model.tokenizer, 10)
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     text = model.tokenizer.encode_document(TEXT[:tokens], 1000).tolist()
     made = replug.windows(text, EOS, 6, 8)
     expected = replug.log_probs(

@@ -8,7 +8,7 @@ import pytest
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.pipeline import PreparedText, prepare_text, read, read_best
-from ralm.reading.in_context import Documents
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Hits
 from ralm.reranking.options import RerankOptions
@@ -49,7 +49,7 @@ def test_the_paper(model: LocalLanguageModel, method: str, block: int | None) ->
     hits = some_hits(prepared)
     rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
     scored = read_best(prepared, model, hits, PASSAGES, rerank)
-    documents = Documents(PASSAGES, model.tokenizer, 10)
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     chosen_R = hits.numbers_QK[:, 0].copy()
     for row, (begin, end) in enumerate(zip(prepared.plan.begin_R, prepared.plan.end_R, strict=True)):
         if candidates := [number for number, _ in hits.of(row)]:
@@ -76,7 +76,7 @@ def test_the_official_code(model: LocalLanguageModel, method: str) -> None:
     hits = some_hits(prepared)
     rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
     scored = read_best(prepared, model, hits, PASSAGES, rerank)
-    documents = Documents(PASSAGES, model.tokenizer, 10)
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     windows = official.evaluate(
         model.model,
         prepared.tokens.tolist(),
@@ -95,7 +95,7 @@ def test_another_model_ranks_as_the_plain_loop_would(tiny_folders: dict[str, Pat
     prepared = prepare_text(TEXT, reader.tokenizer, options(), limit_tokens=94)
     hits = some_hits(prepared)
     scored = read_best(prepared, reader, hits, PASSAGES, RerankOptions(method="zero-shot", tokens=6), ranker)
-    documents = Documents(PASSAGES, ranker.tokenizer, 10)
+    documents = PassageDocuments(PASSAGES, ranker.tokenizer, 10)
     tokens = ranker.tokenizer.encode(prepared.text).tolist()
     chosen_R = hits.numbers_QK[:, 0].copy()
     for row, begin in enumerate(prepared.plan.begin_R.tolist()):

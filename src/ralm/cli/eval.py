@@ -12,6 +12,7 @@ from ralm.cli.idle import Use, idle_options, refuse
 from ralm.errors import UsageError
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import Method, RerankOptions
 from ralm.retrieval.dense.options import DenseSearchOptions
@@ -19,7 +20,7 @@ from ralm.retrieval.fusion import FusionOptions
 
 if TYPE_CHECKING:
     from ralm.lm.local.model import Dtype
-    from ralm.pipeline import ReaderOptions
+    from ralm.protocols import Reader
 
 ReaderName = Literal["in-context", "ensemble", "concatenation"]
 
@@ -41,7 +42,8 @@ class Job:
     retrieved: Path | None
     choice: options.RetrieverChoice
     plan: PlanOptions
-    reader: "ReaderOptions"
+    reader: "Reader"
+    reranking: RerankOptions
     limit_tokens: int | None
     baseline: bool
     out: Path | None
@@ -183,10 +185,12 @@ def evaluate(
         reader=_reader_options(
             reader,
             documents,
-            RerankOptions(method=rerank, candidates=candidates, tokens=rerank_tokens, seed=seed),
             EnsembleOptions(weights=weights, temperature=weights_temperature),
             ConcatenationOptions(cut_together=cut_together),
         ),
+        reranking=RerankOptions(method=rerank, candidates=candidates, tokens=rerank_tokens, seed=seed)
+        if rerank != "none"
+        else RerankOptions(),
         limit_tokens=limit_tokens,
         baseline=baseline,
         out=out,
@@ -201,13 +205,12 @@ def evaluate(
 def _reader_options(
     name: ReaderName,
     documents: int | None,
-    reranking: RerankOptions,
     ensemble: EnsembleOptions,
     concatenation: ConcatenationOptions,
-) -> "ReaderOptions":
+) -> "Reader":
     match name:
         case "in-context":
-            return reranking
+            return InContext()
         case "ensemble":
             return ensemble if documents is None else replace(ensemble, documents=documents)
         case "concatenation":
@@ -232,7 +235,8 @@ def run(job: Job) -> None:
     source = open_source(job.index, job.retrieved, job.choice)
     model = load_model(job.lm, job.dtype, job.device, job.compile_layers)
     ranker = load_model(job.rerank_lm, job.dtype, job.device, job.compile_layers) if job.rerank_lm else None
-    config = evaluation_config(job.text, content, model, job.plan, source, job.limit_tokens, job.reader, ranker)
+    reranker = job.reranking.reranker(ranker)
+    config = evaluation_config(job.text, content, model, job.plan, source, job.limit_tokens, job.reader, reranker)
     with journals(job.out, config, [model, ranker], force=job.force):
         evaluation = evaluate_text(
             content,
@@ -240,7 +244,7 @@ def run(job: Job) -> None:
             job.plan,
             source=source,
             reader=job.reader,
-            ranker=ranker,
+            reranker=reranker,
             limit_tokens=job.limit_tokens,
             baseline=job.baseline,
         )

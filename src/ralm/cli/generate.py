@@ -1,6 +1,5 @@
 """`ralm generate`: write on from a prompt, with a passage in front that is looked up again every few tokens."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +9,9 @@ from pydantic import JsonValue
 from ralm.cli import options
 from ralm.cli.idle import Use, refuse_idle
 from ralm.errors import UsageError
+from ralm.pipeline.generation import GenerationOptions
+from ralm.protocols import Reader
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import IN_CONTEXT, GenerationOptions
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
 
@@ -91,7 +91,6 @@ def generate(
     )
     settings = GenerationOptions(
         new_tokens=new_tokens,
-        ensemble=ensemble if reader == "ensemble" else IN_CONTEXT,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -122,7 +121,8 @@ def generate(
     from ralm.cli.shading import print_report, write_page
     from ralm.evaluation.generated import traced_generation
     from ralm.folders.outputs import check_output_file
-    from ralm.reading.generation import generate_many
+    from ralm.pipeline.generation import generate_many
+    from ralm.reading.in_context import InContext
     from ralm.runs.reported import report_of_generation
 
     if report is not None:
@@ -130,10 +130,11 @@ def generate(
     texts = read_prompts(prompt, prompts)
     source = None if index is None else open_retriever(index, choice)
     model = load_model(lm, dtype, device)
-    finder, passages = (source.retriever, source.passages) if source else (None, ())
-    pieces = generate_many(texts, model, settings, finder, passages)
+    passages = source.passages if source else ()
+    read_as = ensemble if reader == "ensemble" else InContext()
+    pieces = generate_many(texts, model, settings, source, reader=read_as)
     written = by_prompt(len(texts), pieces) if json else print_generations(texts, pieces, passages)
-    config = {"model": model.config, "passages": source.config if source else None, **_reading(settings)}
+    config = {"model": model.config, "passages": source.config if source else None, **_reading(settings, read_as)}
     for text, own in zip(texts, written, strict=True):
         traced = traced_generation(text, own, model, passages, max_length, bos) if baseline or report else None
         if json:
@@ -159,9 +160,6 @@ def _check(
         raise UsageError("--report is a page of one text: give a PROMPT, not --prompts.")
 
 
-def _reading(settings: GenerationOptions) -> dict[str, JsonValue]:
+def _reading(settings: GenerationOptions, reader: Reader) -> dict[str, JsonValue]:
     """How generation reads, as a run's configuration says it."""
-    reader: dict[str, JsonValue] = {"ensemble": asdict(settings.ensemble)}
-    if settings.ensemble == IN_CONTEXT:
-        reader = {"rerank": {"method": "none"}}
-    return {"reader": reader, "plan": {"stride": settings.stride, "bos": settings.bos}}
+    return {"reader": reader.config, "plan": {"stride": settings.stride, "bos": settings.bos}}

@@ -22,8 +22,8 @@ from ralm.evaluation.traces import TracedText, gain_as_json
 from ralm.folders.manifest import Manifest
 from ralm.folders.outputs import MANIFEST
 from ralm.pipeline import FromRetriever, PassageSource
-from ralm.protocols import LanguageModel, Tokenizer
-from ralm.reading.generation import GenerationOptions, generate
+from ralm.pipeline.generation import GenerationOptions, generate
+from ralm.protocols import Tokenizer, WritingModel
 from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, spans
 from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.cache import CachedRetriever
@@ -128,7 +128,7 @@ def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: Skip
         print_line(f"broken lines passed over: {skipped.count:,}; the first: {one_line(skipped.examples[0])}")
 
 
-def print_demo(folder: Path, shown: Demonstration, model: LanguageModel, bm25: FromRetriever) -> None:
+def print_demo(folder: Path, shown: Demonstration, model: WritingModel, bm25: FromRetriever) -> None:
     """The table, one generation with its sources, the tokens that gained most, and what to type next."""
     print_line(f"\n{model.name} on documentation it never saw, with passages from the rest of it:")
     print_measures({DEMO_ROWS[name]: reading.as_dict() for name, reading in shown.readings.items()})
@@ -139,7 +139,7 @@ def print_demo(folder: Path, shown: Demonstration, model: LanguageModel, bm25: F
         print_line(f"  {gained.gain:+5.1f} nats  ...{before} [{gained.token.strip()}]   <- {source}")
     print_line("\nGeneration, where retrieval helps most; every part with its source:\n")
     prompt = prompt_where_retrieval_helps(shown, model)
-    print_generation(prompt, generate(prompt, model, GenerationOptions(), bm25.retriever, bm25.passages), bm25.passages)
+    print_generation(prompt, generate(prompt, model, GenerationOptions(), bm25), bm25.passages)
     print_line(NEXT_STEPS.format(folder=folder))
 
 

@@ -63,6 +63,7 @@ def sweep(
     from ralm.corpus.text import read_text
     from ralm.evaluation.sweep import Point, sweep as sweep_over
     from ralm.folders.outputs import check_output
+    from ralm.lm.scoring import Scorer
     from ralm.runs import sweep_folder
     from ralm.runs.run import evaluation_config
 
@@ -75,25 +76,26 @@ def sweep(
     sources = {_source_of(job): open_source(*_source_of(job)) for job in jobs.values()}
     model = load_model(first.lm, first.dtype, first.device, first.compile_layers)
     rerank_lm = next((job.rerank_lm for job in jobs.values() if job.rerank_lm), None)
-    ranker = load_model(rerank_lm, first.dtype, first.device, first.compile_layers) if rerank_lm else None
+    ranking = load_model(rerank_lm, first.dtype, first.device, first.compile_layers) if rerank_lm else None
+    ranker = None if ranking is None else Scorer(ranking)
     points = [
         Point(
             value=value,
             plan=job.plan,
             reader=job.reader,
             source=source,
-            ranker=ranker if job.rerank_lm else None,
+            reranker=job.reranking.reranker(ranker if job.rerank_lm else None),
         )
         for value, job in jobs.items()
         if (source := sources[_source_of(job)]) is not None
     ]
     configs = [
         evaluation_config(
-            first.text, content, model, point.plan, point.source, first.limit_tokens, point.reader, point.ranker
+            first.text, content, model, point.plan, point.source, first.limit_tokens, point.reader, point.reranker
         )
         for point in points
     ]
-    with journals(out, {"option": over, "points": [*configs]}, [model, ranker], force=force):
+    with journals(out, {"option": over, "points": [*configs]}, [model, ranking], force=force):
         swept = sweep_over(content, model, over, points, limit_tokens=first.limit_tokens)
         if out is not None:
             sweep_folder.write_sweep(out, swept, configs, plot=plot, force=force)

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ralm.evaluation.traces import TracedText, used_passages
+from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
 from ralm.reading.beginning import Bos, first_tokens, without_first
 from ralm.reading.pieces import GeneratedText, GeneratedToken
-from ralm.records import NO_PASSAGE, FloatArray, Passages, Provenance, Request
+from ralm.records import FloatArray, Passages, Provenance, Request
 
 
 def traced_generation(
@@ -28,7 +29,7 @@ def traced_generation(
     until it and the next token fit `max_length`, None being the model's own. What a stop string cut off is left out.
     """
     tokens = [token for piece in pieces for token in piece.tokens]
-    provenance = _provenance(tokens)
+    provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
     before, texts = _token_texts(prompt, pieces)
     return TracedText(
         before=before,
@@ -51,17 +52,7 @@ def _without_documents(
         Request(first, text[max(0, len(first) + place + 1 - max_length) : place], text[place : place + 1])
         for place in range(len(begin), len(text))
     ]
-    return np.concatenate([np.zeros(0, dtype=np.float32), *model.log_probs(requests)])
-
-
-def _provenance(tokens: Sequence[GeneratedToken]) -> Provenance:
-    most = max((len(token.passages_K) for token in tokens), default=1)
-    passages_TK = np.full((len(tokens), most), NO_PASSAGE, dtype=np.int64)
-    posteriors_TK = np.zeros((len(tokens), most), dtype=np.float32)
-    for row, token in enumerate(tokens):
-        passages_TK[row, : len(token.passages_K)] = token.passages_K
-        posteriors_TK[row, : len(token.posteriors_K)] = token.posteriors_K
-    return Provenance(passages_TK=passages_TK, posteriors_TK=posteriors_TK)
+    return np.concatenate([np.zeros(0, dtype=np.float32), *Scorer.of(model).log_probs(requests)])
 
 
 def _token_texts(prompt: str, pieces: Sequence[GeneratedText]) -> tuple[str, list[str]]:

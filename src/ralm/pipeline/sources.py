@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from hashlib import sha256
+from typing import Protocol, Self
 
 import numpy as np
 from pydantic import JsonValue
@@ -11,6 +12,7 @@ from ralm.errors import RetrievalFileError
 from ralm.pipeline.texts import PreparedText
 from ralm.protocols import Retriever, Tokenizer, ask
 from ralm.records import NO_PASSAGE, Hits, Passages
+from ralm.retrieval.arguments import config_of
 from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, hits_and_passages
 
 
@@ -25,13 +27,34 @@ class PassageSource(Protocol):
         """The k best passages of each stride (fewer where there are fewer), and the passages that the hits number."""
 
 
-@dataclass(frozen=True, slots=True)
 class FromRetriever:
-    """Passages found by a retriever over a corpus; `config` says by which and in what, for the record of a run."""
+    """Passages found by a retriever over a corpus.
 
-    retriever: Retriever
-    passages: Passages
-    config: dict[str, JsonValue]
+    `config` says by which retriever and in which corpus, for the record of a run; by default it is the retriever's own
+    with a hash of all passages.
+    """
+
+    def __init__(self, retriever: Retriever, passages: Passages, config: dict[str, JsonValue] | None = None) -> None:
+        self.retriever = retriever
+        self.passages = passages
+        self._config = config
+
+    def asking(self, retriever: Retriever) -> Self:
+        """The same passages, found by another retriever that gives the same hits."""
+        return type(self)(retriever, self.passages, self._config)
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything that decides which passages are found; UsageError where the retriever does not say it."""
+        if self._config is None:
+            self._config = {"passages": self._fingerprint(), **config_of(self.retriever)}
+        return self._config
+
+    def _fingerprint(self) -> dict[str, JsonValue]:
+        digest = sha256()
+        for passage in self.passages:
+            digest.update(f"{passage.document_id}\0{passage.contents}\0".encode())
+        return {"count": len(self.passages), "sha256": digest.hexdigest()}
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
         """Ask the retriever with the queries of the strides."""

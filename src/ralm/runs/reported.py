@@ -52,10 +52,10 @@ def settings_of(config: Mapping[str, JsonValue]) -> dict[str, str]:
     known = {
         "model": model.get("name"),
         "passages": _passages(config["passages"]) if "passages" in config else None,
-        "reader": _reader(config["reader"]) if "reader" in config else None,
+        "reader": _reader(config["reader"], config.get("reranker")) if "reader" in config else None,
         "stride": plan.get("stride"),
         "windows": ", ".join(_windows(plan)) or None,
-        "attribution": JOINED if "concatenation" in reader else None,
+        "attribution": JOINED if _named(reader) == "concatenation" else None,
     }
     return {label: str(value) for label, value in known.items() if value is not None}
 
@@ -73,29 +73,44 @@ def _passages(source: JsonValue) -> str:
     return f"{source.get('retriever', 'retrieved')} from {source['index']}" if "index" in source else "retrieved"
 
 
-def _reader(reader: JsonValue) -> str | None:
+def _named(reader: Mapping[str, JsonValue]) -> str | None:
+    """What a configuration calls its reader; an earlier version had the name as the only key."""
+    return str(reader.get("reader") or next(iter(reader), "")) or None
+
+
+def _reader(reader: JsonValue, reranker: JsonValue) -> str | None:
     if reader is None:
         return "no passage"
     if not isinstance(reader, dict):
         return None
-    if ensemble := _of(reader, "ensemble"):
-        return _ensemble(ensemble)
-    if joined := _of(reader, "concatenation"):
-        return f"{joined.get('documents', 'several')} passages in one context"
-    chosen = _of(reader, "rerank")
-    if "method" not in chosen:
-        return None
-    if chosen["method"] == "none":
+    name = _named(reader)
+    if name in ("in-context", "rerank"):
+        return _best(reranker if isinstance(reranker, dict) else _of(reader, "rerank"))
+    options = _of(reader, str(name)) or reader
+    said = name
+    if name == "ensemble":
+        said = _ensemble(options)
+    elif name == "concatenation":
+        said = f"{options.get('documents', 'several')} passages in one context"
+    if said and isinstance(reranker, dict):
+        return f"{said}, chosen from {reranker.get('candidates')} ({reranker.get('reranker')})"
+    return said
+
+
+def _best(reranker: Mapping[str, JsonValue]) -> str:
+    """The one passage that was read, and how it was chosen."""
+    method = reranker.get("reranker", reranker.get("method", "none"))
+    if method == "none":
         return "the first passage"
-    return f"the best of {chosen.get('candidates', 'several')} passages ({chosen['method']})"
+    return f"the best of {reranker.get('candidates', 'several')} passages ({method})"
 
 
-def _ensemble(ensemble: Mapping[str, JsonValue]) -> str:
-    parts = [f"ensemble of {ensemble.get('documents', 'several')}"]
-    if "weights" in ensemble:
-        parts.append(f"{ensemble['weights']} weights")
-    if ensemble.get("temperature", 1) != 1:
-        parts.append(f"temperature {_number(ensemble['temperature']):g}")
+def _ensemble(options: Mapping[str, JsonValue]) -> str:
+    parts = [f"ensemble of {options.get('documents', 'several')}"]
+    if "weights" in options:
+        parts.append(f"{options['weights']} weights")
+    if options.get("temperature", 1) != 1:
+        parts.append(f"temperature {_number(options['temperature']):g}")
     return ", ".join(parts)
 
 
