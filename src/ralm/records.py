@@ -99,6 +99,11 @@ class Hits:
             padded([scores for _, scores in rows], 0, np.float32),
         )
 
+    @classmethod
+    def from_pairs(cls, rows: Sequence[Sequence[tuple[int, float]]]) -> Self:
+        """The (passage number, score) pairs of each query, the best first, as `of` gives them; a row may be empty."""
+        return cls.of_rows([([number for number, _ in row], [score for _, score in row]) for row in rows])
+
     def __len__(self) -> int:
         return len(self.numbers_QK)
 

@@ -26,7 +26,7 @@ from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions, Semantics, Windows
 from ralm.reranking.options import RerankOptions
 from ralm.retrieval.index import open_index
-from ralm.runs.reported import report_of
+from ralm.runs.report import report_of
 from ralm.runs.run import evaluation_config, open_run, write_run
 from tests.cli.program import ralm
 from tests.tiny_tokenizers import TOKENIZERS, save_with_tokenizer

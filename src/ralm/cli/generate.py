@@ -123,7 +123,7 @@ def generate(
     from ralm.folders.outputs import check_output_file
     from ralm.pipeline.generation import generate_many
     from ralm.reading.in_context import InContext
-    from ralm.runs.reported import report_of_generation
+    from ralm.runs.report import report_of_generation
 
     if report is not None:
         check_output_file(report, force)

@@ -1,54 +1,21 @@
-"""The report of a run or of a generated text: what is known of how it was read, put above it.
+"""How a text was read, in a few words, from the configuration of its run.
 
-Knows what a configuration calls things; knows nothing of pages or terminals.
+Knows what a configuration calls things; knows nothing of reports.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
-import numpy as np
 from pydantic import JsonValue
 
-from ralm.evaluation.traces import TracedText
-from ralm.records import FloatArray
-from ralm.runs.report import Report
-from ralm.runs.run import Run
-
-_TITLE: Final = 60
 JOINED: Final = "all of a token's gain counts for the first passage of its context"
 """What the reports of runs that read several passages in one context say of attribution."""
-
-
-def report_of(run: Run, tokens: int) -> Report:
-    """The report of a run, of whose text the first `tokens` tokens are shown."""
-    config = _of(run.summary, "config")
-    return Report(
-        title=Path(str(_of(config, "text").get("path", run.path))).name,
-        settings=settings_of(config),
-        perplexity=_number(run.summary.get("token_perplexity")),
-        baseline_perplexity=_number(_of(run.summary, "baseline").get("token_perplexity")),
-        text=run.text,
-        shown_tokens=min(tokens, len(run.text)),
-    )
-
-
-def report_of_generation(text: TracedText, config: Mapping[str, JsonValue]) -> Report:
-    """The report of a generated text; `config` as that of a run, as far as generation knows it."""
-    return Report(
-        title=" ".join(text.before.split())[:_TITLE],
-        settings=settings_of(config),
-        perplexity=_perplexity(text.log_probs_T),
-        baseline_perplexity=_perplexity(text.baseline_T),
-        text=text,
-        shown_tokens=len(text),
-    )
 
 
 def settings_of(config: Mapping[str, JsonValue]) -> dict[str, str]:
     """How a text was read, in a few words a label, from the configuration of its run; a run that was written by a
     program of one's own may record little or nothing of it, and what it lacks is left out."""
-    plan, reader, model = _of(config, "plan"), _of(config, "reader"), _of(config, "model")
+    plan, reader, model = part_of(config, "plan"), part_of(config, "reader"), part_of(config, "model")
     known = {
         "model": model.get("name"),
         "passages": _passages(config["passages"]) if "passages" in config else None,
@@ -85,8 +52,8 @@ def _reader(reader: JsonValue, reranker: JsonValue) -> str | None:
         return None
     name = _named(reader)
     if name in ("in-context", "rerank"):
-        return _best(reranker if isinstance(reranker, dict) else _of(reader, "rerank"))
-    options = _of(reader, str(name)) or reader
+        return _best(reranker if isinstance(reranker, dict) else part_of(reader, "rerank"))
+    options = part_of(reader, str(name)) or reader
     said = name
     if name == "ensemble":
         said = _ensemble(options)
@@ -110,21 +77,17 @@ def _ensemble(options: Mapping[str, JsonValue]) -> str:
     if "weights" in options:
         parts.append(f"{options['weights']} weights")
     if options.get("temperature", 1) != 1:
-        parts.append(f"temperature {_number(options['temperature']):g}")
+        parts.append(f"temperature {number_of(options['temperature']):g}")
     return ", ".join(parts)
 
 
-def _of(config: Mapping[str, JsonValue], key: str) -> dict[str, JsonValue]:
+def part_of(config: Mapping[str, JsonValue], key: str) -> dict[str, JsonValue]:
     """A part of a configuration; empty where the run had no use for it."""
     part = config.get(key)
     return part if isinstance(part, dict) else {}
 
 
-def _perplexity(log_probs_T: FloatArray) -> float:
-    return float(np.exp(-log_probs_T.mean(dtype=np.float64))) if len(log_probs_T) else float("nan")
-
-
-def _number(value: JsonValue) -> float:
+def number_of(value: JsonValue) -> float:
     """A measure; not a number where it was none, which a run has as null."""
     try:
         return float(value) if isinstance(value, (int, float)) else float("nan")
