@@ -74,7 +74,7 @@ def report_of(run: Run, tokens: int) -> Report:
     """The report of a run, of whose text the first `tokens` tokens are shown."""
     config = part_of(run.summary, "config")
     return Report(
-        title=Path(str(part_of(config, "text").get("path", run.path))).name,
+        title=Path(str(part_of(config, "text").get("path") or run.path)).name,
         settings=settings_of(config),
         perplexity=number_of(run.summary.get("token_perplexity")),
         baseline_perplexity=number_of(part_of(run.summary, "baseline").get("token_perplexity")),

@@ -95,7 +95,7 @@ def _open(path: Path) -> Run:
 
 
 def evaluation_config(
-    path: Path,
+    path: Path | str | None,
     text: str,
     model: LanguageModel,
     plan: PlanOptions,
@@ -107,7 +107,7 @@ def evaluation_config(
     """Everything that decides the figures of a run, by name: equal configurations give equal figures."""
     return {
         "text": {
-            "path": path_text(path),
+            "path": None if path is None else path_text(path),
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
             "limit_tokens": limit_tokens,
         },
