@@ -1,4 +1,4 @@
-"""What documents were worth to a text that was generated with them: the same tokens, read again without.
+"""What passages were worth to a generated text: the same tokens are scored again without passages.
 
 Knows generated pieces and a language model; knows nothing of how the pieces were written or how they are shown.
 """
@@ -23,10 +23,11 @@ def traced_generation(
     max_length: int | None = None,
     bos: Bos = "auto",
 ) -> TracedText:
-    """A prompt and what was written after it, each token with its gain over reading without documents.
+    """A prompt and what was written after it, each token with its gain over reading without passages.
 
-    The text alone is read as generation reads it: behind the special tokens that `bos` says, its oldest tokens dropped
-    until it and the next token fit `max_length`, None being the model's own. What a stop string cut off is left out.
+    Without passages the text is read as generation reads it: it begins with the special tokens that `bos` asks for, and
+    its oldest tokens are dropped until it and the next token fit into `max_length` (None: the model's own). What a stop
+    string cut off is left out.
     """
     tokens = [token for piece in pieces for token in piece.tokens]
     provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
@@ -56,7 +57,7 @@ def _without_documents(
 
 
 def _token_texts(prompt: str, pieces: Sequence[GeneratedText]) -> tuple[str, list[str]]:
-    """The text before the first token, and what each token adds: of a character of several tokens, the last all."""
+    """The text before the first token, and what each token adds. Of a character of several tokens, the last adds all."""
     before, texts = prompt, list[str]()
     for piece in pieces:
         if piece.tokens:

@@ -34,7 +34,7 @@ class PreparedText:
         return min(int(self.spans_N2[begin - 1, 1]), int(self.spans_N2[begin, 0]))
 
     def token_texts(self, positions_T: IntArray) -> tuple[str, list[str]]:
-        """The text before the first of some tokens that follow each other, and what each of them adds to it.
+        """The text before the first of some consecutive tokens, and what each of them adds to it.
 
         A character of several tokens comes with the first of them, and what lies between two tokens with the second.
         """

@@ -1,4 +1,4 @@
-"""What of a text its tokenizer does not know, so that no figure could say anything of it."""
+"""The parts of a text that its tokenizer does not know: no figure says anything about them."""
 
 import warnings
 from typing import Final

@@ -13,8 +13,10 @@ JOINED: Final = "all of a token's gain counts for the first passage of its conte
 
 
 def settings_of(config: Mapping[str, JsonValue]) -> dict[str, str]:
-    """How a text was read, in a few words a label, from the configuration of its run; a run that was written by a
-    program of one's own may record little or nothing of it, and what it lacks is left out."""
+    """How a text was read, a few words for each label, from the configuration of its run.
+
+    A run that another program wrote may record only some of it; what is missing is left out.
+    """
     plan, reader, model = part_of(config, "plan"), part_of(config, "reader"), part_of(config, "model")
     known = {
         "model": model.get("name"),
