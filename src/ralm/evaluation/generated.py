@@ -57,7 +57,8 @@ def _without_documents(
 
 
 def _token_texts(prompt: str, pieces: Sequence[GeneratedText]) -> tuple[str, list[str]]:
-    """The text before the first token, and what each token adds. Of a character of several tokens, the last adds all."""
+    """The text before the first token, and what each token adds. Of a character of several tokens, the last adds
+    all."""
     before, texts = prompt, list[str]()
     for piece in pieces:
         if piece.tokens:

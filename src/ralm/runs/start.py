@@ -1,6 +1,7 @@
 """Starting a run, or resuming one that was killed: evaluate, and write the folder whole.
 
-While it works, what the models score lies beside the folder. Called again with the same arguments, it is not scored again.
+While it works, what the models score lies beside the folder. Called again with the same arguments, it is not scored
+again.
 """
 
 import logging
@@ -45,8 +46,8 @@ def run_evaluation(
     """Evaluate a text as `evaluate_text` does, and write the run to the folder `out`, whole or not at all.
 
     If it is killed, call it again with the same arguments to resume. `name` is what reports call the text, such as its
-    path. Raises what `evaluate_text` raises, FolderExistsError where `out` exists and `force` is not set, and UsageError
-    where a run with other settings was begun there.
+    path. Raises what `evaluate_text` raises, FolderExistsError where `out` exists and `force` is not set, and
+    UsageError where a run with other settings was begun there.
     """
     options = options or PlanOptions()
     check_output(Path(out), kind=run.KIND, force=force)

@@ -22,8 +22,8 @@ JOURNAL: Final = ".journal"
 
 @contextmanager
 def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
-    """Yield the folder beside `out` in which the run keeps its work. A folder that an earlier run with the same settings
-    left is used again.
+    """Yield the folder beside `out` in which the run keeps its work. A folder that an earlier run with the same
+    settings left is used again.
 
     The folder is removed when the block succeeds, or fails before anything was kept; otherwise it stays. Raises
     UsageError where a run with other settings was begun there and `force` is not set, or where the folder is not ours,
