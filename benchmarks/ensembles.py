@@ -22,8 +22,9 @@ from benchmarks import plain_loop
 from benchmarks.scoring import LENGTH, Material, materials, prepared_for, rows_from
 from ralm.lm.local.model import Dtype
 from ralm.pipeline import PreparedText, retrieve
-from ralm.reading.documents import PassageDocuments, stride_request
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture
+from ralm.reading.in_context import stride_request
 from ralm.reading.plan import Windows
 from ralm.records import FloatArray, Hits
 
@@ -38,7 +39,7 @@ class Task:
     prepared: PreparedText
     rows: Sequence[int]
     hits: Hits
-    documents: Documents
+    documents: PassageDocuments
 
     def mixed(self, row: int, log_probs_KT: FloatArray) -> FloatArray:
         """The ensemble of what the documents of a row give."""

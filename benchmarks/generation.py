@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicCache
 
 from benchmarks.scoring import gpt2_tokenizer
 from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions, load_language_model
+from ralm.pipeline import FromRetriever
 from ralm.pipeline.generation import GenerationOptions, TokenWriter
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.records import Hits, IntArray, Passage
@@ -131,13 +132,14 @@ def ensemble(
         new_tokens=STRIDE * (rounds + 1),
         stride=STRIDE,
         document_tokens=DOCUMENT_TOKENS,
-        ensemble=EnsembleOptions(documents=max(1, case.documents)),
         temperature=0.8 if sampled else 0.0,
         top_p=0.95 if sampled else 1.0,
     )
-    retriever = ChangingHits(case.changed) if case.documents else None
-    prompts = [np.roll(prompt, shift) for shift in range(case.prompts)]
-    return TokenWriter(prompts, model, options, retriever, passages).step
+    source = FromRetriever(ChangingHits(case.changed), passages, config={}) if case.documents else None
+    writer = TokenWriter(model, options, source, reader=EnsembleOptions(documents=max(1, case.documents)))
+    for shift in range(case.prompts):
+        writer.add(np.roll(prompt, shift))
+    return writer.step
 
 
 def rows(dtype: Dtype, folder: str, rounds: int) -> Iterator[Row]:

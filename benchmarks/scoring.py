@@ -30,10 +30,10 @@ from ralm.demo.documentation import split_held_out, standard_library_documentati
 from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions
 from ralm.lm.named import load_language_model, model_folder
 from ralm.pipeline import PreparedText, prepare_text, retrieve
-from ralm.reading.documents import PassageDocuments, stride_request
+from ralm.reading.documents import PassageDocuments
+from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Windows
 from ralm.records import FloatArray, IntArray, Request
-from ralm.reranking.likelihood import likeliest
 from ralm.retrieval.index import Index, build_index, open_index
 
 LENGTH, BLOCK, CANDIDATES, RANK_TOKENS = 1024, 256, 16, 16
@@ -188,7 +188,8 @@ def run_engine(material: Material, task: Task) -> list[FloatArray]:
     found = []
     for row, candidates in zip(task.rows, task.candidates, strict=True):
         of_row = [next(scored) for _ in candidates]
-        best = likeliest([one[: -task.targets(row)] for one in of_row]) if task.rank_tokens else 0
+        totals = [one[: -task.targets(row)].sum(dtype=np.float64) for one in of_row]
+        best = int(np.argmax(totals)) if task.rank_tokens else 0
         found.append(of_row[best][-task.targets(row) :])
     return found
 

@@ -140,6 +140,12 @@ class LetterEncoder:
         return np.array(rows, dtype=np.float32).reshape(len(queries), self.dimension)
 
 
+def chosen_hits(numbers_R: IntArray) -> Hits:
+    """One passage, or none, for each row."""
+    numbers_R1 = numbers_R.astype(np.int64).reshape(-1, 1)
+    return Hits(numbers_QK=numbers_R1, scores_QK=np.zeros(numbers_R1.shape, dtype=np.float32))
+
+
 def passages_of(*texts: str) -> list[Passage]:
     """Untitled passages numbered from 0."""
     return [Passage(number=n, document_id=f"d{n}", title="", text=text) for n, text in enumerate(texts)]

@@ -9,6 +9,7 @@ import torch
 from ralm.errors import ModelError
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
+from ralm.pipeline import FromRetriever
 from ralm.pipeline.generation import GenerationOptions, TokenWriter
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions
@@ -20,9 +21,7 @@ from tests.tiny_models import byte_tokenizer
 
 PASSAGES = passages_of("tea", "a boat", "rivers run")
 PROMPTS = ("What is it worth", "Passage")
-OPTIONS = GenerationOptions(
-    new_tokens=5, stride=2, query_tokens=3, document_tokens=8, ensemble=EnsembleOptions(documents=2)
-)
+OPTIONS = GenerationOptions(new_tokens=5, stride=2, query_tokens=3, document_tokens=8)
 
 
 class TurningHits:
@@ -74,7 +73,10 @@ def check_scores(model: LocalLanguageModel) -> None:
 def check_writing(model: LocalLanguageModel) -> None:
     """Greedy, two documents that change at every stride, two prompts at once."""
     prompts = [model.tokenizer.encode(text) for text in PROMPTS]
-    writer = TokenWriter(prompts, model, OPTIONS, TurningHits(), PASSAGES)
+    source = FromRetriever(TurningHits(), PASSAGES, config={})
+    writer = TokenWriter(model, OPTIONS, source, reader=EnsembleOptions(documents=2))
+    for prompt in prompts:
+        writer.add(prompt)
     written: list[list[tuple[int, float]]] = [[], []]
     while step := writer.step():
         for number, token in step:

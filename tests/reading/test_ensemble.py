@@ -8,9 +8,10 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline import PreparedText, prepare_text, read, read_ensemble
-from ralm.reading.documents import PassageDocuments, stride_request
+from ralm.pipeline import PreparedText, prepare_text, read
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture, posterior
+from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.records import NO_PASSAGE, Hits
 from tests.fakes import passages_of
@@ -44,7 +45,7 @@ def test_equals_the_plain_loop(model: LocalLanguageModel, semantics: Semantics, 
     options = PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
     prepared = prepare_text(TEXT, model.tokenizer, options, limit_tokens=83)
     hits = some_hits(prepared, 4)
-    scored = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=4, temperature=temperature))
+    scored = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=4, temperature=temperature))
     provenance = scored.provenance
     assert provenance is not None
     first = model.tokenizer.encode_document("", 10) if semantics == "paper" else None
@@ -71,9 +72,9 @@ def test_of_one_document_is_in_context_reading(model: LocalLanguageModel) -> Non
     options = PlanOptions(stride=4, query_tokens=8, document_tokens=10, max_length=32)
     prepared = prepare_text(TEXT, model.tokenizer, options)
     hits = some_hits(prepared, 3)
-    scored = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=1))
+    scored = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=1))
     assert scored.provenance is not None
-    plain = read(prepared, model, hits.numbers_QK[:, 0], PASSAGES)
+    plain = read(prepared, model, hits.first(1), PASSAGES)
     np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-6)
     np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
     np.testing.assert_array_equal(scored.provenance.posteriors_TK, np.ones((len(scored), 1)))
@@ -86,12 +87,12 @@ def test_the_order_of_documents_and_room_for_more_make_no_difference(
     options = PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
     prepared = prepare_text(TEXT, model.tokenizer, options, limit_tokens=60)
     hits = some_hits(prepared, 4)
-    scored = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=4))
-    more = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=10))
+    scored = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=4))
+    more = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=10))
     turned = Hits(numbers_QK=hits.numbers_QK[:, ::-1].copy(), scores_QK=hits.scores_QK[:, ::-1].copy())
     full = (hits.numbers_QK != NO_PASSAGE).all(axis=1)  # rows with fewer hits than places end in those without
     turned.numbers_QK[~full], turned.scores_QK[~full] = hits.numbers_QK[~full], hits.scores_QK[~full]
-    other = read_ensemble(prepared, model, turned, PASSAGES, EnsembleOptions(documents=4))
+    other = read(prepared, model, turned, PASSAGES, EnsembleOptions(documents=4))
     assert scored.provenance is not None
     assert more.provenance is not None
     np.testing.assert_array_equal(more.log_probs_T, scored.log_probs_T)

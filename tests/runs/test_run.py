@@ -126,6 +126,23 @@ def test_a_run_that_no_report_can_be_made_of(tmp_path: Path) -> None:
         ({"reader": {"ensemble": {"temperature": 2}}}, {"reader": "ensemble of several, temperature 2"}),
         ({"reader": {"rerank": {"method": "oracle"}}}, {"reader": "the best of several passages (oracle)"}),
         ({"reader": "mine", "text": "mine", "plan": None}, {}),
+        ({"reader": {"reader": "in-context"}, "reranker": None}, {"reader": "the first passage"}),
+        ({"reader": {"reader": "ensemble", "documents": 3}}, {"reader": "ensemble of 3"}),
+        (
+            {"reader": {"reader": "in-context"}, "reranker": {"reranker": "oracle", "candidates": 8}},
+            {"reader": "the best of 8 passages (oracle)"},
+        ),
+        (
+            {
+                "reader": {"reader": "concatenation", "documents": 2},
+                "reranker": {"reranker": "zero-shot", "candidates": 8},
+            },
+            {
+                "reader": "2 passages in one context, chosen from 8 (zero-shot)",
+                "attribution": "all of a token's gain counts for the first passage of its context",
+            },
+        ),
+        ({"reader": {"reader": "mine"}}, {"reader": "mine"}),
         ({"reader": {"mine": 1}, "passages": {"index": "i"}}, {"passages": "retrieved from i"}),
     ],
 )
