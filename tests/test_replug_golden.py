@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.lm.memory import RememberingModel
 from ralm.lm.named import load_language_model
+from ralm.lm.scoring import Scorer
 from ralm.pipeline import FromFile, ReaderOptions, prepare_text, read, read_hits
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
@@ -56,13 +56,13 @@ def reader_of(asked: dict[str, str], cut_together: bool) -> ReaderOptions:
 
 
 @pytest.fixture(scope="module")
-def model() -> RememberingModel:
+def model() -> Scorer:
     """What one ensemble reads, a smaller one reads again."""
-    return RememberingModel(load_language_model("ralm-tiny"))
+    return Scorer(load_language_model("ralm-tiny"))
 
 
 @pytest.mark.parametrize(("case", "name"), readings())
-def test_every_log_probability(model: RememberingModel, case: str, name: str) -> None:
+def test_every_log_probability(model: Scorer, case: str, name: str) -> None:
     folder = shared(*FOLDER)
     settings = json.loads((folder / "settings.json").read_text())[case]
     reading = settings["readings"][name]
@@ -70,14 +70,14 @@ def test_every_log_probability(model: RememberingModel, case: str, name: str) ->
     asked = dict(zip(reading["ralm"][::2], reading["ralm"][1::2], strict=True))
     cut_together = name.endswith("_cut")
     prepared = prepare_text(
-        (folder / settings["text"]).read_text(), model.tokenizer, plan_of(asked, reading, cut_together)
+        (folder / settings["text"]).read_text(), model.model.tokenizer, plan_of(asked, reading, cut_together)
     )
     reader = reader_of(asked, cut_together)
     if reading["retrieved"] is None:
         scored: ScoredTokens = read(prepared, model)
     else:
         source = FromFile(read_retrieval_file(folder / reading["retrieved"]), config={})
-        hits, passages = source.find(prepared, model.tokenizer, reader.hits)
+        hits, passages = source.find(prepared, model.model.tokenizer, reader.hits)
         scored = read_hits(prepared, model, hits, passages, reader)
     assert len(scored) == prepared.plan.counted_tokens == expected["targets"]
     assert scored.nll == pytest.approx(expected["nll"], rel=1e-6)

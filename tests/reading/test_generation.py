@@ -9,7 +9,8 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.protocols import LanguageModel, Retriever
+from ralm.lm.tokenizer import full_tokenizer
+from ralm.protocols import Retriever, WritingModel
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.generation import GenerationOptions, TokenWriter, generate, generate_many
 from ralm.reading.in_context import Documents
@@ -62,7 +63,7 @@ def test_a_new_passage_is_read_anew() -> None:
 
 def write(
     prompts: Sequence[IntArray],
-    model: LanguageModel,
+    model: WritingModel,
     settings: GenerationOptions,
     retriever: Retriever | None = None,
     passages: Passages = (),
@@ -78,7 +79,7 @@ def write(
 
 def plain_loop(
     prompt: IntArray,
-    model: LanguageModel,
+    model: WritingModel,
     settings: GenerationOptions,
     retriever: Retriever,
     passages: Passages,
@@ -108,7 +109,7 @@ def plain_loop(
         stride=settings.stride,
         max_length=settings.max_length or model.max_length,
         end_tokens=model.end_tokens,
-        first=model.tokenizer.encode_document("", 10).tolist(),
+        first=full_tokenizer(model.tokenizer).encode_document("", 10).tolist(),
     )
 
 

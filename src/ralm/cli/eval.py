@@ -233,14 +233,14 @@ def run(job: Job) -> None:
     model = load_model(job.lm, job.dtype, job.device, job.compile_layers)
     ranker = load_model(job.rerank_lm, job.dtype, job.device, job.compile_layers) if job.rerank_lm else None
     config = evaluation_config(job.text, content, model, job.plan, source, job.limit_tokens, job.reader, ranker)
-    with journals(job.out, config, [model, ranker], force=job.force):
+    with journals(job.out, config, model, ranker, force=job.force) as (reads, ranks):
         evaluation = evaluate_text(
             content,
-            model,
+            reads,
             job.plan,
             source=source,
             reader=job.reader,
-            ranker=ranker,
+            ranker=ranks,
             limit_tokens=job.limit_tokens,
             baseline=job.baseline,
         )

@@ -1,6 +1,6 @@
 """Language models and their tokenizers by name, as several commands load them. Importing this takes seconds: torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from ralm.lm.journal import Journal
 from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.lm.named import load_language_model, model_folder
+from ralm.lm.scoring import Scorer
+from ralm.protocols import LanguageModel
 from ralm.runs.unfinished import JOURNAL, unfinished_run
 
 
@@ -26,18 +28,24 @@ def load_model(name: str, dtype: Dtype, device: str, compile_layers: bool = Fals
 
 @contextmanager
 def journals(
-    out: Path | None, config: dict[str, JsonValue], models: Sequence[LocalLanguageModel | None], *, force: bool
-) -> Iterator[None]:
-    """While a run is written to `out`, keep what its models score beside it, and use what was kept before."""
-    if out is None:
-        yield
-        return
-    with unfinished_run(out, config, force=force) as folder, ExitStack() as stack:
-        kept = 0
-        for place, model in enumerate(models):
-            if model is not None:
-                model.journal = stack.enter_context(Journal(folder / f"model-{place}{JOURNAL}"))
-                kept += len(model.journal)
-        if kept:
-            note(f"going on with a run that was stopped: {kept:,} requests were scored before")
-        yield
+    out: Path | None,
+    config: dict[str, JsonValue],
+    model: LanguageModel,
+    ranker: LanguageModel | None = None,
+    *,
+    force: bool,
+) -> Iterator[tuple[Scorer, Scorer | None]]:
+    """Scorers for a model and a ranker, if any. While a run is written to `out`, they keep what they score beside the
+    run, and use what was kept before."""
+    models = [model] if ranker is None else [model, ranker]
+    with ExitStack() as stack:
+        if out is None:
+            scorers = [Scorer(one) for one in models]
+        else:
+            folder = stack.enter_context(unfinished_run(out, config, force=force))
+            files = [folder / f"model-{place}{JOURNAL}" for place in range(len(models))]
+            kept = [stack.enter_context(Journal(file)) for file in files]
+            scorers = [Scorer(one, journal) for one, journal in zip(models, kept, strict=True)]
+            if any(kept):
+                note(f"going on with a run that was stopped: {sum(map(len, kept)):,} requests were scored before")
+        yield scorers[0], None if ranker is None else scorers[1]

@@ -22,7 +22,7 @@ from ralm.evaluation.traces import TracedText, gain_as_json
 from ralm.folders.manifest import Manifest
 from ralm.folders.outputs import MANIFEST
 from ralm.pipeline import FromRetriever, PassageSource
-from ralm.protocols import LanguageModel, Tokenizer
+from ralm.protocols import Tokenizer, WritingModel
 from ralm.reading.generation import GenerationOptions, generate
 from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, spans
 from ralm.records import NO_PASSAGE, Passage, Passages
@@ -128,7 +128,7 @@ def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: Skip
         print_line(f"broken lines passed over: {skipped.count:,}; the first: {one_line(skipped.examples[0])}")
 
 
-def print_demo(folder: Path, shown: Demonstration, model: LanguageModel, bm25: FromRetriever) -> None:
+def print_demo(folder: Path, shown: Demonstration, model: WritingModel, bm25: FromRetriever) -> None:
     """The table, one generation with its sources, the tokens that gained most, and what to type next."""
     print_line(f"\n{model.name} on documentation it never saw, with passages from the rest of it:")
     print_measures({DEMO_ROWS[name]: reading.as_dict() for name, reading in shown.readings.items()})

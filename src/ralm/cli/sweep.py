@@ -1,5 +1,6 @@
 """`ralm sweep`: `ralm eval` under several values of one option, as a table and a plot."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -89,12 +90,20 @@ def sweep(
     ]
     configs = [
         evaluation_config(
-            first.text, content, model, point.plan, point.source, first.limit_tokens, point.reader, point.ranker
+            first.text,
+            content,
+            model,
+            point.plan,
+            point.source,
+            first.limit_tokens,
+            point.reader,
+            ranker if point.ranker else None,
         )
         for point in points
     ]
-    with journals(out, {"option": over, "points": [*configs]}, [model, ranker], force=force):
-        swept = sweep_over(content, model, over, points, limit_tokens=first.limit_tokens)
+    with journals(out, {"option": over, "points": [*configs]}, model, ranker, force=force) as (reads, ranks):
+        points = [replace(point, ranker=point.ranker and ranks) for point in points]
+        swept = sweep_over(content, reads, over, points, limit_tokens=first.limit_tokens)
         if out is not None:
             sweep_folder.write_sweep(out, swept, configs, plot=plot, force=force)
     if json:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ralm.evaluation.traces import TracedText, used_passages
+from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
 from ralm.reading.beginning import Bos, first_tokens, without_first
 from ralm.reading.pieces import GeneratedText, GeneratedToken
@@ -51,7 +52,7 @@ def _without_documents(
         Request(first, text[max(0, len(first) + place + 1 - max_length) : place], text[place : place + 1])
         for place in range(len(begin), len(text))
     ]
-    return np.concatenate([np.zeros(0, dtype=np.float32), *model.log_probs(requests)])
+    return np.concatenate([np.zeros(0, dtype=np.float32), *Scorer.of(model).log_probs(requests)])
 
 
 def _provenance(tokens: Sequence[GeneratedToken]) -> Provenance:

@@ -8,6 +8,7 @@ from pydantic import JsonValue
 
 from ralm.evaluation.measures import Measures, measure
 from ralm.evaluation.traces import TracedText, gain_as_json, used_passages
+from ralm.lm.scoring import Scorer
 from ralm.pipeline import PassageSource, PreparedText, ReaderOptions, prepare_text, read, read_hits
 from ralm.protocols import LanguageModel, check_length
 from ralm.reading.concatenation import ConcatenationOptions
@@ -51,12 +52,12 @@ class Evaluation:
 
 def evaluate_text(
     text: str,
-    model: LanguageModel,
+    model: LanguageModel | Scorer,
     options: PlanOptions,
     *,
     source: PassageSource | None = None,
     reader: ReaderOptions | None = None,
-    ranker: LanguageModel | None = None,
+    ranker: LanguageModel | Scorer | None = None,
     limit_tokens: int | None = None,
     baseline: bool = False,
 ) -> Evaluation:
@@ -68,18 +69,21 @@ def evaluate_text(
     Raises UsageError where the plan's length is beyond the model's or the documents beyond the plan's, TextError where
     the text is too short, ModelError where a BOS is to stand first and the tokenizer has none.
     """
-    check_plan(model, options)
+    tokenizer = Scorer.of(model).model.tokenizer
+    check_plan(Scorer.of(model).model, options)
     for one in (model, ranker) if ranker is not None else (model,):
-        Documents.planned((), one.tokenizer, options)  # refuses what stands first before anything is retrieved
+        Documents.planned(
+            (), Scorer.of(one).model.tokenizer, options
+        )  # refuses what stands first before anything is retrieved
     if isinstance(reader, ConcatenationOptions):
         reader.check(options)
-    prepared = prepare_text(text, model.tokenizer, options, limit_tokens=limit_tokens)
+    prepared = prepare_text(text, tokenizer, options, limit_tokens=limit_tokens)
     passages: Passages = ()
     if source is None:
         reading = timed(prepared, lambda: read(prepared, model))
     else:
         reader = reader or RerankOptions()
-        hits, passages = source.find(prepared, model.tokenizer, reader.hits)
+        hits, passages = source.find(prepared, tokenizer, reader.hits)
         reading = timed(prepared, lambda: read_hits(prepared, model, hits, passages, reader, ranker))
     return Evaluation(
         prepared=prepared,

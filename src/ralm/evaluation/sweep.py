@@ -1,7 +1,7 @@
 """A sweep: one text read under several values of one option, with as little done twice as can be.
 
 Every point is an evaluation of its own, with its no-retrieval baseline, and equals what `evaluate_text` gives for it.
-The points share a model that remembers what it scored, and retrievers that remember what they found.
+The points share a scorer that remembers what it scored, and retrievers that remember what they found.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.lm.memory import RememberingModel
+from ralm.lm.scoring import Scorer
 from ralm.pipeline import FromRetriever, PassageSource, ReaderOptions
 from ralm.protocols import LanguageModel, Retriever
 from ralm.reading.plan import PlanOptions
@@ -26,7 +26,7 @@ class Point:
     plan: PlanOptions
     reader: ReaderOptions
     source: PassageSource
-    ranker: LanguageModel | None = None
+    ranker: LanguageModel | Scorer | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class Sweep:
 
 
 def sweep(
-    text: str, model: LanguageModel, option: str, points: Sequence[Point], *, limit_tokens: int | None = None
+    text: str, model: LanguageModel | Scorer, option: str, points: Sequence[Point], *, limit_tokens: int | None = None
 ) -> Sweep:
     """Evaluate a text at every point, each with its baseline, sharing retrieval and forward passes between them.
 
@@ -64,20 +64,20 @@ def sweep(
     values = [point.value for point in points]
     if not values or len(set(values)) < len(values):
         raise UsageError(f"--values must be different values with commas between them, not {','.join(values)!r}.")
-    models: dict[int, RememberingModel] = {}
+    scorers: dict[int, Scorer] = {}
     sources = _shared_sources(points)
 
-    def remembering(one: LanguageModel) -> RememberingModel:
-        return models.setdefault(id(one), RememberingModel(one))
+    def scorer(one: LanguageModel | Scorer) -> Scorer:
+        return scorers.setdefault(id(one), Scorer.of(one))
 
     evaluations = {
         point.value: evaluate_text(
             text,
-            remembering(model),
+            scorer(model),
             point.plan,
             source=sources.get(id(point.source), point.source),
             reader=point.reader,
-            ranker=None if point.ranker is None else remembering(point.ranker),
+            ranker=None if point.ranker is None else scorer(point.ranker),
             limit_tokens=limit_tokens,
             baseline=True,
         )
@@ -86,8 +86,8 @@ def sweep(
     return Sweep(
         option=option,
         evaluations=evaluations,
-        requests=sum(one.asked for one in models.values()),
-        scored=sum(one.scored for one in models.values()),
+        requests=sum(one.asked for one in scorers.values()),
+        scored=sum(one.scored for one in scorers.values()),
         retrievals=sum(_retrievals(source.retriever) for source in sources.values()),
     )
 

@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ralm.lm.scoring import Scorer
 from ralm.pipeline.readers import candidates_of, read_best, read_concatenation, scored_tokens
 from ralm.pipeline.texts import PreparedText
 from ralm.protocols import LanguageModel
@@ -20,11 +21,11 @@ ReaderOptions: TypeAlias = RerankOptions | EnsembleOptions | ConcatenationOption
 
 def read_hits(
     prepared: PreparedText,
-    model: LanguageModel,
+    model: LanguageModel | Scorer,
     hits: Hits,
     passages: Passages,
     reader: ReaderOptions,
-    ranker: LanguageModel | None = None,
+    ranker: LanguageModel | Scorer | None = None,
 ) -> ScoredTokens:
     """Score every target with the hits of its row, read as the options say."""
     match reader:
@@ -37,23 +38,27 @@ def read_hits(
 
 
 def read_ensemble(
-    prepared: PreparedText, model: LanguageModel, hits: Hits, passages: Passages, options: EnsembleOptions
+    prepared: PreparedText,
+    model: LanguageModel | Scorer,
+    hits: Hits,
+    passages: Passages,
+    options: EnsembleOptions,
 ) -> ScoredTokens:
     """Score every target with the documents of its row, each read alone (REPLUG, Eq. 2).
 
     The passage of a target is the one that gave most of its probability. A row without hits is read without a document.
     """
-    plan = prepared.plan
+    plan, scorer = prepared.plan, Scorer.of(model)
     hits = hits.first(options.documents)
     log_weights_QK = document_log_weights(hits, options)
-    documents = Documents.planned(passages, model.tokenizer, plan.options)
+    documents = Documents.planned(passages, scorer.model.tokenizer, plan.options)
     rows = rows_with_targets(plan)
     requests = [
         stride_request(prepared.tokens, plan, row, documents[number])
         for row in rows
         for number in candidates_of(hits, row)
     ]
-    scored = iter(model.log_probs(requests))
+    scored = iter(scorer.log_probs(requests))
     log_probs: list[FloatArray] = []
     sources = []
     for row in rows:

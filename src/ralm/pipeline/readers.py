@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ralm.errors import UsageError
+from ralm.lm.scoring import Scorer
 from ralm.pipeline.texts import PreparedText
 from ralm.protocols import LanguageModel
 from ralm.reading.concatenation import ConcatenationOptions, JoinedDocuments
@@ -17,26 +18,26 @@ from ralm.reranking.ranker import RankedText
 
 
 def read(
-    prepared: PreparedText, model: LanguageModel, chosen_R: IntArray | None = None, passages: Passages = ()
+    prepared: PreparedText, model: LanguageModel | Scorer, chosen_R: IntArray | None = None, passages: Passages = ()
 ) -> ScoredTokens:
     """Score every target, each row read with the passage chosen for it; without `chosen_R`, with none."""
-    plan = prepared.plan
+    plan, scorer = prepared.plan, Scorer.of(model)
     if chosen_R is None:
         chosen_R = np.full(len(plan), NO_PASSAGE, dtype=np.int64)
-    documents = Documents.planned(passages, model.tokenizer, plan.options)
+    documents = Documents.planned(passages, scorer.model.tokenizer, plan.options)
     requests = [
         stride_request(prepared.tokens, plan, row, documents[int(chosen_R[row])]) for row in rows_with_targets(plan)
     ]
-    return scored_tokens(prepared, model.log_probs(requests), _by_target(prepared, chosen_R))
+    return scored_tokens(prepared, scorer.log_probs(requests), _by_target(prepared, chosen_R))
 
 
 def read_best(
     prepared: PreparedText,
-    model: LanguageModel,
+    model: LanguageModel | Scorer,
     hits: Hits,
     passages: Passages,
     options: RerankOptions,
-    ranker: LanguageModel | None = None,
+    ranker: LanguageModel | Scorer | None = None,
 ) -> ScoredTokens:
     """Score every target read with the candidate that the reranker chooses for its row.
 
@@ -58,26 +59,30 @@ def read_best(
 
 
 def read_likeliest(
-    prepared: PreparedText, model: LanguageModel, hits: Hits, passages: Passages, rank_tokens: int | None = None
+    prepared: PreparedText,
+    model: LanguageModel | Scorer,
+    hits: Hits,
+    passages: Passages,
+    rank_tokens: int | None = None,
 ) -> ScoredTokens:
     """Score every target read with the candidate under which the last `rank_tokens` of its prefix are likeliest.
 
     Without `rank_tokens`, the one under which the targets themselves are: the oracle. One pass per candidate both ranks
     it and reads the targets (In-Context RALM, section 6.1 and Figure 7).
     """
-    plan = prepared.plan
+    plan, scorer = prepared.plan, Scorer.of(model)
     if rank_tokens is not None and plan.options.windows == "rolling":
         _check_rolling_rank_tokens(rank_tokens, plan.options.query_tokens)
     elif rank_tokens is not None:
         check_rank_tokens(prepared, rank_tokens, plan.options.max_length)
-    documents = Documents.planned(passages, model.tokenizer, plan.options)
+    documents = Documents.planned(passages, scorer.model.tokenizer, plan.options)
     rows = rows_with_targets(plan)
     requests = [
         stride_request(prepared.tokens, plan, row, documents[number], before=rank_tokens or 0)
         for row in rows
         for number in candidates_of(hits, row)
     ]
-    log_probs = iter(model.log_probs(requests))
+    log_probs = iter(scorer.log_probs(requests))
     chosen_R = np.full(len(plan), NO_PASSAGE, dtype=np.int64)
     best: list[FloatArray] = []
     for row in rows:
@@ -92,21 +97,25 @@ def read_likeliest(
 
 
 def read_concatenation(
-    prepared: PreparedText, model: LanguageModel, hits: Hits, passages: Passages, options: ConcatenationOptions
+    prepared: PreparedText,
+    model: LanguageModel | Scorer,
+    hits: Hits,
+    passages: Passages,
+    options: ConcatenationOptions,
 ) -> ScoredTokens:
     """Score every target with all documents of its row in one context, the best first (In-Context RALM, section 8).
 
     The passage of a target is the best of its row. Raises UsageError where the documents do not fit into the model.
     """
-    plan = prepared.plan
+    plan, scorer = prepared.plan, Scorer.of(model)
     options.check(plan.options)
     hits = hits.first(options.documents)
-    documents = JoinedDocuments(passages, model.tokenizer, plan.options, cut_together=options.cut_together)
+    documents = JoinedDocuments(passages, scorer.model.tokenizer, plan.options, cut_together=options.cut_together)
     requests = [
         stride_request(prepared.tokens, plan, row, documents[candidates_of(hits, row)])
         for row in rows_with_targets(plan)
     ]
-    return scored_tokens(prepared, model.log_probs(requests), _by_target(prepared, hits.numbers_QK[:, 0]))
+    return scored_tokens(prepared, scorer.log_probs(requests), _by_target(prepared, hits.numbers_QK[:, 0]))
 
 
 def check_rank_tokens(prepared: PreparedText, rank_tokens: int, max_length: int) -> None:
@@ -128,19 +137,19 @@ def _check_rolling_rank_tokens(rank_tokens: int, query_tokens: int) -> None:
 
 
 def _ranked(
-    prepared: PreparedText, ranker: LanguageModel, hits: Hits, passages: Passages, rank_tokens: int
+    prepared: PreparedText, ranker: LanguageModel | Scorer, hits: Hits, passages: Passages, rank_tokens: int
 ) -> IntArray:
     """The passage of each row under which another model finds the end of its prefix likeliest (Table 3)."""
-    plan = prepared.plan
-    max_length = min(plan.options.max_length, ranker.max_length)
+    plan, scorer = prepared.plan, Scorer.of(ranker)
+    max_length = min(plan.options.max_length, scorer.model.max_length)
     check_rank_tokens(prepared, rank_tokens, max_length)
-    text = RankedText.of(prepared.text, ranker.tokenizer, max_length, plan.options.advance)
-    documents = Documents.planned(passages, ranker.tokenizer, plan.options)
+    text = RankedText.of(prepared.text, scorer.model.tokenizer, max_length, plan.options.advance)
+    documents = Documents.planned(passages, scorer.model.tokenizer, plan.options)
     chosen_R = hits.numbers_QK[:, 0].copy()
     ends = {row: text.tokens_within(prepared.characters_before(row)) for row in rows_with_targets(plan)}
     contested = [row for row, end in ends.items() if end > 1 and len(hits.of(row)) > 1]
     log_probs = iter(
-        ranker.log_probs(
+        scorer.log_probs(
             [
                 text.request(ends[row], documents[number], rank_tokens)
                 for row in contested

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ralm.bounds import check_count, check_counts, check_number, check_seed
-from ralm.errors import UsageError
-from ralm.protocols import LanguageModel, Retriever, ask, check_length
+from ralm.errors import ModelError, UsageError
+from ralm.protocols import LanguageModel, Retriever, WritingModel, ask, check_length
 from ralm.reading.beginning import Bos, check_bos, first_tokens, without_first
 from ralm.reading.ensemble import COLDEST, DoubleArray, EnsembleOptions, document_log_weights, mixture, posterior
 from ralm.reading.in_context import Documents
@@ -72,7 +72,7 @@ class GenerationOptions:
 
 def generate(
     prompt: str,
-    model: LanguageModel,
+    model: WritingModel,
     options: GenerationOptions,
     retriever: Retriever | None = None,
     passages: Passages = (),
@@ -87,7 +87,7 @@ def generate(
 
 def generate_many(
     prompts: Sequence[str],
-    model: LanguageModel,
+    model: WritingModel,
     options: GenerationOptions,
     retriever: Retriever | None = None,
     passages: Passages = (),
@@ -105,7 +105,7 @@ def generate_many(
 
 
 def _as_text(
-    writer: "TokenWriter", prompts: Sequence[IntArray], model: LanguageModel, options: GenerationOptions
+    writer: "TokenWriter", prompts: Sequence[IntArray], model: WritingModel, options: GenerationOptions
 ) -> Iterator[tuple[int, GeneratedText]]:
     pieces = [Pieces(prompt, model.tokenizer) for prompt in prompts]
     until = [UntilStop(options.stop) for _ in prompts]
@@ -129,7 +129,7 @@ class TokenWriter:
     def __init__(
         self,
         prompts: Sequence[IntArray],
-        model: LanguageModel,
+        model: WritingModel,
         options: GenerationOptions,
         retriever: Retriever | None = None,
         passages: Passages = (),
@@ -138,6 +138,8 @@ class TokenWriter:
         self._options = options
         self._retriever = retriever
         self._passages = len(passages)
+        if model.tier != "all":
+            raise ModelError(f"{model.name} gives only its likeliest next tokens: it cannot write from documents yet.")
         self._max_length = length_read(model, options)
         first = first_tokens(model.tokenizer, options.bos)
         self._documents = Documents(passages, model.tokenizer, options.document_tokens, first)
@@ -161,7 +163,7 @@ class TokenWriter:
         self._step += 1
         prompts = list(self._going_on.items())
         texts = [text for _, prompt in prompts for text in self._texts(prompt)]
-        log_probs_BV = self._continuations.next_log_probs(texts)
+        log_probs_BV = self._continuations.next_tokens(texts).log_probs_BC
         written = []
         for number, prompt in prompts:
             log_probs_KV, log_probs_BV = np.split(log_probs_BV, [len(prompt.passages_K)])
