@@ -21,6 +21,7 @@ import torch
 from benchmarks import plain_loop
 from benchmarks.scoring import LENGTH, Material, materials, prepared_for, rows_from
 from ralm.lm.local.model import Dtype
+from ralm.lm.scoring import Scorer
 from ralm.pipeline import PreparedText, retrieve
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture
@@ -77,7 +78,7 @@ def run_engine(material: Material, task: Task) -> list[FloatArray]:
         for row in task.rows
         for number in numbers[row]
     ]
-    scored = iter(material.model.log_probs(requests))
+    scored = iter(Scorer(material.model).log_probs(requests))
     return [task.mixed(row, np.stack([next(scored) for _ in numbers[row]])) for row in task.rows]
 
 

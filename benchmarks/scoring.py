@@ -29,6 +29,7 @@ from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions
 from ralm.lm.named import load_language_model, model_folder
+from ralm.lm.scoring import Scorer
 from ralm.pipeline import PreparedText, prepare_text, retrieve
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.in_context import stride_request
@@ -184,7 +185,7 @@ def run_engine(material: Material, task: Task) -> list[FloatArray]:
         for row, candidates in zip(task.rows, task.candidates, strict=True)
         for document in candidates
     ]
-    scored = iter(material.model.log_probs(requests))
+    scored = iter(Scorer(material.model).log_probs(requests))
     found = []
     for row, candidates in zip(task.rows, task.candidates, strict=True):
         of_row = [next(scored) for _ in candidates]

@@ -8,7 +8,8 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.progress import Advance
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage, Request, SpecialTokens
+from ralm.protocols import Tier
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, NextTokens, Pass, Passage, SpecialTokens
 
 
 class WordTokenizer:
@@ -55,10 +56,13 @@ class UnigramContinuations:
     model: "CountingModel"
     before: list[list[int]] = field(default_factory=list)
 
-    def next_log_probs(self, texts: Sequence[IntArray]) -> FloatArray:
+    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
         self.model.reads += [text for text in texts if text[:-1].tolist() not in self.before]
         self.before = [text.tolist() for text in texts]
-        return np.stack([self.model.next_log_probs_V(text) for text in texts])
+        log_probs_BV = np.stack([self.model.next_log_probs_V(text) for text in texts])
+        if wanted is None:
+            return NextTokens(log_probs_BV)
+        return NextTokens(log_probs_BV[:, wanted], np.tile(wanted, (len(texts), 1)))
 
 
 @dataclass
@@ -73,11 +77,12 @@ class CountingModel:
     max_length: int = 64
     name: str = "counting"
     end_tokens: frozenset[int] = frozenset({0})
+    tier: Tier = "all"
     config: dict[str, JsonValue] = field(default_factory=lambda: {"name": "counting"})
     reads: list[IntArray] = field(default_factory=list)
 
-    def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
-        return [self._score(request) for request in requests]
+    def score(self, passes: Sequence[Pass]) -> list[FloatArray]:
+        return [self._score(one) for one in passes]
 
     def continuations(self) -> UnigramContinuations:
         return UnigramContinuations(self)
@@ -87,13 +92,9 @@ class CountingModel:
         counts_V = np.bincount(tokens, minlength=self.vocabulary) + 1.0
         return np.asarray(np.log(counts_V / counts_V.sum()), dtype=np.float32)
 
-    def _score(self, request: Request) -> FloatArray:
-        assert len(request) - 1 <= self.max_length
-        read, log_probs = np.concatenate([request.document, request.context]), []
-        self.reads.append(read)
-        for target in request.targets:
-            log_probs.append(self.next_log_probs_V(read)[target])
-            read = np.append(read, target)
+    def _score(self, one: Pass) -> FloatArray:
+        self.reads.append(one.tokens_N[: one.targets_P[0]])
+        log_probs = [self.next_log_probs_V(one.tokens_N[:place])[one.tokens_N[place]] for place in one.targets_P]
         return np.array(log_probs, dtype=np.float32)
 
 

@@ -71,7 +71,7 @@ def test_every_log_probability(model: Scorer, case: str, name: str) -> None:
     asked = dict(zip(reading["ralm"][::2], reading["ralm"][1::2], strict=True))
     cut_together = name.endswith("_cut")
     prepared = prepare_text(
-        (folder / settings["text"]).read_text(), model.tokenizer, plan_of(asked, reading, cut_together)
+        (folder / settings["text"]).read_text(), model.model.tokenizer, plan_of(asked, reading, cut_together)
     )
     reader = reader_of(asked, cut_together)
     if reading["retrieved"] is None:

@@ -3,65 +3,86 @@
 Whatever has these verbs fits: the parts of this package, a fake in a test, or a user's own class.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import RetrieverError, UsageError
 from ralm.progress import Advance
-from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Passage, Passages, Request, SpecialTokens
+from ralm.records import (
+    NO_PASSAGE,
+    FloatArray,
+    Front,
+    Hits,
+    IntArray,
+    NextTokens,
+    Pass,
+    Passage,
+    Passages,
+    SpecialTokens,
+)
 
 
 class Tokenizer(Protocol):
-    """Text to the language model's token ids, and back."""
+    """Text to the language model's token ids, and back: all that a tokenizer must be able to do.
 
-    @property
-    def fingerprint(self) -> str:
-        """A short hash of what the tokenizer does: equal for equal tokenizers, whatever folder they came from."""
-
-    @property
-    def end_token(self) -> int | None:
-        """The id of the end-of-text token, where there is one."""
-
-    @property
-    def special_tokens(self) -> SpecialTokens:
-        """What the tokenizer puts around a text by itself, and its BOS."""
-
-    @property
-    def unknown_token(self) -> int | None:
-        """The id of the token that stands for what the tokenizer does not know, where there is one."""
-
-    def token_of(self, text: str) -> int | None:
-        """The id of the token that is written exactly so, else of the unknown token; None where there is neither."""
+    What `FullTokenizer` lists beyond that is optional. Where a tokenizer lacks a member, `ralm.lm.tokenizer` fills in
+    what the member's docstring says.
+    """
 
     def encode(self, text: str) -> IntArray:
         """Token ids (int64) of a text, without special tokens."""
-
-    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        """The same ids (int64, N), and the first and one past the last character of each (int64, N x 2)."""
-
-    def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        """Token ids (int64) of a document as it stands in the prompt: with the special tokens that the tokenizer adds
-        by itself (a BOS for OPT and LLaMA), cut to `max_tokens`."""
 
     def decode(self, tokens: IntArray) -> str:
         """The text of token ids, special tokens written out."""
 
 
-class Continuations(Protocol):
-    """Texts that a language model is in the middle of."""
+@runtime_checkable
+class FullTokenizer(Tokenizer, Protocol):
+    """A tokenizer with its optional members; see `ralm.lm.tokenizer.full_tokenizer`."""
 
-    def next_log_probs(self, texts: Sequence[IntArray]) -> FloatArray:
-        """Natural log-probabilities (float32, B x V) of each possible next token of B texts of at least one token.
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What the tokenizer puts around a text by itself, and its BOS. Without this member: nothing, and no BOS."""
 
-        Each text is read as if it stood alone. What it shares with those of the call before need not be read again.
+    @property
+    def end_token(self) -> int | None:
+        """The id of the end-of-text token, where there is one. Without this member: there is none."""
+
+    @property
+    def unknown_token(self) -> int | None:
+        """The id of the token that stands for what the tokenizer does not know. Without this member: there is none, so
+        no share of the text is reported as unknown."""
+
+    def token_of(self, text: str) -> int | None:
+        """The id of the token that is written exactly so, else of the unknown token; None where there is neither.
+        Without this member: None. Rolling windows then begin with the end-of-text token."""
+
+    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
+        """The ids (int64, N) of a text, and the first and one past the last character of each (int64, N x 2).
+
+        Without this member the tokens are found in the text by what they decode to, which is slower.
         """
+
+    def encode_document(self, text: str, max_tokens: int) -> IntArray:
+        """Token ids (int64) of a document as it stands in the prompt: with the special tokens that the tokenizer adds
+        by itself (a BOS for OPT and LLaMA), cut to `max_tokens`. Without this member: the same, put together from
+        `special_tokens` and `encode`."""
 
 
 class LanguageModel(Protocol):
-    """A frozen causal language model: token ids in, log-probabilities out."""
+    """A frozen causal language model that scores: it gives the log-probabilities of given tokens.
+
+    Scoring is enough for evaluation, reranking and ensembles over a text. `ralm.lm.scoring.Scorer` merges requests into
+    passes, remembers what was scored and checks what a model gives, so that a model need not.
+
+    A model may have two more members. `merges_prefixes` (bool): whether a pass that is the beginning of another may be
+    read off the longer one; without it, True, which is right for every causal model except those that read a token
+    differently depending on how many come after it (LongRoPE). `vocabulary` (int): how many token ids the model knows;
+    with it, ids beyond are refused before anything is read.
+    """
 
     @property
     def name(self) -> str:
@@ -79,16 +100,45 @@ class LanguageModel(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The model's own tokenizer."""
 
-    def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
-        """For each request the natural log-probability (float32) of each of its targets, in order."""
+    def score(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
+        """For each pass, in order, the natural log-probability (float32, P) of each of its targets.
+
+        Passes come longest first. The arrays may come as a list, or one after the other as results become known: then a
+        killed run loses only what was not yet given. -inf stands for a token that cannot come.
+        """
+
+
+Tier: TypeAlias = Literal["all", "chosen", "likeliest"]
+"""Which next tokens a model gives log-probabilities of; see `WritingModel.tier`."""
+
+
+class Continuations(Protocol):
+    """Texts that a language model is in the middle of."""
+
+    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
+        """What the model says of the next token of B texts (int64) of at least one token each.
+
+        Each text is read as if it stood alone. What it shares with those of the call before need not be read again.
+        `wanted` (int64, C) are the token ids to give; the model's `tier` says what is given without it, and whether it
+        may be given.
+        """
 
 
 class WritingModel(LanguageModel, Protocol):
-    """A language model that can also write."""
+    """A language model that also says what may come next, so that texts can be written with it."""
 
     @property
     def end_tokens(self) -> frozenset[int]:
         """The token ids that end a text, so that generation stops at them; may be empty."""
+
+    @property
+    def tier(self) -> Tier:
+        """Which next tokens `Continuations.next_tokens` gives.
+
+        `all`: the whole vocabulary without `wanted`, exactly the wanted ids with it. `chosen`: the k likeliest tokens
+        without `wanted`, exactly the wanted ids with it. `likeliest`: the k likeliest tokens; `wanted` is not
+        supported.
+        """
 
     def continuations(self) -> Continuations:
         """Stand ready to go on from texts, none of which was read yet."""

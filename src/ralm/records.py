@@ -163,6 +163,37 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """Tokens that a language model reads once, and the places of those whose log-probability is wanted.
+
+    `tokens_N` and `targets_P` are int64. The places rise, and each is at least 1 and below N: the token at every place
+    is predicted from all tokens before it.
+    """
+
+    tokens_N: IntArray
+    targets_P: IntArray
+
+    def __len__(self) -> int:
+        """The number of tokens the model reads: all but the last, which is only predicted."""
+        return len(self.tokens_N) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NextTokens:
+    """What a language model says of the next token of B texts: natural log-probabilities (float32) of C tokens each.
+
+    `tokens_BC` (int64) says which tokens these are; None stands for the whole vocabulary in the order of ids.
+    """
+
+    log_probs_BC: FloatArray
+    tokens_BC: IntArray | None = None
+
+    def __post_init__(self) -> None:
+        assert self.log_probs_BC.ndim == 2
+        assert self.tokens_BC is None or self.tokens_BC.shape == self.log_probs_BC.shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Provenance:
     """Where each of T target tokens came from, of K documents: a row per target.
 

@@ -26,6 +26,7 @@ from transformers import (
 from ralm.errors import ModelError
 from ralm.lm.local.fingerprint import weights_fingerprint
 from ralm.lm.local.model import LocalLanguageModel, ModelOptions, load_language_model
+from ralm.lm.scoring import Scorer
 from ralm.records import Request
 from tests.tiny_models import VOCABULARY, byte_tokenizer, save_tiny_model, tiny_config
 
@@ -100,8 +101,8 @@ def test_the_language_model_of_one_that_sees(tmp_path: Path) -> None:
     with torch.no_grad():
         logits_NV = llava(input_ids=torch.from_numpy(TEXT)[None]).logits[0]
     expected = logits_NV.log_softmax(-1)[np.arange(11, 19), TEXT[12:]].numpy()
-    np.testing.assert_allclose(model.log_probs([REQUEST])[0], expected, rtol=1e-4)
-    found = model.continuations().next_log_probs([TEXT[:9], TEXT[:5]])
+    np.testing.assert_allclose(Scorer(model).log_probs([REQUEST])[0], expected, rtol=1e-4)
+    found = model.continuations().next_tokens([TEXT[:9], TEXT[:5]]).log_probs_BC
     np.testing.assert_allclose(found, logits_NV.log_softmax(-1)[[8, 4]].numpy(), rtol=1e-3, atol=1e-4)
 
 
@@ -111,7 +112,7 @@ def test_a_model_that_keeps_no_keys_says_so_once(tmp_path: Path, caplog: pytest.
     model = load_language_model(saved(mamba, tmp_path))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            found = model.continuations().next_log_probs([TEXT, TEXT[:7]])
+            found = model.continuations().next_tokens([TEXT, TEXT[:7]]).log_probs_BC
     with torch.no_grad():
         expected = mamba(input_ids=torch.from_numpy(TEXT)[None]).logits[0].log_softmax(-1)[[19, 6]].numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -9,6 +9,7 @@ import torch
 from ralm.errors import ModelError
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
+from ralm.lm.scoring import Scorer
 from ralm.pipeline import FromRetriever
 from ralm.pipeline.generation import GenerationOptions, TokenWriter
 from ralm.reading.documents import PassageDocuments
@@ -63,7 +64,7 @@ def check_scores(model: LocalLanguageModel) -> None:
     draw = np.random.default_rng(0)
     texts = [draw.integers(32, 127, size=size) for size in (9, 26, 17)]
     requests = [Request(document=text[:2], context=text[2:-3], targets=text[-3:]) for text in texts]
-    for text, found in zip(texts, model.log_probs(requests), strict=True):
+    for text, found in zip(texts, Scorer(model).log_probs(requests), strict=True):
         with torch.no_grad():
             logits_NV = model.model(input_ids=torch.from_numpy(text)[None], use_cache=False).logits[0]
         expected = logits_NV.float().log_softmax(-1)[np.arange(-4, -1), text[-3:]].numpy()

@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.tokenizer import full_tokenizer
 from ralm.pipeline import FromRetriever
 from ralm.pipeline.generation import GenerationOptions, TokenWriter, generate, generate_many
 from ralm.protocols import Reader, Retriever, WritingModel
@@ -115,7 +116,7 @@ def plain_loop(
         stride=settings.stride,
         max_length=settings.max_length or model.max_length,
         end_tokens=model.end_tokens,
-        first=model.tokenizer.encode_document("", 10).tolist(),
+        first=full_tokenizer(model.tokenizer).encode_document("", 10).tolist(),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -222,12 +222,13 @@ def run(job: Job) -> None:
     refuse(job.idle)
 
     from ralm.cli.loading import open_source
-    from ralm.cli.models import journals, load_model
+    from ralm.cli.models import load_model
     from ralm.cli.output import print_cache, print_evaluation, print_json
     from ralm.corpus.text import read_text
     from ralm.evaluation.perplexity import evaluate_text
     from ralm.folders.outputs import check_output
-    from ralm.runs.run import KIND, evaluation_config, write_run
+    from ralm.runs.run import KIND, evaluation_config
+    from ralm.runs.start import run_evaluation
 
     if job.out is not None:
         check_output(job.out, kind=KIND, force=job.force)
@@ -235,23 +236,20 @@ def run(job: Job) -> None:
     source = open_source(job.index, job.retrieved, job.choice)
     model = load_model(job.lm, job.dtype, job.device, job.compile_layers)
     ranker = load_model(job.rerank_lm, job.dtype, job.device, job.compile_layers) if job.rerank_lm else None
-    reranker = job.reranking.reranker(ranker)
-    config = evaluation_config(job.text, content, model, job.plan, source, job.limit_tokens, job.reader, reranker)
-    with journals(job.out, config, [model, ranker], force=job.force):
-        evaluation = evaluate_text(
-            content,
-            model,
-            job.plan,
-            source=source,
-            reader=job.reader,
-            reranker=reranker,
-            limit_tokens=job.limit_tokens,
-            baseline=job.baseline,
+    parts: Any = {
+        "source": source,
+        "reranker": job.reranking.reranker(ranker),
+        "reader": job.reader,
+        "limit_tokens": job.limit_tokens,
+    }
+    if job.out is None:
+        evaluation = evaluate_text(content, model, job.plan, baseline=job.baseline, **parts)
+    else:
+        evaluation = run_evaluation(
+            job.out, content, model, job.plan, baseline=job.baseline, name=job.text, force=job.force, **parts
         )
-        if job.out is not None:
-            write_run(job.out, evaluation, config, force=job.force)
     if job.json:
-        print_json(evaluation.summary(config))
+        print_json(evaluation.summary(evaluation_config(job.text, content, model, job.plan, **parts)))
     else:
         print_evaluation(evaluation, job.out)
     print_cache(source)

@@ -58,14 +58,14 @@ def sweep(
     jobs = _jobs(evaluation, over, values.split(","))
 
     from ralm.cli.loading import open_source
-    from ralm.cli.models import journals, load_model
+    from ralm.cli.models import load_model
     from ralm.cli.output import print_cache, print_json, print_sweep
     from ralm.corpus.text import read_text
     from ralm.evaluation.sweep import Point, sweep as sweep_over
     from ralm.folders.outputs import check_output
     from ralm.lm.scoring import Scorer
     from ralm.runs import sweep_folder
-    from ralm.runs.run import evaluation_config
+    from ralm.runs.start import point_config, run_sweep
 
     if out is not None:
         check_output(out, kind=sweep_folder.KIND, force=force)
@@ -89,17 +89,14 @@ def sweep(
         for value, job in jobs.items()
         if (source := sources[_source_of(job)]) is not None
     ]
-    configs = [
-        evaluation_config(
-            first.text, content, model, point.plan, point.source, first.limit_tokens, point.reader, point.reranker
-        )
-        for point in points
-    ]
-    with journals(out, {"option": over, "points": [*configs]}, [model, ranking], force=force):
+    if out is None:
         swept = sweep_over(content, model, over, points, limit_tokens=first.limit_tokens)
-        if out is not None:
-            sweep_folder.write_sweep(out, swept, configs, plot=plot, force=force)
+    else:
+        swept = run_sweep(
+            out, content, model, over, points, limit_tokens=first.limit_tokens, name=first.text, plot=plot, force=force
+        )
     if json:
+        configs = [point_config(first.text, content, model, point, first.limit_tokens) for point in points]
         print_json(swept.summary(configs))
     else:
         print_sweep(swept, out)

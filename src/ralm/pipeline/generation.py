@@ -197,11 +197,12 @@ class TokenWriter:
         self._retrieve([one.state for one in self._going_on.values() if one.state.written % self._options.stride == 0])
         prompts = list(self._going_on.items())
         texts = [text for _, prompt in prompts for text in self._texts(prompt.state)]
-        log_probs_BV = self._continuations.next_log_probs(texts)
-        written = []
+        given = self._continuations.next_tokens(texts)
+        written, row = [], 0
         for number, prompt in prompts:
-            log_probs_KV, log_probs_BV = np.split(log_probs_BV, [len(prompt.state.fronts)])
-            token = self._write(prompt, log_probs_KV)
+            fronts = slice(row, row := row + len(prompt.state.fronts))
+            ids_KC = None if given.tokens_BC is None else given.tokens_BC[fronts]
+            token = self._write(prompt, given.log_probs_BC[fronts], ids_KC)
             if token.token not in self._model.end_tokens:
                 written.append((number, token))
             if token.token in self._model.end_tokens or prompt.state.written == self._options.new_tokens:
@@ -228,22 +229,44 @@ class TokenWriter:
         begins = [max(0, len(front) + len(prompt.text) + 1 - self._max_length) for front in fronts]
         return [np.concatenate([front, prompt.text[begin:]]) for front, begin in zip(fronts, begins, strict=True)]
 
-    def _write(self, prompt: "_Prompt", log_probs_KV: FloatArray) -> GeneratedToken:
+    def _write(self, prompt: "_Prompt", log_probs_KC: FloatArray, ids_KC: IntArray | None) -> GeneratedToken:
         """Draw a token from the average of the distributions, and append it to the text."""
         options, fronts = self._options, prompt.state.fronts
+        if ids_KC is not None:
+            log_probs_KC, ids_KC = self._listed(log_probs_KC, ids_KC)
         log_weights_K = np.array([front.log_weight for front in fronts])
-        log_probs_V = mixture(log_probs_KV, log_weights_K)
-        token = sample(
-            log_probs_V,
+        log_probs_C = mixture(log_probs_KC, log_weights_K)
+        drawn = sample(
+            log_probs_C,
             prompt.generator,
             temperature=options.temperature,
             top_k=options.top_k,
             top_p=options.top_p,
         )
+        token = drawn if ids_KC is None else int(ids_KC[0, drawn])
         prompt.state.append(token)
-        posteriors_K = posterior(log_probs_KV[:, [token]], log_weights_K)[0]
+        posteriors_K = posterior(log_probs_KC[:, [drawn]], log_weights_K)[0]
         passages_K = np.array([front.passage for front in fronts], dtype=np.int64)
-        return GeneratedToken(token, float(log_probs_V[token]), passages_K, posteriors_K)
+        return GeneratedToken(token, float(log_probs_C[drawn]), passages_K, posteriors_K)
+
+    def _listed(self, log_probs_KC: FloatArray, ids_KC: IntArray) -> tuple[FloatArray, IntArray]:
+        """The likeliest tokens, all that a model gives, in the order of their ids.
+
+        Raises UsageError where the others would be needed: for an average, or a draw from more of them.
+        """
+        count = ids_KC.shape[1]
+        if len(ids_KC) > 1:
+            raise UsageError(
+                f"{self._model.name} gives only its {count} likeliest next tokens, which cannot be averaged over "
+                f"{len(ids_KC)} passages: read one passage."
+            )
+        if self._options.temperature > 0 and (self._options.top_k or count + 1) > count:
+            raise UsageError(
+                f"{self._model.name} gives only its {count} likeliest next tokens: set `top_k` to {count} or less, or "
+                "`temperature` to 0."
+            )
+        order = np.argsort(ids_KC, axis=1)
+        return np.take_along_axis(log_probs_KC, order, axis=1), np.take_along_axis(ids_KC, order, axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 
 from ralm.errors import UsageError
+from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer
 from ralm.reading.beginning import first_tokens
 from ralm.reading.plan import PlanOptions
@@ -30,7 +31,7 @@ class PassageDocuments:
         self, passages: Passages, tokenizer: Tokenizer, document_tokens: int, first: IntArray | None = None
     ) -> None:
         self._passages = passages
-        self._tokenizer = tokenizer
+        self._tokenizer = full_tokenizer(tokenizer)
         self._document_tokens = document_tokens
         self._first = first
         self._encoded: dict[int, IntArray] = {NO_PASSAGE: NO_DOCUMENT if first is None else first}
