@@ -1,6 +1,7 @@
 """BM25 as Lucene computes it, over arrays that are mapped, not loaded.
 
-formula.py        the scores: idf, lengths as Lucene stores them, fixed-point numbers
+formula.py        the scores: idf, impacts, lengths as Lucene stores them
+points.py         the scores as fixed-point integers
 arrays.py         the arrays on disk and their names
 codes.py          the code of a posting: its frequency and its passage's length in a byte
 compiled.py       how kernels are compiled
