@@ -14,7 +14,6 @@ from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.cache import CachedRetriever
-from ralm.retrieval.filters import WithoutPassages
 from ralm.retrieval.fusion import FusionOptions, Hybrid
 from ralm.retrieval.index import build_index, open_index
 from ralm.retrieval.random import RandomRetriever
@@ -59,8 +58,8 @@ def test_whatever_decides_the_hits_is_another_entry(tmp_path: Path) -> None:
         one.bm25,
         other.bm25,
         open_index(tmp_path / "one", BM25Options(k1=2)).bm25,
-        WithoutPassages(one.bm25, [0]),
-        WithoutPassages(one.bm25, [1]),
+        one.bm25.without([0]),
+        one.bm25.without([1]),
         dense,
         dense.without([0]),
         one.dense(encoder=longer),

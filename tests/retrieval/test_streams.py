@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ralm.errors import DamagedFolderError
 from ralm.records import NO_PASSAGE, Hits
-from ralm.retrieval.bm25 import online, scan, search, stream
+from ralm.retrieval.bm25 import collecting, online, scan, search, stream
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.codes import row_of
@@ -211,7 +211,7 @@ def test_what_streams_need_is_laid_out_beside_the_queries(tmp_path: Path, monkey
                 raise fault
             return find_common_terms(*given)
 
-        monkeypatch.setattr(search, "find_common_terms", held_up)
+        monkeypatch.setattr(collecting, "find_common_terms", held_up)
         found = [bm25.retrieve([query], 4).of(0) for query in queries]
         assert bm25.beside.begun
         with warnings.catch_warnings(record=True) as caught:

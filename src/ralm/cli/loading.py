@@ -17,7 +17,7 @@ from ralm.records import IntArray
 from ralm.retrieval.arguments import config_of
 from ralm.retrieval.cache import CachedRetriever
 from ralm.retrieval.dense.loading import load_encoder
-from ralm.retrieval.filters import WithoutPassages, passages_of
+from ralm.retrieval.filters import passages_of
 from ralm.retrieval.fusion import Hybrid
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
@@ -65,7 +65,7 @@ def _retriever(index: Index, choice: RetrieverChoice, forbidden: IntArray | None
         return RandomRetriever(count if forbidden is None else np.setdiff1d(np.arange(count), forbidden), choice.seed)
     found: list[Retriever] = []
     if choice.name != "dense":
-        found.append(index.bm25 if forbidden is None else WithoutPassages(index.bm25, forbidden))
+        found.append(index.bm25 if forbidden is None else index.bm25.without(forbidden))
     if choice.is_dense:
         dense = _dense(index, choice)
         found.append(dense if forbidden is None else dense.without(forbidden))

@@ -16,7 +16,8 @@ search.py         queries in, hits out, by the best of three ways
     sweep.py          its kernel, with vectors.py for what numba cannot be brought to do
     common_terms.py   the layout of the commonest terms
   online.py         streams for queries that come one call at a time
-    beside.py         what they need, made by a thread beside the queries
+  collecting.py     what streams share, made once
+    beside.py         the same made by a thread beside the queries
   parallel.py       streams on several cores
 best.py           the best few of many scored passages
 forbidden.py      passages that must not be found

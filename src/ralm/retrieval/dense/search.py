@@ -70,7 +70,7 @@ class Dense:
         all its vectors are compared.
         """
         other = copy(self)
-        other._forbidden = np.unique(np.fromiter(numbers, np.int64))
+        other._forbidden = np.union1d(self._forbidden, np.fromiter(numbers, np.int64))
         return other
 
     @property
