@@ -35,6 +35,7 @@ RalmError
 RandomRetriever
 Removals
 Request
+RetrieverOptions
 ScoredTokens
 Splitting
 VectorOptions
@@ -48,6 +49,8 @@ load_language_model
 make_passages
 make_plan
 open_index
+open_retriever
+open_source
 read_documents
 read_retrieval_file
 write_retrieval_file

@@ -14,7 +14,7 @@ from ralm.cli.demo import demo
 from ralm.cli.eval import evaluate
 from ralm.cli.generate import generate
 from ralm.cli.index import index
-from ralm.cli.messages import note, print_usage_error, print_whatever_comes
+from ralm.cli.messages import note, print_usage_error, print_what_is_logged, print_whatever_comes
 from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
@@ -80,6 +80,7 @@ def _show_warning(
 def main() -> None:
     """Run the program; an error that ralm raises on purpose is one sentence on standard error, never a traceback."""
     print_whatever_comes()
+    print_what_is_logged()
     warnings.simplefilter("always", RalmWarning)
     warnings.showwarning = _show_warning
     try:

@@ -14,6 +14,7 @@ from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.generation import IN_CONTEXT, GenerationOptions
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
+from ralm.retrieval.opening import RetrieverOptions
 
 _DEFAULT = GenerationOptions()
 
@@ -78,8 +79,8 @@ def generate(
     """
     _check(prompt, prompts, index, reader, baseline=baseline, report=report)
     ensemble = EnsembleOptions(documents=documents, weights=weights, temperature=weights_temperature)
-    choice = options.RetrieverChoice(
-        name=retriever,
+    choice = RetrieverOptions(
+        retriever=retriever,
         seed=seed,
         query_encoder=query_encoder,
         any_encoder=any_encoder,
@@ -98,7 +99,7 @@ def generate(
         stop=tuple(stop or ()),
         seed=seed,
         stride=stride,
-        query_tokens=choice.query_tokens(query_tokens),
+        query_tokens=options.query_tokens(choice, query_tokens),
         document_tokens=document_tokens,
         max_length=max_length,
         bos=bos,
@@ -107,7 +108,7 @@ def generate(
     refuse_idle(
         context,
         Use(f"{options.RETRIEVAL} query_tokens stride", index is not None, "--index"),
-        *choice.uses(),
+        *options.retriever_uses(choice),
         Use("documents weights weights_temperature", averaged, "--reader ensemble"),
         Use("weights_temperature", weights == "similarity", "--weights similarity"),
         Use("top_k top_p", drawn, "a --temperature above 0"),
@@ -116,19 +117,19 @@ def generate(
     )
 
     from ralm.cli.asked import read_prompts
-    from ralm.cli.loading import open_retriever
     from ralm.cli.models import load_model
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
     from ralm.cli.shading import print_report, write_page
     from ralm.evaluation.generated import traced_generation
     from ralm.folders.outputs import check_output_file
+    from ralm.pipeline import FromRetriever
     from ralm.reading.generation import generate_many
     from ralm.runs.reported import report_of_generation
 
     if report is not None:
         check_output_file(report, force)
     texts = read_prompts(prompt, prompts)
-    source = None if index is None else open_retriever(index, choice)
+    source = None if index is None else FromRetriever.of_index(index, choice)
     model = load_model(lm, dtype, device)
     finder, passages = (source.retriever, source.passages) if source else (None, ())
     pieces = generate_many(texts, model, settings, finder, passages)

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ralm.cli.messages import note
 from ralm.controls import one_line, visible
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Removals
 from ralm.corpus.sources import SkippedLines
@@ -158,7 +157,7 @@ def print_vectors(dense: Mapping[str, JsonValue], passages: int) -> None:
 def print_cache(source: PassageSource | None) -> None:
     """How much of what was retrieved a cache had, on standard error; nothing where there is none."""
     if isinstance(source, FromRetriever) and isinstance(cached := source.retriever, CachedRetriever):
-        note(f"retrieval cache: {cached.found:,} of {cached.asked:,} queries were in {cached.file}")
+        cached.log_hits()
 
 
 def print_passages(hits: Iterable[tuple[Passage, float]], width: int = 300) -> None:

@@ -7,7 +7,15 @@ Each step takes a table with a row per stride and gives one; none knows how anot
 
 from ralm.pipeline.ensembles import ReaderOptions, read_ensemble, read_hits
 from ralm.pipeline.readers import read, read_best, read_concatenation, read_likeliest
-from ralm.pipeline.sources import FromFile, FromRetriever, PassageSource, hits_of_file, retrieve, retrieved_strides
+from ralm.pipeline.sources import (
+    FromFile,
+    FromRetriever,
+    PassageSource,
+    hits_of_file,
+    open_source,
+    retrieve,
+    retrieved_strides,
+)
 from ralm.pipeline.texts import PreparedText, prepare_text
 
 __all__ = [
@@ -17,6 +25,7 @@ __all__ = [
     "PreparedText",
     "ReaderOptions",
     "hits_of_file",
+    "open_source",
     "prepare_text",
     "read",
     "read_best",

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ralm.asking import ask
 from ralm.bounds import check_count, check_counts, check_number, check_seed
 from ralm.errors import UsageError
-from ralm.protocols import LanguageModel, Retriever, ask, check_length
+from ralm.protocols import LanguageModel, Retriever, check_length
 from ralm.reading.beginning import Bos, check_bos, first_tokens, without_first
 from ralm.reading.ensemble import COLDEST, DoubleArray, EnsembleOptions, document_log_weights, mixture, posterior
 from ralm.reading.in_context import Documents
