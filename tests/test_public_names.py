@@ -40,6 +40,7 @@ ScoredTokens
 Splitting
 VectorOptions
 __version__
+add_vectors
 build_index
 evaluate_text
 generate
@@ -53,6 +54,8 @@ open_retriever
 open_source
 read_documents
 read_retrieval_file
+remove_vectors
+set_default_vectors
 write_retrieval_file
 write_run
 """.split()

@@ -35,6 +35,11 @@ from .retrieval.dense.options import (
     EncoderOptions as EncoderOptions,
     VectorOptions as VectorOptions,
 )
+from .retrieval.encoding import (
+    add_vectors as add_vectors,
+    remove_vectors as remove_vectors,
+    set_default_vectors as set_default_vectors,
+)
 from .retrieval.fusion import FusionOptions as FusionOptions, Hybrid as Hybrid
 from .retrieval.index import Index as Index, build_index as build_index, open_index as open_index
 from .retrieval.opening import RetrieverOptions as RetrieverOptions, open_retriever as open_retriever

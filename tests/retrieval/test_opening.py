@@ -31,7 +31,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def letters(monkeypatch: pytest.MonkeyPatch) -> None:
     """The encoder that the index names is no model that can be loaded."""
     monkeypatch.setattr("ralm.retrieval.index.load_encoder", lambda _: LetterEncoder())
-    monkeypatch.setattr("ralm.retrieval.index.Index.encoder_options", None)
+    monkeypatch.setattr("ralm.retrieval.index.Index.encoder_options", lambda *_: None)
 
 
 BY_HAND: dict[RetrieverName, Callable[[ralm.Index, list[int]], Retriever]] = {

@@ -32,6 +32,8 @@ class RetrieverOptions:
     """hybrid fuses BM25 and dense; random is the control: any passage, whatever the query."""
     seed: int = 0
     """Random: seed of what is drawn."""
+    vectors: str | None = None
+    """Dense: search the vectors of this name; None is the index's default."""
     query_encoder: str | None = None
     """Dense: encode queries with this; None is the encoder that the index names."""
     any_encoder: bool = False
@@ -117,5 +119,5 @@ def _dense(index: "Index", options: RetrieverOptions) -> "Dense":
     if options.query_encoder is not None:
         from ralm.retrieval.dense.loading import load_encoder
 
-        encoder = load_encoder(replace(index.encoder_options, query_encoder=options.query_encoder))
-    return index.dense(options.search, encoder=encoder, any_encoder=options.any_encoder)
+        encoder = load_encoder(replace(index.encoder_options(options.vectors), query_encoder=options.query_encoder))
+    return index.dense(options.search, vectors=options.vectors, encoder=encoder, any_encoder=options.any_encoder)
