@@ -11,6 +11,7 @@ import typer
 
 from ralm.cli.check import check
 from ralm.cli.demo import demo
+from ralm.cli.encode import encode
 from ralm.cli.eval import evaluate
 from ralm.cli.generate import generate
 from ralm.cli.index import index
@@ -52,6 +53,7 @@ def _ralm(
 
 
 app.command("index")(index)
+app.command("encode")(encode)
 app.command("search")(search)
 app.command("eval")(evaluate)
 app.command("sweep", context_settings={"ignore_unknown_options": True})(sweep)

@@ -58,6 +58,7 @@ def evaluate(
     index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
     retrieved: Annotated[Path | None, typer.Option(help="Read with the passages that `ralm retrieve` wrote.")] = None,
     retriever: options.Retriever = "bm25",
+    vectors: options.Vectors = None,
     query_encoder: options.QueryEncoder = None,
     any_encoder: options.AnyEncoder = False,
     nprobe: options.Nprobe = None,
@@ -128,6 +129,7 @@ def evaluate(
     choice = RetrieverOptions(
         retriever=retriever,
         seed=seed,
+        vectors=vectors,
         query_encoder=query_encoder,
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),

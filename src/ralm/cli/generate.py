@@ -34,6 +34,7 @@ def generate(
     ] = None,
     index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
     retriever: options.Retriever = "bm25",
+    vectors: options.Vectors = None,
     query_encoder: options.QueryEncoder = None,
     any_encoder: options.AnyEncoder = False,
     nprobe: options.Nprobe = None,
@@ -82,6 +83,7 @@ def generate(
     choice = RetrieverOptions(
         retriever=retriever,
         seed=seed,
+        vectors=vectors,
         query_encoder=query_encoder,
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),

@@ -13,7 +13,7 @@ from ralm.retrieval.fusion import FusionMethod, FusionOptions
 from ralm.retrieval.opening import RetrieverName, RetrieverOptions
 
 RETRIEVAL: Final = (
-    "retriever query_encoder any_encoder nprobe ef_search fusion dense_weight "
+    "retriever vectors query_encoder any_encoder nprobe ef_search fusion dense_weight "
     "forbidden_titles forbidden_documents cache"
 )
 """The options that say how an index is asked, which do nothing without one."""
@@ -29,6 +29,10 @@ Model = Annotated[
 Retriever = Annotated[
     RetrieverName,
     typer.Option(help="hybrid fuses BM25 and dense; random is the control: any passage, whatever the query."),
+]
+Vectors = Annotated[
+    str | None,
+    typer.Option(help="Dense: search the vectors of this name.", show_default="the default ones of the index"),
 ]
 QueryEncoder = Annotated[
     str | None,
@@ -124,7 +128,7 @@ def retriever_uses(retriever: RetrieverOptions) -> list[Use]:
     """What the options of retrieval go with, where there is an index to retrieve from."""
     hybrid, interpolates = retriever.retriever == "hybrid", retriever.fusion.method == "interpolation"
     return [
-        Use("query_encoder any_encoder nprobe ef_search", retriever.is_dense, "--retriever dense or hybrid"),
+        Use("vectors query_encoder any_encoder nprobe ef_search", retriever.is_dense, "--retriever dense or hybrid"),
         Use("fusion dense_weight", hybrid, "--retriever hybrid"),
         Use("dense_weight", interpolates, "--fusion interpolation"),
     ]

@@ -26,6 +26,7 @@ from ralm.reading.generation import GenerationOptions, generate
 from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, spans
 from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.cache import CachedRetriever
+from ralm.retrieval.vector_sets import vector_sets
 from ralm.runs.run import to_json
 from ralm.runs.sweep_folder import PLOT, TABLE
 
@@ -125,6 +126,14 @@ def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: Skip
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
     if skipped is not None and skipped.count:
         print_line(f"broken lines passed over: {skipped.count:,}; the first: {one_line(skipped.examples[0])}")
+
+
+def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
+    """What vectors were added to an index, and which ones it has now."""
+    sets = vector_sets(index, manifest)
+    others = [f"{other} (default)" if other == sets.default else other for other in sets.sets]
+    print_line(f"{index}: vectors {', '.join(others)}")
+    print_vectors(sets.sets[name].model_dump(mode="json"), manifest.counts["passages"])
 
 
 def print_demo(folder: Path, shown: Demonstration, model: LanguageModel, bm25: FromRetriever) -> None:

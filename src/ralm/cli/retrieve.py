@@ -21,6 +21,7 @@ def retrieve(
     out: Annotated[Path, typer.Option(help="File to write (JSON).", show_default=False)],
     k: Annotated[int, typer.Option("-k", help="Passages a stride.")] = 16,
     retriever: options.Retriever = "bm25",
+    vectors: options.Vectors = None,
     query_encoder: options.QueryEncoder = None,
     any_encoder: options.AnyEncoder = False,
     nprobe: options.Nprobe = None,
@@ -48,6 +49,7 @@ def retrieve(
     choice = RetrieverOptions(
         retriever=retriever,
         seed=seed,
+        vectors=vectors,
         query_encoder=query_encoder,
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),

@@ -28,6 +28,7 @@ def search(
     k: Annotated[int, typer.Option("-k", help="Passages a query.")] = 10,
     retriever: options.Retriever = "bm25",
     seed: options.Seed = 0,
+    vectors: options.Vectors = None,
     query_encoder: options.QueryEncoder = None,
     any_encoder: options.AnyEncoder = False,
     nprobe: options.Nprobe = None,
@@ -51,6 +52,7 @@ def search(
     choice = RetrieverOptions(
         retriever=retriever,
         seed=seed,
+        vectors=vectors,
         query_encoder=query_encoder,
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),

@@ -18,6 +18,7 @@ Option = Literal[
     "document-tokens",
     "retriever",
     "index",
+    "vectors",
     "reader",
     "weights",
     "weights-temperature",

@@ -56,11 +56,12 @@ def new_folder(path: Path, *, kind: str, force: bool, also: Sequence[str] = ()) 
 
 @contextmanager
 def changed_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside a folder that ralm wrote. When the block ends well, what was put there is added to
-    that folder, and the manifest among it, which must name every file, takes the place of the older one in one step.
+    """Yield a temporary folder beside a folder that ralm wrote, for files that are to be added to it.
 
-    Files that the new manifest does not name are removed then; whoever has them open keeps them. Where the block fails
-    or is interrupted the folder stays as it was. What a killed process left is removed first.
+    When the block ends well they are moved to that folder, and the manifest among them, which must name every file,
+    takes the place of the older one in one step. Files that it does not name are removed then; whoever has them open
+    keeps them. Where the block fails or is interrupted the folder stays as it was. What a killed process left is
+    removed first.
 
     Raises FolderExistsError where another process is writing the folder, StorageError where the disk is full.
     """
