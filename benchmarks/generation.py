@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic import JsonValue
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
@@ -49,6 +50,8 @@ class Row:
 
 class ChangingHits:
     """The same k passages again and again, but for a share of them that is replaced at every retrieval."""
+
+    config: dict[str, JsonValue] = {"retriever": "changing hits"}  # noqa: RUF012
 
     def __init__(self, changed: float) -> None:
         self._changed = changed

@@ -101,6 +101,8 @@ class CountingModel:
 class SharedWordsRetriever:
     """Ranks passages by the number of distinct words they share with the query; ties by lower number."""
 
+    config: dict[str, JsonValue] = {"retriever": "shared words"}  # noqa: RUF012
+
     def __init__(self, passages: Sequence[Passage]) -> None:
         self.passages = passages
         self.queries: list[str] = []

@@ -6,13 +6,11 @@ Whatever has these verbs fits: the parts of this package, a fake in a test, or a
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import RetrieverError, UsageError
+from ralm.errors import UsageError
 from ralm.progress import Advance
 from ralm.records import (
-    NO_PASSAGE,
     FloatArray,
     Front,
     Hits,
@@ -176,9 +174,13 @@ class Encoder(Protocol):
 class Retriever(Protocol):
     """Queries in, passages out.
 
-    Those of this package also say what decides their hits, as `config`, which a cache needs to know; and, as `stable`,
-    up to how many hits the first of them are those that fewer hits would be, which spares a sweep retrievals.
+    A retriever may also have `stable`, a number: up to so many hits, asking for fewer gives the first of them. A sweep
+    then retrieves once for all its points; without it, once for each number of passages.
     """
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything that decides the hits, as JSON: a cache, a run and a resumed run tell retrievers apart by it."""
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query, all queries at once; in fewer columns where there are fewer."""
@@ -282,49 +284,3 @@ def check_length(model: LanguageModel, max_length: int) -> None:
             f"--max-length {max_length} is beyond the {model.max_length} tokens that {model.name} can read; "
             f"give --max-length {model.max_length} or less."
         )
-
-
-def ask(retriever: Retriever, queries: Sequence[str], k: int, passages: int | None = None) -> Hits:
-    """The k best of so many passages for each query, checked, and at least one column; `None`: not known how many.
-
-    Raises RetrieverError where what the retriever gives are no hits of these queries.
-    """
-    k = k if passages is None else min(k, max(passages, 1))
-    hits = retriever.retrieve(queries, k)
-    fault = fault_of_hits(hits, len(queries), k, passages)
-    if fault:
-        raise RetrieverError(f"the retriever {type(retriever).__name__} {fault}; see `Hits` for what it should give.")
-    if hits.numbers_QK.shape[1] == 0:
-        return Hits.none(len(queries), 1)
-    return Hits(hits.numbers_QK.astype(np.int64, copy=False), hits.scores_QK.astype(np.float32, copy=False))
-
-
-def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str:
-    """What is wrong with hits of so many queries; empty where nothing is."""
-    if not isinstance(hits, Hits):
-        return f"gives {type(hits).__name__} and not Hits"
-    numbers, scores = hits.numbers_QK, hits.scores_QK
-    if len(hits) != queries or numbers.shape[1] > k:
-        rows, columns = numbers.shape
-        return f"gives {rows:,} rows of {columns:,} for {queries:,} queries and k = {k:,}"
-    if numbers.dtype.kind not in "iu" or scores.dtype.kind not in "fiu":
-        return f"gives numbers of type {numbers.dtype} and scores of type {scores.dtype}"
-    if not (np.abs(scores, dtype=np.float64) <= np.finfo(np.float32).max).all():
-        return "gives a score that is not finite"
-    return _fault_of_numbers(numbers.astype(np.int64, copy=False), passages)
-
-
-def _fault_of_numbers(numbers: IntArray, passages: int | None) -> str:
-    most = np.iinfo(np.int64).max if passages is None else passages
-    wrong = (numbers < NO_PASSAGE) | (numbers >= most)
-    if wrong.any():
-        known = "" if passages is None else f" of {passages:,}"
-        return f"gives passage {numbers[wrong][0]}{known}"
-    none = numbers == NO_PASSAGE
-    if (none[:, :-1] & ~none[:, 1:]).any():
-        return "gives a passage behind a place without one"
-    rising = np.sort(numbers, axis=1)
-    twice = (rising[:, 1:] == rising[:, :-1]) & (rising[:, 1:] != NO_PASSAGE)
-    if twice.any():
-        return f"gives passage {rising[:, 1:][twice][0]} twice for one query"
-    return ""

@@ -17,7 +17,6 @@ from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.likelihood import Oracle, ZeroShot
 from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
-from ralm.retrieval.filters import WithoutPassages
 from ralm.retrieval.fusion import FusionOptions, Hybrid
 from ralm.retrieval.index import build_index, open_index
 from ralm.retrieval.random import RandomRetriever
@@ -96,7 +95,7 @@ def test_every_retriever_gives_the_points_of_a_sweep_what_it_gives_alone(tmp_pat
         "hybrid": Hybrid(index.bm25, dense, FusionOptions(depth=3)),
         "interpolation": Hybrid(index.bm25, dense, FusionOptions(method="interpolation", depth=3)),
         "random": RandomRetriever(len(passages)),
-        "without": Hybrid(WithoutPassages(index.bm25, [0, 4]), dense.without([0, 4]), FusionOptions(depth=3)),
+        "without": Hybrid(index.bm25.without([0, 4]), dense.without([0, 4]), FusionOptions(depth=3)),
     }
     source = FromRetriever(retrievers.get(way, dense), index.passages, config={})
     plan = replace(PLAN, max_length=40)

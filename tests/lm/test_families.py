@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from pydantic import JsonValue
 
 from ralm.errors import ModelError
 from ralm.lm.local.model import LocalLanguageModel
@@ -27,6 +28,8 @@ OPTIONS = GenerationOptions(new_tokens=5, stride=2, query_tokens=3, document_tok
 
 class TurningHits:
     """Two of the passages, others and in another order as the query changes."""
+
+    config: dict[str, JsonValue] = {"retriever": "turning hits"}  # noqa: RUF012
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         states = [sum(map(ord, query)) for query in queries]

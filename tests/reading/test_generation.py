@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
@@ -189,6 +190,8 @@ class Drawn:
 class SomeHits:
     """Hits that depend on the query's length and last letter alone; none for one query in six, few for others."""
 
+    config: dict[str, JsonValue] = {"retriever": "some hits"}  # noqa: RUF012
+
     def __init__(self, passages: Passages, reverse: bool = False) -> None:
         self.passages = passages
         self.reverse = reverse
@@ -255,6 +258,8 @@ def test_the_order_of_documents_makes_no_difference(model: LocalLanguageModel) -
 
 class FixedHits:
     """Hits for each retrieval in turn."""
+
+    config: dict[str, JsonValue] = {"retriever": "fixed hits"}  # noqa: RUF012
 
     def __init__(self, *numbers: Sequence[int]) -> None:
         self.numbers = list(numbers)

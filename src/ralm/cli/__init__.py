@@ -11,10 +11,11 @@ import typer
 
 from ralm.cli.check import check
 from ralm.cli.demo import demo
+from ralm.cli.encode import encode
 from ralm.cli.eval import evaluate
 from ralm.cli.generate import generate
 from ralm.cli.index import index
-from ralm.cli.messages import note, print_usage_error, print_whatever_comes
+from ralm.cli.messages import note, print_usage_error, print_what_is_logged, print_whatever_comes
 from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
@@ -52,6 +53,7 @@ def _ralm(
 
 
 app.command("index")(index)
+app.command("encode")(encode)
 app.command("search")(search)
 app.command("eval")(evaluate)
 app.command("sweep", context_settings={"ignore_unknown_options": True})(sweep)
@@ -80,6 +82,7 @@ def _show_warning(
 def main() -> None:
     """Run the program; an error that ralm raises on purpose is one sentence on standard error, never a traceback."""
     print_whatever_comes()
+    print_what_is_logged()
     warnings.simplefilter("always", RalmWarning)
     warnings.showwarning = _show_warning
     try:

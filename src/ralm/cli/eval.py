@@ -17,6 +17,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import Method, RerankOptions
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
+from ralm.retrieval.opening import RetrieverOptions
 
 if TYPE_CHECKING:
     from ralm.lm.local.model import Dtype
@@ -40,7 +41,7 @@ class Job:
     compile_layers: bool
     index: Path | None
     retrieved: Path | None
-    choice: options.RetrieverChoice
+    choice: RetrieverOptions
     plan: PlanOptions
     reader: "Reader"
     reranking: RerankOptions
@@ -59,6 +60,7 @@ def evaluate(
     index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
     retrieved: Annotated[Path | None, typer.Option(help="Read with the passages that `ralm retrieve` wrote.")] = None,
     retriever: options.Retriever = "bm25",
+    vectors: options.Vectors = None,
     query_encoder: options.QueryEncoder = None,
     any_encoder: options.AnyEncoder = False,
     nprobe: options.Nprobe = None,
@@ -126,9 +128,10 @@ def evaluate(
     """
     if index and retrieved:
         raise UsageError("--index and --retrieved are two sources of passages: give one of them.")
-    choice = options.RetrieverChoice(
-        name=retriever,
+    choice = RetrieverOptions(
+        retriever=retriever,
         seed=seed,
+        vectors=vectors,
         query_encoder=query_encoder,
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
@@ -140,7 +143,7 @@ def evaluate(
     plan = PlanOptions(
         semantics=semantics,
         stride=stride,
-        query_tokens=choice.query_tokens(query_tokens),
+        query_tokens=options.query_tokens(choice, query_tokens),
         document_tokens=document_tokens,
         max_length=max_length,
         windows=windows,
@@ -157,7 +160,7 @@ def evaluate(
         context,
         [
             Use(options.RETRIEVAL, index is not None, "--index"),
-            *choice.uses(),
+            *options.retriever_uses(choice),
             Use("query_tokens", index is not None or windows == "rolling", "--index"),
             Use("baseline", bool(index or retrieved), "--index or --retrieved"),
             Use("candidates", rerank != "none", "--rerank"),
@@ -221,19 +224,19 @@ def run(job: Job) -> None:
     """Evaluate, write the run where one is asked for, and print the measures; refuse options that do nothing."""
     refuse(job.idle)
 
-    from ralm.cli.loading import open_source
     from ralm.cli.models import load_model
     from ralm.cli.output import print_cache, print_evaluation, print_json
     from ralm.corpus.text import read_text
     from ralm.evaluation.perplexity import evaluate_text
     from ralm.folders.outputs import check_output
+    from ralm.pipeline import open_source
     from ralm.runs.run import KIND, evaluation_config
     from ralm.runs.start import run_evaluation
 
     if job.out is not None:
         check_output(job.out, kind=KIND, force=job.force)
     content = read_text(job.text)
-    source = open_source(job.index, job.retrieved, job.choice)
+    source = open_source(job.index, job.retrieved, job.choice) if job.index or job.retrieved else None
     model = load_model(job.lm, job.dtype, job.device, job.compile_layers)
     ranker = load_model(job.rerank_lm, job.dtype, job.device, job.compile_layers) if job.rerank_lm else None
     parts: Any = {

@@ -14,6 +14,7 @@ from ralm.protocols import Reader
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
+from ralm.retrieval.opening import RetrieverOptions
 
 _DEFAULT = GenerationOptions()
 
@@ -33,6 +34,7 @@ def generate(
     ] = None,
     index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
     retriever: options.Retriever = "bm25",
+    vectors: options.Vectors = None,
     query_encoder: options.QueryEncoder = None,
     any_encoder: options.AnyEncoder = False,
     nprobe: options.Nprobe = None,
@@ -78,9 +80,10 @@ def generate(
     """
     _check(prompt, prompts, index, reader, baseline=baseline, report=report)
     ensemble = EnsembleOptions(documents=documents, weights=weights, temperature=weights_temperature)
-    choice = options.RetrieverChoice(
-        name=retriever,
+    choice = RetrieverOptions(
+        retriever=retriever,
         seed=seed,
+        vectors=vectors,
         query_encoder=query_encoder,
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
@@ -97,7 +100,7 @@ def generate(
         stop=tuple(stop or ()),
         seed=seed,
         stride=stride,
-        query_tokens=choice.query_tokens(query_tokens),
+        query_tokens=options.query_tokens(choice, query_tokens),
         document_tokens=document_tokens,
         max_length=max_length,
         bos=bos,
@@ -106,7 +109,7 @@ def generate(
     refuse_idle(
         context,
         Use(f"{options.RETRIEVAL} query_tokens stride", index is not None, "--index"),
-        *choice.uses(),
+        *options.retriever_uses(choice),
         Use("documents weights weights_temperature", averaged, "--reader ensemble"),
         Use("weights_temperature", weights == "similarity", "--weights similarity"),
         Use("top_k top_p", drawn, "a --temperature above 0"),
@@ -115,12 +118,12 @@ def generate(
     )
 
     from ralm.cli.asked import read_prompts
-    from ralm.cli.loading import open_retriever
     from ralm.cli.models import load_model
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
     from ralm.cli.shading import print_report, write_page
     from ralm.evaluation.generated import traced_generation
     from ralm.folders.outputs import check_output_file
+    from ralm.pipeline import FromRetriever
     from ralm.pipeline.generation import generate_many
     from ralm.reading.in_context import InContext
     from ralm.runs.report import report_of_generation
@@ -128,7 +131,7 @@ def generate(
     if report is not None:
         check_output_file(report, force)
     texts = read_prompts(prompt, prompts)
-    source = None if index is None else open_retriever(index, choice)
+    source = None if index is None else FromRetriever.of_index(index, choice)
     model = load_model(lm, dtype, device)
     passages = source.passages if source else ()
     read_as = ensemble if reader == "ensemble" else InContext()

@@ -1,6 +1,7 @@
 """What the program says on standard error: notes on the way, and the sentence that it ends with."""
 
 import io
+import logging
 import sys
 from typing import Protocol, TextIO
 
@@ -19,6 +20,21 @@ class ShownError(Protocol):
 def note(text: str) -> None:
     """One line about what is going on."""
     sys.stderr.write(f"ralm: {one_line(text)}\n")
+
+
+class _Notes(logging.Handler):
+    """What the library logs, as lines about what is going on."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
+def print_what_is_logged() -> None:
+    """Show what the library logs at INFO and above on standard error."""
+    logger = logging.getLogger("ralm")
+    if not any(isinstance(handler, _Notes) for handler in logger.handlers):
+        logger.addHandler(_Notes())
+    logger.setLevel(logging.INFO)
 
 
 def print_usage_error(error: ShownError) -> None:

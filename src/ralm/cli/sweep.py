@@ -9,6 +9,7 @@ from ralm.cli import options
 from ralm.cli.eval import Job, evaluate
 from ralm.cli.idle import Use, refuse, refuse_idle
 from ralm.errors import UsageError
+from ralm.retrieval.opening import RetrieverOptions
 
 Option = Literal[
     "documents",
@@ -17,6 +18,7 @@ Option = Literal[
     "document-tokens",
     "retriever",
     "index",
+    "vectors",
     "reader",
     "weights",
     "weights-temperature",
@@ -57,13 +59,13 @@ def sweep(
     refuse_idle(context, Use("plot force", out is not None, "--out"))
     jobs = _jobs(evaluation, over, values.split(","))
 
-    from ralm.cli.loading import open_source
     from ralm.cli.models import load_model
     from ralm.cli.output import print_cache, print_json, print_sweep
     from ralm.corpus.text import read_text
     from ralm.evaluation.sweep import Point, sweep as sweep_over
     from ralm.folders.outputs import check_output
     from ralm.lm.scoring import Scorer
+    from ralm.pipeline import open_source
     from ralm.runs import sweep_folder
     from ralm.runs.start import point_config, run_sweep
 
@@ -83,11 +85,10 @@ def sweep(
             value=value,
             plan=job.plan,
             reader=job.reader,
-            source=source,
+            source=sources[_source_of(job)],
             reranker=job.reranking.reranker(ranker if job.rerank_lm else None),
         )
         for value, job in jobs.items()
-        if (source := sources[_source_of(job)]) is not None
     ]
     if out is None:
         swept = sweep_over(content, model, over, points, limit_tokens=first.limit_tokens)
@@ -129,5 +130,5 @@ def _job(arguments: list[str]) -> Job:
     return jobs[0]
 
 
-def _source_of(job: Job) -> tuple[Path | None, Path | None, options.RetrieverChoice]:
+def _source_of(job: Job) -> tuple[Path | None, Path | None, RetrieverOptions]:
     return job.index, job.retrieved, job.choice

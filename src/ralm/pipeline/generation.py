@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ralm.asking import ask
 from ralm.bounds import check_count, check_counts, check_number, check_seed
 from ralm.errors import UsageError
 from ralm.pipeline.prompt_rows import PromptRows, PromptState
 from ralm.pipeline.reading import chosen, fronts_of, hits_wanted
 from ralm.pipeline.sources import FromRetriever
-from ralm.protocols import Reader, Reranker, WritingModel, ask, check_length
+from ralm.protocols import Reader, Reranker, WritingModel, check_length
 from ralm.reading.beginning import Bos, check_bos, first_tokens, without_first
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import COLDEST, mixture, posterior

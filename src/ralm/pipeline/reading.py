@@ -11,11 +11,12 @@ from typing import Final
 
 import numpy as np
 
+from ralm.asking import fault_of_hits
 from ralm.errors import ReaderError, RerankerError, UsageError
 from ralm.lm.scoring import Scorer
 from ralm.pipeline.rows import StrideRows
 from ralm.pipeline.texts import PreparedText
-from ralm.protocols import Documents, LanguageModel, Reader, Reranker, Rows, fault_of_hits
+from ralm.protocols import Documents, LanguageModel, Reader, Reranker, Rows
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import mixture, posterior
 from ralm.reading.in_context import InContext, rows_with_targets, stride_request

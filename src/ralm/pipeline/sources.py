@@ -1,19 +1,29 @@
 """Where the passages of a text come from: a retriever that is asked stride by stride, or a file of what was found."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
+from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import RetrievalFileError
+from ralm.asking import ask
+from ralm.controls import path_text
+from ralm.errors import RetrievalFileError, UsageError
 from ralm.pipeline.texts import PreparedText
-from ralm.protocols import Retriever, Tokenizer, ask
+from ralm.protocols import Retriever, Tokenizer
 from ralm.records import NO_PASSAGE, Hits, Passages
 from ralm.retrieval.arguments import config_of
-from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, hits_and_passages
+from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.opening import RetrieverOptions, open_retriever
+from ralm.retrieval.retrieval_file import (
+    RetrievedPassage,
+    RetrievedStride,
+    hits_and_passages,
+    read_retrieval_file,
+)
 
 
 class PassageSource(Protocol):
@@ -51,10 +61,21 @@ class FromRetriever:
         return self._config
 
     def _fingerprint(self) -> dict[str, JsonValue]:
-        digest = sha256()
+        digest = hashlib.sha256()
         for passage in self.passages:
             digest.update(f"{passage.document_id}\0{passage.contents}\0".encode())
         return {"count": len(self.passages), "sha256": digest.hexdigest()}
+
+    @classmethod
+    def of_index(cls, index: Index | Path | str, options: RetrieverOptions | None = None) -> Self:
+        """The passages of an index, found as the options say.
+
+        Raises what `open_retriever` raises.
+        """
+        opened = index if isinstance(index, Index) else open_index(index)
+        retriever = open_retriever(opened, options)
+        where: dict[str, JsonValue] = {"index": path_text(opened.path), "fingerprint": opened.fingerprint}
+        return cls(retriever, opened.passages, where | config_of(retriever))
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
         """Ask the retriever with the queries of the strides."""
@@ -68,10 +89,37 @@ class FromFile:
     strides: Sequence[RetrievedStride]
     config: dict[str, JsonValue]
 
+    @classmethod
+    def read(cls, file: Path | str) -> Self:
+        """The passages in a file of the official format.
+
+        Raises RetrievalFileError.
+        """
+        file = Path(file)
+        strides = read_retrieval_file(file)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        return cls(strides, config={"retrieved": path_text(file), "sha256": digest})
+
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
         """Take them from the file; RetrievalFileError where it was made for something else."""
         hits, passages = hits_of_file(prepared, tokenizer, self.strides)
         return hits.first(k), passages
+
+
+def open_source(
+    index: Index | Path | str | None = None,
+    retrieved: Path | str | None = None,
+    options: RetrieverOptions | None = None,
+) -> PassageSource:
+    """Where the passages of a text come from: an index, searched as the options say, or a file that was `retrieved`.
+
+    Raises UsageError where both are given or neither, RetrievalFileError, and what `open_retriever` raises.
+    """
+    if index is not None and retrieved is None:
+        return FromRetriever.of_index(index, options)
+    if retrieved is not None and index is None:
+        return FromFile.read(retrieved)
+    raise UsageError("passages come from `index` or from `retrieved`: give one of them.")
 
 
 def stride_queries(prepared: PreparedText, tokenizer: Tokenizer) -> list[str]:

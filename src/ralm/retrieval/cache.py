@@ -8,6 +8,7 @@ write at once.
 
 import hashlib
 import json
+import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,12 +18,14 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.asking import ask
 from ralm.errors import InputError, StorageError, UsageError
-from ralm.protocols import Retriever, ask
+from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from ralm.retrieval.arguments import check_k, config_of, stable_hits
 from ralm.retrieval.random import RandomRetriever
 
+_LOG: Final = logging.getLogger(__name__)
 _SECONDS_TO_WAIT: Final = 60.0
 _AT_A_TIME: Final = 500
 _TABLE: Final = "CREATE TABLE IF NOT EXISTS entries (address BLOB PRIMARY KEY, entry BLOB) WITHOUT ROWID"
@@ -88,6 +91,10 @@ class CachedRetriever:
                 database.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?)", rows)
             known |= fresh
         return Hits.of_rows([_hits(known[address]) for address in addresses])
+
+    def log_hits(self) -> None:
+        """Log, at INFO, how many of the queries so far were in the file."""
+        _LOG.info("retrieval cache: %s of %s queries were in %s", f"{self.found:,}", f"{self.asked:,}", self.file)
 
     def _address(self, query: str, k: int) -> bytes:
         return hashlib.sha256(json.dumps([self._config, k, query]).encode()).digest()

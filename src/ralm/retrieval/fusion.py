@@ -10,8 +10,9 @@ from typing import Literal
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.asking import ask
 from ralm.bounds import check_count, check_number
-from ralm.protocols import Retriever, ask
+from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits
 from ralm.retrieval.arguments import check_k, config_of
 
