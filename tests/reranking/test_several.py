@@ -39,7 +39,7 @@ def some_hits(text: PreparedText, shift: int = 0) -> Hits:
 
 
 def log_probs(model: CountingModel, text: PreparedText, number: int, begin: int, end: int, stop: int) -> list[float]:
-    """Of the tokens from `begin` to `end`, read behind a passage that pushes out what does not fit with all to `stop`."""
+    """Of the tokens from `begin` to `end`, behind a passage that pushes out what does not fit with all to `stop`."""
     document = model.tokenizer.encode(PASSAGES[number].text)[:4] if number != NO_PASSAGE else text.tokens[:0]
     tokens = np.concatenate([document, text.tokens[max(0, len(document) + stop - 14) : stop]])
     skipped = stop - len(tokens)
