@@ -110,7 +110,7 @@ class RerankerError(PartError):
 
 
 class ReaderError(PartError):
-    """A reader gives weights that do not sum to 1."""
+    """A reader gives something that is no reading of the hits that it was given."""
 
 
 class MissingExtraError(RalmError):

@@ -8,13 +8,13 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline import PreparedText, prepare_text, read
+from ralm.pipeline import PreparedText, prepare_text, read, retrieve
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture, posterior
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Semantics
-from ralm.records import NO_PASSAGE, Hits
-from tests.fakes import passages_of
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reference import ensemble
 from tests.tiny_models import FAMILIES
 
@@ -136,6 +136,59 @@ def test_weights_and_posteriors_sum_to_1_and_order_makes_no_difference(
     random.shuffle(order)  # type: ignore[attr-defined]
     np.testing.assert_allclose(mixture(log_probs_KT[order], log_weights_K[order]), mixed_T, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(posterior(log_probs_KT[order], log_weights_K[order]), posteriors_TK[:, order], rtol=1e-5)
+
+
+@given(ensembles(), st.data())
+def test_impossible_tokens_give_no_nan(made: tuple[np.ndarray, np.ndarray], data: st.DataObject) -> None:
+    """Documents that give a token no probability have no part in it; where none gives any, the weights stand."""
+    log_probs_KT, scores_K = made
+    impossible = data.draw(st.lists(st.booleans(), min_size=log_probs_KT.size, max_size=log_probs_KT.size))
+    impossible_KT = np.array(impossible).reshape(log_probs_KT.shape)
+    log_probs_KT[impossible_KT] = -np.inf
+    hits = Hits(numbers_QK=np.arange(len(scores_K), dtype=np.int64)[None], scores_QK=scores_K[None])
+    log_weights_K = document_log_weights(hits, EnsembleOptions(documents=len(scores_K), weights="uniform"))[0]
+    mixed_T, posteriors_TK = mixture(log_probs_KT, log_weights_K), posterior(log_probs_KT, log_weights_K)
+    none_T = np.asarray(impossible_KT.all(axis=0))
+    assert not np.isnan(mixed_T).any()
+    np.testing.assert_array_equal(np.isneginf(mixed_T), none_T)
+    np.testing.assert_allclose(posteriors_TK.sum(axis=1), 1, rtol=1e-5)
+    assert not posteriors_TK[impossible_KT.T & ~none_T[:, None]].any()
+    np.testing.assert_allclose(posteriors_TK[none_T], np.tile(np.exp(log_weights_K), (none_T.sum(), 1)), rtol=1e-5)
+
+
+class Never(CountingModel):
+    """Gives one word no probability unless it stands in what was read."""
+
+    def next_log_probs_V(self, tokens: IntArray) -> FloatArray:
+        word = self.tokenizer.words.index("z")
+        log_probs_V = super().next_log_probs_V(tokens)
+        log_probs_V[word] = log_probs_V[word] if word in tokens else -np.inf
+        return log_probs_V
+
+
+def test_a_text_with_tokens_that_a_model_deems_impossible() -> None:
+    model = Never(WordTokenizer("abz"))
+    passages = passages_of("a z", "a b", "b a")
+    options = PlanOptions(stride=2, query_tokens=2, document_tokens=2, max_length=20)
+    prepared = prepare_text("a b a b z z b", model.tokenizer, options)
+    hits = retrieve(prepared, model.tokenizer, SharedWordsRetriever(passages), 3)
+    scored = read(prepared, model, hits, passages, EnsembleOptions(documents=3, weights="uniform"))
+    assert scored.provenance is not None
+    assert np.isfinite(scored.log_probs_T).all(), "a passage has the word"
+    assert scored.provenance.posteriors_TK[3].tolist() == pytest.approx([0, 0, 1]), "and takes all the credit"
+    assert scored.provenance.passages_TK[3].tolist() == [1, 2, 0]
+    without = passages[1:]
+    impossible = read(
+        prepared,
+        model,
+        retrieve(prepared, model.tokenizer, SharedWordsRetriever(without), 2),
+        without,
+        EnsembleOptions(documents=2, weights="uniform"),
+    )
+    assert impossible.provenance is not None
+    assert impossible.log_probs_T[3] == -np.inf
+    assert impossible.provenance.posteriors_TK[3].tolist() == pytest.approx([1 / 2, 1 / 2])
+    assert not np.isnan(impossible.log_probs_T).any()
 
 
 def test_more_documents_than_hits_and_rows_without() -> None:

@@ -18,7 +18,7 @@ from ralm.asking import ask
 from ralm.bounds import check_count, check_counts, check_number, check_seed
 from ralm.errors import UsageError
 from ralm.pipeline.prompt_rows import PromptRows, PromptState
-from ralm.pipeline.reading import chosen, fronts_of, hits_wanted
+from ralm.pipeline.reading import check_room, chosen, fronts_of, hits_wanted
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker, WritingModel, check_length
 from ralm.reading.beginning import Bos, check_bos, first_tokens, without_first
@@ -222,6 +222,7 @@ class TokenWriter:
             hits = chosen(self._reranker, rows, hits, source.passages, self._reader.hits)
         for row, prompt in enumerate(prompts):
             prompt.fronts = fronts_of(self._reader, hits.of(row), self._documents)
+            check_room(self._reader, prompt.fronts, self._options.stride, self._max_length)
 
     def _texts(self, prompt: PromptState) -> list[IntArray]:
         """What is read: each front and the text, whose oldest tokens are dropped until both, and the next token, fit

@@ -20,7 +20,6 @@ from ralm.protocols import Documents, LanguageModel, Reader, Reranker, Rows
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import mixture, posterior
 from ralm.reading.in_context import InContext, rows_with_targets, stride_request
-from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Passages, Provenance, ScoredTokens
 
 _ROUNDING: Final = 1e-5
@@ -61,7 +60,10 @@ def read(
         return _scored(prepared, scorer, rows, [[Front(documents[NO_PASSAGE])] for _ in rows])
     if reranker is not None:
         hits = chosen(reranker, StrideRows(prepared, scorer, documents, passages), hits, passages, reader.hits)
-    return _scored(prepared, scorer, rows, [fronts_of(reader, hits.of(row), documents) for row in rows])
+    fronts_R = [fronts_of(reader, hits.of(row), documents) for row in rows]
+    options = prepared.plan.options
+    check_room(reader, [front for fronts in fronts_R for front in fronts], options.after_document, options.max_length)
+    return _scored(prepared, scorer, rows, fronts_R)
 
 
 def chosen(reranker: Reranker, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
@@ -89,18 +91,47 @@ def _fault_of_choice(best: Hits, hits: Hits) -> str:
 def fronts_of(reader: Reader, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
     """What stands in front of one row, checked; without hits, what stands there without a passage.
 
-    Raises ReaderError where the weights do not sum to 1.
+    Raises ReaderError where the reader gives what are no fronts of these hits, or weights that do not sum to 1.
     """
     if not hits:
         return [Front(documents[NO_PASSAGE])]
     fronts = reader.fronts(hits, documents)
+    if fault := _fault_of_fronts(fronts, hits):
+        raise ReaderError(f"the reader {type(reader).__name__} {fault}; see `Reader` for what it should give.")
+    return fronts
+
+
+def _fault_of_fronts(fronts: Sequence[Front], hits: Sequence[tuple[int, float]]) -> str:
+    if not isinstance(fronts, Sequence):
+        return f"gives {type(fronts).__name__} and not fronts"
+    found = {number for number, _ in hits}
+    if faults := [fault for front in fronts if (fault := _fault_of_front(front, found))]:
+        return faults[0]
     total = float(np.exp(np.array([front.log_weight for front in fronts], dtype=np.float64)).sum())
     if not abs(total - 1) < _ROUNDING:
-        raise ReaderError(
-            f"the reader {type(reader).__name__} gives {len(fronts)} fronts whose weights sum to {total:g}, not 1; see "
-            "`Reader` for what it should give."
+        return f"gives {len(fronts)} {'front' if len(fronts) == 1 else 'fronts'} whose weights sum to {total:g}, not 1"
+    return ""
+
+
+def _fault_of_front(front: Front, found: set[int]) -> str:
+    if not isinstance(front, Front):
+        return f"gives {type(front).__name__} and not Front"
+    tokens = front.tokens
+    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype != np.int64:
+        return "gives a front whose tokens are no int64 vector"
+    if foreign := [number for number in front.passages if number not in found]:
+        return f"gives a front of passage {foreign[0]}, which is not among the hits of its row"
+    return ""
+
+
+def check_room(reader: Reader, fronts: Sequence[Front], after: int, max_length: int) -> None:
+    """Raise UsageError where what stands in front leaves no room for so many tokens that must stand after it."""
+    longest = max((len(front.tokens) for front in fronts), default=0)
+    if longest + after > max_length:
+        raise UsageError(
+            f"the reader {type(reader).__name__} puts {longest} tokens in front, and the {after} that must stand after "
+            f"them do not fit into --max-length {max_length} as well: lower --document-tokens or raise it."
         )
-    return fronts
 
 
 def _scored(
@@ -108,7 +139,6 @@ def _scored(
 ) -> ScoredTokens:
     """Score the targets of rows behind each of their fronts, and average."""
     plan = prepared.plan
-    _check_lengths(fronts_R, plan.options)
     requests = [
         stride_request(prepared.tokens, plan, row, front.tokens)
         for row, fronts in zip(rows, fronts_R, strict=True)
@@ -133,13 +163,3 @@ def _scored(
         passages_T=provenance.passages_TK[np.arange(len(most_T)), most_T],
         provenance=provenance,
     )
-
-
-def _check_lengths(fronts_R: Sequence[Sequence[Front]], options: PlanOptions) -> None:
-    """Raise UsageError where what stands in front leaves no room for what must stand after it."""
-    longest = max((len(front.tokens) for fronts in fronts_R for front in fronts), default=0)
-    if longest + options.after_document > options.max_length:
-        raise UsageError(
-            f"the reader puts {longest} tokens in front, and the {options.after_document} that must stand after them "
-            f"do not fit into --max-length {options.max_length} as well: lower --document-tokens or raise it."
-        )

@@ -36,7 +36,8 @@ class RandomChoice:
         places_Q = rows.places
         draws = int(places_Q.max(initial=-1)) + 1
         first_Q = np.random.default_rng(self.seed).random(draws)[places_Q] * found_QK.sum(axis=1)
-        keys_QK = np.random.default_rng([self.seed, 1]).random((draws, hits.numbers_QK.shape[1]))[places_Q]
+        keys_QK = np.random.default_rng([self.seed, 1]).random((draws, self.candidates))[places_Q]
+        keys_QK = keys_QK[:, : hits.numbers_QK.shape[1]]  # retrievers give fewer columns where no row has more hits
         keys_QK[np.arange(len(hits)), first_Q.astype(np.int64)] = -1  # so that any k begins with the same passage
         keys_QK[~found_QK] = 2
         order_QK = np.argsort(keys_QK, axis=1, kind="stable")[:, :k]
