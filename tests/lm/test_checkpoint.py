@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors.torch import load_file, save_file
 from transformers import (
     BartConfig,
@@ -22,8 +23,10 @@ from transformers import (
     MambaForCausalLM,
     PreTrainedModel,
 )
+from transformers.utils import logging as transformers_logging
 
 from ralm.errors import ModelError
+from ralm.lm.local.files import no_bars
 from ralm.lm.local.fingerprint import weights_fingerprint
 from ralm.lm.local.model import LocalLanguageModel, ModelOptions, load_language_model
 from ralm.lm.scoring import Scorer
@@ -156,3 +159,19 @@ def test_settings_that_change_figures_change_the_fingerprint(tmp_path: Path) -> 
     other = load_language_model(str(tmp_path))
     assert one.config["weights"] == other.config["weights"]
     assert one.config["settings"] != other.config["settings"]
+
+
+@pytest.mark.parametrize("of_transformers", [True, False])
+@pytest.mark.parametrize("of_hub", [True, False])
+def test_bars_of_other_libraries_are_off_while_loading_and_then_as_before(of_transformers: bool, of_hub: bool) -> None:
+    (transformers_logging.enable_progress_bar if of_transformers else transformers_logging.disable_progress_bar)()
+    (enable_progress_bars if of_hub else disable_progress_bars)()
+    try:
+        with pytest.raises(InterruptedError), no_bars():
+            assert not transformers_logging.is_progress_bar_enabled()
+            assert are_progress_bars_disabled()
+            raise InterruptedError
+        assert transformers_logging.is_progress_bar_enabled() is of_transformers
+        assert are_progress_bars_disabled() is not of_hub
+    finally:
+        transformers_logging.enable_progress_bar()
