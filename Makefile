@@ -9,18 +9,23 @@
 # make bench-scoring     the scoring engine against the plain loop
 # make bench-generation  generation from ensembles against plain generation
 # make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
-# make docs    write docs/command-line.md from the program's own help
+# make docs    write docs/command-line.md from the program's own help, and docs/python-api.md from the docstrings
+# make test-lowest   run the fast tests with the lowest versions of dependencies that pyproject.toml allows
 # make clean   remove what make made
 
 PYTHON ?= python3
 VENV := .venv
+LOWEST := .venv-lowest
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 JOBS ?= auto
 MUTANTS ?= 10000
 SEED ?= 0
+EXTRAS := datasets,dense,device-map,plots
+# old releases warn of each other
+OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo test test-fast lint kills fuzz bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles docs clean
+.PHONY: demo test test-fast test-lowest lint kills fuzz bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -30,6 +35,9 @@ test: lint
 
 test-fast: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+
+test-lowest: $(LOWEST)/installed
+	NUMBA_CACHE_DIR=$(LOWEST)/numba $(LOWEST)/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(OLD_WARNINGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check
@@ -68,9 +76,10 @@ fuzz: $(VENV)/installed-dev
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m tools.command_line_page > docs/command-line.md
+	$(BIN)/python -m tools.python_api_page > docs/python-api.md
 
 clean:
-	rm -rf $(VENV) ralm-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) ralm-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/installed: pyproject.toml requirements/torch-cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -78,5 +87,11 @@ $(VENV)/installed: pyproject.toml requirements/torch-cpu.txt
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed requirements/dev.txt
-	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[datasets,dense,device-map,plots]' --requirement requirements/dev.txt
+	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[$(EXTRAS)]' --requirement requirements/dev.txt
+	touch $@
+
+$(LOWEST)/installed: pyproject.toml requirements/lowest.txt requirements/torch-cpu.txt requirements/dev.txt
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/pip --disable-pip-version-check --quiet install --constraint requirements/torch-cpu.txt \
+		--constraint requirements/lowest.txt --editable '.[$(EXTRAS)]' --requirement requirements/dev.txt
 	touch $@

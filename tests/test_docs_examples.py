@@ -1,0 +1,126 @@
+"""The examples of the documentation run.
+
+All examples of a page run in one folder, from top to bottom, and its Python blocks share their variables. The folder
+holds what examples read: documents (`my-documents`), a text (`my-text.txt`), prompts (`prompts.txt`), an index of both
+kinds (`my-index`), and tiny models under the names that the pages use (`gpt2`, `facebook/contriever`), which are taken
+from the folder as any local model is. A comment in front of a block, `<!-- not run: REASON -->`, excludes it; the
+commands and options of such a block must still exist.
+"""
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import ralm
+from tests.tiny_encoders import save_tiny_bert
+from tests.tiny_models import save_tiny_model
+
+ROOT = Path(__file__).parents[1]
+GENERATED = ("command-line.md", "python-api.md")
+MOST_EXCLUDED = 6
+"""Blocks that may be excluded, on all pages together."""
+BLOCK = re.compile(
+    r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?^```(?P<language>python|sh|bash)\n(?P<code>.*?)^```", re.M | re.S
+)
+DOCUMENTS = {
+    "curie.txt": "Radium was discovered by Marie Curie and Pierre Curie in 1898. Radium is found in uranium ore.",
+    "open.md": "# Files\n\nThe function open opens a file for writing when its mode is w.",
+    "sea.txt": "The sea is deep and blue. The whales sing in the deep sea by night.",
+    "sheep.txt": "The dog keeps the sheep together on the green hill. The shepherd sleeps.",
+}
+TEXT = "The dog keeps the sheep together on the green hill. Radium was discovered by Marie Curie."
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    language: str
+    code: str
+    reason: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [Block(page.name, found["language"], found["code"], found["reason"]) for found in BLOCK.finditer(text)]
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """The arguments of every `ralm` command of a shell block."""
+    for line in code.replace("\\\n", " ").splitlines():
+        for command in line.split("&&"):
+            words = shlex.split(command, comments=True)
+            if words[:1] == ["ralm"]:
+                yield words[1:]
+
+
+PAGES = {page.name: blocks(page) for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+WITH_EXAMPLES = [
+    name for name, found in PAGES.items() if name not in GENERATED and any(not one.reason for one in found)
+]
+
+
+@pytest.fixture(scope="module")
+def what_examples_read(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "my-documents").mkdir()
+    for name, text in DOCUMENTS.items():
+        (folder / "my-documents" / name).write_text(text)
+    (folder / "my-text.txt").write_text(TEXT)
+    (folder / "prompts.txt").write_text("Radium was discovered by\nThe whales sing\n")
+    save_tiny_model("bloom", folder / "gpt2")
+    save_tiny_bert(folder / "facebook" / "contriever")
+    arguments = ("--retriever", "both", "--encoder", folder / "facebook" / "contriever", "--workers", "1")
+    assert ralm("index", folder / "my-documents", "--out", folder / "my-index", *arguments).status == 0
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_EXAMPLES)
+def test_the_examples_of_a_page_run(
+    page: str, what_examples_read: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(what_examples_read, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    variables: dict[str, object] = {"__name__": "__main__"}
+    for block in PAGES[page]:
+        if block.reason:
+            continue
+        if block.language == "python":
+            exec(compile(block.code, page, "exec"), variables)
+        else:
+            for arguments in commands(block.code):
+                make_room(arguments)
+                answer = ralm(*arguments)
+                assert answer.status == 0, f"{page}: ralm {shlex.join(arguments)}\n{answer.err}"
+
+
+def make_room(arguments: list[str]) -> None:
+    """Remove what stands where a command is to write."""
+    for option, value in zip(arguments, arguments[1:], strict=False):
+        if option == "--out":
+            shutil.rmtree(value, ignore_errors=True)
+
+
+def test_excluded_commands_and_their_options_exist() -> None:
+    for block in (block for found in PAGES.values() for block in found if block.reason and block.language != "python"):
+        for command, *arguments in commands(block.code):
+            known = ralm(command, "--help").out + (ralm("eval", "--help").out if command == "sweep" else "")
+            assert known, f"{block.page}: there is no `ralm {command}`"
+            options = {word for word in arguments if word.startswith("--")}
+            assert [option for option in options if not re.search(rf"{option}\b", known)] == [], block.page
+
+
+def test_few_examples_are_excluded() -> None:
+    excluded = [(block.page, block.reason) for found in PAGES.values() for block in found if block.reason]
+    assert len(excluded) <= MOST_EXCLUDED, excluded
+
+
+def test_every_comment_that_excludes_stands_in_front_of_a_block() -> None:
+    for page, found in PAGES.items():
+        text = (ROOT / page if page == "README.md" else ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert text.count("<!-- not run") == sum(block.reason is not None for block in found), page
