@@ -1,10 +1,12 @@
-"""Asking a retriever, whoever wrote it: what it gives is checked before anything is read with it."""
+"""Asking parts, whoever wrote them: what they give is checked before anything is done with it."""
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
+from pydantic import JsonValue
 
-from ralm.errors import RetrieverError
+from ralm.errors import RetrieverError, UsageError
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, Hits, IntArray
 
@@ -22,6 +24,23 @@ def ask(retriever: Retriever, queries: Sequence[str], k: int, passages: int | No
     if hits.numbers_QK.shape[1] == 0:
         return Hits.none(len(queries), 1)
     return Hits(hits.numbers_QK.astype(np.int64, copy=False), hits.scores_QK.astype(np.float32, copy=False))
+
+
+def config_of(part: object, what: str) -> dict[str, JsonValue]:
+    """Everything that decides the results of a part, as it says itself; `what` is what messages call it.
+
+    Raises UsageError where it does not say, or says it with values that JSON cannot hold.
+    """
+    config: dict[str, JsonValue] | None = getattr(part, "config", None)
+    if config is None:
+        raise UsageError(
+            f"the {what} {type(part).__name__} does not say what decides its results; give it a `config`."
+        )
+    try:
+        json.dumps(config)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the `config` of the {what} {type(part).__name__} cannot be written as JSON: {error}.") from None
+    return config
 
 
 def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str:

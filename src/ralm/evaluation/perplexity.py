@@ -84,7 +84,7 @@ def evaluate_text(
     return Evaluation(
         prepared=prepared,
         reading=timed(prepared, lambda: read(prepared, scorer, hits, passages, reader, reranker)),
-        baseline=timed(prepared, lambda: read(prepared, scorer)) if baseline else None,
+        baseline=timed(prepared, lambda: read(prepared, model)) if baseline else None,
         passages=passages,
     )
 

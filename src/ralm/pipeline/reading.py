@@ -59,7 +59,7 @@ def read(
     if hits is None:
         return _scored(prepared, scorer, rows, [[Front(documents[NO_PASSAGE])] for _ in rows])
     if reranker is not None:
-        hits = chosen(reranker, StrideRows(prepared, scorer, documents, passages), hits, passages, reader.hits)
+        hits = chosen(reranker, StrideRows(prepared, scorer, documents, hits, passages), hits, passages, reader.hits)
     fronts_R = [fronts_of(reader, hits.of(row), documents) for row in rows]
     options = prepared.plan.options
     check_room(reader, [front for fronts in fronts_R for front in fronts], options.after_document, options.max_length)

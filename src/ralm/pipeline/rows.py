@@ -15,17 +15,20 @@ from ralm.pipeline.sources import stride_queries
 from ralm.pipeline.texts import PreparedText
 from ralm.protocols import LanguageModel
 from ralm.reading.documents import PassageDocuments
-from ralm.reading.in_context import stride_request
-from ralm.records import FloatArray, IntArray, Passages
+from ralm.reading.in_context import rows_with_targets, stride_request
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages
 
 
 class StrideRows:
-    """The strides of a text, read by the model of `scorer` behind `documents`."""
+    """The strides of a text with the hits of each, read by the model of `scorer` behind `documents`."""
 
-    def __init__(self, prepared: PreparedText, scorer: Scorer, documents: PassageDocuments, passages: Passages) -> None:
+    def __init__(
+        self, prepared: PreparedText, scorer: Scorer, documents: PassageDocuments, hits: Hits, passages: Passages
+    ) -> None:
         self._prepared = prepared
         self._scorer = scorer
         self._documents = documents
+        self._hits = hits
         self._passages = passages
 
     def __len__(self) -> int:
@@ -64,11 +67,18 @@ class StrideRows:
         return self._log_probs(candidates, 0)
 
     def _log_probs(self, candidates: Sequence[tuple[int, int]], before: int) -> list[FloatArray]:
-        """Those of so many tokens before the targets, and of the targets."""
+        """Those of so many tokens before the targets, and of the targets.
+
+        Rows that leave no choice are scored along with them: they will be read as well, and share passes.
+        """
         tokens, plan = self._prepared.tokens, self._prepared.plan
-        return self._scorer.log_probs(
-            [stride_request(tokens, plan, row, self._documents[number], before) for row, number in candidates]
-        )
+        asked = {row for row, _ in candidates}
+        rest = [row for row in rows_with_targets(plan) if row not in asked]
+        others = [(row, number) for row in rest for number, _ in self._hits.of(row)[:1] or [(NO_PASSAGE, 0.0)]]
+        requests = [
+            stride_request(tokens, plan, row, self._documents[number], before) for row, number in (*candidates, *others)
+        ]
+        return self._scorer.log_probs(requests)[: len(candidates)]
 
     def _by_another(self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel) -> list[FloatArray]:
         """By a model that cuts the text into tokens of its own (Table 3)."""

@@ -15,7 +15,7 @@ from ralm.errors import RetrievalFileError, UsageError
 from ralm.pipeline.texts import PreparedText
 from ralm.protocols import Retriever, Tokenizer
 from ralm.records import NO_PASSAGE, Hits, Passages
-from ralm.retrieval.arguments import config_of
+from ralm.asking import config_of
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.opening import RetrieverOptions, open_retriever
 from ralm.retrieval.retrieval_file import (
@@ -57,7 +57,7 @@ class FromRetriever:
     def config(self) -> dict[str, JsonValue]:
         """Everything that decides which passages are found; UsageError where the retriever does not say it."""
         if self._config is None:
-            self._config = {"passages": self._fingerprint(), **config_of(self.retriever)}
+            self._config = {"passages": self._fingerprint(), **config_of(self.retriever, "retriever")}
         return self._config
 
     def _fingerprint(self) -> dict[str, JsonValue]:
@@ -75,7 +75,7 @@ class FromRetriever:
         opened = index if isinstance(index, Index) else open_index(index)
         retriever = open_retriever(opened, options)
         where: dict[str, JsonValue] = {"index": path_text(opened.path), "fingerprint": opened.fingerprint}
-        return cls(retriever, opened.passages, where | config_of(retriever))
+        return cls(retriever, opened.passages, where | config_of(retriever, "retriever"))
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
         """Ask the retriever with the queries of the strides."""

@@ -22,7 +22,8 @@ from ralm.asking import ask
 from ralm.errors import InputError, StorageError, UsageError
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
-from ralm.retrieval.arguments import check_k, config_of, stable_hits
+from ralm.asking import config_of
+from ralm.retrieval.arguments import check_k, stable_hits
 from ralm.retrieval.random import RandomRetriever
 
 _LOG: Final = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class CachedRetriever:
             raise UsageError("random passages are drawn faster than they are looked up; leave out the cache.")
         self._retriever = retriever
         self.file = file
-        self._config = json.dumps(config_of(retriever) if config is None else config, sort_keys=True)
+        self._config = json.dumps(config_of(retriever, "retriever") if config is None else config, sort_keys=True)
         self.asked = 0
         self.found = 0
         with self._open() as database:
@@ -58,7 +59,7 @@ class CachedRetriever:
     @property
     def config(self) -> dict[str, JsonValue]:
         """Everything that decides the hits of the other retriever."""
-        return config_of(self._retriever)
+        return config_of(self._retriever, "retriever")
 
     @property
     def stable(self) -> int:

@@ -6,7 +6,8 @@ from pydantic import JsonValue
 
 from ralm.protocols import Retriever
 from ralm.records import Hits
-from ralm.retrieval.arguments import config_of, stable_hits
+from ralm.asking import config_of
+from ralm.retrieval.arguments import stable_hits
 
 
 class SharedRetriever:
@@ -25,7 +26,7 @@ class SharedRetriever:
     @property
     def config(self) -> dict[str, JsonValue]:
         """Everything that decides the hits of the other retriever."""
-        return config_of(self._retriever)
+        return config_of(self._retriever, "retriever")
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query, all queries at once."""

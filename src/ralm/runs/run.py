@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
+from ralm.asking import config_of
 from ralm.controls import path_text, printable_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation
@@ -111,10 +112,10 @@ def evaluation_config(
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
             "limit_tokens": limit_tokens,
         },
-        "model": model.config,
+        "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
-        "reranker": None if source is None or reranker is None else reranker.config,
-        "reader": None if source is None else (reader or InContext()).config,
+        "reranker": None if source is None or reranker is None else config_of(reranker, "reranker"),
+        "reader": None if source is None else config_of(reader or InContext(), "reader"),
         "plan": asdict(plan),
     }
 
