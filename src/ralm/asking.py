@@ -33,13 +33,13 @@ def config_of(part: object, what: str) -> dict[str, JsonValue]:
     """
     config: dict[str, JsonValue] | None = getattr(part, "config", None)
     if config is None:
-        raise UsageError(
-            f"the {what} {type(part).__name__} does not say what decides its results; give it a `config`."
-        )
+        raise UsageError(f"the {what} {type(part).__name__} does not say what decides its results; give it a `config`.")
     try:
         json.dumps(config)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"the `config` of the {what} {type(part).__name__} cannot be written as JSON: {error}.") from None
+        raise UsageError(
+            f"the `config` of the {what} {type(part).__name__} cannot be written as JSON: {error}."
+        ) from None
     return config
 
 

@@ -9,13 +9,12 @@ from typing import Protocol, Self
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.asking import ask
+from ralm.asking import ask, config_of
 from ralm.controls import path_text
 from ralm.errors import RetrievalFileError, UsageError
 from ralm.pipeline.texts import PreparedText
 from ralm.protocols import Retriever, Tokenizer
 from ralm.records import NO_PASSAGE, Hits, Passages
-from ralm.asking import config_of
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.opening import RetrieverOptions, open_retriever
 from ralm.retrieval.retrieval_file import (

@@ -18,11 +18,10 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.asking import ask
+from ralm.asking import ask, config_of
 from ralm.errors import InputError, StorageError, UsageError
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
-from ralm.asking import config_of
 from ralm.retrieval.arguments import check_k, stable_hits
 from ralm.retrieval.random import RandomRetriever
 

@@ -10,11 +10,10 @@ from typing import Literal
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.asking import ask
+from ralm.asking import ask, config_of
 from ralm.bounds import check_count, check_number
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits
-from ralm.asking import config_of
 from ralm.retrieval.arguments import check_k
 
 FusionMethod = Literal["rrf", "interpolation"]

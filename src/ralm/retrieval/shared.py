@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
+from ralm.asking import config_of
 from ralm.protocols import Retriever
 from ralm.records import Hits
-from ralm.asking import config_of
 from ralm.retrieval.arguments import stable_hits
 
 
