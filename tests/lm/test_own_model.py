@@ -13,12 +13,12 @@ from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.pipeline import FromRetriever, ReaderOptions
-from ralm.protocols import LanguageModel, Tokenizer
+from ralm.pipeline import FromRetriever
+from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
 from ralm.records import FloatArray, IntArray, Pass, SpecialTokens
-from ralm.reranking.options import RerankOptions
+from ralm.reranking.likelihood import Oracle, ZeroShot
 from tests.fakes import SharedWordsRetriever, passages_of
 
 
@@ -50,9 +50,9 @@ PASSAGES = passages_of("whales sing in the sea and nowhere else", "sheep graze o
 PLAN = PlanOptions(stride=4, query_tokens=16, document_tokens=24, max_length=96)
 
 
-def evaluated(model: LanguageModel | Scorer, reader: ReaderOptions | None = None) -> Evaluation:
+def evaluated(model: LanguageModel, reranker: Reranker | None = None, reader: Reader | None = None) -> Evaluation:
     source = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
-    return evaluate_text(TEXT, model, PLAN, source=source, reader=reader, baseline=True)
+    return evaluate_text(TEXT, model, PLAN, source=source, reranker=reranker, reader=reader, baseline=True)
 
 
 def plain_loop() -> list[float]:
@@ -80,12 +80,12 @@ def test_an_evaluation_gives_the_figures_of_a_plain_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    "reader",
-    [RerankOptions(method="zero-shot", candidates=3), RerankOptions(method="oracle"), EnsembleOptions(documents=2)],
+    ("reranker", "reader"),
+    [(ZeroShot(candidates=3), None), (Oracle(), None), (None, EnsembleOptions(documents=2))],
     ids=["zero-shot", "oracle", "ensemble"],
 )
-def test_every_way_of_reading_takes_a_model_that_only_scores(reader: ReaderOptions) -> None:
-    evaluation = evaluated(Bigrams(), reader)
+def test_every_way_of_reading_takes_a_model_that_only_scores(reranker: Reranker | None, reader: Reader | None) -> None:
+    evaluation = evaluated(Bigrams(), reranker, reader)
     assert evaluation.baseline is not None
     assert evaluation.reading.scored.nll < evaluation.baseline.scored.nll
 
