@@ -7,7 +7,7 @@ from .corpus.splitting import Splitting as Splitting
 from .errors import RalmError as RalmError
 from .evaluation.measures import Measures as Measures
 from .evaluation.perplexity import Evaluation as Evaluation, evaluate_text as evaluate_text
-from .lm.local.model import ModelOptions as ModelOptions
+from .lm.local.options import ModelOptions as ModelOptions
 from .lm.named import load_language_model as load_language_model
 from .pipeline import FromFile as FromFile, FromRetriever as FromRetriever
 from .reading.ensemble import EnsembleOptions as EnsembleOptions

@@ -1,21 +1,24 @@
 """`ralm generate`: write on from a prompt, with a passage in front that is looked up again every few tokens."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from pydantic import JsonValue
 
 from ralm.cli import options
-from ralm.cli.idle import Use, refuse_idle
+from ralm.cli.flags import Flags
+from ralm.cli.idle import Use, given_options, refuse_idle
 from ralm.errors import UsageError
+from ralm.lm.local.options import ModelOptions
+from ralm.options import Option
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.generation import IN_CONTEXT, GenerationOptions
-from ralm.retrieval.dense.options import DenseSearchOptions
-from ralm.retrieval.fusion import FusionOptions
+from ralm.retrieval.options import RetrieverOptions
 
-_DEFAULT = GenerationOptions()
+_RETRIEVAL, _ENSEMBLE = RetrieverOptions(), EnsembleOptions()
+_GENERATION, _MODEL = GenerationOptions(), ModelOptions()
 
 
 def generate(
@@ -26,93 +29,44 @@ def generate(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            help="Go on from every line of this file instead, all of them together; .jsonl: a JSON string, or an "
-            "object with a prompt, a line."
+        Option(
+            "Go on from every line of this file instead, all of them together; .jsonl: a JSON string, or an object "
+            "with a prompt, a line."
         ),
     ] = None,
-    index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
-    retriever: options.Retriever = "bm25",
-    query_encoder: options.QueryEncoder = None,
-    any_encoder: options.AnyEncoder = False,
-    nprobe: options.Nprobe = None,
-    ef_search: options.EfSearch = None,
-    fusion: options.Fusion = options.FUSION.method,
-    dense_weight: options.DenseWeight = options.FUSION.dense_weight,
-    forbidden_titles: options.ForbiddenTitles = None,
-    forbidden_documents: options.ForbiddenDocuments = None,
-    cache: options.Cache = None,
-    reader: options.Reader = "in-context",
-    documents: options.Documents = options.ENSEMBLE.documents,
-    weights: options.EnsembleWeights = options.ENSEMBLE.weights,
-    weights_temperature: options.WeightsTemperature = options.ENSEMBLE.temperature,
-    new_tokens: Annotated[int, typer.Option(help="Write at most so many tokens.")] = _DEFAULT.new_tokens,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _DEFAULT.temperature,
-    top_k: Annotated[
-        int | None, typer.Option(help="Draw from so many likeliest tokens.", show_default="all")
-    ] = _DEFAULT.top_k,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this probability.")] = _DEFAULT.top_p,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this string; may be given again.")] = None,
-    seed: options.Seed = _DEFAULT.seed,
-    stride: options.Stride = _DEFAULT.stride,
-    query_tokens: options.QueryTokens = None,
-    document_tokens: options.DocumentTokens = _DEFAULT.document_tokens,
-    max_length: Annotated[int | None, typer.Option(help="Tokens read at once.", show_default="the model's")] = None,
-    bos: options.Bos = _DEFAULT.bos,
-    baseline: Annotated[
-        bool, typer.Option("--baseline", help="Also read what was written without passages, and show what they gave.")
-    ] = False,
+    index: Annotated[Path | None, Option("Read with passages from this index.")] = None,
+    retrieval: RetrieverOptions = _RETRIEVAL,
+    reader: Annotated[
+        Literal["in-context", "ensemble"],
+        Option("Read one passage, or several, each alone, and average what they predict (REPLUG)."),
+    ] = "in-context",
+    ensemble: EnsembleOptions = _ENSEMBLE,
+    generation: Annotated[GenerationOptions, Flags(default_said=options.QUERY_TOKENS_SAID)] = _GENERATION,
+    baseline: Annotated[bool, Option("Also read what was written without passages, and show what they gave.")] = False,
     report: Annotated[
-        Path | None, typer.Option(help="Write a page that shows where every token came from; with one prompt.")
+        Path | None, Option("Write a page that shows where every token came from; with one prompt.")
     ] = None,
     force: options.Force = False,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object for each prompt, with every token, and nothing else.")
-    ] = False,
+    model_options: Annotated[ModelOptions, Flags(without=("compile",))] = _MODEL,
+    json: Annotated[bool, Option("Print a JSON object for each prompt, with every token, and nothing else.")] = False,
 ) -> None:
     """Generate with In-Context RALM or an ensemble: the text, then which passage each part of it was read with.
 
     What is written after a prompt does not depend on the other prompts, if there are any.
     """
     _check(prompt, prompts, index, reader, baseline=baseline, report=report)
-    ensemble = EnsembleOptions(documents=documents, weights=weights, temperature=weights_temperature)
-    choice = options.RetrieverChoice(
-        name=retriever,
-        seed=seed,
-        query_encoder=query_encoder,
-        any_encoder=any_encoder,
-        search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
-        fusion=FusionOptions(method=fusion, dense_weight=dense_weight),
-        forbidden_titles=forbidden_titles,
-        forbidden_documents=forbidden_documents,
-        cache=cache,
-    )
-    settings = GenerationOptions(
-        new_tokens=new_tokens,
-        ensemble=ensemble if reader == "ensemble" else IN_CONTEXT,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        stop=tuple(stop or ()),
-        seed=seed,
-        stride=stride,
-        query_tokens=choice.query_tokens(query_tokens),
-        document_tokens=document_tokens,
-        max_length=max_length,
-        bos=bos,
-    )
-    averaged, drawn = reader == "ensemble", temperature > 0
     refuse_idle(
         context,
-        Use(f"{options.RETRIEVAL} query_tokens stride", index is not None, "--index"),
-        *choice.uses(),
-        Use("documents weights weights_temperature", averaged, "--reader ensemble"),
-        Use("weights_temperature", weights == "similarity", "--weights similarity"),
-        Use("top_k top_p", drawn, "a --temperature above 0"),
-        Use("seed", drawn or retriever == "random", "a --temperature above 0 or --retriever random"),
-        Use("force", report is not None, "--report"),
+        Use("query_tokens stride", index is not None, "`index`"),
+        Use(generation),
+        Use(retrieval, index is not None, "`index`"),
+        Use(ensemble, reader == "ensemble", '`reader="ensemble"`'),
+        Use("force", report is not None, "`report`"),
+    )
+    settings = options.with_query_tokens(
+        replace(generation, ensemble=ensemble if reader == "ensemble" else IN_CONTEXT),
+        retrieval,
+        given_options(context),
     )
 
     from ralm.cli.asked import read_prompts
@@ -128,14 +82,18 @@ def generate(
     if report is not None:
         check_output_file(report, force)
     texts = read_prompts(prompt, prompts)
-    source = None if index is None else open_retriever(index, choice)
-    model = load_model(lm, dtype, device)
+    source = None if index is None else open_retriever(index, retrieval)
+    model = load_model(lm, model_options)
     finder, passages = (source.retriever, source.passages) if source else (None, ())
     pieces = generate_many(texts, model, settings, finder, passages)
     written = by_prompt(len(texts), pieces) if json else print_generations(texts, pieces, passages)
     config = {"model": model.config, "passages": source.config if source else None, **_reading(settings)}
     for text, own in zip(texts, written, strict=True):
-        traced = traced_generation(text, own, model, passages, max_length, bos) if baseline or report else None
+        traced = (
+            traced_generation(text, own, model, passages, settings.max_length, settings.bos)
+            if baseline or report
+            else None
+        )
         if json:
             print_json(generation_as_json(text, own, passages, model.tokenizer, traced))
         elif traced is not None:
@@ -150,13 +108,13 @@ def _check(
 ) -> None:
     """Raise UsageError where options do not go together."""
     if (prompt is None) == (prompts is None):
-        raise UsageError("give either a PROMPT or --prompts FILE.")
+        raise UsageError("give either a `prompt` or `prompts` FILE.")
     if reader == "ensemble" and index is None:
-        raise UsageError("--reader ensemble reads several passages of an index: give --index too.")
+        raise UsageError('`reader="ensemble"` reads several passages of an index: give `index` too.')
     if (baseline or report) and index is None:
-        raise UsageError("--baseline and --report show what passages gave: give --index too.")
+        raise UsageError("`baseline` and `report` show what passages gave: give `index` too.")
     if report is not None and prompts is not None:
-        raise UsageError("--report is a page of one text: give a PROMPT, not --prompts.")
+        raise UsageError("`report` is a page of one text: give a `prompt`, not `prompts`.")
 
 
 def _reading(settings: GenerationOptions) -> dict[str, JsonValue]:

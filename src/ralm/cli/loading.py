@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ralm.cli.messages import note
-from ralm.cli.options import RetrieverChoice
 from ralm.controls import path_text
 from ralm.corpus.decontamination import read_lines, read_titles
 from ralm.pipeline import FromFile, FromRetriever, PassageSource
@@ -20,6 +19,7 @@ from ralm.retrieval.dense.loading import load_encoder
 from ralm.retrieval.filters import WithoutPassages, passages_of
 from ralm.retrieval.fusion import Hybrid
 from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.options import RetrieverOptions
 from ralm.retrieval.random import RandomRetriever
 from ralm.retrieval.retrieval_file import read_retrieval_file
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ralm.retrieval.dense.search import Dense
 
 
-def open_source(index: Path | None, retrieved: Path | None, choice: RetrieverChoice) -> PassageSource | None:
+def open_source(index: Path | None, retrieved: Path | None, choice: RetrieverOptions) -> PassageSource | None:
     """The source of passages that the options name; none where they name none."""
     if index is not None:
         return open_retriever(index, choice)
@@ -38,7 +38,7 @@ def open_source(index: Path | None, retrieved: Path | None, choice: RetrieverCho
     return None
 
 
-def open_retriever(index: Path, choice: RetrieverChoice) -> FromRetriever:
+def open_retriever(index: Path, choice: RetrieverOptions) -> FromRetriever:
     """An index as a source of passages, by the retriever chosen, through a cache where one is named."""
     opened = open_index(index)
     retriever = _retriever(opened, choice, _forbidden(opened, choice))
@@ -48,7 +48,7 @@ def open_retriever(index: Path, choice: RetrieverChoice) -> FromRetriever:
     return FromRetriever(retriever, opened.passages, config)
 
 
-def _forbidden(index: Index, choice: RetrieverChoice) -> IntArray | None:
+def _forbidden(index: Index, choice: RetrieverOptions) -> IntArray | None:
     """The passages that may not be found; None where no option forbids any."""
     if choice.forbidden_titles is None and choice.forbidden_documents is None:
         return None
@@ -59,7 +59,7 @@ def _forbidden(index: Index, choice: RetrieverChoice) -> IntArray | None:
     return numbers
 
 
-def _retriever(index: Index, choice: RetrieverChoice, forbidden: IntArray | None) -> Retriever:
+def _retriever(index: Index, choice: RetrieverOptions, forbidden: IntArray | None) -> Retriever:
     if choice.name == "random":
         count = len(index.passages)
         return RandomRetriever(count if forbidden is None else np.setdiff1d(np.arange(count), forbidden), choice.seed)
@@ -72,7 +72,7 @@ def _retriever(index: Index, choice: RetrieverChoice, forbidden: IntArray | None
     return found[0] if len(found) == 1 else Hybrid(found[0], found[1], choice.fusion)
 
 
-def _dense(index: Index, choice: RetrieverChoice) -> "Dense":
+def _dense(index: Index, choice: RetrieverOptions) -> "Dense":
     encoder = None
     if choice.query_encoder is not None:
         encoder = load_encoder(replace(index.encoder_options, query_encoder=choice.query_encoder))

@@ -1,10 +1,15 @@
 """What the program says on standard error: notes on the way, and the sentence that it ends with."""
 
 import io
+import re
 import sys
-from typing import Protocol, TextIO
+from collections.abc import Mapping
+from typing import Final, Protocol, TextIO
 
 from ralm.controls import one_line, visible
+
+_QUOTE: Final = '"'
+_ARGUMENT: Final = re.compile(r'`(?:([\w.]+)(?:=("[^"`]*"|[^"`]*))?|"([^"`]*)")`')
 
 
 class ShownError(Protocol):
@@ -33,3 +38,22 @@ def print_whatever_comes() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def with_flags(text: str, names: Mapping[str, str]) -> str:
+    """A message that names Python's arguments in backticks, with the flags of these names instead.
+
+    `stride` becomes --stride, `retriever="dense"` --retriever dense, and `force=True` --force.
+    """
+    return _ARGUMENT.sub(lambda found: _flag(found, names), text)
+
+
+def _flag(found: re.Match[str], names: Mapping[str, str]) -> str:
+    name, value, alone = found.groups()
+    if alone is not None:
+        return str(alone)
+    if f"{name}={value}" in names:
+        return names[f"{name}={value}"]
+    if name not in names:
+        return found[0]
+    return f"{names[name]} {value.strip(_QUOTE)}" if value and value.startswith(_QUOTE) else names[name]

@@ -8,7 +8,8 @@ from pydantic import JsonValue
 
 from ralm.cli.messages import note
 from ralm.lm.journal import Journal
-from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions
+from ralm.lm.local.model import LocalLanguageModel
+from ralm.lm.local.options import ModelOptions
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.lm.named import load_language_model, model_folder
 from ralm.runs.unfinished import JOURNAL, unfinished_run
@@ -19,9 +20,9 @@ def load_tokenizer(name: str) -> ModelTokenizer:
     return load_model_tokenizer(model_folder(name))
 
 
-def load_model(name: str, dtype: Dtype, device: str, compile_layers: bool = False) -> LocalLanguageModel:
+def load_model(name: str, options: ModelOptions) -> LocalLanguageModel:
     """A model by its name, as the options say."""
-    return load_language_model(name, ModelOptions(dtype=dtype, device=device, compile=compile_layers))
+    return load_language_model(name, options)
 
 
 @contextmanager

@@ -9,8 +9,10 @@ from ralm.cli import options
 from ralm.cli.idle import Use, refuse_idle
 from ralm.cli.messages import note
 from ralm.errors import UsageError
-from ralm.retrieval.dense.options import DenseSearchOptions
-from ralm.retrieval.fusion import FusionOptions
+from ralm.options import Option
+from ralm.retrieval.options import RetrieverOptions
+
+_RETRIEVAL = RetrieverOptions()
 
 
 def search(
@@ -19,23 +21,13 @@ def search(
     query: Annotated[str | None, typer.Argument(help="What to look for.", show_default=False)] = None,
     queries: Annotated[
         Path | None,
-        typer.Option(
-            help="Ask every line of this file instead; .jsonl: a JSON string, or an object with a query, a line. "
-            "Answers as JSON lines, in order."
+        Option(
+            "Ask every line of this file instead; .jsonl: a JSON string, or an object with a query, a line. Answers as "
+            "JSON lines, in order."
         ),
     ] = None,
-    k: Annotated[int, typer.Option("-k", help="Passages a query.")] = 10,
-    retriever: options.Retriever = "bm25",
-    seed: options.Seed = 0,
-    query_encoder: options.QueryEncoder = None,
-    any_encoder: options.AnyEncoder = False,
-    nprobe: options.Nprobe = None,
-    ef_search: options.EfSearch = None,
-    fusion: options.Fusion = options.FUSION.method,
-    dense_weight: options.DenseWeight = options.FUSION.dense_weight,
-    forbidden_titles: options.ForbiddenTitles = None,
-    forbidden_documents: options.ForbiddenDocuments = None,
-    cache: options.Cache = None,
+    k: Annotated[int, Option("Passages a query.", flag="-k")] = 10,
+    retrieval: RetrieverOptions = _RETRIEVAL,
     json: options.Json = False,
 ) -> None:
     """Find the passages of an index that match a query best."""
@@ -45,21 +37,10 @@ def search(
     from ralm.protocols import ask
 
     if (query is None) == (queries is None):
-        raise UsageError("give either a QUERY or --queries FILE.")
+        raise UsageError("give either a `query` or `queries` FILE.")
     asked = read_queries(query, queries)
-    choice = options.RetrieverChoice(
-        name=retriever,
-        seed=seed,
-        query_encoder=query_encoder,
-        any_encoder=any_encoder,
-        search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
-        fusion=FusionOptions(method=fusion, dense_weight=dense_weight),
-        forbidden_titles=forbidden_titles,
-        forbidden_documents=forbidden_documents,
-        cache=cache,
-    )
-    refuse_idle(context, *choice.uses(), Use("seed", retriever == "random", "--retriever random"))
-    source = open_retriever(index, choice)
+    refuse_idle(context, Use(retrieval))
+    source = open_retriever(index, retrieval)
     hits = ask(source.retriever, asked, k, len(source.passages))
     for row, question in enumerate(asked):
         found = [(source.passages[number], score) for number, score in hits.of(row)]

@@ -67,7 +67,7 @@ def _check_place(folder: Path) -> None:
             read_manifest(folder, kind=KIND, format_version=FORMAT_VERSION)
         except FolderError as error:
             raise UsageError(
-                f"{folder} is kept, since it is not as an older demo left it ({error}) Choose another --folder."
+                f"{folder} is kept, since it is not as an older demo left it ({error}) Choose another `folder`."
             ) from error
 
 

@@ -63,7 +63,7 @@ def sweep(
     """
     values = [point.value for point in points]
     if not values or len(set(values)) < len(values):
-        raise UsageError(f"--values must be different values with commas between them, not {','.join(values)!r}.")
+        raise UsageError(f"`points` must have different values, and one at least, not {', '.join(values)!r}.")
     models: dict[int, RememberingModel] = {}
     sources = _shared_sources(points)
 

@@ -114,16 +114,17 @@ def check_rank_tokens(prepared: PreparedText, rank_tokens: int, max_length: int)
     options = prepared.plan.options
     if options.document_tokens + rank_tokens + options.advance >= max_length:
         raise UsageError(
-            f"--document-tokens {options.document_tokens} and --rerank-tokens {rank_tokens} do not fit together into "
-            f"{max_length} tokens beside the {options.advance} that the window advances at a time: lower one of them."
+            f"`document_tokens` {options.document_tokens} and `RerankOptions.tokens` {rank_tokens} do not fit together "
+            f"into {max_length} tokens beside the {options.advance} that the window advances at a time: lower one of "
+            "them."
         )
 
 
 def _check_rolling_rank_tokens(rank_tokens: int, query_tokens: int) -> None:
     if rank_tokens > query_tokens:
         raise UsageError(
-            f"--rerank-tokens {rank_tokens} are more than the --query-tokens {query_tokens} that rolling windows have "
-            "before their targets: lower it."
+            f"`RerankOptions.tokens` {rank_tokens} are more than the `query_tokens` {query_tokens} that rolling "
+            "windows have before their targets: lower it."
         )
 
 

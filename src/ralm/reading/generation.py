@@ -11,22 +11,26 @@ Shapes: K documents of a prompt, V vocabulary.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from ralm.bounds import check_count, check_counts, check_number, check_seed
+from ralm.bounds import MOST_SEEDS
 from ralm.errors import UsageError
+from ralm.options import Needs, Option, check_options
 from ralm.protocols import LanguageModel, Retriever, ask, check_length
-from ralm.reading.beginning import Bos, check_bos, first_tokens, without_first
+from ralm.reading.beginning import BosOption, first_tokens, without_first
 from ralm.reading.ensemble import COLDEST, DoubleArray, EnsembleOptions, document_log_weights, mixture, posterior
 from ralm.reading.in_context import Documents
 from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces
+from ralm.reading.plan import QueryTokens, Stride
 from ralm.reading.sampling import sample
 from ralm.reading.stop import UntilStop
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages
 
 IN_CONTEXT = EnsembleOptions(documents=1)
 """In-Context RALM: an ensemble of one document."""
+_DRAWN = Needs("a `temperature` above 0", lambda options: options.temperature > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,30 +48,28 @@ class GenerationOptions:
     Raises UsageError where a value makes no sense.
     """
 
-    new_tokens: int = 64
-    stride: int = 4
-    query_tokens: int = 32
-    document_tokens: int = 256
-    max_length: int | None = None
+    new_tokens: Annotated[int, Option("Write at most so many tokens.")] = 64
+    stride: Stride = 4
+    query_tokens: QueryTokens = 32
+    document_tokens: Annotated[int, Option("Cut a passage to so many tokens.")] = 256
+    max_length: Annotated[int | None, Option("Tokens read at once.", default_said="the model's")] = None
     ensemble: EnsembleOptions = IN_CONTEXT
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    bos: Bos = "auto"
+    temperature: Annotated[float, Option("0 is greedy.", most=1 / COLDEST)] = 0.0
+    top_k: Annotated[int | None, Option("Draw from so many likeliest tokens.", default_said="all", needs=_DRAWN)] = None
+    top_p: Annotated[
+        float,
+        Option("Draw from the likeliest tokens of this probability.", least=0, most=1, above=True, needs=_DRAWN),
+    ] = 1.0
+    seed: Annotated[int, Option("Seed of whatever is drawn at random.", least=0, most=MOST_SEEDS, needs=_DRAWN)] = 0
+    stop: Annotated[tuple[str, ...], Option("End before this string; may be given again.")] = ()
+    bos: BosOption = "auto"
 
     def __post_init__(self) -> None:
-        check_bos(self.bos)
-        for name in ("new_tokens", "stride", "query_tokens", "document_tokens"):
-            check_count(f"--{name.replace('_', '-')}", getattr(self, name))
-        check_counts({"--max-length": self.max_length, "--top-k": self.top_k})
-        if self.temperature != 0:
-            check_number("--temperature", self.temperature, least=COLDEST, most=1 / COLDEST, note=" (or 0: greedy)")
-        check_number("--top-p", self.top_p, least=0, most=1, above=True)
-        check_seed("--seed", self.seed)
+        check_options(self)
+        if 0 < self.temperature < COLDEST:
+            raise UsageError(f"`temperature` must be 0 (greedy) or at least {COLDEST:g}, not {self.temperature}.")
         if "" in self.stop:
-            raise UsageError("--stop must not be empty.")
+            raise UsageError("`stop` must not be empty.")
 
 
 def generate(
@@ -216,7 +218,7 @@ def length_read(model: LanguageModel, options: GenerationOptions) -> int:
     check_length(model, length)
     if options.document_tokens + options.stride > length:
         raise UsageError(
-            f"--document-tokens {options.document_tokens} and --stride {options.stride} do not fit together into "
+            f"`document_tokens` {options.document_tokens} and `stride` {options.stride} do not fit together into "
             f"the model length {length}; lower one of them."
         )
     return length

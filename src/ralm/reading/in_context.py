@@ -37,8 +37,8 @@ class Documents:
         self._encoded: dict[int, IntArray] = {NO_PASSAGE: NO_DOCUMENT if first is None else first}
         if first is not None and len(first) > document_tokens:
             raise UsageError(
-                f"--document-tokens {document_tokens} have no room for the {len(first)} special tokens that stand "
-                "first: raise it, or give --bos never."
+                f"`document_tokens` {document_tokens} have no room for the {len(first)} special tokens that stand "
+                'first: raise it, or give `bos="never"`.'
             )
 
     @classmethod

@@ -82,7 +82,8 @@ class Index:
     def _arrays(self) -> Arrays:
         if self._mapped is None:
             raise UsageError(
-                f"{self.path} was not built for BM25: ask with --retriever dense, or build it with --retriever both."
+                f'{self.path} was not built for BM25: ask with `retriever="dense"`, or build it for both '
+                "(`ralm index --retriever both`)."
             )
         return checked_arrays(self.path / _BM25, self._mapped)
 
@@ -131,7 +132,10 @@ class Index:
     def _dense(self) -> "_DenseSettings":
         dense = self.manifest.settings.get("dense")
         if dense is None:
-            raise UsageError(f"{self.path} was not built for dense retrieval: build it with --retriever dense or both.")
+            raise UsageError(
+                f"{self.path} was not built for dense retrieval: build it for that (`ralm index --retriever dense` or "
+                "`--retriever both`)."
+            )
         try:
             return _DenseSettings.model_validate(dense)
         except ValidationError as error:
