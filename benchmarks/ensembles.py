@@ -20,9 +20,10 @@ import torch
 
 from benchmarks import plain_loop
 from benchmarks.scoring import LENGTH, Material, materials, prepared_for, rows_from
-from ralm.lm.local.model import Dtype
+from ralm.lm.local.options import Dtype
 from ralm.lm.scoring import Scorer
-from ralm.pipeline import PreparedText, retrieve
+from ralm.pipeline.sources import retrieve
+from ralm.pipeline.texts import PreparedText
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture
 from ralm.reading.in_context import stride_request

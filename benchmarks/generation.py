@@ -24,9 +24,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from benchmarks.scoring import gpt2_tokenizer
-from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions, load_language_model
-from ralm.pipeline import FromRetriever
-from ralm.pipeline.generation import GenerationOptions, TokenWriter
+from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.options import Dtype, ModelOptions
+from ralm.pipeline.generation import TokenWriter
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.sources import FromRetriever
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.records import Hits, IntArray, Passage
 

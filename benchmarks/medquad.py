@@ -19,7 +19,7 @@ from ralm.corpus.sources import read_documents
 from ralm.demo.demonstration import PLAN, held_out_text
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.named import load_language_model
-from ralm.pipeline import FromRetriever
+from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import LanguageModel, Retriever
 from ralm.retrieval.index import Index, build_index, open_index
 from ralm.retrieval.random import RandomRetriever

@@ -27,10 +27,12 @@ from benchmarks import plain_loop
 from ralm.corpus.passages import make_passages
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
-from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions
+from ralm.lm.local.model import LocalLanguageModel
+from ralm.lm.local.options import Dtype, ModelOptions
 from ralm.lm.named import load_language_model, model_folder
 from ralm.lm.scoring import Scorer
-from ralm.pipeline import PreparedText, prepare_text, retrieve
+from ralm.pipeline.sources import retrieve
+from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Windows

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
 
-from ralm.lm.local.model import Dtype, ModelOptions
+from ralm.lm.local.options import Dtype, ModelOptions
 from ralm.lm.local.replica import LOGITS_A_BATCH, LOGITS_A_CHUNK
 from ralm.lm.named import load_language_model
 from ralm.lm.scoring import Scorer

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline import FromFile, PreparedText, prepare_text, read
+from ralm.pipeline.reading import read
+from ralm.pipeline.sources import FromFile
+from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens

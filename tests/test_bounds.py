@@ -10,7 +10,7 @@ import pytest
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
-from ralm.pipeline.generation import GenerationOptions
+from ralm.pipeline.options import GenerationOptions
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions

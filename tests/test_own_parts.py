@@ -10,8 +10,9 @@ import pytest
 
 from ralm.errors import PartError, ReaderError, RerankerError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.pipeline import FromRetriever
-from ralm.pipeline.generation import GenerationOptions, generate
+from ralm.pipeline.generation import generate
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Documents, Rows
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions

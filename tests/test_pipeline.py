@@ -7,7 +7,9 @@ import pytest
 
 from ralm.errors import RetrievalFileError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.pipeline import FromFile, FromRetriever, PreparedText, prepare_text, read, retrieved_strides
+from ralm.pipeline.reading import read
+from ralm.pipeline.sources import FromFile, FromRetriever, retrieved_strides
+from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Passage
 from ralm.reranking.likelihood import Oracle

@@ -8,7 +8,9 @@ import pytest
 
 from ralm.lm.named import load_language_model
 from ralm.lm.scoring import Scorer
-from ralm.pipeline import FromFile, prepare_text, read
+from ralm.pipeline.reading import read
+from ralm.pipeline.sources import FromFile
+from ralm.pipeline.texts import prepare_text
 from ralm.protocols import Reader
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions

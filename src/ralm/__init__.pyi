@@ -7,16 +7,16 @@ from .corpus.splitting import Splitting as Splitting
 from .errors import RalmError as RalmError
 from .evaluation.measures import Measures as Measures
 from .evaluation.perplexity import Evaluation as Evaluation, evaluate_text as evaluate_text
-from .lm.local.model import ModelOptions as ModelOptions
+from .lm.local.options import ModelOptions as ModelOptions
 from .lm.named import load_language_model as load_language_model
-from .pipeline import FromFile as FromFile, FromRetriever as FromRetriever, open_source as open_source
 from .pipeline.generation import (
-    GenerationOptions as GenerationOptions,
     Prompt as Prompt,
     TokenWriter as TokenWriter,
     generate as generate,
     generate_many as generate_many,
 )
+from .pipeline.options import GenerationOptions as GenerationOptions, ReadingOptions as ReadingOptions
+from .pipeline.sources import FromFile as FromFile, FromRetriever as FromRetriever, open_source as open_source
 from .reading.ensemble import EnsembleOptions as EnsembleOptions
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
 from .records import (
@@ -44,7 +44,8 @@ from .retrieval.encoding import (
 )
 from .retrieval.fusion import FusionOptions as FusionOptions, Hybrid as Hybrid
 from .retrieval.index import Index as Index, build_index as build_index, open_index as open_index
-from .retrieval.opening import RetrieverOptions as RetrieverOptions, open_retriever as open_retriever
+from .retrieval.opening import open_retriever as open_retriever
+from .retrieval.options import RetrieverOptions as RetrieverOptions
 from .retrieval.random import RandomRetriever as RandomRetriever
 from .retrieval.retrieval_file import (
     read_retrieval_file as read_retrieval_file,

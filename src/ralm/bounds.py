@@ -1,6 +1,6 @@
-"""The bounds of options: a number that lies within them, or one sentence that names the option.
+"""The bounds of arguments: a number that lies within them, or one sentence that names the argument.
 
-Option records call these for their own fields, so that a command, a script and a sweep are told the same.
+Option records declare their bounds instead (`options.Option`).
 """
 
 import math
@@ -13,28 +13,21 @@ MOST: Final = 2**31 - 1
 MOST_SEEDS: Final = 2**63 - 1
 
 
-def check_count(option: str, value: int, *, least: int = 1, most: int = MOST) -> None:
+def check_count(name: str, value: int, *, least: int = 1, most: int = MOST) -> None:
     """Raise UsageError where a whole number is below `least` or above `most`."""
     if not least <= value <= most:
         bound = f"at least {least:,}" if value < least else f"at most {most:,}"
-        raise UsageError(f"{option} must be {bound}, not {value}.")
+        raise UsageError(f"`{name}` must be {bound}, not {value}.")
 
 
-def check_counts(options: dict[str, int | None]) -> None:
-    """The same for several, by option; None is what was not given."""
-    for option, value in options.items():
-        if value is not None:
-            check_count(option, value)
-
-
-def check_seed(option: str, value: int) -> None:
+def check_seed(name: str, value: int) -> None:
     """Raise UsageError where a number cannot be the seed of a generator."""
-    check_count(option, value, least=0, most=MOST_SEEDS)
+    check_count(name, value, least=0, most=MOST_SEEDS)
 
 
-def check_number(option: str, value: float, *, least: float, most: float, above: bool = False, note: str = "") -> None:
+def check_number(name: str, value: float, *, least: float, most: float, above: bool = False) -> None:
     """Raise UsageError where a number is not one, infinite, below `least` (or not above it) or above `most`."""
     enough = value > least if above else value >= least
     if not (math.isfinite(value) and enough and value <= most):
         lower = f"above {least:g}" if above else f"at least {least:g}"
-        raise UsageError(f"{option} must be {lower} and at most {most:g}{note}, not {value}.")
+        raise UsageError(f"`{name}` must be {lower} and at most {most:g}, not {value}.")

@@ -281,6 +281,6 @@ def check_length(model: LanguageModel, max_length: int) -> None:
     """Raise UsageError where a model would be asked to read more than it can."""
     if max_length > model.max_length:
         raise UsageError(
-            f"--max-length {max_length} is beyond the {model.max_length} tokens that {model.name} can read; "
-            f"give --max-length {model.max_length} or less."
+            f"`max_length` {max_length} is beyond the {model.max_length} tokens that {model.name} can read; "
+            f"give `max_length` {model.max_length} or less."
         )

@@ -14,8 +14,8 @@ HYBRID = ["--retriever", "hybrid"]
 @pytest.mark.parametrize(
     ("command", "arguments", "option", "needs"),
     [
-        ("eval", ["--documents", 10], "--documents", "--reader ensemble or concatenation"),
-        ("eval", [*INDEXED, "--documents", 10], "--documents", "--reader ensemble or concatenation"),
+        ("eval", ["--documents", 10], "--documents", "--reader ensemble or --reader concatenation"),
+        ("eval", [*INDEXED, "--documents", 10], "--documents", "--reader ensemble or --reader concatenation"),
         ("eval", [*INDEXED, "--weights", "uniform"], "--weights", "--reader ensemble"),
         ("eval", [*INDEXED, "--reader", "concatenation", "--weights", "uniform"], "--weights", "--reader ensemble"),
         (

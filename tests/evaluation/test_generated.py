@@ -5,8 +5,9 @@ import pytest
 
 from ralm.evaluation.generated import traced_generation
 from ralm.evaluation.traces import TracedText
-from ralm.pipeline import FromRetriever
-from ralm.pipeline.generation import GenerationOptions, generate
+from ralm.pipeline.generation import generate
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.sources import FromRetriever
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.records import NO_PASSAGE, Passages
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of

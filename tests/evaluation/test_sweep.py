@@ -9,7 +9,7 @@ import pytest
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.evaluation.sweep import Point, Sweep, sweep
-from ralm.pipeline import FromRetriever
+from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker, Retriever
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions

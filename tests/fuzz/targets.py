@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from ralm.errors import DamagedFolderError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.journal import Journal
-from ralm.pipeline import FromRetriever
+from ralm.pipeline.sources import FromRetriever
 from ralm.progress import Advance
 from ralm.reading.plan import PlanOptions
 from ralm.records import FloatArray, Hits, Passage

@@ -19,8 +19,9 @@ from ralm.errors import RalmError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.named import TINY, load_language_model
-from ralm.pipeline import FromRetriever
-from ralm.pipeline.generation import GenerationOptions, generate
+from ralm.pipeline.generation import generate
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions

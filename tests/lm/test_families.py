@@ -11,8 +11,9 @@ from ralm.errors import ModelError
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
-from ralm.pipeline import FromRetriever
-from ralm.pipeline.generation import GenerationOptions, TokenWriter
+from ralm.pipeline.generation import TokenWriter
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.sources import FromRetriever
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.records import Hits, Request

@@ -10,7 +10,8 @@ from transformers.activations import FastGELUActivation, GELUTanh, NewGELUActiva
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ralm.lm.local.kernels import CAUSAL_BLOCKS, causal_blocks
-from ralm.lm.local.model import LocalLanguageModel, ModelOptions, load_language_model
+from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.options import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
 

@@ -9,7 +9,8 @@ import torch
 
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import check_plan
-from ralm.lm.local.model import UNLIMITED, ModelOptions, load_language_model
+from ralm.lm.local.model import UNLIMITED, load_language_model
+from ralm.lm.local.options import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.reading.plan import PlanOptions
 from ralm.records import Request

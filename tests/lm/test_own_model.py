@@ -13,7 +13,7 @@ from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.pipeline import FromRetriever
+from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions

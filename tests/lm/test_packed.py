@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ralm.lm.local.model import ModelOptions, load_language_model
+from ralm.lm.local.model import load_language_model
+from ralm.lm.local.options import ModelOptions
 from ralm.lm.local.packed import PackedWeights, packable, processor_packs
 from ralm.lm.scoring import Scorer
 from ralm.records import Request

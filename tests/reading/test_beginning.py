@@ -14,8 +14,11 @@ from ralm.errors import ModelError, TextError, UsageError
 from ralm.evaluation.generated import traced_generation
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
-from ralm.pipeline import FromRetriever, prepare_text, read
-from ralm.pipeline.generation import GenerationOptions, TokenWriter, generate
+from ralm.pipeline.generation import TokenWriter, generate
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.reading import read
+from ralm.pipeline.sources import FromRetriever
+from ralm.pipeline.texts import prepare_text
 from ralm.reading.beginning import Bos, first_tokens
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.documents import PassageDocuments

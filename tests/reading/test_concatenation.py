@@ -8,7 +8,9 @@ import pytest
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read
+from ralm.pipeline.reading import read
+from ralm.pipeline.sources import FromRetriever
+from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.records import NO_PASSAGE, Hits

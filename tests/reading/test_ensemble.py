@@ -8,7 +8,9 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline import PreparedText, prepare_text, read, retrieve
+from ralm.pipeline.reading import read
+from ralm.pipeline.sources import retrieve
+from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture, posterior
 from ralm.reading.in_context import stride_request

@@ -11,8 +11,9 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.pipeline import FromRetriever
-from ralm.pipeline.generation import GenerationOptions, TokenWriter, generate, generate_many
+from ralm.pipeline.generation import TokenWriter, generate, generate_many
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Retriever, WritingModel
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions

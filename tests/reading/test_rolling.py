@@ -10,7 +10,9 @@ from hypothesis import given, strategies as st
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.measures import measure
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline import prepare_text, read, retrieve
+from ralm.pipeline.reading import read
+from ralm.pipeline.sources import retrieve
+from ralm.pipeline.texts import prepare_text
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.in_context import stride_request

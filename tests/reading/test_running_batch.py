@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ralm.pipeline import FromRetriever
-from ralm.pipeline.generation import GenerationOptions, Prompt, TokenWriter, generate, generate_many
+from ralm.pipeline.generation import Prompt, TokenWriter, generate, generate_many
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions

@@ -7,7 +7,8 @@ import pytest
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline import PreparedText, prepare_text, read
+from ralm.pipeline.reading import read
+from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Hits

@@ -6,8 +6,11 @@ from hypothesis import given, settings, strategies as st
 
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read
-from ralm.pipeline.generation import GenerationOptions, generate
+from ralm.pipeline.generation import generate
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.reading import read
+from ralm.pipeline.sources import FromRetriever
+from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.protocols import Reranker
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ralm.errors import UsageError
-from ralm.pipeline import FromRetriever
-from ralm.pipeline.generation import GenerationOptions, TokenWriter, generate
+from ralm.pipeline.generation import TokenWriter, generate
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.sources import FromRetriever
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.pieces import GeneratedToken

@@ -10,10 +10,10 @@ import pytest
 
 import ralm
 from ralm.errors import UsageError
-from ralm.pipeline import FromRetriever
+from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Retriever
 from ralm.retrieval.filters import passages_of as numbers_of
-from ralm.retrieval.opening import RetrieverName
+from ralm.retrieval.options import RetrieverName
 from tests.fakes import CountingModel, LetterEncoder, WordTokenizer, passages_of
 
 TEXTS = ("sheep on the hill", "the sea and the sheep", "a town by the sea", "the hill above the town")
@@ -73,7 +73,7 @@ def test_a_source_that_an_evaluation_takes(index: Path, tmp_path: Path) -> None:
     """Opened by path, by an open index, and through a cache: the same figures and the same configuration."""
     model = CountingModel(WordTokenizer(), max_length=12)
     plan = ralm.PlanOptions(stride=2, query_tokens=3, document_tokens=4, max_length=12)
-    cached = ralm.RetrieverOptions(cache=str(tmp_path / "cache"))
+    cached = ralm.RetrieverOptions(cache=tmp_path / "cache")
     sources = [ralm.open_source(index), ralm.open_source(ralm.open_index(index)), ralm.open_source(index, None, cached)]
     text = "the sheep on the hill and the sea and the town"
     measures = [ralm.evaluate_text(text, model, plan, source=source).reading.measures for source in sources]

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, FolderExistsError, UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
-from ralm.pipeline import FromRetriever
+from ralm.pipeline.sources import FromRetriever
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
 from ralm.runs.page import report_page

@@ -4,6 +4,7 @@ The commands import what they need when they run, not before: `ralm --help` must
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -12,6 +13,7 @@ from ralm.cli.check import check
 from ralm.cli.demo import demo
 from ralm.cli.encode import encode
 from ralm.cli.eval import evaluate
+from ralm.cli.flags import command
 from ralm.cli.generate import generate
 from ralm.cli.index import index
 from ralm.cli.messages import complain, library_messages, print_usage_error, print_whatever_comes, quietly
@@ -57,16 +59,20 @@ def _ralm(
     """
 
 
-app.command("index")(index)
-app.command("encode")(encode)
-app.command("search")(search)
-app.command("eval")(evaluate)
-app.command("sweep", context_settings={"ignore_unknown_options": True})(sweep)
-app.command("report")(report)
-app.command("retrieve")(retrieve)
-app.command("generate")(generate)
-app.command("check")(check)
-app.command("demo")(demo)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "index": index,
+    "encode": encode,
+    "search": search,
+    "eval": evaluate,
+    "sweep": sweep,
+    "report": report,
+    "retrieve": retrieve,
+    "generate": generate,
+    "check": check,
+    "demo": demo,
+}
+for _name, _function in _COMMANDS.items():
+    app.command(_name)(command(_function))
 
 
 def main() -> None:

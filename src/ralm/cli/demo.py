@@ -3,19 +3,20 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ralm.cli import options
+from ralm.cli.flags import Flags
+from ralm.lm.local.options import ModelOptions
+from ralm.options import Option
+from ralm.retrieval.options import RetrieverOptions
+
+_FOLDER, _MODEL = Path("ralm-demo"), ModelOptions()
 
 
 def demo(
-    folder: Annotated[
-        Path, typer.Option(help="Where corpus, text, index and a report of every token are left.")
-    ] = Path("ralm-demo"),
-    lm: Annotated[str, typer.Option(help="Causal language model to read with.")] = "ralm-tiny",
-    limit_tokens: Annotated[int, typer.Option(min=2, help="Score so many tokens of the held-out text.")] = 4000,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
+    folder: Annotated[Path, Option("Where corpus, text, index and a report of every token are left.")] = _FOLDER,
+    lm: Annotated[str, Option("Causal language model to read with.")] = "ralm-tiny",
+    limit_tokens: Annotated[int, Option("Score so many tokens of the held-out text.", least=2)] = 4000,
+    model_options: Annotated[ModelOptions, Flags(without=("compile",))] = _MODEL,
     json: options.Json = False,
 ) -> None:
     """Index this Python's own documentation but for a tenth, and read that tenth without and with its passages."""
@@ -24,11 +25,10 @@ def demo(
     from ralm.cli.shading import write_page
     from ralm.corpus.text import read_text
     from ralm.demo.demonstration import HELD_OUT, INDEX, REPORT, build_demo_folder, demo_report, demonstrate
-    from ralm.pipeline import FromRetriever
-    from ralm.retrieval.opening import RetrieverOptions
+    from ralm.pipeline.sources import FromRetriever
 
     build_demo_folder(folder)
-    model = load_model(lm, dtype, device)
+    model = load_model(lm, model_options)
     bm25 = FromRetriever.of_index(folder / INDEX, RetrieverOptions(retriever="bm25"))
     control = FromRetriever.of_index(folder / INDEX, RetrieverOptions(retriever="random"))
     shown = demonstrate(read_text(folder / HELD_OUT), model, bm25, control, limit_tokens=limit_tokens)

@@ -1,51 +1,81 @@
 """Options that would do nothing beside the others that were given: refused, and never passed over in silence.
 
-Each command says beside its options which of them work with what; knows nothing of what the options mean.
+Records say what their options need (`options.Needs`), and a command what it needs besides; knows nothing of what
+options mean.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import typer
 
+from ralm.cli.flags import kinds_of, names_of, parts_of
+from ralm.cli.messages import with_flags
 from ralm.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Options, by the names of their parameters, that do something only where `works`; `needs` says what to give."""
+    """Options that do something only where `works`; `needs` says what to give.
 
-    options: str
-    works: bool
-    needs: str
+    They are named by their parameters, or by the type of the record that has them; or they are a record itself, whose
+    options have needs of their own. An option of several records does nothing only where none of them uses it.
+    """
+
+    options: Any
+    works: bool = True
+    needs: str = ""
 
 
-def idle_options(context: typer.Context, uses: Iterable[Use]) -> dict[str, str]:
-    """The options that were given and do nothing, as they are written, each with what it needs."""
+def given_options(context: typer.Context) -> dict[str, Any]:
+    """The options that stand in the command: their parameters by name."""
     command: Any = context.command
-    given = {
-        parameter.name: parameter
-        for parameter in command.params
-        if (source := context.get_parameter_source(parameter.name)) is not None and source.name == "COMMANDLINE"
-    }
+    sources = ((parameter, context.get_parameter_source(parameter.name)) for parameter in command.params)
+    return {parameter.name: parameter for parameter, source in sources if source and source.name == "COMMANDLINE"}
+
+
+def idle_options(given: Collection[str], uses: Iterable[Use]) -> dict[str, str]:
+    """Those of the given options that do nothing, by name, each with what it needs."""
     idle: dict[str, str] = {}
+    of_records: dict[str, list[str | None]] = {}
     for use in uses:
-        for name in use.options.split() if not use.works else ():
-            if name in given:
-                idle.setdefault(_written(given[name], context.params.get(name)), use.needs)
-    return idle
+        if not isinstance(use.options, str | type):
+            for name, lacks in _needs(use.options, None if use.works else use.needs):
+                of_records.setdefault(name, []).append(lacks)
+        elif not use.works:
+            names = use.options.split() if isinstance(use.options, str) else [*kinds_of(use.options)]
+            idle = dict.fromkeys(names, use.needs) | idle
+    for name, several in of_records.items():
+        lacking = [one for one in dict.fromkeys(several) if one is not None]
+        if None not in several:
+            idle.setdefault(name, " or ".join(lacking))
+    return {name: needs for name, needs in idle.items() if name in given}
 
 
-def refuse(idle: dict[str, str]) -> None:
+def refuse(idle: Mapping[str, str], context: typer.Context) -> None:
     """Raise UsageError where an option does nothing."""
-    for option, needs in idle.items():
+    given = given_options(context)
+    for name, needs in idle.items():
+        option = _written(given[name], context.params.get(name)) if name in given else name
         raise UsageError(f"{option} does nothing here: it goes with {needs}.")
 
 
 def refuse_idle(context: typer.Context, *uses: Use) -> None:
     """Raise UsageError for the first option that was given and does nothing."""
-    refuse(idle_options(context, uses))
+    refuse(idle_options(given_options(context), uses), context)
+
+
+def _needs(record: Any, needed: str | None) -> Iterator[tuple[str, str | None]]:
+    """The options of a record and of those within it, each with what it lacks to have an effect."""
+    names = names_of(type(record))
+    for part in parts_of(type(record), record):
+        needs = part.option.needs if part.option else None
+        lacks = needed or (with_flags(needs.said, names) if needs is not None and not needs.met(record) else None)
+        if part.record is not None:
+            yield from _needs(part.default, lacks)
+        else:
+            yield part.key, lacks
 
 
 def _written(parameter: Any, value: object) -> str:

@@ -1,5 +1,6 @@
 """`ralm index`: documents in, a searchable folder out."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -7,14 +8,21 @@ import typer
 from pydantic import JsonValue
 
 from ralm.cli import options
-from ralm.cli.idle import Use, refuse_idle
+from ralm.cli.flags import Flags
+from ralm.cli.idle import Use, given_options, refuse_idle
 from ralm.controls import path_text
+from ralm.corpus.decontamination import Decontamination
+from ralm.corpus.fields import Fields
+from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
+from ralm.options import Option
+from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions, cores
-from ralm.retrieval.dense.options import EncoderOptions, Pooling, QueryEnd, VectorOptions
+from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 
-_BUILD = BuildOptions()
-_VECTORS = VectorOptions()
+_SPLITTING, _FIELDS, _OVERLAP = Splitting(), Fields(), Decontamination()
+_FORMULA, _BUILD, _VECTORS = BM25Options(), BuildOptions(), VectorOptions()
+_BM25, _DENSE = '`retriever="bm25"` or `"both"`', '`retriever="dense"` or `"both"`'
 
 
 def index(
@@ -27,66 +35,25 @@ def index(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write.", show_default=False)],
-    words: Annotated[int, typer.Option(help="Words a passage.")] = 100,
-    tokens: Annotated[int | None, typer.Option(help="Tokens of --lm a passage, instead of words.")] = None,
-    lm: Annotated[str | None, typer.Option(help="The model whose tokens --tokens counts.")] = None,
-    id_field: Annotated[str, typer.Option(help="Field with the id of a document.")] = "id",
-    title_field: Annotated[str, typer.Option(help="Field with its title.")] = "title",
-    text_field: Annotated[str, typer.Option(help="Field with its text.")] = "text",
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out broken lines and count them.")] = False,
-    forbidden_titles: Annotated[
-        Path | None, typer.Option(help="Leave out documents with these titles, one a line.")
-    ] = None,
+    out: Annotated[Path, Option("Folder to write.")],
+    splitting: Splitting = _SPLITTING,
+    lm: Annotated[str | None, Option("The model whose tokens `tokens` counts.")] = None,
+    fields: Fields = _FIELDS,
+    skipped: Annotated[bool, Option("Leave out broken lines and count them.", flag="skip-bad")] = False,
+    forbidden_titles: Annotated[Path | None, Option("Leave out documents with these titles, one a line.")] = None,
     decontaminate: Annotated[
-        list[Path] | None, typer.Option(help="Leave out passages that overlap this text; may be given again.")
-    ] = None,
-    ngram: Annotated[int, typer.Option(help="Words in a row that count as overlap.")] = 13,
-    max_overlap: Annotated[
-        float, typer.Option(help="Leave a passage out only if more than this share of its runs of words is shared.")
-    ] = 0.0,
-    k1: Annotated[float, typer.Option(help="BM25: how soon repeated terms stop counting.")] = 0.9,
-    b: Annotated[float, typer.Option(help="BM25: how much long passages are marked down.")] = 0.4,
-    memory: Annotated[
-        float, typer.Option(help="BM25: megabytes for postings on their way to the disk; the vocabulary comes on top.")
-    ] = _BUILD.megabytes,
-    workers: Annotated[
-        int | None, typer.Option(help="BM25: processes that analyse a large corpus.", show_default="one a core")
-    ] = None,
+        tuple[Path, ...], Option("Leave out passages that overlap this text; may be given again.")
+    ] = (),
+    overlap: Decontamination = _OVERLAP,
+    formula: BM25Options = _FORMULA,
+    build: Annotated[BuildOptions, Flags(default_said={"workers": "one a core"})] = _BUILD,
     retriever: Annotated[
-        Literal["bm25", "dense", "both"], typer.Option(help="What to index for; both serves hybrid retrieval too.")
+        Literal["bm25", "dense", "both"], Option("What to index for; both serves hybrid retrieval too.")
     ] = "bm25",
-    encoder: Annotated[
-        str | None, typer.Option(help="Dense: encoder of passages, a hub name or folder (and of queries).")
-    ] = None,
-    query_encoder: Annotated[
-        str | None, typer.Option(help="Dense: another encoder for queries, as DPR has it.")
-    ] = None,
-    pooling: Annotated[
-        Pooling, typer.Option(help="Dense: over the tokens of a bare model; auto: as its folder says, else mean.")
-    ] = "auto",
-    normalize: Annotated[
-        bool, typer.Option("--normalize", help="Dense: cosines, not the encoder's own inner products.")
-    ] = False,
-    titles: Annotated[bool, typer.Option(help="Dense: encode the title with the text.")] = True,
-    query_length: Annotated[
-        int | None, typer.Option(help="Dense: read so many tokens of a query.", show_default="the encoder's")
-    ] = None,
-    query_keeps: Annotated[
-        QueryEnd, typer.Option(help="Dense: which tokens of a longer query; first is what REPLUG's code does.")
-    ] = "last",
-    passage_length: Annotated[
-        int | None, typer.Option(help="Dense: read so many tokens of a passage.", show_default="the encoder's")
-    ] = None,
-    faiss: Annotated[
-        str, typer.Option(help="Dense: Flat is exact; SQfp16 in float16; IVF4096,Flat, IVF4096,PQ64, HNSW32: faster.")
-    ] = _VECTORS.faiss,
-    training_sample: Annotated[
-        int, typer.Option(help="Dense: train IVF and PQ on so many vectors, drawn at random.")
-    ] = _VECTORS.training_sample,
-    dtype: options.Dtype = "auto",
+    encoding: EncoderOptions | None = None,
+    vectors: VectorOptions = _VECTORS,
     device: Annotated[
-        str, typer.Option(help="Dense: where to encode: cpu, cuda, cuda:N, or auto: a GPU if there is one.")
+        str, Option("Dense: where to encode: cpu, cuda, cuda:N, or auto: a GPU if there is one.")
     ] = "auto",
     force: options.Force = False,
 ) -> None:
@@ -96,58 +63,38 @@ def index(
     again after an interruption goes on from there.
     """
     from ralm.cli.output import print_index
-    from ralm.corpus.decontamination import Decontamination, Removals, read_titles
+    from ralm.corpus.decontamination import Removals, read_titles
     from ralm.corpus.passages import make_passages
-    from ralm.corpus.sources import Fields, SkippedLines, read_documents
-    from ralm.corpus.splitting import Splitting
+    from ralm.corpus.sources import SkippedLines, read_documents
     from ralm.corpus.text import read_text
     from ralm.folders.outputs import check_output
-    from ralm.retrieval.bm25.formula import BM25Options
     from ralm.retrieval.dense.loading import load_encoder
     from ralm.retrieval.index import KIND, build_index
 
-    if (encoder is None) != (retriever == "bm25"):
-        raise UsageError("--retriever dense or both and --encoder go together: which encoder makes the vectors?")
-    if (tokens is None) != (lm is None):
-        raise UsageError("--tokens and --lm go together: so many tokens of which model?")
+    if (encoding is None) != (retriever == "bm25"):
+        raise UsageError('`retriever="dense"` or `"both"` and `encoder` go together: which encoder makes the vectors?')
+    if (splitting.tokens is None) != (lm is None):
+        raise UsageError("`tokens` and `lm` go together: so many tokens of which model?")
     dense = retriever != "bm25"
     refuse_idle(
         context,
-        Use("words", tokens is None, "passages of words, not of --tokens"),
-        Use("ngram max_overlap", bool(decontaminate), "--decontaminate"),
-        Use("k1 b memory workers", retriever != "dense", "--retriever bm25 or both"),
-        Use(
-            "query_encoder pooling normalize titles query_length query_keeps passage_length",
-            dense,
-            "--retriever dense or both",
-        ),
-        Use("faiss training_sample dtype device", dense, "--retriever dense or both"),
-        Use("training_sample", faiss != _VECTORS.faiss, "a --faiss index that is trained"),
+        Use(splitting),
+        Use("ngram max_overlap", bool(decontaminate), "`decontaminate`"),
+        Use(formula, retriever != "dense", _BM25),
+        Use(build, retriever != "dense", _BM25),
+        Use(EncoderOptions, dense, _DENSE),
+        Use(vectors, dense, _DENSE),
+        Use("device", dense, _DENSE),
     )
-    splitting = Splitting(words=words, tokens=tokens)
-    formula, vectors = BM25Options(k1=k1, b=b), VectorOptions(faiss=faiss, training_sample=training_sample)
-    build = BuildOptions(megabytes=memory, workers=cores() if workers is None else workers)
-    encoding = None
-    if encoder is not None:
-        encoding = EncoderOptions(
-            encoder=encoder,
-            query_encoder=query_encoder,
-            pooling=pooling,
-            normalize=normalize,
-            titles=titles,
-            query_length=query_length,
-            passage_length=passage_length,
-            query_keeps=query_keeps,
-            dtype=dtype,
-        )
+    if "workers" not in given_options(context):
+        build = replace(build, workers=cores())
     check_output(out, kind=KIND, force=force)
-    fields = Fields(id=id_field, title=title_field, text=text_field)
-    skipped = SkippedLines() if skip_bad else None
+    bad_lines = SkippedLines() if skipped else None
     decontamination = Decontamination.of(
         titles=[] if forbidden_titles is None else read_titles(forbidden_titles),
-        texts=[read_text(path) for path in decontaminate or []],
-        ngram=ngram,
-        max_overlap=max_overlap,
+        texts=[read_text(path) for path in decontaminate],
+        ngram=overlap.ngram,
+        max_overlap=overlap.max_overlap,
     )
     tokenizer = None
     if lm is not None:
@@ -155,7 +102,7 @@ def index(
 
         tokenizer = load_tokenizer(lm)
     removals = Removals()
-    documents = (document for source in sources for document in read_documents(source, fields, skipped=skipped))
+    documents = (document for source in sources for document in read_documents(source, fields, skipped=bad_lines))
     passages = make_passages(
         documents,
         splitting,
@@ -167,10 +114,10 @@ def index(
     def describe() -> dict[str, JsonValue]:
         return {
             "sources": [path_text(source) for source in sources],
-            "splitting": {"words": words} if tokens is None else {"tokens": tokens, "lm": lm},
+            "splitting": {"words": splitting.words} if lm is None else {"tokens": splitting.tokens, "lm": lm},
             "decontamination": decontamination.settings,
             "removed": {"counts": removals.counts(), "list": removals.listed(), "unlisted": removals.unlisted},
-            "skipped_lines": skipped.count if skipped else 0,
+            "skipped_lines": bad_lines.count if bad_lines else 0,
         }
 
     manifest = build_index(
@@ -184,4 +131,4 @@ def index(
         build=build,
         force=force,
     )
-    print_index(out, manifest, removals, skipped)
+    print_index(out, manifest, removals, bad_lines)

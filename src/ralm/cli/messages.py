@@ -2,9 +2,10 @@
 
 import io
 import logging
+import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, Protocol, TextIO
@@ -15,6 +16,9 @@ from ralm.progress import no_progress
 
 _PYTHONS_OWN: Final = warnings.showwarning
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+
+_QUOTE: Final = '"'
+_ARGUMENT: Final = re.compile(r'`(?:([\w.]+)(?:=("[^"`]*"|[^"`]*))?|"([^"`]*)")`')
 
 
 class ShownError(Protocol):
@@ -99,3 +103,22 @@ def print_whatever_comes() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def with_flags(text: str, names: Mapping[str, str]) -> str:
+    """A message that names Python's arguments in backticks, with the flags of these names instead.
+
+    `stride` becomes --stride, `retriever="dense"` --retriever dense, and `force=True` --force.
+    """
+    return _ARGUMENT.sub(lambda found: _flag(found, names), text)
+
+
+def _flag(found: re.Match[str], names: Mapping[str, str]) -> str:
+    name, value, alone = found.groups()
+    if alone is not None:
+        return str(alone)
+    if f"{name}={value}" in names:
+        return names[f"{name}={value}"]
+    if name not in names:
+        return found[0]
+    return f"{names[name]} {value.strip(_QUOTE)}" if value and value.startswith(_QUOTE) else names[name]

@@ -1,6 +1,7 @@
 """Language models and their tokenizers by name, as several commands load them. Importing this takes seconds: torch."""
 
-from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions
+from ralm.lm.local.model import LocalLanguageModel
+from ralm.lm.local.options import ModelOptions
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.lm.named import load_language_model, model_folder
 
@@ -10,6 +11,6 @@ def load_tokenizer(name: str) -> ModelTokenizer:
     return load_model_tokenizer(model_folder(name))
 
 
-def load_model(name: str, dtype: Dtype, device: str, compile_layers: bool = False) -> LocalLanguageModel:
+def load_model(name: str, options: ModelOptions) -> LocalLanguageModel:
     """A model by its name, as the options say."""
-    return load_language_model(name, ModelOptions(dtype=dtype, device=device, compile=compile_layers))
+    return load_language_model(name, options)

@@ -20,8 +20,9 @@ from ralm.evaluation.sweep import Sweep
 from ralm.evaluation.traces import TracedText, gain_as_json
 from ralm.folders.manifest import Manifest
 from ralm.folders.outputs import MANIFEST
-from ralm.pipeline import FromRetriever, PassageSource
-from ralm.pipeline.generation import GenerationOptions, generate
+from ralm.pipeline.generation import generate
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.sources import FromRetriever, PassageSource
 from ralm.protocols import Tokenizer, WritingModel
 from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, spans
 from ralm.records import NO_PASSAGE, Passage, Passages

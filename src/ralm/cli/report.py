@@ -7,6 +7,7 @@ import typer
 
 from ralm.cli import options
 from ralm.cli.idle import Use, refuse_idle
+from ralm.options import Option
 
 _TOKENS, _TOKENS_OF_A_PAGE = 400, 4000
 
@@ -16,19 +17,17 @@ def report(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder that `ralm eval --baseline --out` wrote.", show_default=False)
     ],
-    html: Annotated[Path | None, typer.Option(help="Write a page that stands alone to this file instead.")] = None,
+    html: Annotated[Path | None, Option("Write a page that stands alone to this file instead.")] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Show so many tokens.", show_default=f"{_TOKENS}; a page: {_TOKENS_OF_A_PAGE}; --json: all"
-        ),
+        Option("Show so many tokens.", default_said=f"{_TOKENS}; a page: {_TOKENS_OF_A_PAGE}; --json: all"),
     ] = None,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
     """Show a run's text with tokens shaded by what passages were worth to them, and the passages by what they gave."""
     refuse_idle(
-        context, Use("force", html is not None, "--html"), Use("json", html is None, "standard output, not --html")
+        context, Use("force", html is not None, "`html`"), Use("json", html is None, "standard output, not `html`")
     )
 
     from ralm.cli.output import print_json

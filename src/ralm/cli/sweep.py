@@ -1,63 +1,51 @@
 """`ralm sweep`: `ralm eval` under several values of one option, as a table and a plot."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final
 
 import typer
 
 from ralm.cli import options
-from ralm.cli.eval import Job, evaluate
-from ralm.cli.idle import Use, refuse, refuse_idle
+from ralm.cli.eval import Job
+from ralm.cli.flags import Asked, kinds_of
+from ralm.cli.idle import Use, given_options, idle_options, refuse, refuse_idle
 from ralm.errors import UsageError
-from ralm.retrieval.opening import RetrieverOptions
+from ralm.lm.local.options import ModelOptions
+from ralm.options import Option
+from ralm.retrieval.options import RetrieverOptions
 
-Option = Literal[
-    "documents",
-    "stride",
-    "query-tokens",
-    "document-tokens",
-    "retriever",
-    "index",
-    "vectors",
-    "reader",
-    "weights",
-    "weights-temperature",
-    "rerank",
-    "candidates",
-    "rerank-tokens",
-    "fusion",
-    "dense-weight",
-    "nprobe",
-    "ef-search",
-    "windows",
-    "block",
-    "max-length",
-    "semantics",
-    "bos",
-    "seed",
-]
+_FIXED: Final = ("lm", "rerank_lm", "limit_tokens", *kinds_of(ModelOptions))
+"""What all points of a sweep share: one text is read with one model, which is loaded once."""
+_KINDS: Final = {name: kind for name, kind in kinds_of(Job).items() if name not in _FIXED}
+_SWEPT: Final = [name.replace("_", "-") for name in _KINDS]
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """What `ralm eval` would do for a value, and which options would do nothing then."""
+
+    job: Job
+    idle: dict[str, str]
 
 
 def sweep(
     context: typer.Context,
-    evaluation: Annotated[
-        list[str],
-        typer.Argument(metavar="TEXTFILE [OPTIONS OF RALM EVAL]", help="As for `ralm eval`.", show_default=False),
-    ],
-    over: Annotated[Option, typer.Option(help="Option of `ralm eval` that changes.", show_default=False)],
-    values: Annotated[str, typer.Option(help="Its values, with commas between them.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="Folder for the table, the plot and the summary.")] = None,
-    plot: Annotated[bool, typer.Option(help="Draw the plot in --out, for which the extra `plots` is needed.")] = True,
+    asked: Asked[Job],
+    over: Annotated[str, Option("Option of `ralm eval` that changes: any but those of the text and the models.")],
+    values: Annotated[str, Option("Its values, with commas between them.")],
+    out: Annotated[Path | None, Option("Folder for the table, the plot and the summary.")] = None,
+    plot: Annotated[bool, Option("Draw the plot in `out`, for which the extra `plots` is needed.")] = True,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
     """Evaluate a text under several values of one option, each with passages and without.
 
-    Every row is what `ralm eval` gives for it; what several have in common is retrieved and scored once. With --out a
-    sweep that was killed goes on where it was when it is started again.
+    Takes the options of `ralm eval`. Every row is what it gives for a value; what several have in common is retrieved
+    and scored once. With --out a sweep that was killed goes on where it was when it is started again.
     """
-    refuse_idle(context, Use("plot force", out is not None, "--out"))
-    jobs = _jobs(evaluation, over, values.split(","))
+    refuse_idle(context, Use("plot force", out is not None, "`out`"))
+    jobs = _jobs(context, asked, over, values)
 
     from ralm.cli.models import load_model
     from ralm.cli.output import print_cache, print_json, print_sweep
@@ -65,7 +53,7 @@ def sweep(
     from ralm.evaluation.sweep import Point, sweep as sweep_over
     from ralm.folders.outputs import check_output
     from ralm.lm.scoring import Scorer
-    from ralm.pipeline import open_source
+    from ralm.pipeline.sources import open_source
     from ralm.runs import sweep_folder
     from ralm.runs.start import point_config, run_sweep
 
@@ -76,17 +64,16 @@ def sweep(
     first = next(iter(jobs.values()))
     content = read_text(first.text)
     sources = {_source_of(job): open_source(*_source_of(job)) for job in jobs.values()}
-    model = load_model(first.lm, first.dtype, first.device, first.compile_layers)
-    rerank_lm = next((job.rerank_lm for job in jobs.values() if job.rerank_lm), None)
-    ranking = load_model(rerank_lm, first.dtype, first.device, first.compile_layers) if rerank_lm else None
-    ranker = None if ranking is None else Scorer(ranking)
+    model = load_model(first.lm, first.model)
+    rerank_lm = next((job.reading.rerank_lm for job in jobs.values() if job.reading.rerank_lm), None)
+    ranker = Scorer(load_model(rerank_lm, first.model)) if rerank_lm else None
     points = [
         Point(
             value=value,
             plan=job.plan,
-            reader=job.reader,
+            reader=job.reading.chosen_reader,
             source=sources[_source_of(job)],
-            reranker=job.reranking.reranker(ranker if job.rerank_lm else None),
+            reranker=job.reading.reranker(ranker if job.reading.rerank_lm else None),
         )
         for value, job in jobs.items()
     ]
@@ -105,30 +92,40 @@ def sweep(
         print_cache(source)
 
 
-def _jobs(arguments: list[str], over: Option, values: list[str]) -> dict[str, Job]:
+def _jobs(context: typer.Context, asked: Asked[Job], over: str, values: str) -> dict[str, Job]:
     """What `ralm eval` would do for each value."""
-    if len(set(values)) < len(values):
-        raise UsageError(f"--values has a value twice: {','.join(values)}.")
-    jobs = {value: _job([*arguments, f"--{over}", value]) for value in values}
-    first, *others = jobs.values()
-    if not all(job.index or job.retrieved for job in jobs.values()):
-        raise UsageError("a sweep reads with passages: give --index or --retrieved.")
-    if others and all(job == first for job in others):
+    if over not in _SWEPT:
+        raise UsageError(f"`over` must be one of {', '.join(_SWEPT)}, not {over!r}.")
+    name = over.replace("-", "_")
+    given, points = {*given_options(context), name}, {}
+    for value, parsed in _parsed(over, _KINDS[name], values).items():
+        job = asked.make(**{name: parsed})
+        points[value] = _Point(job.settled(given), idle_options(given, job.uses))
+    first, *others = points.values()
+    if not all(point.job.has_passages for point in points.values()):
+        raise UsageError("a sweep reads with passages: give `index` or `retrieved`.")
+    idle = {option: needs for option, needs in first.idle.items() if all(option in one.idle for one in others)}
+    if name in idle:
+        raise UsageError(f"--{over} makes no difference here: it goes with {idle[name]}.")
+    if others and all(point.job == first.job for point in others):
         raise UsageError(f"--{over} makes no difference here: the other options do not use it.")
-    refuse({option: needs for option, needs in first.idle.items() if all(option in job.idle for job in others)})
-    return jobs
+    refuse(idle, context)
+    return {value: point.job for value, point in points.items()}
 
 
-def _job(arguments: list[str]) -> Job:
-    """What `ralm eval` would do when called like this; its own usage errors where it would do nothing."""
-    program = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-    program.command()(evaluate)
-    command = typer.main.get_command(program)
-    jobs: list[Job] = []
-    with command.make_context("ralm eval", arguments, obj=jobs.append) as context:
-        command.invoke(context)
-    return jobs[0]
+def _parsed(over: str, kind: Any, values: str) -> dict[str, Any]:
+    """The values of an option of this type, as they are written."""
+    try:
+        parsed = {value: kind(value) if kind in (int, float) else value for value in values.split(",")}
+        if kind is bool:
+            parsed = {value: {"true": True, "false": False}[value] for value in parsed}
+    except (ValueError, KeyError):
+        numbers = {int: "whole numbers", float: "numbers", bool: "true and false"}[kind]
+        raise UsageError(f"`values` of --{over} must be {numbers} with commas between them, not {values!r}.") from None
+    if len({*parsed.values()}) < len(values.split(",")):
+        raise UsageError(f"`values` has a value twice: {values}.")
+    return parsed
 
 
 def _source_of(job: Job) -> tuple[Path | None, Path | None, RetrieverOptions]:
-    return job.index, job.retrieved, job.choice
+    return job.index, job.retrieved, job.retrieval

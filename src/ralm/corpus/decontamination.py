@@ -12,20 +12,22 @@ words; and passages of fewer words than that.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from pydantic import JsonValue
 
-from ralm.bounds import check_count
 from ralm.corpus.text import read_utf8
 from ralm.errors import CorpusError, UsageError
+from ralm.options import Option, check_options
 from ralm.records import Document
 
 BY_TITLE: Final = "forbidden title"
 BY_OVERLAP: Final = "overlap with an evaluation text"
+_NGRAM: Final = 13
+_MAX_OVERLAP: Final = 0.0
 _WORD: Final = re.compile(r"\w+")
 _CLUE_WORDS: Final = 4
 _ROWS_LISTED: Final = 10_000
@@ -44,32 +46,39 @@ class Decontamination:
     """
 
     titles: frozenset[str] = frozenset()
-    ngram: int = 13
-    max_overlap: float = 0.0
+    ngram: Annotated[int, Option("Words in a row that count as overlap.")] = _NGRAM
+    max_overlap: Annotated[
+        float, Option("Leave a passage out only if more than this share of its runs of words is shared.", most=1)
+    ] = _MAX_OVERLAP
     hashes: frozenset[int] = frozenset()
     clues: frozenset[str] = frozenset()
 
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.max_overlap == 1:
+            raise UsageError("`max_overlap` must be below 1: no passage shares more than all of its runs of words.")
+
     @classmethod
     def of(
-        cls, titles: Iterable[str] = (), texts: Iterable[str] = (), ngram: int = 13, max_overlap: float = 0.0
+        cls,
+        titles: Iterable[str] = (),
+        texts: Iterable[str] = (),
+        ngram: int = _NGRAM,
+        max_overlap: float = _MAX_OVERLAP,
     ) -> "Decontamination":
         """Forbid these titles, and runs of `ngram` words of these evaluation texts.
 
         Raises UsageError where `ngram` is below 1, `max_overlap` is not from 0 up to but not including 1, or texts
         were given but none is as long as `ngram` words, so that nothing could ever be found.
         """
-        check_count("--ngram", ngram)
-        if not 0 <= max_overlap < 1:
-            raise UsageError(f"--max-overlap must be at least 0 and below 1, not {max_overlap}.")
+        options = cls(ngram=ngram, max_overlap=max_overlap)
         hashes: set[int] = set()
         clues: set[str] = set()
         lengths = [_take_in(text, ngram, hashes, clues) for text in texts]
         if lengths and not hashes:
-            raise UsageError(f"--ngram {ngram} is longer than the evaluation texts ({max(lengths)} words); lower it.")
+            raise UsageError(f"`ngram` {ngram} is longer than the evaluation texts ({max(lengths)} words); lower it.")
         forbidden = frozenset(normal_title(title) for title in titles) - {""}
-        return cls(
-            titles=forbidden, ngram=ngram, max_overlap=max_overlap, hashes=frozenset(hashes), clues=frozenset(clues)
-        )
+        return replace(options, titles=forbidden, hashes=frozenset(hashes), clues=frozenset(clues))
 
     @property
     def settings(self) -> dict[str, JsonValue]:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ralm.controls import path_text
+from ralm.corpus.fields import Fields
 from ralm.corpus.headings import title_of
 from ralm.corpus.text import decode, open_file, read_utf8
 from ralm.errors import CorpusError
@@ -34,17 +35,7 @@ _ROWS_A_BATCH: Final = 1024
 _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _NOT_NAMES: Final = (bytes, list, dict, tuple, set)
-_MEND: Final = "Mend it, or pass over such lines with --skip-bad."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fields:
-    """Which fields of a record hold a document's id, title and text. Only the text must be there: without an id a
-    document is called by its line (from 1) or row (from 0), without a title it has none."""
-
-    id: str = "id"
-    title: str = "title"
-    text: str = "text"
+_MEND: Final = "Mend it, or pass over such lines with `skipped=SkippedLines()`."
 
 
 @dataclass(slots=True)
@@ -151,7 +142,7 @@ def _pass_over(error: CorpusError, skipped: SkippedLines | None) -> None:
 
 def _no_text(where: str, fields: Fields, names: list[str]) -> str:
     there = ", ".join(names) or "none"
-    return f"{where} has no field {fields.text!r}; its fields are {there}. Name the right one with --text-field."
+    return f"{where} has no field {fields.text!r}; its fields are {there}. Name the right one with `Fields.text`."
 
 
 def _json_record(line: bytes, where: str, offset: int) -> Mapping[str, object]:

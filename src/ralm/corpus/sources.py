@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NoReturn
 
+from ralm.corpus.fields import Fields
 from ralm.corpus.formats import (
-    Fields,
     SkippedLines,
     jsonl_documents,
     parquet_documents,

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, Final
 
-from ralm.bounds import check_counts
+from ralm.options import Needs, Option, check_options
 from ralm.protocols import Tokenizer
 from ralm.records import IntArray
 
@@ -25,11 +25,17 @@ class Splitting:
     Raises UsageError where a length makes no sense.
     """
 
-    words: int = 100
-    tokens: int | None = None
+    words: Annotated[
+        int,
+        Option(
+            "Words a passage.",
+            needs=Needs("passages of words, not of `tokens`", lambda splitting: splitting.tokens is None),
+        ),
+    ] = 100
+    tokens: Annotated[int | None, Option("Tokens of `lm` a passage, instead of words.")] = None
 
     def __post_init__(self) -> None:
-        check_counts({"--words": self.words, "--tokens": self.tokens})
+        check_options(self)
 
 
 def split_text(text: str, splitting: Splitting, tokenizer: Tokenizer | None = None) -> Iterator[str]:

@@ -19,7 +19,9 @@ from ralm.evaluation.perplexity import Reading, timed
 from ralm.evaluation.traces import TracedText, used_passages
 from ralm.folders.manifest import read_manifest, write_manifest
 from ralm.folders.outputs import MANIFEST, check_output, new_folder
-from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read
+from ralm.pipeline.reading import read
+from ralm.pipeline.sources import FromRetriever
+from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.protocols import LanguageModel
 from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import provenance_of
@@ -68,7 +70,7 @@ def _check_place(folder: Path) -> None:
             read_manifest(folder, kind=KIND, format_version=FORMAT_VERSION)
         except FolderError as error:
             raise UsageError(
-                f"{folder} is kept, since it is not as an older demo left it ({error}) Choose another --folder."
+                f"{folder} is kept, since it is not as an older demo left it ({error}) Choose another `folder`."
             ) from error
 
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from ralm.pipeline import PreparedText
+from ralm.pipeline.texts import PreparedText
 from ralm.records import ScoredTokens
 
 

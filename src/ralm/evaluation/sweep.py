@@ -12,7 +12,8 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.lm.scoring import Scorer
-from ralm.pipeline import FromRetriever, PassageSource, hits_wanted
+from ralm.pipeline.reading import hits_wanted
+from ralm.pipeline.sources import FromRetriever, PassageSource
 from ralm.protocols import LanguageModel, Reader, Reranker, Retriever
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.shared import SharedRetriever
@@ -64,7 +65,7 @@ def sweep(
     """
     values = [point.value for point in points]
     if not values or len(set(values)) < len(values):
-        raise UsageError(f"--values must be different values with commas between them, not {','.join(values)!r}.")
+        raise UsageError(f"`points` must have different values, and one at least, not {', '.join(values)!r}.")
     scorer, sources = Scorer.of(model), _shared_sources(points)
     evaluations = {
         point.value: evaluate_text(

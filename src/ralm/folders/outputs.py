@@ -107,7 +107,7 @@ def check_output(path: Path, *, kind: str, force: bool, also: Sequence[str] = ()
         return
     if not force:
         raise FolderExistsError(
-            f"{path} already exists and is kept; choose another output, or replace it with --force."
+            f"{path} already exists and is kept; choose another output, or replace it with `force=True`."
         )
     if reason := _kept_because(path, kind, also):
         raise UsageError(f"{path} is kept: {reason}.")
@@ -134,7 +134,9 @@ def check_output_file(path: Path, force: bool) -> None:
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is a device or the like; name a file to write.")
     if path.exists() and not force:
-        raise FolderExistsError(f"{path} already exists and is kept; choose another name, or replace it with --force.")
+        raise FolderExistsError(
+            f"{path} already exists and is kept; choose another name, or replace it with `force=True`."
+        )
 
 
 @contextmanager

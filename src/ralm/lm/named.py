@@ -4,7 +4,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from ralm.lm.local.model import LocalLanguageModel, ModelOptions, load_language_model as load_folder_or_hub
+from ralm.lm.local.model import LocalLanguageModel, load_language_model as load_folder_or_hub
+from ralm.lm.local.options import ModelOptions
 
 TINY: Final = "ralm-tiny"
 

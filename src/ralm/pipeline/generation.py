@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ralm.asking import ask
-from ralm.bounds import check_count, check_counts, check_number, check_seed
 from ralm.errors import UsageError
+from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.prompt_rows import PromptRows, PromptState
 from ralm.pipeline.reading import check_room, chosen, fronts_of, hits_wanted
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker, WritingModel, check_length
-from ralm.reading.beginning import Bos, check_bos, first_tokens, without_first
+from ralm.reading.beginning import first_tokens, without_first
 from ralm.reading.documents import PassageDocuments
-from ralm.reading.ensemble import COLDEST, mixture, posterior
+from ralm.reading.ensemble import mixture, posterior
 from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces
 from ralm.reading.sampling import sample
@@ -40,46 +40,6 @@ class Prompt:
 
     text: str
     query: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationOptions:
-    """How to write on; lengths in tokens, the retrieval options with the paper's values as defaults.
-
-    `temperature` 0 is greedy; otherwise tokens are drawn from
-    the `top_k` likeliest (None: all), and of these from the likeliest that together have probability `top_p`. Writing
-    ends after `new_tokens` tokens, at the model's end-of-text token, or before the first of the `stop` strings.
-    `max_length` None is the model's own. `bos` says with which special tokens everything that is read begins, with a
-    document and without (see `beginning.Bos`); they count among the `document_tokens`, and a prompt that begins with
-    them itself has them once. Every prompt draws with a generator of its own, begun with `seed`: what is written after
-    it does not depend on the prompts beside it.
-
-    Raises UsageError where a value makes no sense.
-    """
-
-    new_tokens: int = 64
-    stride: int = 4
-    query_tokens: int = 32
-    document_tokens: int = 256
-    max_length: int | None = None
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    bos: Bos = "auto"
-
-    def __post_init__(self) -> None:
-        check_bos(self.bos)
-        for name in ("new_tokens", "stride", "query_tokens", "document_tokens"):
-            check_count(f"--{name.replace('_', '-')}", getattr(self, name))
-        check_counts({"--max-length": self.max_length, "--top-k": self.top_k})
-        if self.temperature != 0:
-            check_number("--temperature", self.temperature, least=COLDEST, most=1 / COLDEST, note=" (or 0: greedy)")
-        check_number("--top-p", self.top_p, least=0, most=1, above=True)
-        check_seed("--seed", self.seed)
-        if "" in self.stop:
-            raise UsageError("--stop must not be empty.")
 
 
 def generate(
@@ -290,7 +250,7 @@ def length_read(model: WritingModel, options: GenerationOptions, reader: Reader 
     if joined * options.document_tokens + options.stride > length:
         several = f"{joined} documents of " if joined > 1 else ""
         raise UsageError(
-            f"{several}--document-tokens {options.document_tokens} and --stride {options.stride} do not fit together "
+            f"{several}`document_tokens` {options.document_tokens} and `stride` {options.stride} do not fit together "
             f"into the model length {length}; lower one of them."
         )
     return length

@@ -4,21 +4,18 @@ Knows texts as token ids and what stands in front of them; knows nothing of how 
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
+from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.ranked_text import RankedText
 from ralm.pipeline.rows import check_rank_tokens, log_probs_of_ends
 from ralm.protocols import LanguageModel
 from ralm.reading.beginning import first_tokens
 from ralm.reading.documents import PassageDocuments
 from ralm.records import FloatArray, Front, IntArray, Passages, Request
-
-if TYPE_CHECKING:
-    from ralm.pipeline.generation import GenerationOptions
 
 
 class PromptState:
@@ -46,7 +43,7 @@ class PromptRows:
         model: LanguageModel,
         documents: PassageDocuments,
         passages: Passages,
-        options: "GenerationOptions",
+        options: GenerationOptions,
     ) -> None:
         self.queries = queries
         self._prompts = prompts

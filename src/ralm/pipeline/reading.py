@@ -130,7 +130,7 @@ def check_room(reader: Reader, fronts: Sequence[Front], after: int, max_length: 
     if longest + after > max_length:
         raise UsageError(
             f"the reader {type(reader).__name__} puts {longest} tokens in front, and the {after} that must stand after "
-            f"them do not fit into --max-length {max_length} as well: lower --document-tokens or raise it."
+            f"them do not fit into `max_length` {max_length} as well: lower `document_tokens` or raise it."
         )
 
 

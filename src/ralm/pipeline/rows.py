@@ -97,7 +97,7 @@ class StrideRows:
             check_rank_tokens(options.document_tokens, tokens, options.advance, options.max_length)
         elif tokens > options.query_tokens:
             raise UsageError(
-                f"--rerank-tokens {tokens} are more than the --query-tokens {options.query_tokens} that rolling "
+                f"`RerankOptions.tokens` {tokens} are more than the `query_tokens` {options.query_tokens} that rolling "
                 "windows have before their targets: lower it."
             )
 
@@ -120,6 +120,6 @@ def check_rank_tokens(document_tokens: int, rank_tokens: int, advance: int, max_
     """Raise UsageError where a model cannot read a document, the tokens to rank by, and what comes after them."""
     if document_tokens + rank_tokens + advance >= max_length:
         raise UsageError(
-            f"--document-tokens {document_tokens} and --rerank-tokens {rank_tokens} do not fit together into "
+            f"`document_tokens` {document_tokens} and `RerankOptions.tokens` {rank_tokens} do not fit together into "
             f"{max_length} tokens beside the {advance} that the window advances at a time: lower one of them."
         )

@@ -16,7 +16,8 @@ from ralm.pipeline.texts import PreparedText
 from ralm.protocols import Retriever, Tokenizer
 from ralm.records import NO_PASSAGE, Hits, Passages
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.opening import RetrieverOptions, open_retriever
+from ralm.retrieval.opening import open_retriever
+from ralm.retrieval.options import RetrieverOptions
 from ralm.retrieval.retrieval_file import (
     RetrievedPassage,
     RetrievedStride,
@@ -173,7 +174,7 @@ def hits_of_file(
         raise RetrievalFileError(
             f"the retrieval file has {len(strides):,} strides where this text has {len(plan):,} with stride "
             f"{plan.options.stride}, model length {plan.options.max_length} and {plan.options.semantics} semantics: "
-            "it was made with other settings or another --limit-tokens, for another text or tokenizer."
+            "it was made with other settings or another `limit_tokens`, for another text or tokenizer."
         )
     for row, stride in enumerate(strides):
         begin, end = int(plan.begin_R[row]), int(plan.end_R[row])

@@ -86,8 +86,8 @@ def _end_of_text(tokenizer: FullTokenizer) -> int:
     token = tokenizer.end_token if token is None else token
     if token is None:
         raise ModelError(
-            "--windows rolling begin with the token <|endoftext|>, the unknown token, or an end-of-text token, and the "
-            "tokenizer of this model has none of them; take other windows."
+            '`windows="rolling"` begin with the token <|endoftext|>, the unknown token, or an end-of-text token, and '
+            "the tokenizer of this model has none of them; take other windows."
         )
     return token
 

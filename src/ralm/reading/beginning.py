@@ -3,12 +3,13 @@
 Works on tokenizers and token ids; knows nothing of plans, passages or models.
 """
 
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
 
-from ralm.errors import ModelError, UsageError
+from ralm.errors import ModelError
 from ralm.lm.tokenizer import full_tokenizer
+from ralm.options import Option
 from ralm.protocols import Tokenizer
 from ralm.records import IntArray
 
@@ -16,13 +17,15 @@ Bos = Literal["auto", "always", "never"]
 """`auto`: the special tokens that the tokenizer itself puts first. `always`: its BOS, even where it does not put one
 there itself. `never`: none."""
 
+BosOption = Annotated[
+    Bos,
+    Option(
+        "Special tokens that every reading begins with, passages or none: those that the tokenizer itself puts first "
+        "(auto), its BOS in any case (always), or none (never)."
+    ),
+]
+
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
-
-
-def check_bos(bos: str) -> None:
-    """Raise UsageError for what is none of the choices."""
-    if bos not in get_args(Bos):
-        raise UsageError(f"--bos must be one of {', '.join(get_args(Bos))}, not {bos!r}.")
 
 
 def first_tokens(tokenizer: Tokenizer, bos: Bos) -> IntArray:
@@ -38,7 +41,7 @@ def first_tokens(tokenizer: Tokenizer, bos: Bos) -> IntArray:
         return own
     begin = special.begin
     if begin is None:
-        raise ModelError("--bos always: the tokenizer of this model has no BOS token; leave --bos out.")
+        raise ModelError('`bos="always"`: the tokenizer of this model has no BOS token; leave `bos` out.')
     return own if begin in own else np.append(begin, own).astype(np.int64)
 
 

@@ -9,11 +9,12 @@ Works on token ids; knows nothing of how passages were found or how they are sco
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.bounds import check_count
+from ralm.options import Option, check_options
 from ralm.protocols import Documents
 from ralm.records import Front
 
@@ -27,11 +28,13 @@ class ConcatenationOptions:
     Raises UsageError where there would be none.
     """
 
-    documents: int = 2
-    cut_together: bool = False
+    documents: Annotated[int, Option("Passages that are read together.")] = 2
+    cut_together: Annotated[
+        bool, Option("Concatenation: cut all passages together to `document_tokens` (REPLUG's code).")
+    ] = False
 
     def __post_init__(self) -> None:
-        check_count("--documents", self.documents)
+        check_options(self)
 
     @property
     def config(self) -> dict[str, JsonValue]:

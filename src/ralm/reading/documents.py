@@ -39,8 +39,8 @@ class PassageDocuments:
         self._next: dict[str, IntArray] = {}
         if first is not None and len(first) > document_tokens:
             raise UsageError(
-                f"--document-tokens {document_tokens} have no room for the {len(first)} special tokens that stand "
-                "first: raise it, or give --bos never."
+                f"`document_tokens` {document_tokens} have no room for the {len(first)} special tokens that stand "
+                'first: raise it, or give `bos="never"`.'
             )
 
     @classmethod

@@ -8,14 +8,13 @@ Letters of shapes: Q rows of a plan, K documents of a row, T targets.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.bounds import check_count, check_number
-from ralm.errors import UsageError
+from ralm.options import Needs, Option, check_options
 from ralm.protocols import Documents
 from ralm.records import NO_PASSAGE, FloatArray, Front, Hits
 
@@ -34,15 +33,23 @@ class EnsembleOptions:
     Raises UsageError where the values make no ensemble.
     """
 
-    documents: int = 10
-    weights: Weights = "similarity"
-    temperature: float = 1.0
+    documents: Annotated[int, Option("Passages that are read together.")] = 10
+    weights: Annotated[
+        Weights, Option("Weights of an ensemble: softmax of the scores of retrieval, or all the same.")
+    ] = "similarity"
+    temperature: Annotated[
+        float,
+        Option(
+            "Divide the scores by this before the softmax.",
+            least=COLDEST,
+            most=1 / COLDEST,
+            flag="weights-temperature",
+            needs=Needs('`weights="similarity"`', lambda ensemble: ensemble.weights == "similarity"),
+        ),
+    ] = 1.0
 
     def __post_init__(self) -> None:
-        check_count("--documents", self.documents)
-        if self.weights not in get_args(Weights):
-            raise UsageError(f"--weights must be one of {', '.join(get_args(Weights))}, not {self.weights!r}.")
-        check_number("--weights-temperature", self.temperature, least=COLDEST, most=1 / COLDEST)
+        check_options(self)
 
     @property
     def config(self) -> dict[str, JsonValue]:

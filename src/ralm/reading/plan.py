@@ -16,18 +16,21 @@ takes the place of token 0: it is read and never scored.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.bounds import check_count
 from ralm.errors import TextError, UsageError
-from ralm.reading.beginning import Bos, check_bos
+from ralm.options import Needs, Option, check_options
+from ralm.reading.beginning import BosOption
 from ralm.records import IntArray
 
 Semantics = Literal["paper", "official"]
 Windows = Literal["sliding", "blocked", "rolling"]
+
+Stride = Annotated[int, Option("Retrieve every so many tokens.")]
+QueryTokens = Annotated[int, Option("Ask with the last so many tokens.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,29 +54,39 @@ class PlanOptions:
     Raises UsageError where the values make no plan.
     """
 
-    semantics: Semantics = "paper"
-    stride: int = 4
-    query_tokens: int = 32
-    document_tokens: int = 256
-    max_length: int = 1024
-    windows: Windows = "sliding"
-    block: int = 256
-    bos: Bos = "auto"
+    semantics: Annotated[
+        Semantics, Option("paper or official: follow the paper's text, or its published code, where they differ.")
+    ] = "paper"
+    stride: Stride = 4
+    query_tokens: QueryTokens = 32
+    document_tokens: Annotated[int, Option("Cut a passage to so many tokens.", least=0)] = 256
+    max_length: Annotated[int, Option("Tokens that the model reads at once, passage included.")] = 1024
+    windows: Annotated[
+        Windows,
+        Option(
+            "sliding: all the context that fits, for every stride; blocked: it advances a block at a time; rolling: "
+            "those of REPLUG's code, of `stride` and `query_tokens` together."
+        ),
+    ] = "sliding"
+    block: Annotated[
+        int,
+        Option(
+            "Tokens in a block of blocked windows.",
+            needs=Needs('`windows="blocked"`', lambda plan: plan.windows == "blocked"),
+        ),
+    ] = 256
+    bos: BosOption = "auto"
 
     def __post_init__(self) -> None:
-        _check_choice("semantics", self.semantics, get_args(Semantics))
-        _check_choice("windows", self.windows, get_args(Windows))
-        check_bos(self.bos)
-        for name in ("stride", "query_tokens", "document_tokens", "max_length", "block"):
-            check_count(_option(name), getattr(self, name), least=0 if name == "document_tokens" else 1)
+        check_options(self)
         if self.bos != "auto" and self.semantics == "official":
             raise UsageError(
-                f"--bos {self.bos} is not what the published code does: leave --semantics official out, or --bos."
+                f'`bos="{self.bos}"` is not what the published code does: leave out `semantics="official"`, or `bos`.'
             )
         if self.windows == "rolling" and self.semantics != "official":
-            raise UsageError("--windows rolling are those of REPLUG's code: give --semantics official with them.")
+            raise UsageError('`windows="rolling"` are those of REPLUG\'s code: give `semantics="official"` with them.')
         if self.windows == "blocked" and self.block % self.stride:
-            raise UsageError(f"--block must be a multiple of --stride {self.stride}, not {self.block}.")
+            raise UsageError(f"`block` must be a multiple of `stride` {self.stride}, not {self.block}.")
         if self.document_tokens > 0:
             self.check_documents(1)
 
@@ -96,16 +109,16 @@ class PlanOptions:
     def check_documents(self, documents: int) -> None:
         """Raise UsageError where so many documents in one context leave no room for what must stand after them."""
         if self.document_tokens < 1:
-            raise UsageError(f"--document-tokens must be at least 1, not {self.document_tokens}.")
-        step = "--block" if self.windows == "blocked" else "--stride"
+            raise UsageError(f"`document_tokens` must be at least 1, not {self.document_tokens}.")
+        step = "`block`" if self.windows == "blocked" else "`stride`"
         named = f"{step} {self.advance}"
         if self.windows == "rolling":
-            named = f"{named} and --query-tokens {self.query_tokens}"
+            named = f"{named} and `query_tokens` {self.query_tokens}"
         if documents * self.document_tokens + self.after_document > self.max_length:
-            several = f"--documents {documents} of " if documents > 1 else ""
+            several = f"`documents` {documents} of " if documents > 1 else ""
             raise UsageError(
-                f"{several}--document-tokens {self.document_tokens} and {named} do not fit together into "
-                f"--max-length {self.max_length}: lower one of them or raise the model length."
+                f"{several}`document_tokens` {self.document_tokens} and {named} do not fit together into "
+                f"`max_length` {self.max_length}: lower one of them or raise the model length."
             )
 
 
@@ -220,12 +233,3 @@ def _rolling_windows(text_tokens: int, options: PlanOptions) -> _Rows:
     end_R = np.minimum(np.concatenate([[window + 1], begin_R[1:] + options.stride]), text_tokens).astype(np.int64)
     context_begin_R = np.where(begin_R == 0, 0, end_R - 1 - window)
     return _Rows(begin_R, end_R, context_begin_R, np.full_like(begin_R, max(0, options.max_length - window)))
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{_option(name)} must be one of {', '.join(choices)}, not {value!r}.")
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")

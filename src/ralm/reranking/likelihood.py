@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.bounds import check_counts
+from ralm.bounds import check_count
 from ralm.protocols import LanguageModel, Rows
 from ralm.records import FloatArray, Hits, Passages
 
@@ -28,7 +28,8 @@ class ZeroShot:
     model: LanguageModel | None = None
 
     def __post_init__(self) -> None:
-        check_counts({"--candidates": self.candidates, "--rerank-tokens": self.tokens})
+        check_count("candidates", self.candidates)
+        check_count("tokens", self.tokens)
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -56,7 +57,7 @@ class Oracle:
     candidates: int = 16
 
     def __post_init__(self) -> None:
-        check_counts({"--candidates": self.candidates})
+        check_count("candidates", self.candidates)
 
     @property
     def config(self) -> dict[str, JsonValue]:

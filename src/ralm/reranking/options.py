@@ -1,10 +1,10 @@
 """A reranker by its name and options, as a command line gives them."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from ralm.bounds import check_counts, check_seed
-from ralm.errors import UsageError
+from ralm.bounds import MOST_SEEDS
+from ralm.options import Needs, Option, check_options
 from ralm.protocols import LanguageModel, Reranker
 from ralm.reranking.likelihood import Oracle, ZeroShot
 from ralm.reranking.random import RandomChoice
@@ -20,16 +20,36 @@ class RerankOptions:
     values make no sense.
     """
 
-    method: Method = "none"
-    candidates: int = 16
-    tokens: int = 16
-    seed: int = 0
+    method: Annotated[
+        Method, Option("Choose among candidates: by a language model, by the targets, or at random.", flag="rerank")
+    ] = "none"
+    candidates: Annotated[
+        int,
+        Option(
+            "Passages to choose from.",
+            needs=Needs('`method="zero-shot"`, `"oracle"` or `"random"`', lambda reranking: reranking.method != "none"),
+        ),
+    ] = 16
+    tokens: Annotated[
+        int,
+        Option(
+            "Rank by so many last tokens of the prefix (zero-shot).",
+            flag="rerank-tokens",
+            needs=Needs('`method="zero-shot"`', lambda reranking: reranking.method == "zero-shot"),
+        ),
+    ] = 16
+    seed: Annotated[
+        int,
+        Option(
+            "Seed of whatever is drawn at random.",
+            least=0,
+            most=MOST_SEEDS,
+            needs=Needs('`method="random"`', lambda reranking: reranking.method == "random"),
+        ),
+    ] = 0
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            raise UsageError(f"--rerank must be one of {', '.join(get_args(Method))}, not {self.method!r}.")
-        check_counts({"--candidates": self.candidates, "--rerank-tokens": self.tokens})
-        check_seed("--seed", self.seed)
+        check_options(self)
 
     def reranker(self, model: LanguageModel | None = None) -> Reranker | None:
         """The reranker; none where the retriever's order stands. `model` ranks for `zero-shot`, else the reading

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.bounds import check_counts, check_seed
+from ralm.bounds import check_count, check_seed
 from ralm.protocols import Rows
 from ralm.records import NO_PASSAGE, Hits, Passages
 
@@ -22,8 +22,8 @@ class RandomChoice:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_counts({"--candidates": self.candidates})
-        check_seed("--seed", self.seed)
+        check_count("candidates", self.candidates)
+        check_seed("seed", self.seed)
 
     @property
     def config(self) -> dict[str, JsonValue]:

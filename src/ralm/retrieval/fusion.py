@@ -5,13 +5,13 @@ Knows hits alone; any retrievers over the same passages will do. Letters of shap
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.asking import ask, config_of
-from ralm.bounds import check_count, check_number
+from ralm.options import Needs, Option, check_options
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits
 from ralm.retrieval.arguments import check_k
@@ -28,13 +28,25 @@ class FusionOptions:
     as many as are asked for where that is more. Raises UsageError where a number makes no sense.
     """
 
-    method: FusionMethod = "rrf"
-    dense_weight: float = 0.5
-    depth: int = 100
+    method: Annotated[
+        FusionMethod,
+        Option(
+            "Hybrid: add up reciprocal ranks (rrf), or scores scaled between 0 and 1 (interpolation).", flag="fusion"
+        ),
+    ] = "rrf"
+    dense_weight: Annotated[
+        float,
+        Option(
+            "Hybrid: what dense weighs in interpolation; BM25 weighs the rest.",
+            least=0,
+            most=1,
+            needs=Needs('`method="interpolation"`', lambda fusion: fusion.method == "interpolation"),
+        ),
+    ] = 0.5
+    depth: Annotated[int, Option("Hits of each ranking that are looked at.", flag="")] = 100
 
     def __post_init__(self) -> None:
-        check_number("--dense-weight", self.dense_weight, least=0, most=1)
-        check_count("the depth of a fusion", self.depth)
+        check_options(self)
 
 
 class Hybrid:

@@ -90,7 +90,8 @@ class Index:
     def _arrays(self) -> Arrays:
         if self._mapped is None:
             raise UsageError(
-                f"{self.path} was not built for BM25: ask with --retriever dense, or build it with --retriever both."
+                f'{self.path} was not built for BM25: ask with `retriever="dense"`, or build it for both '
+                "(`ralm index --retriever both`)."
             )
         return checked_arrays(self.path / _BM25, self._mapped)
 

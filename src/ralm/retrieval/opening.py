@@ -4,61 +4,20 @@ Knows every retriever of this package; they are imported when they are opened, s
 """
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final
 
-from ralm.bounds import check_seed
-from ralm.errors import UsageError
 from ralm.protocols import Retriever
 from ralm.records import IntArray
-from ralm.retrieval.dense.options import DenseSearchOptions
-from ralm.retrieval.fusion import FusionOptions, Hybrid
+from ralm.retrieval.fusion import Hybrid
+from ralm.retrieval.options import RetrieverOptions
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.search import Dense
     from ralm.retrieval.index import Index
 
-RetrieverName = Literal["bm25", "dense", "hybrid", "random"]
-
 _LOG: Final = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetrieverOptions:
-    """How an index is searched. Raises UsageError where a value makes no sense."""
-
-    retriever: RetrieverName = "bm25"
-    """hybrid fuses BM25 and dense; random is the control: any passage, whatever the query."""
-    seed: int = 0
-    """Random: seed of what is drawn."""
-    vectors: str | None = None
-    """Dense: search the vectors of this name; None is the index's default."""
-    query_encoder: str | None = None
-    """Dense: encode queries with this; None is the encoder that the index names."""
-    any_encoder: bool = False
-    """Dense: allow another encoder than the index was built with."""
-    search: DenseSearchOptions = field(default_factory=DenseSearchOptions)
-    """Dense: how much work an approximate index does for a query."""
-    fusion: FusionOptions = field(default_factory=FusionOptions)
-    """Hybrid: how two rankings become one."""
-    forbidden_titles: Path | str | None = None
-    """Never find passages of documents with the titles in this file, one a line."""
-    forbidden_documents: Path | str | None = None
-    """Never find passages of documents with the ids in this file, one a line."""
-    cache: Path | str | None = None
-    """Keep what is retrieved in this file, and take from it what was retrieved before."""
-
-    def __post_init__(self) -> None:
-        if self.retriever not in get_args(RetrieverName):
-            names = ", ".join(get_args(RetrieverName))
-            raise UsageError(f"`retriever` must be one of {names}, not {self.retriever!r}.")
-        check_seed("`seed`", self.seed)
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether queries are encoded."""
-        return self.retriever in ("dense", "hybrid")
 
 
 def open_retriever(index: "Index | Path | str", options: RetrieverOptions | None = None) -> Retriever:

@@ -31,7 +31,7 @@ class RandomRetriever:
     """
 
     def __init__(self, passages: int | IntArray, seed: int = 0) -> None:
-        check_seed("--seed", seed)
+        check_seed("seed", seed)
         self._numbers = None if isinstance(passages, int) else np.asarray(passages, dtype=np.int64)
         self._count = passages if isinstance(passages, int) else len(passages)
         self._seed = seed

@@ -67,7 +67,7 @@ class VectorSets(BaseModel):
         """
         if not self.sets:
             raise UsageError(
-                f"{index} was not built for dense retrieval: build it with --retriever dense or both, or add vectors "
+                f"{index} was not built for dense retrieval: build it with `ralm index --retriever dense` or `both`, or add vectors "
                 "with `ralm encode`."
             )
         found = self.sets.get(self.default if name is None else name)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.traces import TracedText
 from ralm.folders.manifest import opened_at_once, read_manifest, write_manifest
 from ralm.folders.outputs import new_folder
-from ralm.pipeline import PassageSource
+from ralm.pipeline.sources import PassageSource
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions

@@ -17,7 +17,7 @@ from ralm.evaluation.sweep import Point, Sweep, sweep
 from ralm.folders.outputs import check_output
 from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
-from ralm.pipeline import PassageSource
+from ralm.pipeline.sources import PassageSource
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.likelihood import ZeroShot

@@ -35,7 +35,7 @@ def check_plot() -> None:
         if error.name != "matplotlib":
             raise
         raise MissingExtraError(
-            "the plot of a sweep needs the package matplotlib: pip install 'ralm[plots]', or give --no-plot."
+            "the plot of a sweep needs the package matplotlib: pip install 'ralm[plots]', or give `plot=False`."
         ) from None
 
 

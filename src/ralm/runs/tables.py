@@ -82,7 +82,9 @@ def traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
     """
     tokens, passages = _columns(run, tokens, _READ_OF_TOKENS), _columns(run, passages, _READ_OF_PASSAGES)
     if tokens["baseline_log_prob"].null_count:
-        raise UsageError(f"{run} was scored with passages alone: score the text again with ralm eval --baseline.")
+        raise UsageError(
+            f"{run} was scored with passages alone: score the text again with a baseline (`ralm eval --baseline`)."
+        )
     provenance, rows = _provenance(run, tokens), passages.to_pylist()
     if {NO_PASSAGE, *(row["passage"] for row in rows)}.issuperset(np.unique(provenance.passages_TK).tolist()):
         before = (tokens.schema.metadata or {}).get(_BEFORE, b"").decode(errors="replace")

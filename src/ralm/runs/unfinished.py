@@ -52,7 +52,7 @@ def _begin_or_go_on(folder: Path, config: dict[str, JsonValue], force: bool) -> 
         if not force:
             raise UsageError(
                 f"{folder} is a run begun with other settings ({_difference(begun, wanted)}): give those again to go "
-                "on with it, or --force to begin anew."
+                "on with it, or `force=True` to begin anew."
             )
     UNFINISHED.empty(folder)
     write_whole(path, wanted)

@@ -161,8 +161,8 @@ def enough_memory(logits: ChosenLogits, texts: Sequence[IntArray]) -> Iterator[N
     except torch.OutOfMemoryError:
         raise ModelError(
             f"{logits.name} runs out of memory on {logits.device} with {len(texts)} texts of up to "
-            f"{max(map(len, texts))} tokens: read fewer documents or prompts at once, lower --max-length, or use "
-            "--dtype bfloat16."
+            f"{max(map(len, texts))} tokens: read fewer documents or prompts at once, lower `max_length`, or use "
+            '`dtype="bfloat16"`.'
         ) from None
 
 

@@ -70,7 +70,7 @@ class ChosenLogits:
         """Raise ModelError where a model has lost its numbers on the way: it says so, and never gives a figure."""
         if bool(torch.isnan(log_probs).any()):
             dtype = str(self.model.dtype).removeprefix("torch.")
-            remedy = "its weights are damaged" if dtype == "float32" else "use --dtype float32 or bfloat16"
+            remedy = "its weights are damaged" if dtype == "float32" else 'use `dtype="float32"` or `"bfloat16"`'
             raise ModelError(f"{self.name} gives log-probabilities that are not numbers in {dtype}: {remedy}.")
 
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from pydantic import JsonValue
@@ -19,6 +18,7 @@ from ralm.lm.local.files import check_folder, loading_errors
 from ralm.lm.local.fingerprint import settings_fingerprint, weights_fingerprint
 from ralm.lm.local.head import ChosenLogits
 from ralm.lm.local.kernels import speed_up
+from ralm.lm.local.options import ModelOptions
 from ralm.lm.local.packed import PackedWeights
 from ralm.lm.local.probe import check_causal, keeps_rows
 from ralm.lm.local.replica import Replica
@@ -28,24 +28,6 @@ from ralm.records import FloatArray, Pass
 
 UNLIMITED = 1 << 30
 """The length of a model whose positions have no end (ALiBi)."""
-
-
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
-    """How to run a model.
-
-    `dtype` auto is as it was saved. `device` is cpu, cuda, cuda:N, auto (a GPU if there is one), several of them with
-    commas (a copy on each, which share the scoring), all (a copy on every GPU), or map (one copy spread over all
-    devices, for models too large for one). `compile`: let torch compile the layers, which takes minutes and pays on
-    long runs.
-    """
-
-    dtype: Dtype = "auto"
-    device: str = "auto"
-    compile: bool = False
 
 
 class LocalLanguageModel:
@@ -183,8 +165,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ModelError(
-            f"--device must be auto, all, map, cpu, cuda or cuda:N, or several with commas, not {name!r}."
+            f"`device` must be auto, all, map, cpu, cuda or cuda:N, or several with commas, not {name!r}."
         ) from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"--device {name} needs a CUDA device, and there is none here; use --device cpu.")
+        raise ModelError(f'`device="{name}"` needs a CUDA device, and there is none here; use `device="cpu"`.')
     return device

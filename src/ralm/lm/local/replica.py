@@ -95,7 +95,7 @@ class Replica:
             return [[half] for half in _halves(batch[0])]
         raise ModelError(
             f"{self.logits.name} runs out of memory on {self.logits.device} with one sequence of {len(batch[0])} "
-            "tokens: lower --max-length, use --dtype bfloat16, or spread the model with --device map."
+            'tokens: lower `max_length`, use `dtype="bfloat16"`, or spread the model with `device="map"`.'
         )
 
     @torch.inference_mode()

@@ -9,12 +9,12 @@ depend on its order and equal passages score equal.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.bounds import check_number
+from ralm.options import Option, check_options
 
 MOST_K1: Final = 1000.0
 """Beyond it the worth of one occurrence drowns in the steps of a fixed-point score."""
@@ -28,12 +28,11 @@ class BM25Options:
     The defaults are Anserini's, which the papers use. Raises UsageError where a value makes no sense.
     """
 
-    k1: float = 0.9
-    b: float = 0.4
+    k1: Annotated[float, Option("BM25: how soon repeated terms stop counting.", most=MOST_K1)] = 0.9
+    b: Annotated[float, Option("BM25: how much long passages are marked down.", most=1)] = 0.4
 
     def __post_init__(self) -> None:
-        check_number("--k1", self.k1, least=0, most=MOST_K1)
-        check_number("--b", self.b, least=0, most=1)
+        check_options(self)
 
 
 def idf(document_frequency: NDArray[np.int64], passages: int) -> NDArray[np.float64]:

@@ -2,9 +2,9 @@
 
 import os
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-from ralm.bounds import check_count, check_number
+from ralm.options import Option, check_options
 
 MOST_MEGABYTES: Final = 1 << 20
 MOST_WORKERS: Final = 1024
@@ -25,12 +25,19 @@ class BuildOptions:
     of several processes. Raises UsageError where a number makes no sense.
     """
 
-    megabytes: float = 256
-    workers: int = 1
+    megabytes: Annotated[
+        float,
+        Option(
+            "BM25: megabytes for postings on their way to the disk; the vocabulary comes on top.",
+            most=MOST_MEGABYTES,
+            above=True,
+            flag="memory",
+        ),
+    ] = 256
+    workers: Annotated[int, Option("BM25: processes that analyse a large corpus.", most=MOST_WORKERS)] = 1
 
     def __post_init__(self) -> None:
-        check_number("--memory", self.megabytes, least=0, most=MOST_MEGABYTES, above=True)
-        check_count("--workers", self.workers, most=MOST_WORKERS)
+        check_options(self)
 
     @property
     def buffered_terms(self) -> int:

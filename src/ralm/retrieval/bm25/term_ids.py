@@ -96,7 +96,8 @@ def _alive() -> Iterator[None]:
         yield
     except BrokenProcessPool:
         raise WorkerError(
-            "a process that analyses the passages has died, perhaps for want of memory; run again with fewer --workers."
+            "a process that analyses the passages has died, perhaps because memory ran out; run again with fewer "
+            "`workers`."
         ) from None
 
 

@@ -230,7 +230,7 @@ def _check_finite(vectors_PD: FloatArray, passages: Sequence[Passage]) -> None:
         passage = passages[int(bad[0])]
         raise ModelError(
             f"the encoder gives a vector with NaN or infinity for passage {passage.number} ({passage.text[:40]!r}); "
-            "its weights are damaged, or overflow in this number format: try --dtype float32."
+            'its weights are damaged, or overflow in this number format: try `dtype="float32"`.'
         )
 
 

@@ -55,7 +55,7 @@ class SentenceEncoder:
     def passage_model(self) -> SentenceTransformer:
         """The model that encodes passages."""
         model = load_sentence_transformer(self._options.encoder, self._options, self._device)
-        _check_length("--passage-length", self._options.passage_length, model)
+        _check_length("passage_length", self._options.passage_length, model)
         return model
 
     @cached_property
@@ -63,7 +63,7 @@ class SentenceEncoder:
         """The model that encodes queries: the same one unless the options name another."""
         name = self._options.query_encoder
         model = self.passage_model if name is None else load_sentence_transformer(name, self._options, self._device)
-        _check_length("--query-length", self._options.query_length, model)
+        _check_length("query_length", self._options.query_length, model)
         return model
 
     @cached_property
@@ -180,12 +180,12 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
         return SentenceTransformer(modules=[transformer, pooling], device=device)
 
 
-def _check_length(option: str, length: int | None, model: SentenceTransformer) -> None:
+def _check_length(name: str, length: int | None, model: SentenceTransformer) -> None:
     """Raise UsageError where all that would be read of a text are the encoder's special tokens."""
     special = getattr(model.tokenizer, "num_special_tokens_to_add", None)
     least = 1 + (special() if special else 0)
     if length is not None and length < least:
-        raise UsageError(f"{option} must be at least {least} for this encoder, not {length}: it counts special tokens.")
+        raise UsageError(f"`{name}` must be at least {least} for this encoder, not {length}: it counts special tokens.")
 
 
 @contextmanager
@@ -199,8 +199,8 @@ def _readable(length: int | None) -> Iterator[None]:
         if length is None:
             raise
         raise ModelError(
-            f"the encoder cannot read texts of up to {length} tokens ({first_line(error)}); lower --passage-length or "
-            "--query-length, or leave it out."
+            f"the encoder cannot read texts of up to {length} tokens ({first_line(error)}); lower `passage_length` or "
+            "`query_length`, or leave it out."
         ) from error
 
 

@@ -1,12 +1,12 @@
 """What dense retrieval can be told, and nothing that needs the extra `dense`."""
 
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 from pydantic import JsonValue
 
-from ralm.bounds import check_count, check_counts, check_seed
-from ralm.errors import UsageError
+from ralm.bounds import MOST_SEEDS
+from ralm.options import Needs, Option, check_options
 
 QUERY_TOKENS: Final = 64
 """The papers' query length l for dense retrieval, in tokens of the language model."""
@@ -34,23 +34,29 @@ class EncoderOptions:
     on matter most, or the first, as in the published code of REPLUG.
     `dtype`: number format of the weights; auto is as they were saved.
 
-    Raises UsageError where a length is below 1, or `query_keeps` is none of the two.
+    Raises UsageError where a length is below 1, or a choice is none of those there are.
     """
 
-    encoder: str
-    query_encoder: str | None = None
-    pooling: Pooling = "auto"
-    normalize: bool = False
-    titles: bool = True
-    query_length: int | None = None
-    passage_length: int | None = None
-    query_keeps: QueryEnd = "last"
-    dtype: EncoderDtype = "auto"
+    encoder: Annotated[str, Option("Dense: encoder of passages, a hub name or folder (and of queries).")]
+    query_encoder: Annotated[str | None, Option("Dense: another encoder for queries, as DPR has it.")] = None
+    pooling: Annotated[
+        Pooling, Option("Dense: over the tokens of a bare model; auto: as its folder says, else mean.")
+    ] = "auto"
+    normalize: Annotated[bool, Option("Dense: cosines, not the encoder's own inner products.")] = False
+    titles: Annotated[bool, Option("Dense: encode the title with the text.")] = True
+    query_length: Annotated[
+        int | None, Option("Dense: read so many tokens of a query.", default_said="the encoder's")
+    ] = None
+    passage_length: Annotated[
+        int | None, Option("Dense: read so many tokens of a passage.", default_said="the encoder's")
+    ] = None
+    query_keeps: Annotated[
+        QueryEnd, Option("Dense: which tokens of a longer query; first is what REPLUG's code does.")
+    ] = "last"
+    dtype: Annotated[EncoderDtype, Option("Number format of the weights; auto: as the model was saved.")] = "auto"
 
     def __post_init__(self) -> None:
-        check_counts({"--query-length": self.query_length, "--passage-length": self.passage_length})
-        if self.query_keeps not in get_args(QueryEnd):
-            raise UsageError(f"--query-keeps must be last or first, not {self.query_keeps!r}.")
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +69,20 @@ class VectorOptions:
     `seed`: of that draw. Raises UsageError where a number makes no sense.
     """
 
-    faiss: str = "Flat"
-    training_sample: int = 1 << 18
-    seed: int = 0
+    faiss: Annotated[
+        str, Option("Dense: Flat is exact; SQfp16 in float16; IVF4096,Flat, IVF4096,PQ64, HNSW32: faster.")
+    ] = "Flat"
+    training_sample: Annotated[
+        int,
+        Option(
+            "Dense: train IVF and PQ on so many vectors, drawn at random.",
+            needs=Needs("a `faiss` index that is trained", lambda vectors: vectors.faiss != "Flat"),
+        ),
+    ] = 1 << 18
+    seed: Annotated[int, Option("Seed of that draw.", least=0, most=MOST_SEEDS, flag="")] = 0
 
     def __post_init__(self) -> None:
-        check_count("--training-sample", self.training_sample)
-        check_seed("the seed of vectors", self.seed)
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +102,10 @@ class DenseSearchOptions:
     128 where nothing is said. Raises UsageError where one is below 1.
     """
 
-    nprobe: int | None = None
-    ef_search: int | None = None
+    nprobe: Annotated[int | None, Option("Dense: lists that an IVF index reads for a query.", default_said="16")] = None
+    ef_search: Annotated[
+        int | None, Option("Dense: candidates that an HNSW index keeps for a query.", default_said="128")
+    ] = None
 
     def __post_init__(self) -> None:
-        check_counts({"--nprobe": self.nprobe, "--ef-search": self.ef_search})
+        check_options(self)

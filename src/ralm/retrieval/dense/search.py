@@ -187,7 +187,7 @@ def open_dense(
 
 
 def _check_encoder(index: Path, encoder: Encoder, built_with: BuiltWith) -> None:
-    advice = "use that one, or say --any-encoder if you know that their vectors go together."
+    advice = "use that one, or say `any_encoder=True` if you know that their vectors go together."
     if encoder.query_fingerprint != built_with.query_fingerprint:
         raise OtherEncoderError(
             f"the index at {index} was built with another encoder than this one (its weights are "

@@ -1,0 +1,214 @@
+"""The flags of a command, made from the option records that it takes (`ralm.options`).
+
+cyclopts, tyro and pydantic-settings make flags of records, too. Each wants marks of its own in the records where flags
+are to be flat, and takes two to three times as long to answer --help.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_origin
+
+import typer
+
+from ralm.cli.messages import with_flags
+from ralm.errors import RalmError, UsageError
+from ralm.options import Option, annotation, without_none
+
+T = TypeVar("T")
+_REQUIRED = inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What a command changes in the flags of a record: those it goes `without`, and what it says of their defaults."""
+
+    without: tuple[str, ...] = ()
+    default_said: Mapping[str, str] = field(default_factory=dict)
+
+
+class Asked(Generic[T]):
+    """A record as the flags ask for it: `make` makes it, with other values of some flags where they are handed over."""
+
+    def __init__(self, make: Callable[..., T]) -> None:
+        self.make = make
+
+
+class Part(NamedTuple):
+    """A parameter of a command, or a field of a record that it takes as the parameter `within`."""
+
+    name: str
+    kind: Any
+    marks: tuple[Any, ...]
+    default: Any
+    within: str = ""
+    owner: type | None = None
+
+    @property
+    def option(self) -> Option | None:
+        """How it is declared; None for what is no flag."""
+        return next((mark for mark in self.marks if isinstance(mark, Option) and mark.flag != ""), None)
+
+    @property
+    def record(self) -> Any:
+        """The type of a record; None for anything else."""
+        kind = without_none(get_args(self.kind)[0] if get_origin(self.kind) is Asked else self.kind)
+        return kind if is_dataclass(kind) else None
+
+    @property
+    def key(self) -> str:
+        """The name of the parameter that becomes the flag."""
+        return ((self.option and self.option.flag) or self.name).replace("-", "_").lstrip("_")
+
+    @property
+    def written(self) -> str:
+        """The flag, or the name of an argument."""
+        if self.option is None:
+            return next((mark.metavar for mark in self.marks if getattr(mark, "metavar", None)), self.name.upper())
+        named = self.option.flag or self.name
+        return named if named.startswith("-") else "--" + named.replace("_", "-")
+
+    @property
+    def negative(self) -> str:
+        """The flag that says no."""
+        return "--no-" + self.written.removeprefix("--")
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """The function as typer takes it: what is declared with an `Option` is a flag, be it a parameter of the function or
+    an option of a record that is one. What the library says of its arguments is said of the flags of this command."""
+    taken = [Part(one.name, *annotation(one.annotation), one.default) for one in _parameters_of(function)]
+    flat: dict[str, list[Part]] = {}
+    for part in _flat(taken):
+        flat.setdefault(part.key, []).append(part)
+    names = _names(part for same in flat.values() for part in same)
+
+    def run(**values: Any) -> None:
+        try:
+            function(**{part.name: _value(part, values) for part in taken})
+        except RalmError as error:
+            error.args = (with_flags(str(error), names),)
+            raise
+
+    parameters = [_parameter(key, same, names) for key, same in flat.items()]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    return run
+
+
+def kinds_of(record: type) -> dict[str, Any]:
+    """The types of what the flags of a record take, and of the records within it, by the names of the parameters."""
+    return {part.key: without_none(part.kind) for part in _flat(parts_of(record)) if part.option}
+
+
+def names_of(record: type) -> dict[str, str]:
+    """The flags of a record by the names of its fields."""
+    return {part.name: part.written for part in parts_of(record) if part.option and not part.record}
+
+
+def _parameters_of(function: Callable[..., None]) -> Iterable[inspect.Parameter]:
+    return inspect.signature(function).parameters.values()
+
+
+def parts_of(record: type, base: Any = None) -> Iterator[Part]:
+    """What a record declares, with the values of `base`, one of its kind, as defaults where there is one."""
+    for one in fields(record):
+        kind, marks = annotation(one.type)
+        default = getattr(base, one.name) if isinstance(base, record) else _default(one)
+        part = Part(one.name, kind, marks, default, owner=record)
+        if part.option or any(isinstance(mark, typer.models.ParameterInfo) for mark in marks):
+            yield part
+
+
+def _default(of: "Field[Any]") -> Any:
+    if of.default_factory is not MISSING:
+        return of.default_factory()
+    return _REQUIRED if of.default is MISSING else of.default
+
+
+def _flat(parts: Iterable[Part]) -> Iterator[Part]:
+    """The parts, with what they declare in place of records."""
+    for part in parts:
+        if part.record is None:
+            yield part
+            continue
+        changed = next((mark for mark in part.marks if isinstance(mark, Flags)), Flags())
+        for one in _flat(one for one in parts_of(part.record, part.default) if one.name not in changed.without):
+            said = changed.default_said.get(one.name)
+            marks = (replace(one.option, default_said=said),) if one.option and said else one.marks
+            default = None if one.default is _REQUIRED and _may_be_none(part) else one.default
+            yield one._replace(marks=marks, default=default, within=one.within or part.name)
+
+
+def _names(parts: Iterable[Part]) -> dict[str, str]:
+    """The flags by what messages call them: the name of a parameter, record and field, or `plot=False`."""
+    names: dict[str, str] = {}
+    for part in parts:
+        names |= {part.key: part.written, f"{part.key}=False": part.negative}
+        names[f"{part.owner.__name__}.{part.name}" if part.owner else part.name] = part.written
+    return names
+
+
+def _parameter(key: str, same: list[Part], names: Mapping[str, str]) -> inspect.Parameter:
+    """The parameter that typer makes a flag of; records that have it with other defaults keep their own."""
+    part = same[0]
+    if part.option is None:
+        kind = Annotated[part.kind, *part.marks] if part.marks else part.kind
+        return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=part.default, annotation=kind)
+    kind, default, said = part.kind, part.default, part.option.default_said
+    if any(other.default != default for other in same):
+        default, said = None, "; ".join(f"{other.within}: {other.default}" for other in same)
+    if get_origin(kind) is tuple:
+        kind, default = list[get_args(kind)[0]], default or None  # type: ignore[misc]
+    if default is None:
+        kind = kind | None
+    info = typer.Option(
+        f"{part.written}/{part.negative}" if default is True else part.written,
+        help=with_flags(part.option.help, names),
+        show_default=said or default is not _REQUIRED,
+    )
+    return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def _value(part: Part, values: Mapping[str, Any]) -> Any:
+    """What the function is handed for one of its parameters."""
+    if part.record is None:
+        return _own_value(part, values)
+    changed = next((mark for mark in part.marks if isinstance(mark, Flags)), Flags())
+    if get_origin(part.kind) is Asked:
+        return Asked(lambda **other: _record(part.record, part.default, {**values, **other}, changed.without))
+    if _may_be_none(part) and any(values[key] is None for key in _required(part.record)):
+        return None
+    return _record(part.record, part.default, values, changed.without)
+
+
+def _own_value(part: Part, values: Mapping[str, Any]) -> Any:
+    value = values[part.key]
+    if part.option is None:
+        return value
+    if value in (None, []):
+        return None if part.default is _REQUIRED else part.default
+    kind = without_none(part.kind)
+    value = tuple(value) if get_origin(kind) is tuple else Path(value) if kind is Path else value
+    part.option.check(part.name, part.kind, value)
+    return value
+
+
+def _may_be_none(part: Part) -> bool:
+    return without_none(part.kind) != part.kind
+
+
+def _required(record: type) -> list[str]:
+    return [part.key for part in parts_of(record) if part.default is _REQUIRED]
+
+
+def _record(record: Any, base: Any, values: Mapping[str, Any], without: tuple[str, ...]) -> Any:
+    """The record with the values of its flags."""
+    parts = [part for part in parts_of(record, base) if part.name not in without]
+    made = {part.name: _value(part, values) for part in parts}
+    try:
+        return replace(base, **made) if isinstance(base, record) else record(**made)
+    except UsageError as error:
+        raise UsageError(with_flags(str(error), names_of(record))) from None

@@ -1,0 +1,133 @@
+"""The options of readings and of generation: which reader and reranker, and how to write on."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from ralm.bounds import MOST_SEEDS
+from ralm.errors import UsageError
+from ralm.options import Needs, Option, check_options
+from ralm.protocols import LanguageModel, Reader, Reranker
+from ralm.reading.beginning import BosOption
+from ralm.reading.concatenation import ConcatenationOptions
+from ralm.reading.ensemble import COLDEST, EnsembleOptions
+from ralm.reading.in_context import InContext
+from ralm.reading.plan import QueryTokens, Stride
+from ralm.reranking.options import RerankOptions
+
+ReaderName = Literal["in-context", "ensemble", "concatenation"]
+
+_DRAWN = Needs("a `temperature` above 0", lambda options: options.temperature > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingOptions:
+    """How the passages of a row are read: chosen as `reranking` says, and put in front as `reader` says.
+
+    `rerank_lm` names the language model that ranks for zero-shot reranking; None is the one that reads. `ensemble` and
+    `concatenation` are the options of those readers. Raises UsageError where a reranker chooses from fewer passages
+    than are read.
+    """
+
+    reranking: Annotated[RerankOptions, Option("How passages are chosen from those that were retrieved.")] = field(
+        default_factory=RerankOptions
+    )
+    rerank_lm: Annotated[
+        str | None,
+        Option(
+            "Model to rank with (zero-shot).",
+            default_said="the reading model",
+            needs=Needs('`rerank="zero-shot"`', lambda reading: reading.reranking.method == "zero-shot"),
+        ),
+    ] = None
+    reader: Annotated[
+        ReaderName,
+        Option(
+            "Read the best passage (in-context), each of several alone and average what they predict (ensemble: "
+            "REPLUG), or several in one context (concatenation)."
+        ),
+    ] = "in-context"
+    ensemble: Annotated[
+        EnsembleOptions,
+        Option(
+            "How an ensemble reads.", needs=Needs('`reader="ensemble"`', lambda reading: reading.reader == "ensemble")
+        ),
+    ] = field(default_factory=EnsembleOptions)
+    concatenation: Annotated[
+        ConcatenationOptions,
+        Option(
+            "How several passages stand in one context.",
+            needs=Needs('`reader="concatenation"`', lambda reading: reading.reader == "concatenation"),
+        ),
+    ] = field(default_factory=ConcatenationOptions)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        candidates, documents = self.reranking.candidates, self.chosen_reader.hits
+        if self.reranks and candidates < documents:
+            raise UsageError(
+                f"`candidates` {candidates} are fewer than the {documents} passages that are read: raise them, or "
+                "lower `documents`."
+            )
+
+    @property
+    def reranks(self) -> bool:
+        """Whether a reranker chooses."""
+        return self.reranking.method != "none"
+
+    @property
+    def chosen_reader(self) -> Reader:
+        """The reader of this name."""
+        match self.reader:
+            case "in-context":
+                return InContext()
+            case "ensemble":
+                return self.ensemble
+            case "concatenation":
+                return self.concatenation
+
+    @property
+    def ranks_with(self) -> str | None:
+        """The name of the model that ranks, where it is not the one that reads."""
+        return self.rerank_lm if self.reranking.method == "zero-shot" else None
+
+    def reranker(self, model: LanguageModel | None = None) -> Reranker | None:
+        """The reranker, which ranks with `model` where it ranks with one of its own; None where nothing is reranked."""
+        return self.reranking.reranker(model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions:
+    """How to write on; lengths in tokens, the retrieval options with the paper's values as defaults.
+
+    `temperature` 0 is greedy; otherwise tokens are drawn from
+    the `top_k` likeliest (None: all), and of these from the likeliest that together have probability `top_p`. Writing
+    ends after `new_tokens` tokens, at the model's end-of-text token, or before the first of the `stop` strings.
+    `max_length` None is the model's own. `bos` says with which special tokens everything that is read begins, with a
+    document and without (see `beginning.Bos`); they count among the `document_tokens`, and a prompt that begins with
+    them itself has them once. Every prompt draws with a generator of its own, begun with `seed`: what is written after
+    it does not depend on the prompts beside it.
+
+    Raises UsageError where a value makes no sense.
+    """
+
+    new_tokens: Annotated[int, Option("Write at most so many tokens.")] = 64
+    stride: Stride = 4
+    query_tokens: QueryTokens = 32
+    document_tokens: Annotated[int, Option("Cut a passage to so many tokens.")] = 256
+    max_length: Annotated[int | None, Option("Tokens read at once.", default_said="the model's")] = None
+    temperature: Annotated[float, Option("0 is greedy.", most=1 / COLDEST)] = 0.0
+    top_k: Annotated[int | None, Option("Draw from so many likeliest tokens.", default_said="all", needs=_DRAWN)] = None
+    top_p: Annotated[
+        float,
+        Option("Draw from the likeliest tokens of this probability.", least=0, most=1, above=True, needs=_DRAWN),
+    ] = 1.0
+    seed: Annotated[int, Option("Seed of whatever is drawn at random.", least=0, most=MOST_SEEDS, needs=_DRAWN)] = 0
+    stop: Annotated[tuple[str, ...], Option("End before this string; may be given again.")] = ()
+    bos: BosOption = "auto"
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if 0 < self.temperature < COLDEST:
+            raise UsageError(f"`temperature` must be 0 (greedy) or at least {COLDEST:g}, not {self.temperature}.")
+        if "" in self.stop:
+            raise UsageError("`stop` must not be empty.")

@@ -1,0 +1,81 @@
+"""Which retriever an index is asked through; knows nothing of how one is opened."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from ralm.bounds import MOST_SEEDS
+from ralm.options import Needs, Option, check_options
+from ralm.retrieval.dense.options import DenseSearchOptions
+from ralm.retrieval.fusion import FusionOptions
+
+RetrieverName = Literal["bm25", "dense", "hybrid", "random"]
+
+_DENSE: Final = Needs('`retriever="dense"` or `"hybrid"`', lambda options: options.is_dense)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrieverOptions:
+    """How the passages of an index are retrieved.
+
+    `retriever`: bm25, dense, hybrid (both, fused as `fusion` says), or random, the control, which draws with `seed`.
+    `vectors` names the set of vectors to search where the index has several. `query_encoder` encodes queries in place
+    of the encoder that the index names; with `any_encoder` it may be one whose vectors are others than the index was
+    built with. `search`: how much work an approximate index does. No passage of a document is found whose title stands
+    in the file `forbidden_titles`, or its id in `forbidden_documents`, one a line. `cache`: a file that keeps what is
+    retrieved, and answers what was retrieved before.
+
+    Raises UsageError where a value makes no sense.
+    """
+
+    retriever: Annotated[
+        RetrieverName,
+        Option("hybrid fuses BM25 and dense; random is the control: any passage, whatever the query."),
+    ] = "bm25"
+    seed: Annotated[
+        int,
+        Option(
+            "Seed of whatever is drawn at random.",
+            least=0,
+            most=MOST_SEEDS,
+            needs=Needs('`retriever="random"`', lambda options: options.retriever == "random"),
+        ),
+    ] = 0
+    vectors: Annotated[
+        str | None,
+        Option("Dense: search the vectors of this name.", default_said="the default ones of the index", needs=_DENSE),
+    ] = None
+    query_encoder: Annotated[
+        str | None,
+        Option("Dense: encode queries with this.", default_said="the encoder that the index names", needs=_DENSE),
+    ] = None
+    any_encoder: Annotated[
+        bool, Option("Dense: allow another encoder than the index was built with.", needs=_DENSE)
+    ] = False
+    search: Annotated[DenseSearchOptions, Option("How an approximate index is searched.", needs=_DENSE)] = field(
+        default_factory=DenseSearchOptions
+    )
+    fusion: Annotated[
+        FusionOptions,
+        Option(
+            "How the two rankings of hybrid retrieval become one.",
+            needs=Needs('`retriever="hybrid"`', lambda options: options.retriever == "hybrid"),
+        ),
+    ] = field(default_factory=FusionOptions)
+    forbidden_titles: Annotated[
+        Path | None, Option("Never find passages of documents with these titles, one a line.")
+    ] = None
+    forbidden_documents: Annotated[
+        Path | None, Option("Never find passages of documents with these ids, one a line.")
+    ] = None
+    cache: Annotated[
+        Path | None, Option("Keep what is retrieved in this file, and take from it what was retrieved before.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether queries are encoded."""
+        return self.retriever in ("dense", "hybrid")
