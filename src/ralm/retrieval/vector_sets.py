@@ -67,8 +67,8 @@ class VectorSets(BaseModel):
         """
         if not self.sets:
             raise UsageError(
-                f"{index} was not built for dense retrieval: build it with `ralm index --retriever dense` or `both`, or add vectors "
-                "with `ralm encode`."
+                f"{index} was not built for dense retrieval: build it for that (`ralm index --retriever dense`), "
+                "or add vectors (`ralm encode`)."
             )
         found = self.sets.get(self.default if name is None else name)  # type: ignore[arg-type]
         if found is None:
