@@ -43,8 +43,10 @@ def _passages(source: JsonValue) -> str:
 
 
 def _named(reader: Mapping[str, JsonValue]) -> str | None:
-    """What a configuration calls its reader; an earlier version had the name as the only key."""
-    return str(reader.get("reader") or next(iter(reader), "")) or None
+    """What a configuration calls its reader; an earlier version had the options under the name, as the only key."""
+    if "reader" in reader:
+        return str(reader["reader"])
+    return next((key for key, options in reader.items() if isinstance(options, dict)), None)
 
 
 def _reader(reader: JsonValue, reranker: JsonValue) -> str | None:
