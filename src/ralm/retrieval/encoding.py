@@ -61,8 +61,8 @@ def add_vectors(
         sets = opened.vector_sets
         if name in sets.sets and not force:
             raise FolderExistsError(
-                f"{path} already has vectors {name!r}, which are kept; choose another name with --vectors, or replace "
-                "them with --force."
+                f"{path} already has vectors {name!r}, which are kept; choose another name, or replace them with "
+                "--force."
             )
         record = _encode(opened, folder / _NEW, work, encoder, options)
         file = folder / _NEW / VECTORS
