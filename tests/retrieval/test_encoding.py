@@ -276,7 +276,7 @@ def _killed_at(event: int, change: Callable[[], object], events: Any) -> None:
 @pytest.mark.parametrize("what", ["add", "replace", "remove"])
 def test_killed_at_any_moment(tmp_path: Path, what: str) -> None:
     """The old or the new index stands, whole; the next change leaves nothing else."""
-    moments = int(os.environ.get("RALM_KILLS", "12"))
+    moments = int(os.environ.get("RALM_KILLS", "6"))
     path = tmp_path / "index"
     changes: dict[str, Callable[[], object]] = {
         "add": lambda: add_vectors(path, LetterEncoder(), name="letters"),

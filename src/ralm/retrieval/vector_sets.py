@@ -70,7 +70,7 @@ class VectorSets(BaseModel):
                 f"{index} was not built for dense retrieval: build it for that (`ralm index --retriever dense`), "
                 "or add vectors (`ralm encode`)."
             )
-        found = self.sets.get(self.default if name is None else name)  # type: ignore[arg-type]
+        found = self.sets.get((self.default or "") if name is None else name)
         if found is None:
             raise UsageError(f"{index} has no vectors {name!r}, but {', '.join(map(repr, self.sets))}.")
         return found
@@ -123,8 +123,8 @@ def check_name(name: str) -> None:
     """Raise UsageError where a set of vectors cannot be called so."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"vectors cannot be called {name!r}: `vectors` is up to 64 letters, digits, '-', '_' and '.', and begins "
-            "with a letter or digit."
+            f"vectors cannot be called {name!r}: a name is up to 64 letters, digits, '-', '_' and '.', and begins with "
+            "a letter or digit."
         )
 
 
