@@ -534,7 +534,10 @@ def test_a_sweep_over_retrievers_has_a_table(work: Path, model: Path) -> None:
         ({}, "--documents makes no difference here"),
         ({"--values": "2,2"}, "--values has a value twice: 2,2."),
         ({"--values": "2,"}, "--values of --documents must be whole numbers"),
-        ({"--over": "rerank", "--values": "none,best"}, "--rerank must be one of none, zero-shot, oracle, random, not 'best'"),
+        (
+            {"--over": "rerank", "--values": "none,best"},
+            "--rerank must be one of none, zero-shot, oracle, random, not 'best'",
+        ),
         ({"--over": "lm"}, "--over must be one of index, retrieved, retriever"),
         ({"--index": None}, "a sweep reads with passages: give --index or --retrieved"),
         ({"--nonsense": "1"}, "No such option"),

@@ -147,7 +147,7 @@ def test_running_out_of_memory_halves_and_goes_on(
 def test_what_one_sequence_alone_cannot_have(model: LocalLanguageModel) -> None:
     text = np.arange(20, dtype=np.int64)
     with pytest.raises(
-        ModelError, match="runs out of memory on cpu with one sequence of 18 tokens: lower --max-length"
+        ModelError, match="runs out of memory on cpu with one sequence of 18 tokens: lower `max_length`"
     ):
         list(Engine([Replica(Memory(model, 4))]).score(strides_of(text, text[:2])))  # type: ignore[arg-type]
 
