@@ -10,6 +10,8 @@ import pytest
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
+from ralm.lm.local.options import ModelOptions
+from ralm.options import annotation, declared, without_none
 from ralm.pipeline.options import GenerationOptions
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
@@ -20,6 +22,7 @@ from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.fusion import FusionOptions
+from ralm.retrieval.options import RetrieverOptions
 from ralm.retrieval.random import RandomRetriever
 
 RECORDS: list[Any] = [
@@ -31,16 +34,18 @@ RECORDS: list[Any] = [
     EnsembleOptions,
     FusionOptions,
     GenerationOptions,
+    ModelOptions,
     PlanOptions,
     RerankOptions,
+    RetrieverOptions,
     Splitting,
     VectorOptions,
 ]
 NUMBERS = [
-    (record, field.name, "float" in str(field.type))
+    (record, field.name, without_none(kind) is float)
     for record in RECORDS
-    for field in fields(record)
-    if str(field.type).removeprefix("<class '").startswith(("int", "float"))
+    for field, kind, _ in declared(record)
+    if without_none(kind) in (int, float)
 ]
 
 
@@ -50,6 +55,13 @@ def made(record: Any, **given: object) -> object:
 
 
 def test_the_numbers_of_all_records_are_found() -> None:
+    bare = [
+        (record, field.name)
+        for record in RECORDS
+        for field in fields(record)
+        if without_none(annotation(field.type)[0]) in (int, float)
+    ]
+    assert [(record, name) for record, name, _ in NUMBERS] == bare
     assert len(NUMBERS) > 25
 
 
@@ -79,13 +91,13 @@ def test_extremes_of_arguments(make: Callable[[int], object]) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PlanOptions(max_length=0), "--max-length must be at least 1, not 0."),
-        (lambda: GenerationOptions(max_length=0), "--max-length must be at least 1, not 0."),
-        (lambda: PlanOptions(stride=2**31), "--stride must be at most 2,147,483,647, not 2147483648."),
-        (lambda: EnsembleOptions(documents=0), "--documents must be at least 1, not 0."),
-        (lambda: RerankOptions(seed=-1), "--seed must be at least 0, not -1."),
-        (lambda: BuildOptions(megabytes=0), "--memory must be above 0 and at most 1.04858e+06, not 0."),
-        (lambda: GenerationOptions(temperature=-1), "--temperature must be at least 1e-06 and at most 1e+06 (or 0: g"),
+        (lambda: PlanOptions(max_length=0), "`max_length` must be at least 1, not 0."),
+        (lambda: GenerationOptions(max_length=0), "`max_length` must be at least 1, not 0."),
+        (lambda: PlanOptions(stride=2**31), "`stride` must be at most 2,147,483,647, not 2147483648."),
+        (lambda: EnsembleOptions(documents=0), "`documents` must be at least 1, not 0."),
+        (lambda: RerankOptions(seed=-1), "`seed` must be at least 0, not -1."),
+        (lambda: BuildOptions(megabytes=0), "`megabytes` must be above 0 and at most 1.04858e+06, not 0."),
+        (lambda: GenerationOptions(temperature=-1), "`temperature` must be at least 0 and at most 1e+06, not -1."),
     ],
 )
 def test_the_sentence_says_the_bound(make: Callable[[], object], message: str) -> None:

@@ -49,7 +49,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 def test_an_existing_folder_is_kept_unless_forced(tmp_path: Path) -> None:
     write(tmp_path / "index", "old")
-    with pytest.raises(FolderExistsError, match="already exists and is kept; choose another output, or .* --force"):
+    with pytest.raises(FolderExistsError, match="already exists and is kept; choose another .* `force=True`"):
         write(tmp_path / "index", "new")
     assert (tmp_path / "index/data/numbers.npy").read_text() == "old"
     write(tmp_path / "index", "new", force=True)

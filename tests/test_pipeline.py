@@ -117,7 +117,7 @@ def test_a_retrieval_file_for_another_text_is_refused() -> None:
 
 def test_a_plan_beyond_the_model_is_refused() -> None:
     model = CountingModel(WordTokenizer(), max_length=9)
-    with pytest.raises(UsageError, match="--max-length 10 is beyond the 9 tokens that counting can read"):
+    with pytest.raises(UsageError, match="`max_length` 10 is beyond the 9 tokens that counting can read"):
         evaluate_text(TEXT, model, OPTIONS)
 
 

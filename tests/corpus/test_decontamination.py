@@ -87,12 +87,12 @@ def test_runs_do_not_go_on_from_one_text_to_the_next() -> None:
 
 
 def test_options_that_make_no_sense() -> None:
-    with pytest.raises(UsageError, match="--ngram must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="`ngram` must be at least 1, not 0"):
         Decontamination.of(ngram=0)
     for share in (1.0, -0.1, float("nan")):
-        with pytest.raises(UsageError, match="--max-overlap must be at least 0 and below 1"):
+        with pytest.raises(UsageError, match="`max_overlap` must be"):
             Decontamination.of(max_overlap=share)
-    with pytest.raises(UsageError, match=r"--ngram 13 is longer than the evaluation texts \(3 words\); lower it"):
+    with pytest.raises(UsageError, match=r"`ngram` 13 is longer than the evaluation texts \(3 words\); lower it"):
         Decontamination.of(texts=["only three words"])
 
 

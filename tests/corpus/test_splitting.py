@@ -112,7 +112,7 @@ def test_a_document_is_split_as_was_asked() -> None:
     assert list(split_text("a b c", Splitting(words=2))) == ["a b", "c"]
     assert list(split_text("a b c", Splitting(tokens=1), tokenizer)) == ["a", "b", "c"]
     for name in ("words", "tokens"):
-        with pytest.raises(UsageError, match=f"--{name} must be at least 1, not 0"):
+        with pytest.raises(UsageError, match=f"`{name}` must be at least 1, not 0"):
             Splitting(**{name: 0})
 
 

@@ -124,5 +124,5 @@ def test_temperatures_share_everything_and_query_lengths_the_baseline() -> None:
 
 def test_values_that_are_the_same_or_none() -> None:
     for points in ([], [ENSEMBLES[0]] * 2):
-        with pytest.raises(UsageError, match="--values must be different values"):
+        with pytest.raises(UsageError, match="`points` must have different values"):
             swept(*points)

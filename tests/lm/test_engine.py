@@ -150,7 +150,7 @@ def test_what_one_sequence_alone_cannot_have(model: LocalLanguageModel, monkeypa
     text = np.arange(20, dtype=np.int64)
     monkeypatch.setattr(model, "_engine", Engine([Replica(Memory(model, 4))]))  # type: ignore[arg-type]
     with pytest.raises(
-        ModelError, match="runs out of memory on cpu with one sequence of 18 tokens: lower --max-length"
+        ModelError, match="runs out of memory on cpu with one sequence of 18 tokens: lower `max_length`"
     ):
         Scorer(model).log_probs(strides_of(text, text[:2]))
 

@@ -35,7 +35,7 @@ def test_lengths(tiny_folders: dict[str, Path]) -> None:
 
 def test_a_plan_longer_than_the_model_is_refused(tiny_folders: dict[str, Path]) -> None:
     model = load_language_model(str(tiny_folders["gpt2"]))
-    with pytest.raises(UsageError, match="--max-length 1024 is beyond the 64 tokens that .* give --max-length 64"):
+    with pytest.raises(UsageError, match="`max_length` 1024 is beyond the 64 tokens that .* give `max_length` 64"):
         check_plan(model, PlanOptions())
     with pytest.raises(ModelError, match="reads at most 64 tokens at once, not 65"):
         model.continuations().next_tokens([np.zeros(65, dtype=np.int64)])
@@ -94,10 +94,10 @@ def test_a_hub_that_cannot_be_reached() -> None:
 
 def test_devices_that_are_not_there(tiny_folders: dict[str, Path]) -> None:
     folder = str(tiny_folders["gpt2"])
-    with pytest.raises(ModelError, match="--device must be auto, all, map, cpu"):
+    with pytest.raises(ModelError, match="`device` must be auto, all, map, cpu"):
         load_language_model(folder, ModelOptions(device="abacus"))
     if not torch.cuda.is_available():
-        with pytest.raises(ModelError, match="there is none here; use --device cpu"):
+        with pytest.raises(ModelError, match="there is none here; use `device=.cpu.`"):
             load_language_model(folder, ModelOptions(device="cuda"))
 
 

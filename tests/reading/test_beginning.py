@@ -59,15 +59,15 @@ def test_the_choices() -> None:
     nothing = np.zeros(0, dtype=np.int64)
     other.special_tokens = SpecialTokens(nothing, nothing, 7)
     assert [first_tokens(other, bos).tolist() for bos in ("auto", "always", "never")] == [[], [7], []]
-    with pytest.raises(ModelError, match="--bos always: the tokenizer of this model has no BOS token"):
+    with pytest.raises(ModelError, match='`bos="always"`: the tokenizer of this model has no BOS token'):
         first_tokens(WordTokenizer(), "always")
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"bos": "twice"}, "--bos must be one of auto, always, never, not 'twice'"),
-        ({"bos": "never", "semantics": "official"}, "--bos never is not what the published code does"),
+        ({"bos": "twice"}, "`bos` must be one of auto, always, never, not 'twice'"),
+        ({"bos": "never", "semantics": "official"}, '`bos="never"` is not what the published code does'),
     ],
 )
 def test_bad_options_are_named(values: dict[str, Any], message: str) -> None:
@@ -79,7 +79,7 @@ def test_a_document_without_room_for_what_stands_first_is_refused() -> None:
     model = begins()
     two = np.array([BEGIN, BEGIN])
     model.tokenizer.special_tokens = SpecialTokens(two, two[:0], BEGIN)
-    with pytest.raises(UsageError, match="--document-tokens 1 have no room for the 2 special tokens"):
+    with pytest.raises(UsageError, match="`document_tokens` 1 have no room for the 2 special tokens"):
         evaluate_text("a b c", model, PlanOptions(document_tokens=1, max_length=20))
 
 
@@ -89,7 +89,7 @@ def test_a_bos_that_is_not_there_is_refused_before_anything_is_retrieved(ranks: 
     options = PlanOptions(document_tokens=4, max_length=20, bos="always")
     source = FromRetriever(retriever, PASSAGES, config={})
     model, reranker = (begins(), ZeroShot(model=without)) if ranks else (without, None)
-    with pytest.raises(ModelError, match="--bos always"):
+    with pytest.raises(ModelError, match='`bos="always"`'):
         evaluate_text("a b c d e f g", model, options, source=source, reranker=reranker)
     assert retriever.queries == []
 
@@ -278,9 +278,9 @@ def test_what_was_generated_without_passages_gains_nothing(bos: Bos, prompt: str
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"max_length": 65}, "--max-length 65 is beyond the 64 tokens that counting can read"),
-        ({"max_length": 5}, "--document-tokens 4 and --stride 2 do not fit together into the model length 5"),
-        ({"document_tokens": 63}, "--document-tokens 63 and --stride 2 do not fit together into the model length 64"),
+        ({"max_length": 65}, "`max_length` 65 is beyond the 64 tokens that counting can read"),
+        ({"max_length": 5}, "`document_tokens` 4 and `stride` 2 do not fit together into the model length 5"),
+        ({"document_tokens": 63}, "`document_tokens` 63 and `stride` 2 do not fit together into the model length 64"),
     ],
 )
 def test_what_cannot_work_later_is_refused_before_the_first_token(values: dict[str, Any], message: str) -> None:
@@ -288,7 +288,7 @@ def test_what_cannot_work_later_is_refused_before_the_first_token(values: dict[s
     with pytest.raises(UsageError, match=message):
         TokenWriter(model, options(**values))
     assert model.reads == []
-    with pytest.raises(UsageError, match="--max-length must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="`max_length` must be at least 1, not 0"):
         options(max_length=0)
 
 

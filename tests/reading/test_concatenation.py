@@ -95,13 +95,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_retrieved() -> None:
     source = FromRetriever(RandomRetriever(len(PASSAGES)), PASSAGES, config={})
     fits = ConcatenationOptions(documents=4)
     assert evaluate_text(TEXT, model, options(), source=source, reader=fits).reading.measures.tokens == 21
-    message = "--documents 5 of --document-tokens 8 and --stride 4 do not fit together into --max-length 40: lower"
+    message = "`documents` 5 of `document_tokens` 8 and `stride` 4 do not fit together into `max_length` 40: lower"
     with pytest.raises(UsageError, match=message):
         evaluate_text(TEXT, model, options(), source=source, reader=ConcatenationOptions(documents=5))
-    with pytest.raises(UsageError, match="--documents 2 of --document-tokens 8 and --block 28 do not fit"):
+    with pytest.raises(UsageError, match="`documents` 2 of `document_tokens` 8 and `block` 28 do not fit"):
         options(windows="blocked", block=28).check_documents(2)
 
 
 def test_none_makes_no_sense() -> None:
-    with pytest.raises(UsageError, match="--documents must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="`documents` must be at least 1, not 0"):
         ConcatenationOptions(documents=0)

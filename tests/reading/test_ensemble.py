@@ -206,9 +206,9 @@ def test_more_documents_than_hits_and_rows_without() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"documents": 0}, "--documents must be at least 1, not 0"),
-        ({"weights": "best"}, "--weights must be one of similarity, uniform, not 'best'"),
-        ({"temperature": 0.0}, "--weights-temperature must be at least 1e-06 and at most 1e[+]06, not 0.0"),
+        ({"documents": 0}, "`documents` must be at least 1, not 0"),
+        ({"weights": "best"}, "`weights` must be one of similarity, uniform, not 'best'"),
+        ({"temperature": 0.0}, "`temperature` must be at least 1e-06 and at most 1e[+]06, not 0.0"),
     ],
 )
 def test_options_that_make_no_sense(changed: dict[str, object], message: str) -> None:

@@ -307,12 +307,12 @@ def test_pieces_carry_their_tokens() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"new_tokens": 0}, "--new-tokens must be at least 1"),
-        ({"temperature": -1.0}, "--temperature must be at least 1e-06"),
-        ({"temperature": float("nan")}, "--temperature must be at least 1e-06"),
-        ({"top_p": 0.0}, "--top-p must be above 0"),
-        ({"top_k": 0}, "--top-k must be at least 1"),
-        ({"stop": ("",)}, "--stop must not be empty"),
+        ({"new_tokens": 0}, "`new_tokens` must be at least 1"),
+        ({"temperature": -1.0}, "`temperature` must be at least 0"),
+        ({"temperature": float("nan")}, "`temperature` must be at least 0"),
+        ({"top_p": 0.0}, "`top_p` must be above 0"),
+        ({"top_k": 0}, "`top_k` must be at least 1"),
+        ({"stop": ("",)}, "`stop` must not be empty"),
     ],
 )
 def test_bad_options_are_named(values: dict[str, object], message: str) -> None:
@@ -334,5 +334,5 @@ def test_document_too_long_for_the_model() -> None:
 
 def test_a_length_beyond_the_model_is_refused_before_the_first_token(tiny_folders: dict[str, Path]) -> None:
     model = load_language_model(str(tiny_folders["gpt2"]))
-    with pytest.raises(UsageError, match="--max-length 65 is beyond the 64 tokens that .* give --max-length 64"):
+    with pytest.raises(UsageError, match="`max_length` 65 is beyond the 64 tokens that .* give `max_length` 64"):
         generate("a", model, options(max_length=65))

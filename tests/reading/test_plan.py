@@ -127,12 +127,12 @@ def test_rows_of_a_block_share_a_beginning(case: tuple[int, PlanOptions]) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stride": 0}, "--stride must be at least 1, not 0"),
-        ({"semantics": "mine"}, "--semantics must be one of paper, official, not 'mine'"),
-        ({"windows": "jumping"}, "--windows must be one of sliding, blocked"),
-        ({"windows": "blocked", "block": 6}, "--block must be a multiple of --stride 4, not 6"),
-        ({"document_tokens": 13}, "--document-tokens 13 and --stride 4 do not fit together into --max-length 16"),
-        ({"windows": "blocked", "document_tokens": 9}, "--document-tokens 9 and --block 8 do not fit"),
+        ({"stride": 0}, "`stride` must be at least 1, not 0"),
+        ({"semantics": "mine"}, "`semantics` must be one of paper, official, not 'mine'"),
+        ({"windows": "jumping"}, "`windows` must be one of sliding, blocked"),
+        ({"windows": "blocked", "block": 6}, "`block` must be a multiple of `stride` 4, not 6"),
+        ({"document_tokens": 13}, "`document_tokens` 13 and `stride` 4 do not fit together into `max_length` 16"),
+        ({"windows": "blocked", "document_tokens": 9}, "`document_tokens` 9 and `block` 8 do not fit"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, object], message: str) -> None:

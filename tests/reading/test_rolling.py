@@ -105,7 +105,7 @@ def test_reranking_by_the_tokens_before_the_targets() -> None:
     hits = retrieve(prepared, model.tokenizer, RandomRetriever(2), 2)
     scored = read(prepared, model, hits, passages, reranker=ZeroShot(tokens=2))
     assert scored.passages_T[5:8].tolist() == [1, 1, 1]
-    with pytest.raises(UsageError, match="--rerank-tokens 3 are more than the --query-tokens 2 that rolling windows"):
+    with pytest.raises(UsageError, match="`RerankOptions.tokens` 3 are more than the `query_tokens` 2 that"):
         read(prepared, model, hits, passages, reranker=ZeroShot(tokens=3))
 
 
@@ -114,7 +114,7 @@ def test_a_model_without_an_end_of_text_token_is_refused() -> None:
     tokenizer.end_token = None
     with pytest.raises(
         ModelError,
-        match="--windows rolling begin with the token <.endoftext.>, the unknown",
+        match='`windows="rolling"` begin with the token <.endoftext.>, the unknown',
     ):
         prepare_text(TEXT, tokenizer, ROLLING)
 
@@ -122,8 +122,8 @@ def test_a_model_without_an_end_of_text_token_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"semantics": "paper"}, "REPLUG's code: give --semantics official"),
-        ({"document_tokens": 19}, "--document-tokens 19 and --stride 9 and --query-tokens 5 do not fit together into"),
+        ({"semantics": "paper"}, 'REPLUG.s code: give `semantics="official"`'),
+        ({"document_tokens": 19}, "`document_tokens` 19 and `stride` 9 and `query_tokens` 5 do not fit together into"),
     ],
 )
 def test_bad_options_are_named(changed: dict[str, object], message: str) -> None:

@@ -149,7 +149,7 @@ def test_tokens_to_rank_by_that_do_not_fit() -> None:
     model = CountingModel(WordTokenizer(), max_length=20)
     prepared = prepare_text(TEXT, model.tokenizer, options(max_length=20))
     with pytest.raises(
-        UsageError, match="--document-tokens 10 and --rerank-tokens 6 do not fit together into 20 tokens"
+        UsageError, match="`document_tokens` 10 and `RerankOptions.tokens` 6 do not fit together into 20 tokens"
     ):
         read(prepared, model, some_hits(prepared), PASSAGES, reranker=ZeroShot(tokens=6))
     for ranker in (CountingModel(WordTokenizer(), max_length=20), model):
@@ -160,9 +160,9 @@ def test_tokens_to_rank_by_that_do_not_fit() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"method": "best"}, "--rerank must be one of none, zero-shot, oracle, random, not 'best'"),
-        ({"candidates": 0}, "--candidates must be at least 1, not 0"),
-        ({"tokens": 0}, "--rerank-tokens must be at least 1, not 0"),
+        ({"method": "best"}, "`method` must be one of none, zero-shot, oracle, random, not 'best'"),
+        ({"candidates": 0}, "`candidates` must be at least 1, not 0"),
+        ({"tokens": 0}, "`tokens` must be at least 1, not 0"),
     ],
 )
 def test_options_that_make_no_sense(changed: dict[str, object], message: str) -> None:

@@ -112,7 +112,7 @@ def test_lengths_are_rounded_as_the_formula_says(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"k1": -1.0}, "--k1 must be at least 0"), ({"b": 1.5}, "--b must be")]
+    ("options", "message"), [({"k1": -1.0}, "`k1` must be at least 0"), ({"b": 1.5}, "`b` must be")]
 )
 def test_bad_constants(options: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -168,7 +168,7 @@ def test_a_process_that_dies_is_said_so(tmp_path: Path, monkeypatch: pytest.Monk
             builder._analyse()
         for child in multiprocessing.active_children():
             child.kill()
-        with pytest.raises(WorkerError, match="fewer --workers"):
+        with pytest.raises(WorkerError, match="fewer `workers`"):
             for _ in range(20):
                 builder.add("beta")
                 builder._analyse()

@@ -117,7 +117,7 @@ def test_effort_of_a_search(tmp_path: Path) -> None:
         assert shown == {"query_encoder": encoder.query_config, **set_to}
     with pytest.raises(UsageError, match="nprobe 2 is for an IVF index and this is a IndexFlatIP"):
         open_dense(tmp_path / "Flat", encoder, DenseSearchOptions(nprobe=2))
-    with pytest.raises(UsageError, match="--ef-search must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="`ef_search` must be at least 1, not 0"):
         DenseSearchOptions(ef_search=0)
 
 

@@ -202,9 +202,9 @@ def test_folders_that_are_none(folders: Path, tmp_path: Path) -> None:
 
 
 def test_lengths_that_make_no_sense() -> None:
-    with pytest.raises(UsageError, match="--query-length must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="`query_length` must be at least 1, not 0"):
         EncoderOptions(encoder="x", query_length=0)
-    with pytest.raises(UsageError, match="--query-keeps must be last or first, not 'middle'"):
+    with pytest.raises(UsageError, match="`query_keeps` must be one of last, first, not 'middle'"):
         EncoderOptions(encoder="x", query_keeps="middle")  # type: ignore[arg-type]
 
 
@@ -225,7 +225,7 @@ def test_lengths_that_an_encoder_cannot_read(folders: Path, side: str) -> None:
 
     assert encode(3).shape == encode(POSITIONS).shape == (1, WIDTH)
     for length in (1, 2):
-        with pytest.raises(UsageError, match=f"--{side}-length must be at least 3 for this encoder, not {length}"):
+        with pytest.raises(UsageError, match=f"`{side}_length` must be at least 3 for this encoder, not {length}"):
             encode(length)
     with pytest.raises(ModelError, match=f"cannot read texts of up to {POSITIONS + 1} tokens"):
         encode(POSITIONS + 1)

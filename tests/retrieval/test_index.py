@@ -127,7 +127,7 @@ def test_a_disk_that_fills_while_postings_are_merged(
 
 
 def test_it_is_not_replaced_unasked(index: Path) -> None:
-    with pytest.raises(FolderExistsError, match="--force"):
+    with pytest.raises(FolderExistsError, match="force=True"):
         build_index(some_passages(), index)
     build_index(some_passages(2), index, force=True)
     assert len(open_index(index).passages) == 2

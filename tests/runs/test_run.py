@@ -110,7 +110,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path, reader: EnsembleOp
 def test_a_run_that_no_report_can_be_made_of(tmp_path: Path) -> None:
     evaluation, config = evaluated(baseline=False)
     write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="score the text again with ralm eval --baseline"):
+    with pytest.raises(UsageError, match="score the text again with a baseline .`ralm eval --baseline`"):
         open_run(tmp_path / "run")
     passages = pq.read_table(tmp_path / "run" / "passages.parquet")
     assert passages["gain"].null_count == passages.num_rows == 2

@@ -192,7 +192,8 @@ def _own_value(part: Part, values: Mapping[str, Any]) -> Any:
         return None if part.default is _REQUIRED else part.default
     kind = without_none(part.kind)
     value = tuple(value) if get_origin(kind) is tuple else Path(value) if kind is Path else value
-    part.option.check(part.name, part.kind, value)
+    if part.owner is None:  # a record checks its own
+        part.option.check(part.name, part.kind, value)
     return value
 
 
