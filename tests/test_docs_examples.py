@@ -12,6 +12,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,7 @@ def test_the_examples_of_a_page_run(
 
 def make_room(arguments: list[str]) -> None:
     """Remove what stands where a command is to write."""
-    for option, value in zip(arguments, arguments[1:], strict=False):
+    for option, value in pairwise(arguments):
         if option == "--out":
             shutil.rmtree(value, ignore_errors=True)
 
