@@ -21,9 +21,11 @@ import torch
 from benchmarks import plain_loop
 from benchmarks.scoring import LENGTH, Material, materials, prepared_for, rows_from
 from ralm.lm.local.model import Dtype
+from ralm.lm.scoring import Scorer
 from ralm.pipeline import PreparedText, retrieve
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture
-from ralm.reading.in_context import Documents, stride_request
+from ralm.reading.in_context import stride_request
 from ralm.reading.plan import Windows
 from ralm.records import FloatArray, Hits
 
@@ -38,7 +40,7 @@ class Task:
     prepared: PreparedText
     rows: Sequence[int]
     hits: Hits
-    documents: Documents
+    documents: PassageDocuments
 
     def mixed(self, row: int, log_probs_KT: FloatArray) -> FloatArray:
         """The ensemble of what the documents of a row give."""
@@ -50,7 +52,9 @@ def task_for(material: Material, windows: Windows, strides: int) -> Task:
     """Retrieve ten passages for each of so many strides."""
     prepared = prepared_for(material, windows, STRIDE)
     hits = retrieve(prepared, material.model.tokenizer, material.index.bm25, OPTIONS.hits)
-    documents = Documents(material.index.passages, material.model.tokenizer, prepared.plan.options.document_tokens)
+    documents = PassageDocuments(
+        material.index.passages, material.model.tokenizer, prepared.plan.options.document_tokens
+    )
     return Task(prepared, rows_from(prepared, strides), hits, documents)
 
 
@@ -74,7 +78,7 @@ def run_engine(material: Material, task: Task) -> list[FloatArray]:
         for row in task.rows
         for number in numbers[row]
     ]
-    scored = iter(material.model.log_probs(requests))
+    scored = iter(Scorer(material.model).log_probs(requests))
     return [task.mixed(row, np.stack([next(scored) for _ in numbers[row]])) for row in task.rows]
 
 

@@ -19,13 +19,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic import JsonValue
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from benchmarks.scoring import gpt2_tokenizer
 from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions, load_language_model
+from ralm.pipeline import FromRetriever
+from ralm.pipeline.generation import GenerationOptions, TokenWriter
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions, TokenWriter
 from ralm.records import Hits, IntArray, Passage
 
 STRIDE, PROMPT_TOKENS, DOCUMENT_TOKENS, POOL = 4, 128, 256, 400
@@ -48,6 +50,8 @@ class Row:
 
 class ChangingHits:
     """The same k passages again and again, but for a share of them that is replaced at every retrieval."""
+
+    config: dict[str, JsonValue] = {"retriever": "changing hits"}  # noqa: RUF012
 
     def __init__(self, changed: float) -> None:
         self._changed = changed
@@ -131,13 +135,14 @@ def ensemble(
         new_tokens=STRIDE * (rounds + 1),
         stride=STRIDE,
         document_tokens=DOCUMENT_TOKENS,
-        ensemble=EnsembleOptions(documents=max(1, case.documents)),
         temperature=0.8 if sampled else 0.0,
         top_p=0.95 if sampled else 1.0,
     )
-    retriever = ChangingHits(case.changed) if case.documents else None
-    prompts = [np.roll(prompt, shift) for shift in range(case.prompts)]
-    return TokenWriter(prompts, model, options, retriever, passages).step
+    source = FromRetriever(ChangingHits(case.changed), passages, config={}) if case.documents else None
+    writer = TokenWriter(model, options, source, reader=EnsembleOptions(documents=max(1, case.documents)))
+    for shift in range(case.prompts):
+        writer.add(np.roll(prompt, shift))
+    return writer.step
 
 
 def rows(dtype: Dtype, folder: str, rounds: int) -> Iterator[Row]:

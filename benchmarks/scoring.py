@@ -29,11 +29,12 @@ from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.lm.local.model import Dtype, LocalLanguageModel, ModelOptions
 from ralm.lm.named import load_language_model, model_folder
+from ralm.lm.scoring import Scorer
 from ralm.pipeline import PreparedText, prepare_text, retrieve
-from ralm.reading.in_context import Documents, stride_request
+from ralm.reading.documents import PassageDocuments
+from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Windows
 from ralm.records import FloatArray, IntArray, Request
-from ralm.reranking.likelihood import likeliest
 from ralm.retrieval.index import Index, build_index, open_index
 
 LENGTH, BLOCK, CANDIDATES, RANK_TOKENS = 1024, 256, 16, 16
@@ -157,7 +158,9 @@ def task_for(material: Material, reading: str, windows: Windows, stride: int, st
     rows = rows_from(prepared, strides)
     k = CANDIDATES if reading == "zero-shot" else 1
     hits = retrieve(prepared, material.model.tokenizer, material.index.bm25, k)
-    documents = Documents(material.index.passages, material.model.tokenizer, prepared.plan.options.document_tokens)
+    documents = PassageDocuments(
+        material.index.passages, material.model.tokenizer, prepared.plan.options.document_tokens
+    )
     candidates = [[documents[number] for number, _ in hits.of(row)] for row in rows]
     return Task(prepared, rows, candidates, RANK_TOKENS if k > 1 else 0)
 
@@ -182,11 +185,12 @@ def run_engine(material: Material, task: Task) -> list[FloatArray]:
         for row, candidates in zip(task.rows, task.candidates, strict=True)
         for document in candidates
     ]
-    scored = iter(material.model.log_probs(requests))
+    scored = iter(Scorer(material.model).log_probs(requests))
     found = []
     for row, candidates in zip(task.rows, task.candidates, strict=True):
         of_row = [next(scored) for _ in candidates]
-        best = likeliest([one[: -task.targets(row)] for one in of_row]) if task.rank_tokens else 0
+        totals = [one[: -task.targets(row)].sum(dtype=np.float64) for one in of_row]
+        best = int(np.argmax(totals)) if task.rank_tokens else 0
         found.append(of_row[best][-task.targets(row) :])
     return found
 

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
 from ralm.lm.local.model import Dtype, ModelOptions
 from ralm.lm.local.replica import LOGITS_A_BATCH, LOGITS_A_CHUNK
 from ralm.lm.named import load_language_model
+from ralm.lm.scoring import Scorer
 from ralm.records import Request
 
 LENGTH = 1024
@@ -45,12 +46,12 @@ def workspace(config: PreTrainedConfig, length: int, positions: int, bytes_a_num
 
 def measure(folder: str, dtype: Dtype, targets: int) -> dict[str, float]:
     """Score in this process; memory in MiB."""
-    load_language_model("ralm-tiny").log_probs([_request(targets, 4096)])  # libraries set themselves up
+    Scorer(load_language_model("ralm-tiny")).log_probs([_request(targets, 4096)])  # libraries set themselves up
     start = _peak()
     model = load_language_model(folder, ModelOptions(dtype=dtype, device="cpu"))
     config, size = model.model.config, model.model.dtype.itemsize
     weights = sum(parameter.numel() for parameter in model.model.parameters()) * size
-    model.log_probs([_request(targets, config.vocab_size)])
+    Scorer(model).log_probs([_request(targets, config.vocab_size)])
     files = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
     loading = files if dtype != "float32" else 0  # what is converted lies in memory twice
     predicted = start + (weights + max(loading, workspace(config, LENGTH, targets, size))) / 2**20

@@ -8,7 +8,8 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.progress import Advance
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage, Request, SpecialTokens
+from ralm.protocols import Tier
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, NextTokens, Pass, Passage, SpecialTokens
 
 
 class WordTokenizer:
@@ -55,10 +56,13 @@ class UnigramContinuations:
     model: "CountingModel"
     before: list[list[int]] = field(default_factory=list)
 
-    def next_log_probs(self, texts: Sequence[IntArray]) -> FloatArray:
+    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
         self.model.reads += [text for text in texts if text[:-1].tolist() not in self.before]
         self.before = [text.tolist() for text in texts]
-        return np.stack([self.model.next_log_probs_V(text) for text in texts])
+        log_probs_BV = np.stack([self.model.next_log_probs_V(text) for text in texts])
+        if wanted is None:
+            return NextTokens(log_probs_BV)
+        return NextTokens(log_probs_BV[:, wanted], np.tile(wanted, (len(texts), 1)))
 
 
 @dataclass
@@ -73,11 +77,12 @@ class CountingModel:
     max_length: int = 64
     name: str = "counting"
     end_tokens: frozenset[int] = frozenset({0})
+    tier: Tier = "all"
     config: dict[str, JsonValue] = field(default_factory=lambda: {"name": "counting"})
     reads: list[IntArray] = field(default_factory=list)
 
-    def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
-        return [self._score(request) for request in requests]
+    def score(self, passes: Sequence[Pass]) -> list[FloatArray]:
+        return [self._score(one) for one in passes]
 
     def continuations(self) -> UnigramContinuations:
         return UnigramContinuations(self)
@@ -87,18 +92,16 @@ class CountingModel:
         counts_V = np.bincount(tokens, minlength=self.vocabulary) + 1.0
         return np.asarray(np.log(counts_V / counts_V.sum()), dtype=np.float32)
 
-    def _score(self, request: Request) -> FloatArray:
-        assert len(request) - 1 <= self.max_length
-        read, log_probs = np.concatenate([request.document, request.context]), []
-        self.reads.append(read)
-        for target in request.targets:
-            log_probs.append(self.next_log_probs_V(read)[target])
-            read = np.append(read, target)
+    def _score(self, one: Pass) -> FloatArray:
+        self.reads.append(one.tokens_N[: one.targets_P[0]])
+        log_probs = [self.next_log_probs_V(one.tokens_N[:place])[one.tokens_N[place]] for place in one.targets_P]
         return np.array(log_probs, dtype=np.float32)
 
 
 class SharedWordsRetriever:
     """Ranks passages by the number of distinct words they share with the query; ties by lower number."""
+
+    config: dict[str, JsonValue] = {"retriever": "shared words"}  # noqa: RUF012
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self.passages = passages
@@ -138,6 +141,12 @@ class LetterEncoder:
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
         rows = [[text.count(chr(ord("a") + d)) + d * len(text) % 7 for d in range(self.dimension)] for text in queries]
         return np.array(rows, dtype=np.float32).reshape(len(queries), self.dimension)
+
+
+def chosen_hits(numbers_R: IntArray) -> Hits:
+    """One passage, or none, for each row."""
+    numbers_R1 = numbers_R.astype(np.int64).reshape(-1, 1)
+    return Hits(numbers_QK=numbers_R1, scores_QK=np.zeros(numbers_R1.shape, dtype=np.float32))
 
 
 def passages_of(*texts: str) -> list[Passage]:

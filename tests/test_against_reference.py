@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline import FromFile, PreparedText, prepare_text, read, read_best
-from ralm.reading.in_context import Documents
+from ralm.pipeline import FromFile, PreparedText, prepare_text, read
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens
 from ralm.reranking.options import Method, RerankOptions
 from ralm.retrieval.retrieval_file import read_retrieval_file
-from tests.fakes import passages_of
+from tests.fakes import chosen_hits, passages_of
 from tests.reference import official, paper
 from tests.shared_data import shared
 from tests.tiny_models import FAMILIES
@@ -48,8 +48,8 @@ def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> Loca
 def test_official(model: LocalLanguageModel, tokens: int) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options("official"), limit_tokens=tokens)
     chosen_R = chosen_for(prepared)
-    documents = Documents(PASSAGES, model.tokenizer, 10)
-    scored = read(prepared, model, chosen_R, PASSAGES)
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
+    scored = read(prepared, model, chosen_hits(chosen_R), PASSAGES)
     candidates = [[documents[int(number)].tolist()] if number != NO_PASSAGE else [] for number in chosen_R]
     windows = official.evaluate(model.model, prepared.tokens.tolist(), candidates, stride=4, max_length=WINDOW)
     expected = np.concatenate([window.target_log_probs for window in windows])
@@ -63,8 +63,8 @@ def test_paper(model: LocalLanguageModel, tokens: int, block: int | None) -> Non
     blocked = {} if block is None else {"windows": "blocked", "block": block}
     prepared = prepare_text(TEXT, model.tokenizer, options("paper", **blocked), limit_tokens=tokens)
     chosen_R = chosen_for(prepared)
-    documents = Documents(PASSAGES, model.tokenizer, 10)
-    scored = read(prepared, model, chosen_R, PASSAGES)
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
+    scored = read(prepared, model, chosen_hits(chosen_R), PASSAGES)
     expected = paper.log_probs(
         model.model,
         prepared.tokens.tolist(),
@@ -131,7 +131,7 @@ def test_golden_without_retrieval(golden: Golden) -> None:
 
 def test_golden_with_the_top_passage(golden: Golden) -> None:
     numbers_QK, passages = golden.candidates(1)
-    golden.check(read(golden.prepared, golden.model, numbers_QK[:, 0], passages), "first")
+    golden.check(read(golden.prepared, golden.model, chosen_hits(numbers_QK[:, 0]), passages), "first")
 
 
 @pytest.mark.slow
@@ -140,6 +140,7 @@ def test_golden_with_the_top_passage(golden: Golden) -> None:
 def test_golden_reranking(golden: Golden, method: Method, name: str) -> None:
     numbers_QK, passages = golden.candidates(16)
     hits = Hits(numbers_QK=numbers_QK, scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
-    scored = read_best(golden.prepared, golden.model, hits, passages, RerankOptions(method=method))
+    reranker = RerankOptions(method=method).reranker()
+    scored = read(golden.prepared, golden.model, hits, passages, reranker=reranker)
     golden.check(scored, name)
     golden.check_chosen(scored, name, numbers_QK)

@@ -10,9 +10,9 @@ import pytest
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
+from ralm.pipeline.generation import GenerationOptions
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import RerankOptions
 from ralm.retrieval.arguments import check_k

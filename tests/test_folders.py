@@ -406,7 +406,7 @@ def test_what_a_finished_run_had_scored_is_swept_too(
             (work / "model-0.journal").write_text("scored")
             write(tmp_path / "run")
 
-    monkeypatch.setattr(outputs, "_sync_one", dies_when_the_run_has_its_place)
+    monkeypatch.setattr(outputs, "sync_one", dies_when_the_run_has_its_place)
     killed(scores)
     assert names(tmp_path) == [".run.partial", "run", "run.unfinished"]
     if cleared:  # but for the folder itself

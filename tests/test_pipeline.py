@@ -7,10 +7,11 @@ import pytest
 
 from ralm.errors import RetrievalFileError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.pipeline import FromFile, FromRetriever, PreparedText, prepare_text, read, read_likeliest, retrieved_strides
+from ralm.pipeline import FromFile, FromRetriever, PreparedText, prepare_text, read, retrieved_strides
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Passage
-from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from ralm.reranking.likelihood import Oracle
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, chosen_hits, passages_of
 
 TEXT = "a b c d e a b c d e f g h a b c d e f g"
 OPTIONS = PlanOptions(stride=3, query_tokens=2, document_tokens=4, max_length=10)
@@ -42,7 +43,7 @@ def test_every_stride_asks_with_the_end_of_its_prefix() -> None:
 def test_reading_by_hand() -> None:
     text, model = prepared()
     hits, passages = source().find(text, model.tokenizer, 1)
-    scored = read(text, model, hits.numbers_QK[:, 0], passages)
+    scored = read(text, model, hits.first(1), passages)
     assert scored.positions_T.tolist() == list(range(1, 20))
     assert (
         scored.passages_T.tolist()
@@ -56,10 +57,10 @@ def test_reading_by_hand() -> None:
 def test_the_oracle_takes_the_best_candidate_of_every_row() -> None:
     text, model = prepared()
     hits, passages = source().find(text, model.tokenizer, 3)
-    best = read_likeliest(text, model, hits, passages)
+    best = read(text, model, hits, passages, reranker=Oracle(candidates=3))
     for column in range(3):
         chosen_R = np.where(hits.numbers_QK[:, column] == NO_PASSAGE, hits.numbers_QK[:, 0], hits.numbers_QK[:, column])
-        other = read(text, model, chosen_R, passages)
+        other = read(text, model, chosen_hits(chosen_R), passages)
         for begin in range(2, 20, 3):
             stride = slice(begin, begin + 3)
             assert best.log_probs_T[stride].sum() >= other.log_probs_T[stride].sum() - 1e-6
@@ -129,5 +130,5 @@ def test_limit_takes_the_beginning() -> None:
 def test_titles_are_read() -> None:
     text, model = prepared()
     titled = [Passage(number=0, document_id="x", title="b", text="b")]
-    scored = read(text, model, np.zeros(len(text.plan), dtype=np.int64), titled)
+    scored = read(text, model, chosen_hits(np.zeros(len(text.plan), dtype=np.int64)), titled)
     assert scored.log_probs_T[5] == pytest.approx(log_prob(model, "b b b c d e a", "b"), rel=1e-6)

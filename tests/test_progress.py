@@ -28,3 +28,13 @@ def test_work_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypatch:
     with progress.progress_bar("Indexing passages") as advance:
         advance(60_000)
     assert capsys.readouterr().err == "ralm: Indexing passages: 60,000, 2,000 a second\n"
+
+
+@pytest.mark.parametrize(("value", "lines"), [("0", 0), ("1", 1), ("", 1)])
+def test_the_environment_turns_it_off(
+    value: str, lines: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RALM_PROGRESS", value)
+    monkeypatch.setattr(progress, "SECONDS_A_LINE", 0.0)
+    assert list(progress.track(range(1), "Counting")) == [0]
+    assert len(capsys.readouterr().err.splitlines()) == lines

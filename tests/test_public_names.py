@@ -35,10 +35,12 @@ RalmError
 RandomRetriever
 Removals
 Request
+RetrieverOptions
 ScoredTokens
 Splitting
 VectorOptions
 __version__
+add_vectors
 build_index
 evaluate_text
 generate
@@ -48,8 +50,12 @@ load_language_model
 make_passages
 make_plan
 open_index
+open_retriever
+open_source
 read_documents
 read_retrieval_file
+remove_vectors
+set_default_vectors
 write_retrieval_file
 write_run
 """.split()

@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.lm.memory import RememberingModel
 from ralm.lm.named import load_language_model
-from ralm.pipeline import FromFile, ReaderOptions, prepare_text, read, read_hits
+from ralm.lm.scoring import Scorer
+from ralm.pipeline import FromFile, prepare_text, read
+from ralm.protocols import Reader
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
 from ralm.records import ScoredTokens
-from ralm.reranking.options import RerankOptions
 from ralm.retrieval.retrieval_file import read_retrieval_file
 from tests.shared_data import SHARED, shared
 
@@ -45,24 +46,24 @@ def plan_of(asked: dict[str, str], reading: dict[str, Any], cut_together: bool) 
     )
 
 
-def reader_of(asked: dict[str, str], cut_together: bool) -> ReaderOptions:
+def reader_of(asked: dict[str, str], cut_together: bool) -> Reader:
     match asked.get("--reader"):
         case "ensemble":
             return EnsembleOptions(documents=int(asked["--documents"]))
         case "concatenation":
             return ConcatenationOptions(documents=int(asked["--documents"]), cut_together=cut_together)
         case _:
-            return RerankOptions()
+            return InContext()
 
 
 @pytest.fixture(scope="module")
-def model() -> RememberingModel:
+def model() -> Scorer:
     """What one ensemble reads, a smaller one reads again."""
-    return RememberingModel(load_language_model("ralm-tiny"))
+    return Scorer(load_language_model("ralm-tiny"))
 
 
 @pytest.mark.parametrize(("case", "name"), readings())
-def test_every_log_probability(model: RememberingModel, case: str, name: str) -> None:
+def test_every_log_probability(model: Scorer, case: str, name: str) -> None:
     folder = shared(*FOLDER)
     settings = json.loads((folder / "settings.json").read_text())[case]
     reading = settings["readings"][name]
@@ -70,7 +71,7 @@ def test_every_log_probability(model: RememberingModel, case: str, name: str) ->
     asked = dict(zip(reading["ralm"][::2], reading["ralm"][1::2], strict=True))
     cut_together = name.endswith("_cut")
     prepared = prepare_text(
-        (folder / settings["text"]).read_text(), model.tokenizer, plan_of(asked, reading, cut_together)
+        (folder / settings["text"]).read_text(), model.model.tokenizer, plan_of(asked, reading, cut_together)
     )
     reader = reader_of(asked, cut_together)
     if reading["retrieved"] is None:
@@ -78,7 +79,7 @@ def test_every_log_probability(model: RememberingModel, case: str, name: str) ->
     else:
         source = FromFile(read_retrieval_file(folder / reading["retrieved"]), config={})
         hits, passages = source.find(prepared, model.tokenizer, reader.hits)
-        scored = read_hits(prepared, model, hits, passages, reader)
+        scored = read(prepared, model, hits, passages, reader)
     assert len(scored) == prepared.plan.counted_tokens == expected["targets"]
     assert scored.nll == pytest.approx(expected["nll"], rel=1e-6)
     np.testing.assert_allclose(scored.log_probs_T, expected["log_probs"], rtol=1e-5, atol=1e-5)

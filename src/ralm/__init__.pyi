@@ -9,13 +9,15 @@ from .evaluation.measures import Measures as Measures
 from .evaluation.perplexity import Evaluation as Evaluation, evaluate_text as evaluate_text
 from .lm.local.model import ModelOptions as ModelOptions
 from .lm.named import load_language_model as load_language_model
-from .pipeline import FromFile as FromFile, FromRetriever as FromRetriever
-from .reading.ensemble import EnsembleOptions as EnsembleOptions
-from .reading.generation import (
+from .pipeline import FromFile as FromFile, FromRetriever as FromRetriever, open_source as open_source
+from .pipeline.generation import (
     GenerationOptions as GenerationOptions,
+    Prompt as Prompt,
+    TokenWriter as TokenWriter,
     generate as generate,
     generate_many as generate_many,
 )
+from .reading.ensemble import EnsembleOptions as EnsembleOptions
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
 from .records import (
     Document as Document,
@@ -35,8 +37,14 @@ from .retrieval.dense.options import (
     EncoderOptions as EncoderOptions,
     VectorOptions as VectorOptions,
 )
+from .retrieval.encoding import (
+    add_vectors as add_vectors,
+    remove_vectors as remove_vectors,
+    set_default_vectors as set_default_vectors,
+)
 from .retrieval.fusion import FusionOptions as FusionOptions, Hybrid as Hybrid
 from .retrieval.index import Index as Index, build_index as build_index, open_index as open_index
+from .retrieval.opening import RetrieverOptions as RetrieverOptions, open_retriever as open_retriever
 from .retrieval.random import RandomRetriever as RandomRetriever
 from .retrieval.retrieval_file import (
     read_retrieval_file as read_retrieval_file,

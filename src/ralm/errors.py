@@ -18,7 +18,10 @@ message alone and exits with `exit_status`; a traceback is always a bug of ours.
     |   +-- OtherEncoderError    an index of vectors that another encoder made
     +-- StorageError             the disk is full, or will not take the file
     +-- WorkerError              a process that worked for this one has died
-    +-- RetrieverError           a retriever that gives what are no hits
+    +-- PartError                a part that was plugged in does not keep its contract
+    |   +-- RetrieverError       a retriever that gives what are no hits
+    |   +-- RerankerError        a reranker that gives what are no hits, or others than it was given
+    |   +-- ReaderError          a reader whose weights are no average
     +-- ModelError               a language model, encoder or tokenizer that cannot be loaded or used as asked
     +-- MissingExtraError        an optional dependency that is not installed
 
@@ -94,8 +97,20 @@ class ModelError(RalmError):
     """A language model, an encoder or a tokenizer cannot be loaded, or cannot do what is asked of it."""
 
 
-class RetrieverError(RalmError):
-    """A retriever, of a user's own for instance, gives what are no hits of the queries that it was asked."""
+class PartError(RalmError):
+    """A part that was plugged in, such as your own reader, does not keep the contract of its protocol."""
+
+
+class RetrieverError(PartError):
+    """A retriever gives something that is no hits of the queries that it was asked."""
+
+
+class RerankerError(PartError):
+    """A reranker gives something that is no choice among the hits that it was given."""
+
+
+class ReaderError(PartError):
+    """A reader gives something that is no reading of the hits that it was given."""
 
 
 class MissingExtraError(RalmError):

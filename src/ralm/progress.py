@@ -1,5 +1,9 @@
-"""Progress on standard error, for whatever takes more than a second: a bar in a terminal, else a line now and then."""
+"""Progress on standard error, for whatever takes more than a second: a bar in a terminal, else a line now and then.
 
+`RALM_PROGRESS=0` in the environment turns all of it off.
+"""
+
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -12,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 SECONDS_A_LINE: Final = 30.0
+SWITCH: Final = "RALM_PROGRESS"
+"""The variable of the environment that is 0 where no progress is to be shown."""
 
 
 class _Rate(ProgressColumn):
@@ -29,9 +35,16 @@ class Advance(Protocol):
         """Say that `steps` more are done."""
 
 
+def _unseen(steps: int = 1) -> None:
+    """Where there is no bar to move on."""
+
+
 @contextmanager
 def progress_bar(description: str, total: int | None = None) -> Iterator[Advance]:
     """A bar that is gone when the work is done; where standard error is no terminal, a line every half minute."""
+    if os.environ.get(SWITCH) == "0":
+        yield _unseen
+        return
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(description, total)
@@ -50,6 +63,20 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Advance
             bar.advance(task, steps)
 
         yield advance
+
+
+@contextmanager
+def no_progress() -> Iterator[None]:
+    """Within, neither this process nor those that it starts show progress."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SWITCH]
+        else:
+            os.environ[SWITCH] = before
 
 
 class _Lines:

@@ -3,65 +3,84 @@
 Whatever has these verbs fits: the parts of this package, a fake in a test, or a user's own class.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import RetrieverError, UsageError
+from ralm.errors import UsageError
 from ralm.progress import Advance
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage, Request, SpecialTokens
+from ralm.records import (
+    FloatArray,
+    Front,
+    Hits,
+    IntArray,
+    NextTokens,
+    Pass,
+    Passage,
+    Passages,
+    SpecialTokens,
+)
 
 
 class Tokenizer(Protocol):
-    """Text to the language model's token ids, and back."""
+    """Text to the language model's token ids, and back: all that a tokenizer must be able to do.
 
-    @property
-    def fingerprint(self) -> str:
-        """A short hash of what the tokenizer does: equal for equal tokenizers, whatever folder they came from."""
-
-    @property
-    def end_token(self) -> int | None:
-        """The id of the end-of-text token, where there is one."""
-
-    @property
-    def special_tokens(self) -> SpecialTokens:
-        """What the tokenizer puts around a text by itself, and its BOS."""
-
-    @property
-    def unknown_token(self) -> int | None:
-        """The id of the token that stands for what the tokenizer does not know, where there is one."""
-
-    def token_of(self, text: str) -> int | None:
-        """The id of the token that is written exactly so, else of the unknown token; None where there is neither."""
+    What `FullTokenizer` lists beyond that is optional. Where a tokenizer lacks a member, `ralm.lm.tokenizer` fills in
+    what the member's docstring says.
+    """
 
     def encode(self, text: str) -> IntArray:
         """Token ids (int64) of a text, without special tokens."""
-
-    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        """The same ids (int64, N), and the first and one past the last character of each (int64, N x 2)."""
-
-    def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        """Token ids (int64) of a document as it stands in the prompt: with the special tokens that the tokenizer adds
-        by itself (a BOS for OPT and LLaMA), cut to `max_tokens`."""
 
     def decode(self, tokens: IntArray) -> str:
         """The text of token ids, special tokens written out."""
 
 
-class Continuations(Protocol):
-    """Texts that a language model is in the middle of."""
+@runtime_checkable
+class FullTokenizer(Tokenizer, Protocol):
+    """A tokenizer with its optional members; see `ralm.lm.tokenizer.full_tokenizer`."""
 
-    def next_log_probs(self, texts: Sequence[IntArray]) -> FloatArray:
-        """Natural log-probabilities (float32, B x V) of each possible next token of B texts of at least one token.
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What the tokenizer puts around a text by itself, and its BOS. Without this member: nothing, and no BOS."""
 
-        Each text is read as if it stood alone. What it shares with those of the call before need not be read again.
+    @property
+    def end_token(self) -> int | None:
+        """The id of the end-of-text token, where there is one. Without this member: there is none."""
+
+    @property
+    def unknown_token(self) -> int | None:
+        """The id of the token that stands for what the tokenizer does not know. Without this member: there is none, so
+        no share of the text is reported as unknown."""
+
+    def token_of(self, text: str) -> int | None:
+        """The id of the token that is written exactly so, else of the unknown token; None where there is neither.
+        Without this member: None. Rolling windows then begin with the end-of-text token."""
+
+    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
+        """The ids (int64, N) of a text, and the first and one past the last character of each (int64, N x 2).
+
+        Without this member the tokens are found in the text by what they decode to, which is slower.
         """
+
+    def encode_document(self, text: str, max_tokens: int) -> IntArray:
+        """Token ids (int64) of a document as it stands in the prompt: with the special tokens that the tokenizer adds
+        by itself (a BOS for OPT and LLaMA), cut to `max_tokens`. Without this member: the same, put together from
+        `special_tokens` and `encode`."""
 
 
 class LanguageModel(Protocol):
-    """A frozen causal language model: token ids in, log-probabilities out."""
+    """A frozen causal language model that scores: it gives the log-probabilities of given tokens.
+
+    Scoring is enough for evaluation, reranking and ensembles over a text. `ralm.lm.scoring.Scorer` merges requests into
+    passes, remembers what was scored and checks what a model gives, so that a model need not.
+
+    A model may have two more members. `merges_prefixes` (bool): whether a pass that is the beginning of another may be
+    read off the longer one; without it, True, which is right for every causal model except those that read a token
+    differently depending on how many come after it (LongRoPE). `vocabulary` (int): how many token ids the model knows;
+    with it, ids beyond are refused before anything is read.
+    """
 
     @property
     def name(self) -> str:
@@ -79,12 +98,45 @@ class LanguageModel(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The model's own tokenizer."""
 
+    def score(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
+        """For each pass, in order, the natural log-probability (float32, P) of each of its targets.
+
+        Passes come longest first. The arrays may come as a list, or one after the other as results become known: then a
+        killed run loses only what was not yet given. -inf stands for a token that cannot come.
+        """
+
+
+Tier: TypeAlias = Literal["all", "chosen", "likeliest"]
+"""Which next tokens a model gives log-probabilities of; see `WritingModel.tier`."""
+
+
+class Continuations(Protocol):
+    """Texts that a language model is in the middle of."""
+
+    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
+        """What the model says of the next token of B texts (int64) of at least one token each.
+
+        Each text is read as if it stood alone. What it shares with those of the call before need not be read again.
+        `wanted` (int64, C) are the token ids to give; the model's `tier` says what is given without it, and whether it
+        may be given.
+        """
+
+
+class WritingModel(LanguageModel, Protocol):
+    """A language model that also says what may come next, so that texts can be written with it."""
+
     @property
     def end_tokens(self) -> frozenset[int]:
         """The token ids that end a text, so that generation stops at them; may be empty."""
 
-    def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
-        """For each request the natural log-probability (float32) of each of its targets, in order."""
+    @property
+    def tier(self) -> Tier:
+        """Which next tokens `Continuations.next_tokens` gives.
+
+        `all`: the whole vocabulary without `wanted`, exactly the wanted ids with it. `chosen`: the k likeliest tokens
+        without `wanted`, exactly the wanted ids with it. `likeliest`: the k likeliest tokens; `wanted` is not
+        supported.
+        """
 
     def continuations(self) -> Continuations:
         """Stand ready to go on from texts, none of which was read yet."""
@@ -122,12 +174,107 @@ class Encoder(Protocol):
 class Retriever(Protocol):
     """Queries in, passages out.
 
-    Those of this package also say what decides their hits, as `config`, which a cache needs to know; and, as `stable`,
-    up to how many hits the first of them are those that fewer hits would be, which spares a sweep retrievals.
+    A retriever may also have `stable`, a number: up to so many hits, asking for fewer gives the first of them. A sweep
+    then retrieves once for all its points; without it, once for each number of passages.
     """
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything that decides the hits, as JSON: a cache, a run and a resumed run tell retrievers apart by it."""
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query, all queries at once; in fewer columns where there are fewer."""
+
+
+class Rows(Protocol):
+    """Places where texts go on, R of them: the strides of a text, or prompts that are being written on."""
+
+    def __len__(self) -> int:
+        """R."""
+
+    @property
+    def queries(self) -> Sequence[str]:
+        """What the retriever was asked for each row; empty for a row that does not retrieve."""
+
+    @property
+    def places(self) -> IntArray:
+        """Which stride of its text each row is (int64, R), from 0. Random draws for a row follow from it, so that they
+        do not depend on the rows beside it."""
+
+    def prefix(self, row: int) -> str:
+        """The text before a row, from its beginning."""
+
+    def prefix_log_probs(
+        self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
+    ) -> list[FloatArray]:
+        """For each (row, passage) the log-probabilities (float32) of the last `tokens` tokens of the row's prefix when
+        the passage stands in front; fewer where the prefix is shorter, and possibly none.
+
+        The reading model scores them, or another `model` in tokens of its own. Raises UsageError where the passage and
+        the tokens do not fit into the model.
+        """
+
+    def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:
+        """For each (row, passage) the log-probabilities (float32) that the reading model gives the row's targets when
+        the passage stands in front.
+
+        Raises UsageError where the text after the rows is not known: while it is being written.
+        """
+
+
+class Reranker(Protocol):
+    """Chooses which hits of each row are read."""
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything about the reranker that decides its choice. The key `reranker` names it."""
+
+    @property
+    def candidates(self) -> int:
+        """How many hits of a row it chooses from."""
+
+    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
+        """The k best of each row's hits, the best first, fewer where there are fewer; with scores of its own."""
+
+
+class Documents(Protocol):
+    """Passages as they stand in front of a context, as token ids of the reading model."""
+
+    def __getitem__(self, number: int) -> IntArray:
+        """The token ids (int64) of a passage: title, newline, text, with the special tokens that stand first, cut to
+        the plan's `document_tokens`. For `NO_PASSAGE`, what stands there without one."""
+
+    def passage(self, number: int) -> Passage:
+        """The passage itself."""
+
+    def encode(self, text: str) -> IntArray:
+        """The token ids (int64) of any text as it would stand in front, cut in the same way."""
+
+    def encode_next(self, text: str) -> IntArray:
+        """The token ids (int64) of a text that follows another one in front, without special tokens; cut as well."""
+
+
+class Reader(Protocol):
+    """Says what stands in front of each row's context: which passages, laid out how, weighted how.
+
+    With several fronts a row is read once behind each of them, and the distributions are averaged (REPLUG, Eq. 2). An
+    optional attribute `joined` says how many passages stand in one front at most (1 where it is missing), so that
+    lengths that cannot fit are refused before anything is retrieved.
+    """
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything about the reader that decides the figures. The key `reader` names it."""
+
+    @property
+    def hits(self) -> int:
+        """How many passages are retrieved for a row."""
+
+    def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
+        """What stands in front of one row, given the passage number and score of its hits, the best first.
+
+        There is at least one hit: a row without hits is read without a passage. The weights sum to 1.
+        """
 
 
 def check_length(model: LanguageModel, max_length: int) -> None:
@@ -137,49 +284,3 @@ def check_length(model: LanguageModel, max_length: int) -> None:
             f"--max-length {max_length} is beyond the {model.max_length} tokens that {model.name} can read; "
             f"give --max-length {model.max_length} or less."
         )
-
-
-def ask(retriever: Retriever, queries: Sequence[str], k: int, passages: int | None = None) -> Hits:
-    """The k best of so many passages for each query, checked, and at least one column; `None`: not known how many.
-
-    Raises RetrieverError where what the retriever gives are no hits of these queries.
-    """
-    k = k if passages is None else min(k, max(passages, 1))
-    hits = retriever.retrieve(queries, k)
-    fault = _fault(hits, len(queries), k, passages)
-    if fault:
-        raise RetrieverError(f"the retriever {type(retriever).__name__} {fault}; see `Hits` for what it should give.")
-    if hits.numbers_QK.shape[1] == 0:
-        return Hits.none(len(queries), 1)
-    return Hits(hits.numbers_QK.astype(np.int64, copy=False), hits.scores_QK.astype(np.float32, copy=False))
-
-
-def _fault(hits: Hits, queries: int, k: int, passages: int | None) -> str:
-    """What is wrong with hits; empty where nothing is."""
-    if not isinstance(hits, Hits):
-        return f"gives {type(hits).__name__} and not Hits"
-    numbers, scores = hits.numbers_QK, hits.scores_QK
-    if len(hits) != queries or numbers.shape[1] > k:
-        rows, columns = numbers.shape
-        return f"gives {rows:,} rows of {columns:,} for {queries:,} queries and k = {k:,}"
-    if numbers.dtype.kind not in "iu" or scores.dtype.kind not in "fiu":
-        return f"gives numbers of type {numbers.dtype} and scores of type {scores.dtype}"
-    if not (np.abs(scores, dtype=np.float64) <= np.finfo(np.float32).max).all():
-        return "gives a score that is not finite"
-    return _fault_of_numbers(numbers.astype(np.int64, copy=False), passages)
-
-
-def _fault_of_numbers(numbers: IntArray, passages: int | None) -> str:
-    most = np.iinfo(np.int64).max if passages is None else passages
-    wrong = (numbers < NO_PASSAGE) | (numbers >= most)
-    if wrong.any():
-        known = "" if passages is None else f" of {passages:,}"
-        return f"gives passage {numbers[wrong][0]}{known}"
-    none = numbers == NO_PASSAGE
-    if (none[:, :-1] & ~none[:, 1:]).any():
-        return "gives a passage behind a place without one"
-    rising = np.sort(numbers, axis=1)
-    twice = (rising[:, 1:] == rising[:, :-1]) & (rising[:, 1:] != NO_PASSAGE)
-    if twice.any():
-        return f"gives passage {rising[:, 1:][twice][0]} twice for one query"
-    return ""

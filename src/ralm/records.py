@@ -6,13 +6,14 @@ Q queries (rows of a plan), K hits a query, N tokens of a text, T target tokens,
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float32]
+Number = TypeVar("Number", np.int64, np.float32)
 
 NO_PASSAGE = -1
 """The passage number that stands where there is none: fewer hits than k, or a stride read without retrieval."""
@@ -56,6 +57,16 @@ class Passage:
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 
+def padded(rows: Sequence[Sequence[float] | NDArray[Any]], fill: float, dtype: type[Number]) -> NDArray[Number]:
+    """Rows of different lengths as one array (R x K), each filled up on the right; at least one column."""
+    counts_R = np.array([len(row) for row in rows], dtype=np.int64)
+    there_RK = np.arange(max(1, counts_R.max(initial=1))) < counts_R[:, None]
+    padded_RK = np.full(there_RK.shape, fill, dtype=dtype)
+    if len(rows):
+        padded_RK[there_RK] = np.concatenate([np.asarray(row, dtype=dtype) for row in rows])
+    return padded_RK
+
+
 Passages: TypeAlias = Sequence[Passage]
 """Passages by number: a store on disk or a list in memory."""
 
@@ -83,10 +94,15 @@ class Hits:
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[Sequence[int] | IntArray, Sequence[float] | FloatArray]]) -> Self:
         """The passage numbers and scores of each query, as many as it has; at least one column."""
-        hits = cls.none(len(rows), max((len(numbers) for numbers, _ in rows), default=1) or 1)
-        for row, (numbers, scores) in enumerate(rows):
-            hits.numbers_QK[row, : len(numbers)], hits.scores_QK[row, : len(numbers)] = numbers, scores
-        return hits
+        return cls(
+            padded([numbers for numbers, _ in rows], NO_PASSAGE, np.int64),
+            padded([scores for _, scores in rows], 0, np.float32),
+        )
+
+    @classmethod
+    def from_pairs(cls, rows: Sequence[Sequence[tuple[int, float]]]) -> Self:
+        """The (passage number, score) pairs of each query, the best first, as `of` gives them; a row may be empty."""
+        return cls.of_rows([([number for number, _ in row], [score for _, score in row]) for row in rows])
 
     def __len__(self) -> int:
         return len(self.numbers_QK)
@@ -105,6 +121,24 @@ class Hits:
         """The passage number and score of each hit of one query, the best first."""
         row = zip(self.numbers_QK[query].tolist(), self.scores_QK[query].tolist(), strict=True)
         return [(number, score) for number, score in row if number != NO_PASSAGE]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Front:
+    """What stands before the context in one reading of a row: one passage, several joined, or none.
+
+    `tokens` (int64) are read first. `passages` are the numbers of the passages they hold; the first one is credited
+    with the reading. `log_weight` is the natural logarithm of the reading's weight in the row's average.
+    """
+
+    tokens: IntArray
+    passages: tuple[int, ...] = ()
+    log_weight: float = 0.0
+
+    @property
+    def passage(self) -> int:
+        """The passage that is credited with the reading, or `NO_PASSAGE`."""
+        return self.passages[0] if self.passages else NO_PASSAGE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +163,37 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """Tokens that a language model reads once, and the places of those whose log-probability is wanted.
+
+    `tokens_N` and `targets_P` are int64. The places rise, and each is at least 1 and below N: the token at every place
+    is predicted from all tokens before it.
+    """
+
+    tokens_N: IntArray
+    targets_P: IntArray
+
+    def __len__(self) -> int:
+        """The number of tokens the model reads: all but the last, which is only predicted."""
+        return len(self.tokens_N) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NextTokens:
+    """What a language model says of the next token of B texts: natural log-probabilities (float32) of C tokens each.
+
+    `tokens_BC` (int64) says which tokens these are; None stands for the whole vocabulary in the order of ids.
+    """
+
+    log_probs_BC: FloatArray
+    tokens_BC: IntArray | None = None
+
+    def __post_init__(self) -> None:
+        assert self.log_probs_BC.ndim == 2
+        assert self.tokens_BC is None or self.tokens_BC.shape == self.log_probs_BC.shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Provenance:
     """Where each of T target tokens came from, of K documents: a row per target.
 
@@ -141,6 +206,14 @@ class Provenance:
 
     def __post_init__(self) -> None:
         assert self.passages_TK.shape == self.posteriors_TK.shape
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[tuple[IntArray, FloatArray]]) -> Self:
+        """The passages and posteriors of each target, as many as it has; at least one column."""
+        return cls(
+            padded([passages for passages, _ in rows], NO_PASSAGE, np.int64),
+            padded([posteriors for _, posteriors in rows], 0, np.float32),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,8 @@ from pyarrow.csv import read_csv
 
 from ralm.controls import visible
 from ralm.errors import ModelError
-from ralm.lm.local.replica import Pass, Reading, Replica
+from ralm.lm.local.replica import InFlight, Replica
+from ralm.records import Pass
 from ralm.retrieval.index import open_index
 from tests.cli.program import Answer, ralm
 from tools import command_line_page
@@ -385,7 +386,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(
     read = Replica.start
     passes = 0
 
-    def dies(replica: Replica, batch: Sequence[Pass]) -> list[Reading]:
+    def dies(replica: Replica, batch: Sequence[Pass]) -> InFlight:
         nonlocal passes
         passes += 1
         if passes == 4:

@@ -117,3 +117,33 @@ def test_what_does_not_go_together(work: Path, tmp_path: Path) -> None:
     failed(ralm("search", tmp_path / "i", "sea"), 2, "was not built for BM25: ask with --retriever dense")
     failed(ralm("search", tmp_path / "i", "sea", "--retriever", "dense", "--nprobe", "4"), 2, "is for an IVF index")
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
+
+
+def test_a_second_set_of_vectors(work: Path, model: Path, tmp_path: Path) -> None:
+    """Added, chosen by name and by default, replaced where that is said; an index of BM25 becomes one for both."""
+    made = ["index", work / "corpus.jsonl", "--out", tmp_path / "i", "--words", 10]
+    assert ralm(*made).status == 0
+    query = ["search", tmp_path / "i", "sheep on the hill", "-k", 4, "--retriever"]
+    failed(ralm(*query, "dense"), 2, "or add vectors with `ralm encode`")
+    encode = ["encode", tmp_path / "i", "--encoder"]
+    answer = ralm(*encode, work / "bert", "--passage-length", 40)
+    assert answer.status == 0, answer.err
+    assert f"{tmp_path / 'i'}: vectors main (default)\nvectors of 32 dimensions in a FAISS index Flat" in answer.out
+    assert "encoded: 6 passages in" in answer.out
+    answer = ralm(*encode, work / "other", "--vectors", "v2", "--no-default")
+    assert answer.status == 0, answer.err
+    assert "vectors main (default), v2\n" in answer.out
+    first, second = found(*query[1:], "dense"), found(*query[1:], "dense", "--vectors", "v2")
+    assert first == found(*query[1:], "dense", "--vectors", "main") != second
+    assert found(*query[1:], "hybrid", "--vectors", "v2") != found(*query[1:], "hybrid")
+    failed(ralm(*query, "dense", "--vectors", "v3"), 2, "has no vectors 'v3'")
+    failed(ralm(*query, "bm25", "--vectors", "v2"), 2, "--vectors does nothing here")
+    failed(ralm(*encode, work / "other", "--vectors", "v2"), 1, "already has vectors 'v2'")
+    failed(ralm(*encode, work / "other", "--vectors", "../v2"), 2, "vectors cannot be called")
+    assert ralm(*encode, work / "other", "--vectors", "main", "--force").status == 0
+    assert found(*query[1:], "dense") == second
+    assert [path.name for path in tmp_path.iterdir()] == ["i"]
+    sweep = ["sweep", work / "text.txt", "--lm", model, "--index", tmp_path / "i", *MODEL_LENGTH, "--limit-tokens", 60]
+    swept = ralm(*sweep, "--retriever", "dense", "--over", "vectors", "--values", "main,v2", "--json")
+    assert swept.status == 0, swept.err
+    assert ralm("check", tmp_path / "i").status == 0

@@ -5,8 +5,9 @@ import pytest
 
 from ralm.evaluation.generated import traced_generation
 from ralm.evaluation.traces import TracedText
+from ralm.pipeline import FromRetriever
+from ralm.pipeline.generation import GenerationOptions, generate
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions, generate
 from ralm.records import NO_PASSAGE, Passages
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
@@ -20,10 +21,10 @@ def traced(prompt: str, passages: Passages, max_length: int | None = None) -> Tr
         stride=2,
         query_tokens=3,
         document_tokens=4,
-        ensemble=EnsembleOptions(documents=2),
         max_length=max_length,
     )
-    pieces = list(generate(prompt, model, settings, SharedWordsRetriever(passages) if passages else None, passages))
+    source = FromRetriever(SharedWordsRetriever(passages), passages, config={}) if passages else None
+    pieces = list(generate(prompt, model, settings, source, reader=EnsembleOptions(documents=2)))
     return traced_generation(prompt, pieces, model, passages, max_length)
 
 

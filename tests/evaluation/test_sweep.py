@@ -9,14 +9,14 @@ import pytest
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.evaluation.sweep import Point, Sweep, sweep
-from ralm.pipeline import FromRetriever, ReaderOptions
-from ralm.protocols import Retriever
+from ralm.pipeline import FromRetriever
+from ralm.protocols import Reader, Reranker, Retriever
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
-from ralm.reranking.options import RerankOptions
+from ralm.reranking.likelihood import Oracle, ZeroShot
 from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
-from ralm.retrieval.filters import WithoutPassages
 from ralm.retrieval.fusion import FusionOptions, Hybrid
 from ralm.retrieval.index import build_index, open_index
 from ralm.retrieval.random import RandomRetriever
@@ -29,8 +29,14 @@ WORDS = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
 RANDOM = FromRetriever(RandomRetriever(len(PASSAGES), seed=1), PASSAGES, config={})
 
 
-def point(value: object, reader: ReaderOptions, plan: PlanOptions = PLAN, source: FromRetriever = WORDS) -> Point:
-    return Point(value=str(value), plan=plan, reader=reader, source=source)
+def point(
+    value: object,
+    reader: Reader,
+    plan: PlanOptions = PLAN,
+    source: FromRetriever = WORDS,
+    reranker: Reranker | None = None,
+) -> Point:
+    return Point(value=str(value), plan=plan, reader=reader, source=source, reranker=reranker)
 
 
 def swept(*points: Point) -> Sweep:
@@ -45,10 +51,11 @@ ENSEMBLES = [point(k, EnsembleOptions(documents=k, weights="uniform"), source=RA
     [
         ENSEMBLES,
         [point(k, ConcatenationOptions(documents=k)) for k in (3, 1)],
-        [point(stride, RerankOptions(), replace(PLAN, stride=stride)) for stride in (1, 3, 5)],
-        [point(tokens, RerankOptions(), replace(PLAN, query_tokens=tokens)) for tokens in (1, 4)],
+        [point(stride, InContext(), replace(PLAN, stride=stride)) for stride in (1, 3, 5)],
+        [point(tokens, InContext(), replace(PLAN, query_tokens=tokens)) for tokens in (1, 4)],
         [point(name, EnsembleOptions(documents=2), source=of) for name, of in (("words", WORDS), ("random", RANDOM))],
-        [point(method, RerankOptions(method=method, candidates=3, tokens=1)) for method in ("oracle", "zero-shot")],
+        [point(one, InContext(), reranker=one) for one in (Oracle(candidates=3), ZeroShot(candidates=3, tokens=1))],
+        [point(k, EnsembleOptions(documents=k), reranker=ZeroShot(candidates=3, tokens=1)) for k in (1, 3)],
     ],
 )
 def test_every_point_is_what_an_evaluation_gives_for_it(points: list[Point]) -> None:
@@ -56,7 +63,13 @@ def test_every_point_is_what_an_evaluation_gives_for_it(points: list[Point]) -> 
     assert list(made.evaluations) == [one.value for one in points]
     for one, row in zip(points, made.rows(), strict=True):
         alone = evaluate_text(
-            TEXT, CountingModel(WordTokenizer()), one.plan, source=one.source, reader=one.reader, baseline=True
+            TEXT,
+            CountingModel(WordTokenizer()),
+            one.plan,
+            source=one.source,
+            reader=one.reader,
+            reranker=one.reranker,
+            baseline=True,
         )
         assert alone.baseline is not None
         found = made.evaluations[one.value]
@@ -82,7 +95,7 @@ def test_every_retriever_gives_the_points_of_a_sweep_what_it_gives_alone(tmp_pat
         "hybrid": Hybrid(index.bm25, dense, FusionOptions(depth=3)),
         "interpolation": Hybrid(index.bm25, dense, FusionOptions(method="interpolation", depth=3)),
         "random": RandomRetriever(len(passages)),
-        "without": Hybrid(WithoutPassages(index.bm25, [0, 4]), dense.without([0, 4]), FusionOptions(depth=3)),
+        "without": Hybrid(index.bm25.without([0, 4]), dense.without([0, 4]), FusionOptions(depth=3)),
     }
     source = FromRetriever(retrievers.get(way, dense), index.passages, config={})
     plan = replace(PLAN, max_length=40)
@@ -103,7 +116,7 @@ def test_a_document_read_for_the_largest_ensemble_is_read_for_all() -> None:
 def test_temperatures_share_everything_and_query_lengths_the_baseline() -> None:
     temperatures = [point(t, EnsembleOptions(documents=3, temperature=t)) for t in (0.5, 1.0, 9.0)]
     assert (swept(*temperatures).scored, swept(*temperatures).retrievals) == (swept(temperatures[0]).scored, 1)
-    one, other = (point(n, RerankOptions(), replace(PLAN, query_tokens=n)) for n in (1, 4))
+    one, other = (point(n, InContext(), replace(PLAN, query_tokens=n)) for n in (1, 4))
     both = swept(one, other)
     assert both.retrievals == 2, "other queries"
     assert both.scored < swept(one).scored + swept(other).scored

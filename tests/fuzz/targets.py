@@ -30,7 +30,7 @@ from ralm.retrieval.retrieval_file import (
     read_retrieval_file,
     write_retrieval_file,
 )
-from ralm.runs.reported import report_of
+from ralm.runs.report import report_of
 from ralm.runs.run import evaluation_config, open_run, write_run
 from ralm.runs.unfinished import JOURNAL, unfinished_run
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of

@@ -125,12 +125,7 @@ def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are loaded once for all cases."""
     load = lru_cache(models.load_model)
 
-    def loaded(*arguments: Any) -> Any:
-        model = load(*arguments)
-        model.journal = None
-        return model
-
-    monkeypatch.setattr(models, "load_model", loaded)
+    monkeypatch.setattr(models, "load_model", load)
 
 
 @contextmanager

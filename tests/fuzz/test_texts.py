@@ -19,14 +19,17 @@ from ralm.errors import RalmError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.named import TINY, load_language_model
-from ralm.pipeline import FromRetriever, ReaderOptions
+from ralm.pipeline import FromRetriever
+from ralm.pipeline.generation import GenerationOptions, generate
+from ralm.protocols import Reader, Reranker
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions, generate
+from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions, Semantics, Windows
-from ralm.reranking.options import RerankOptions
+from ralm.reranking.likelihood import Oracle, ZeroShot
+from ralm.reranking.random import RandomChoice
 from ralm.retrieval.index import open_index
-from ralm.runs.reported import report_of
+from ralm.runs.report import report_of
 from ralm.runs.run import evaluation_config, open_run, write_run
 from tests.cli.program import ralm
 from tests.tiny_tokenizers import TOKENIZERS, save_with_tokenizer
@@ -37,12 +40,14 @@ CASES = int(os.environ.get("RALM_FUZZ", "8"))
 KINDS = [TINY, "gpt2", "llama", "opt", *(f"{kind}-tokenizer" for kind in TOKENIZERS)]
 PLAIN = "the thing is that it is the odd thing. " * 3
 """What every tokenizer knows, so that something is scored whatever is drawn."""
-READERS: list[ReaderOptions] = [
-    RerankOptions(),
-    RerankOptions(method="oracle", candidates=3),
-    RerankOptions(method="zero-shot", candidates=3, tokens=2),
-    EnsembleOptions(documents=3),
-    ConcatenationOptions(documents=2),
+READINGS: list[tuple[Reranker | None, Reader]] = [
+    (None, InContext()),
+    (Oracle(candidates=3), InContext()),
+    (ZeroShot(candidates=3, tokens=2), InContext()),
+    (None, EnsembleOptions(documents=3)),
+    (None, ConcatenationOptions(documents=2)),
+    (ZeroShot(candidates=4, tokens=2), EnsembleOptions(documents=3)),
+    (RandomChoice(candidates=3), ConcatenationOptions(documents=2)),
 ]
 SPACES = " \t\n\r\v\f\x1c\x85\u00a0\u1680\u2003\u2028\u2029\u202f\u205f\u3000"
 BITS = [
@@ -143,18 +148,25 @@ def test_odd_texts_are_scored_or_refused(model: LocalLanguageModel, index: Path,
     scored = 0
     for number, chance in enumerate(cases(f"score {model.name}")):
         text, plan = PLAIN if number == 0 else odd_text(chance), odd_plan(chance)
-        reader = chance.choice(READERS)
+        reranker, reader = chance.choice(READINGS)
         limit = chance.choice([None, 2, 7, 30])
         try:
             evaluation = evaluate_text(
-                text, model, plan, source=source, reader=reader, limit_tokens=limit, baseline=True
+                text,
+                model,
+                plan,
+                source=source,
+                reader=reader,
+                reranker=reranker,
+                limit_tokens=limit,
+                baseline=True,
             )
         except RalmError:
             continue
         scored += 1
         adds_up(evaluation, text)
         if scored % 4 == 1:
-            config = evaluation_config(Path("x"), text, model, plan, source, limit, reader)
+            config = evaluation_config(Path("x"), text, model, plan, source, limit, reader, reranker)
             write_run(tmp_path / str(number), evaluation, config, force=False)
             assert json.dumps(report_of(open_run(tmp_path / str(number)), 100).as_json())
     assert scored
@@ -162,6 +174,7 @@ def test_odd_texts_are_scored_or_refused(model: LocalLanguageModel, index: Path,
 
 def test_odd_prompts_are_written_on_or_refused(model: LocalLanguageModel, index: Path) -> None:
     opened = open_index(index)
+    source = FromRetriever(opened.bm25, opened.passages, config={})
     for chance in cases(f"generate {model.name}"):
         prompt = odd_text(chance)
         options = GenerationOptions(
@@ -172,7 +185,7 @@ def test_odd_prompts_are_written_on_or_refused(model: LocalLanguageModel, index:
             stop=chance.choice([(), ("\n",), ("\ufffd",), ("a", "\u4e2d")]),
         )
         try:
-            pieces = list(generate(prompt, model, options, opened.bm25, opened.passages))
+            pieces = list(generate(prompt, model, options, source))
         except RalmError:
             continue
         assert all(piece.text for piece in pieces if not piece.tokens)

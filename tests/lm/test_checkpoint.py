@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors.torch import load_file, save_file
 from transformers import (
     BartConfig,
@@ -22,10 +23,13 @@ from transformers import (
     MambaForCausalLM,
     PreTrainedModel,
 )
+from transformers.utils import logging as transformers_logging
 
 from ralm.errors import ModelError
+from ralm.lm.local.files import no_bars
 from ralm.lm.local.fingerprint import weights_fingerprint
 from ralm.lm.local.model import LocalLanguageModel, ModelOptions, load_language_model
+from ralm.lm.scoring import Scorer
 from ralm.records import Request
 from tests.tiny_models import VOCABULARY, byte_tokenizer, save_tiny_model, tiny_config
 
@@ -100,8 +104,8 @@ def test_the_language_model_of_one_that_sees(tmp_path: Path) -> None:
     with torch.no_grad():
         logits_NV = llava(input_ids=torch.from_numpy(TEXT)[None]).logits[0]
     expected = logits_NV.log_softmax(-1)[np.arange(11, 19), TEXT[12:]].numpy()
-    np.testing.assert_allclose(model.log_probs([REQUEST])[0], expected, rtol=1e-4)
-    found = model.continuations().next_log_probs([TEXT[:9], TEXT[:5]])
+    np.testing.assert_allclose(Scorer(model).log_probs([REQUEST])[0], expected, rtol=1e-4)
+    found = model.continuations().next_tokens([TEXT[:9], TEXT[:5]]).log_probs_BC
     np.testing.assert_allclose(found, logits_NV.log_softmax(-1)[[8, 4]].numpy(), rtol=1e-3, atol=1e-4)
 
 
@@ -111,7 +115,7 @@ def test_a_model_that_keeps_no_keys_says_so_once(tmp_path: Path, caplog: pytest.
     model = load_language_model(saved(mamba, tmp_path))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            found = model.continuations().next_log_probs([TEXT, TEXT[:7]])
+            found = model.continuations().next_tokens([TEXT, TEXT[:7]]).log_probs_BC
     with torch.no_grad():
         expected = mamba(input_ids=torch.from_numpy(TEXT)[None]).logits[0].log_softmax(-1)[[19, 6]].numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -155,3 +159,19 @@ def test_settings_that_change_figures_change_the_fingerprint(tmp_path: Path) -> 
     other = load_language_model(str(tmp_path))
     assert one.config["weights"] == other.config["weights"]
     assert one.config["settings"] != other.config["settings"]
+
+
+@pytest.mark.parametrize("of_transformers", [True, False])
+@pytest.mark.parametrize("of_hub", [True, False])
+def test_bars_of_other_libraries_are_off_while_loading_and_then_as_before(of_transformers: bool, of_hub: bool) -> None:
+    (transformers_logging.enable_progress_bar if of_transformers else transformers_logging.disable_progress_bar)()
+    (enable_progress_bars if of_hub else disable_progress_bars)()
+    try:
+        with pytest.raises(InterruptedError), no_bars():
+            assert not transformers_logging.is_progress_bar_enabled()
+            assert are_progress_bars_disabled()
+            raise InterruptedError
+        assert transformers_logging.is_progress_bar_enabled() is of_transformers
+        assert are_progress_bars_disabled() is not of_hub
+    finally:
+        transformers_logging.enable_progress_bar()

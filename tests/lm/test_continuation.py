@@ -31,7 +31,7 @@ def alone(model: torch.nn.Module, text: IntArray) -> FloatArray:
 
 def check(model: torch.nn.Module, continuations: CachedContinuations, texts: Sequence[IntArray]) -> None:
     expected = np.stack([alone(model, text) for text in texts])
-    np.testing.assert_allclose(continuations.next_log_probs(texts), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(continuations.next_tokens(texts).log_probs_BC, expected, rtol=1e-4, atol=1e-5)
 
 
 class Reads:
@@ -93,17 +93,17 @@ def test_nothing_is_read_twice(model: LocalLanguageModel) -> None:
     texts = [draw.integers(0, 250, size=size) for size in (9, 12, 20)]
     continuations = model.continuations()
     reads = Reads(model)
-    continuations.next_log_probs(texts)
+    continuations.next_tokens(texts)
     assert reads.taken() == [(1, 8), (1, 11), (1, 19), (3, 1)]
     texts = [np.append(text, 5) for text in texts]
-    continuations.next_log_probs(texts)
+    continuations.next_tokens(texts)
     assert reads.taken() == [(3, 1)]
     texts = [np.append(text, 5) for text in texts[::-1]]
     texts[1] = draw.integers(0, 250, size=15)
-    continuations.next_log_probs(texts)
+    continuations.next_tokens(texts)
     assert reads.taken() == [(1, 14), (3, 1)], "the others only changed places"
     texts[2] = np.concatenate([texts[2][:6], texts[2][7:], [3, 4]])
-    continuations.next_log_probs(texts)
+    continuations.next_tokens(texts)
     assert reads.taken() == [(1, 5), (3, 1)], "a beginning of 6 tokens is kept; the others did not change"
     reads.hook.remove()
 
@@ -144,7 +144,7 @@ def test_a_sliding_window_narrower_than_the_text() -> None:
 def test_texts_that_cannot_be_read(model: LocalLanguageModel) -> None:
     continuations = CachedContinuations(model.logits, POSITIONS)
     with pytest.raises(ModelError, match="nothing to go on from"):
-        continuations.next_log_probs([np.arange(3), np.arange(0)])
+        continuations.next_tokens([np.arange(3), np.arange(0)])
     with pytest.raises(ModelError, match="reads at most 64 tokens at once, not 65"):
-        continuations.next_log_probs([np.arange(65)])
+        continuations.next_tokens([np.arange(65)])
     check(model.model, continuations, [np.arange(7)])

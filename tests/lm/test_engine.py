@@ -13,8 +13,10 @@ from ralm.lm.local import replica
 from ralm.lm.local.engine import Engine
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.lm.local.replica import Replica
+from ralm.lm.local.tokenization import ModelTokenizer
+from ralm.lm.scoring import Scorer
 from ralm.records import Request
-from tests.tiny_models import FAMILIES
+from tests.tiny_models import FAMILIES, VOCABULARY, byte_tokenizer
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -58,7 +60,8 @@ def test_equals_one_plain_pass_a_request(
         if padded:
             patch.setattr(replica, "TOKENS_A_BATCH", {"cpu": 200})
             patch.setattr(replica, "LOGITS_A_CHUNK", 1000)
-        scored = list(Engine([Replica(model.logits)] * copies).score(requests))
+        patch.setattr(model, "_engine", Engine([Replica(model.logits)] * copies))
+        scored = Scorer(model).log_probs(requests)
     assert [len(log_probs) for log_probs in scored] == [len(request.targets) for request in requests]
     for log_probs, request in zip(scored, requests, strict=True):
         assert log_probs.dtype == np.float32
@@ -77,19 +80,17 @@ def test_prefixes_and_repeats_run_once(model: LocalLanguageModel, monkeypatch: p
         return forward(**inputs)
 
     monkeypatch.setattr(model.model, "forward", counted)
-    model.log_probs([*strides, *strides])
+    Scorer(model).log_probs([*strides, *strides])
     assert len(passes) == 1
 
 
 def test_nothing_to_score(model: LocalLanguageModel) -> None:
-    assert model.log_probs([]) == []
+    assert Scorer(model).log_probs([]) == []
 
 
 def test_logits_that_a_family_changes_after_its_head(tmp_path: Path) -> None:
     """Granite divides its logits: what the engine picks before the head must be divided too."""
     from transformers import AutoModelForCausalLM, GraniteConfig
-
-    from tests.tiny_models import VOCABULARY, byte_tokenizer
 
     torch.manual_seed(0)
     config = GraniteConfig(
@@ -101,7 +102,7 @@ def test_logits_that_a_family_changes_after_its_head(tmp_path: Path) -> None:
     model = load_language_model(str(tmp_path))
     text = np.arange(20, dtype=np.int64)
     request = Request(document=text[:5], context=text[:9], targets=text[9:])
-    np.testing.assert_allclose(model.log_probs([request])[0], plain(model, request), rtol=1e-5)
+    np.testing.assert_allclose(Scorer(model).log_probs([request])[0], plain(model, request), rtol=1e-5)
 
 
 def strides_of(text: np.ndarray, document: np.ndarray) -> list[Request]:
@@ -138,24 +139,26 @@ def test_running_out_of_memory_halves_and_goes_on(
     texts = [np.arange(start, start + 20, dtype=np.int64) for start in range(12)]
     requests = [stride for text in texts for stride in strides_of(text, text[:2])]
     memory = Memory(model, positions, logits)
-    scored = list(Engine([Replica(memory)]).score(requests))  # type: ignore[arg-type]
+    monkeypatch.setattr(model, "_engine", Engine([Replica(memory)]))  # type: ignore[arg-type]
+    scored = Scorer(model).log_probs(requests)
     for log_probs, request in zip(scored, requests, strict=True):
         np.testing.assert_allclose(log_probs, plain(model, request), rtol=1e-4, atol=1e-4)
     assert len(memory.passes) >= 2
 
 
-def test_what_one_sequence_alone_cannot_have(model: LocalLanguageModel) -> None:
+def test_what_one_sequence_alone_cannot_have(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     text = np.arange(20, dtype=np.int64)
+    monkeypatch.setattr(model, "_engine", Engine([Replica(Memory(model, 4))]))  # type: ignore[arg-type]
     with pytest.raises(
         ModelError, match="runs out of memory on cpu with one sequence of 18 tokens: lower --max-length"
     ):
-        list(Engine([Replica(Memory(model, 4))]).score(strides_of(text, text[:2])))  # type: ignore[arg-type]
+        Scorer(model).log_probs(strides_of(text, text[:2]))
 
 
 def test_a_token_that_the_model_does_not_know(model: LocalLanguageModel) -> None:
     text = np.array([1, 2, 100_000], dtype=np.int64)
     with pytest.raises(ModelError, match=r"token 100000 is not of the \d+ .* its tokenizer belongs to another model"):
-        model.log_probs([Request(document=text[:0], context=text[:2], targets=text[2:])])
+        Scorer(model).log_probs([Request(document=text[:0], context=text[:2], targets=text[2:])])
 
 
 def test_weights_that_give_no_numbers(tiny_folders: dict[str, Path]) -> None:
@@ -163,15 +166,13 @@ def test_weights_that_give_no_numbers(tiny_folders: dict[str, Path]) -> None:
     broken.model.get_output_embeddings().weight.fill_(float("nan"))
     text = np.arange(5, dtype=np.int64)
     with pytest.raises(ModelError, match="not numbers in float32: its weights are damaged"):
-        broken.log_probs([Request(document=text[:0], context=text[:2], targets=text[2:])])
+        Scorer(broken).log_probs([Request(document=text[:0], context=text[:2], targets=text[2:])])
     with pytest.raises(ModelError, match="not numbers"):
-        broken.continuations().next_log_probs([text])
+        broken.continuations().next_tokens([text])
 
 
 def test_a_model_that_reads_by_length_is_neither_padded_nor_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import Phi3Config, Phi3ForCausalLM
-
-    from ralm.lm.local.head import ChosenLogits
 
     monkeypatch.setattr(replica, "TOKENS_A_BATCH", {"cpu": 1000})
     torch.manual_seed(0)
@@ -184,7 +185,7 @@ def test_a_model_that_reads_by_length_is_neither_padded_nor_merged(monkeypatch: 
     phi = Phi3ForCausalLM(config).eval()
     text = np.arange(30, dtype=np.int64)
     requests = strides_of(text, text[:0])
-    scored = Engine([Replica(ChosenLogits(phi, "phi"))]).score(requests)
+    scored = Scorer(LocalLanguageModel("phi", phi, ModelTokenizer(byte_tokenizer(with_bos=False)))).log_probs(requests)
     for log_probs, request in zip(scored, requests, strict=True):
         read = torch.from_numpy(np.concatenate([request.context, request.targets]))
         with torch.no_grad():

@@ -5,13 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from pydantic import JsonValue
 
 from ralm.errors import ModelError
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
+from ralm.lm.scoring import Scorer
+from ralm.pipeline import FromRetriever
+from ralm.pipeline.generation import GenerationOptions, TokenWriter
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions, TokenWriter
-from ralm.reading.in_context import Documents
 from ralm.records import Hits, Request
 from tests.every_family import FAMILIES, LOOK_AHEAD, tiny_family_model
 from tests.fakes import passages_of
@@ -20,13 +23,13 @@ from tests.tiny_models import byte_tokenizer
 
 PASSAGES = passages_of("tea", "a boat", "rivers run")
 PROMPTS = ("What is it worth", "Passage")
-OPTIONS = GenerationOptions(
-    new_tokens=5, stride=2, query_tokens=3, document_tokens=8, ensemble=EnsembleOptions(documents=2)
-)
+OPTIONS = GenerationOptions(new_tokens=5, stride=2, query_tokens=3, document_tokens=8)
 
 
 class TurningHits:
     """Two of the passages, others and in another order as the query changes."""
+
+    config: dict[str, JsonValue] = {"retriever": "turning hits"}  # noqa: RUF012
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         states = [sum(map(ord, query)) for query in queries]
@@ -64,7 +67,7 @@ def check_scores(model: LocalLanguageModel) -> None:
     draw = np.random.default_rng(0)
     texts = [draw.integers(32, 127, size=size) for size in (9, 26, 17)]
     requests = [Request(document=text[:2], context=text[2:-3], targets=text[-3:]) for text in texts]
-    for text, found in zip(texts, model.log_probs(requests), strict=True):
+    for text, found in zip(texts, Scorer(model).log_probs(requests), strict=True):
         with torch.no_grad():
             logits_NV = model.model(input_ids=torch.from_numpy(text)[None], use_cache=False).logits[0]
         expected = logits_NV.float().log_softmax(-1)[np.arange(-4, -1), text[-3:]].numpy()
@@ -74,7 +77,10 @@ def check_scores(model: LocalLanguageModel) -> None:
 def check_writing(model: LocalLanguageModel) -> None:
     """Greedy, two documents that change at every stride, two prompts at once."""
     prompts = [model.tokenizer.encode(text) for text in PROMPTS]
-    writer = TokenWriter(prompts, model, OPTIONS, TurningHits(), PASSAGES)
+    source = FromRetriever(TurningHits(), PASSAGES, config={})
+    writer = TokenWriter(model, OPTIONS, source, reader=EnsembleOptions(documents=2))
+    for prompt in prompts:
+        writer.add(prompt)
     written: list[list[tuple[int, float]]] = [[], []]
     while step := writer.step():
         for number, token in step:
@@ -88,7 +94,7 @@ def check_writing(model: LocalLanguageModel) -> None:
 
 
 def plain_loop(prompt: list[int], model: LocalLanguageModel) -> list[generation.Step]:
-    documents = Documents(PASSAGES, model.tokenizer, OPTIONS.document_tokens)
+    documents = PassageDocuments(PASSAGES, model.tokenizer, OPTIONS.document_tokens)
 
     def retrieve(text: Sequence[int]) -> list[tuple[int, float]]:
         return TurningHits().retrieve([model.tokenizer.decode(np.array(text[-OPTIONS.query_tokens :]))], 2).of(0)

@@ -10,6 +10,7 @@ from ralm.errors import StorageError
 from ralm.lm.journal import Journal, request_key
 from ralm.lm.local import replica
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.scoring import Scorer
 from ralm.records import FloatArray, Request
 
 
@@ -34,7 +35,7 @@ class KilledError(Exception):
 def test_a_killed_run_goes_on_where_it_was(
     tmp_path: Path, model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = model.log_probs(requests())
+    whole = Scorer(model).log_probs(requests())
     passes = 0
     forward = model.logits.model.forward
 
@@ -45,24 +46,18 @@ def test_a_killed_run_goes_on_where_it_was(
             raise KilledError
         return forward(*inputs, **options)
 
-    try:
-        with Journal(tmp_path / "journal") as model.journal, monkeypatch.context() as patch:
-            patch.setattr(model.logits.model, "forward", dies)
-            with pytest.raises(KilledError):
-                model.log_probs(requests())
-        assert passes == 2
-        with Journal(tmp_path / "journal") as model.journal, monkeypatch.context() as patch:
-            patch.setattr(model.logits.model, "forward", dies)
-            again = model.log_probs(requests())
-            assert 0 < model.journal.reused < len(requests())
-            assert passes == 4, "one of the three passes was done before; the second is done now, and the third"
-        with Journal(tmp_path / "journal") as model.journal, monkeypatch.context() as patch:
-            patch.setattr(model.logits.model, "forward", dies)
-            once_more = model.log_probs(requests())
-            assert model.journal.reused == len(requests())
-            assert passes == 4
-    finally:
-        model.journal = None
+    monkeypatch.setattr(model.logits.model, "forward", dies)
+    with Journal(tmp_path / "journal") as journal, pytest.raises(KilledError):
+        Scorer(model, journal).log_probs(requests())
+    assert passes == 2
+    with Journal(tmp_path / "journal") as journal:
+        again = Scorer(model, journal).log_probs(requests())
+        assert 0 < journal.reused < len(requests())
+        assert passes == 4, "one of the three passes was done before; the second is done now, and the third"
+    with Journal(tmp_path / "journal") as journal:
+        once_more = Scorer(model, journal).log_probs(requests())
+        assert journal.reused == len(requests())
+        assert passes == 4
     for expected, *others in zip(whole, again, once_more, strict=True):
         for other in others:
             np.testing.assert_array_equal(other, expected)
@@ -126,7 +121,7 @@ def test_two_copies_share_the_work(tiny_folders: dict[str, Path], monkeypatch: p
     one = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu"))
     two = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu,cpu"))
     monkeypatch.setattr(replica, "TOKENS_A_BATCH", {"cpu": 1})
-    for expected, found in zip(one.log_probs(requests()), two.log_probs(requests()), strict=True):
+    for expected, found in zip(Scorer(one).log_probs(requests()), Scorer(two).log_probs(requests()), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 

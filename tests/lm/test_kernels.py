@@ -11,6 +11,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ralm.lm.local.kernels import CAUSAL_BLOCKS, causal_blocks
 from ralm.lm.local.model import LocalLanguageModel, ModelOptions, load_language_model
+from ralm.lm.scoring import Scorer
 from ralm.records import Request
 
 
@@ -63,6 +64,8 @@ def errors(
     model: LocalLanguageModel, exact: LocalLanguageModel, request: Request, read: np.ndarray
 ) -> tuple[float, float]:
     """Root mean square errors of log-probabilities, as scored and as they are after a continuation is begun."""
-    scored = model.log_probs([request])[0] - exact.log_probs([request])[0]
-    continued = model.continuations().next_log_probs([read]) - exact.continuations().next_log_probs([read])
+    scored = Scorer(model).log_probs([request])[0] - Scorer(exact).log_probs([request])[0]
+    continued = (
+        model.continuations().next_tokens([read]).log_probs_BC - exact.continuations().next_tokens([read]).log_probs_BC
+    )
     return float(np.sqrt(np.mean(scored**2))), float(np.sqrt(np.mean(continued**2)))

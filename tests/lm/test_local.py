@@ -10,6 +10,7 @@ import torch
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import check_plan
 from ralm.lm.local.model import UNLIMITED, ModelOptions, load_language_model
+from ralm.lm.scoring import Scorer
 from ralm.reading.plan import PlanOptions
 from ralm.records import Request
 from tests.tiny_models import FAMILIES, POSITIONS
@@ -22,8 +23,8 @@ def test_number_formats(dtype: str, tiny_folders: dict[str, Path]) -> None:
     assert model.config["dtype"] == dtype
     tokens = np.arange(40, dtype=np.int64)
     request = Request(document=tokens[:5], context=tokens[:20], targets=tokens[20:])
-    exact = load_language_model(folder).log_probs([request])[0]
-    np.testing.assert_allclose(model.log_probs([request])[0], exact, atol=0.5)
+    exact = Scorer(load_language_model(folder)).log_probs([request])[0]
+    np.testing.assert_allclose(Scorer(model).log_probs([request])[0], exact, atol=0.5)
 
 
 def test_lengths(tiny_folders: dict[str, Path]) -> None:
@@ -36,7 +37,7 @@ def test_a_plan_longer_than_the_model_is_refused(tiny_folders: dict[str, Path]) 
     with pytest.raises(UsageError, match="--max-length 1024 is beyond the 64 tokens that .* give --max-length 64"):
         check_plan(model, PlanOptions())
     with pytest.raises(ModelError, match="reads at most 64 tokens at once, not 65"):
-        model.continuations().next_log_probs([np.zeros(65, dtype=np.int64)])
+        model.continuations().next_tokens([np.zeros(65, dtype=np.int64)])
 
 
 def test_end_tokens(tiny_folders: dict[str, Path]) -> None:
@@ -104,8 +105,8 @@ def test_a_model_spread_over_devices(tiny_folders: dict[str, Path]) -> None:
     folder = str(tiny_folders["llama"])
     tokens = np.arange(40, dtype=np.int64)
     request = Request(document=tokens[:5], context=tokens[:20], targets=tokens[20:])
-    spread = load_language_model(folder, ModelOptions(device="map")).log_probs([request])[0]
-    np.testing.assert_allclose(spread, load_language_model(folder).log_probs([request])[0], rtol=1e-5)
+    spread = Scorer(load_language_model(folder, ModelOptions(device="map"))).log_probs([request])[0]
+    np.testing.assert_allclose(spread, Scorer(load_language_model(folder)).log_probs([request])[0], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -116,5 +117,5 @@ def test_compiled_layers_give_the_same(tiny_folders: dict[str, Path]) -> None:
     plain = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu"))
     compiled = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu", compile=True))
     assert (plain.config["compiled"], compiled.config["compiled"]) == (False, True)
-    for found, expected in zip(compiled.log_probs(requests), plain.log_probs(requests), strict=True):
+    for found, expected in zip(Scorer(compiled).log_probs(requests), Scorer(plain).log_probs(requests), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4)

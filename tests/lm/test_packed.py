@@ -8,6 +8,7 @@ import torch
 
 from ralm.lm.local.model import ModelOptions, load_language_model
 from ralm.lm.local.packed import PackedWeights, packable, processor_packs
+from ralm.lm.scoring import Scorer
 from ralm.records import Request
 from tests.tiny_models import FAMILIES
 
@@ -45,8 +46,8 @@ def test_a_processor_that_packs_no_bfloat16_continues_all_the_same(
     model = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(dtype="bfloat16", device="cpu"))
     assert packable(model.model) == []
     text = np.arange(1, 9, dtype=np.int64)
-    log_probs_BV = model.continuations().next_log_probs([text])
-    scored = model.log_probs([Request(document=text[:0], context=text, targets=np.array([5]))])[0]
+    log_probs_BV = model.continuations().next_tokens([text]).log_probs_BC
+    scored = Scorer(model).log_probs([Request(document=text[:0], context=text, targets=np.array([5]))])[0]
     np.testing.assert_allclose(log_probs_BV[0, 5], scored[0], atol=0.1)
 
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from ralm.errors import ModelError, RalmWarning, TextError
-from ralm.lm.local.alignment import align
+from ralm.lm.alignment import align
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.pipeline import prepare_text
 from ralm.reading.plan import PlanOptions

@@ -14,15 +14,16 @@ from ralm.errors import ModelError, TextError, UsageError
 from ralm.evaluation.generated import traced_generation
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
-from ralm.pipeline import FromRetriever, prepare_text, read, read_best, read_concatenation, read_ensemble
+from ralm.pipeline import FromRetriever, prepare_text, read
+from ralm.pipeline.generation import GenerationOptions, TokenWriter, generate
 from ralm.reading.beginning import Bos, first_tokens
-from ralm.reading.concatenation import ConcatenationOptions, JoinedDocuments
+from ralm.reading.concatenation import ConcatenationOptions
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions, TokenWriter, generate
 from ralm.reading.plan import PlanOptions
-from ralm.records import NO_PASSAGE, Hits, SpecialTokens
-from ralm.reranking.options import RerankOptions
-from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from ralm.records import NO_PASSAGE, Front, Hits, SpecialTokens
+from ralm.reranking.likelihood import ZeroShot
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, chosen_hits, passages_of
 from tests.reference import paper
 from tests.tiny_models import BOS, EOS, byte_tokenizer
 
@@ -84,9 +85,9 @@ def test_a_bos_that_is_not_there_is_refused_before_anything_is_retrieved(ranks: 
     without, retriever = CountingModel(WordTokenizer(WORDS)), SharedWordsRetriever(PASSAGES)
     options = PlanOptions(document_tokens=4, max_length=20, bos="always")
     source = FromRetriever(retriever, PASSAGES, config={})
-    model, ranker = (begins(), without) if ranks else (without, None)
+    model, reranker = (begins(), ZeroShot(model=without)) if ranks else (without, None)
     with pytest.raises(ModelError, match="--bos always"):
-        evaluate_text("a b c d e f g", model, options, source=source, ranker=ranker)
+        evaluate_text("a b c d e f g", model, options, source=source, reranker=reranker)
     assert retriever.queries == []
 
 
@@ -126,7 +127,7 @@ def test_the_gain_is_due_to_the_passage_alone() -> None:
     options = PlanOptions(stride=2, query_tokens=2, document_tokens=4, max_length=12)
     prepared = prepare_text("a b c d e a b h a b c d e f g", model.tokenizer, options)
     empty_R = np.where(prepared.plan.retrieves_R, 2, NO_PASSAGE)
-    scored = read(prepared, model, empty_R, PASSAGES)
+    scored = read(prepared, model, chosen_hits(empty_R), PASSAGES)
     np.testing.assert_array_equal(scored.log_probs_T, read(prepared, model).log_probs_T)
 
 
@@ -197,11 +198,11 @@ def test_random_plans_equal_the_plain_loop(
         )
 
     one = expected([[] if number == NO_PASSAGE else document(number) for number in numbers_QK[:, 0].tolist()])
-    np.testing.assert_allclose(read(prepared, model, numbers_QK[:, 0], PASSAGES).log_probs_T, one, rtol=1e-5)
-    ensemble = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=1))
+    np.testing.assert_allclose(read(prepared, model, hits.first(1), PASSAGES).log_probs_T, one, rtol=1e-5)
+    ensemble = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=1))
     np.testing.assert_allclose(ensemble.log_probs_T, one, rtol=1e-5)
     several = ConcatenationOptions(cut_together=together)
-    scored = read_concatenation(prepared, model, hits, PASSAGES, several)
+    scored = read(prepared, model, hits, PASSAGES, several)
     two = expected([[] if pair[0] == NO_PASSAGE else joined(pair) for pair in numbers_QK.tolist()])
     np.testing.assert_allclose(scored.log_probs_T, two, rtol=1e-5)
 
@@ -209,11 +210,16 @@ def test_random_plans_equal_the_plain_loop(
 def test_passages_cut_together_are_one_text() -> None:
     tokenizer = WordTokenizer(WORDS, begins=True)
     options = PlanOptions(document_tokens=8)
-    joined = JoinedDocuments(PASSAGES, tokenizer, options, cut_together=True)
-    assert tokenizer.decode(joined[[0, 1]]) == "<begin> c d c d c d e "
-    assert joined[[NO_PASSAGE]].tolist() == [BEGIN]
-    each = JoinedDocuments(PASSAGES, tokenizer, options)
-    assert tokenizer.decode(each[[0, 1]]) == "<begin> c d c d c d e f "
+    documents = PassageDocuments.planned(PASSAGES, tokenizer, options)
+
+    def joined(*, cut_together: bool) -> Front:
+        (front,) = ConcatenationOptions(cut_together=cut_together).fronts([(0, 0.0), (1, 0.0)], documents)
+        return front
+
+    assert tokenizer.decode(joined(cut_together=True).tokens) == "<begin> c d c d c d e "
+    assert tokenizer.decode(joined(cut_together=False).tokens) == "<begin> c d c d c d e f "
+    assert joined(cut_together=True).passages == (0, 1)
+    assert documents[NO_PASSAGE].tolist() == [BEGIN]
 
 
 def test_another_model_ranks_behind_its_own_bos() -> None:
@@ -222,9 +228,9 @@ def test_another_model_ranks_behind_its_own_bos() -> None:
     prepared = prepare_text("a b c d e a b h", reader.tokenizer, options)
     numbers_QK = np.tile(np.array([0, 1]), (len(prepared.plan), 1))
     hits = Hits(numbers_QK=numbers_QK, scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
-    read_best(prepared, reader, hits, PASSAGES, RerankOptions(method="zero-shot", tokens=2), ranker)
-    assert {int(read[0]) for read in ranker.reads} == {BEGIN}
-    assert all(read.tolist().count(BEGIN) == 1 for read in ranker.reads)
+    read(prepared, reader, hits, PASSAGES, reranker=ZeroShot(tokens=2, model=ranker))
+    assert {int(tokens[0]) for tokens in ranker.reads} == {BEGIN}
+    assert all(tokens.tolist().count(BEGIN) == 1 for tokens in ranker.reads)
 
 
 def options(**values: Any) -> GenerationOptions:
@@ -235,10 +241,10 @@ def options(**values: Any) -> GenerationOptions:
 def test_generation_reads_one_bos(bos: Bos, count: int) -> None:
     """Plain, with passages, in strides without hits, and where the window slides."""
     for prompt in ("a b b", "h h"):
-        for finder in (None, SharedWordsRetriever(PASSAGES)):
+        for source in (None, FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})):
             model = begins()
             own = options(new_tokens=12, max_length=8, bos=bos)
-            list(generate(prompt, model, own, finder, PASSAGES))
+            list(generate(prompt, model, own, source))
             assert all(read.tolist().count(BEGIN) == count for read in model.reads)
             assert all(read[0] == BEGIN for read in model.reads) or not count
 
@@ -277,7 +283,7 @@ def test_what_was_generated_without_passages_gains_nothing(bos: Bos, prompt: str
 def test_what_cannot_work_later_is_refused_before_the_first_token(values: dict[str, Any], message: str) -> None:
     model = begins()
     with pytest.raises(UsageError, match=message):
-        TokenWriter([np.array([2, 3])], model, options(**values))
+        TokenWriter(model, options(**values))
     assert model.reads == []
     with pytest.raises(UsageError, match="--max-length must be at least 1, not 0"):
         options(max_length=0)

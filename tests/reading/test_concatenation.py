@@ -8,7 +8,7 @@ import pytest
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read, read_concatenation, read_hits
+from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.records import NO_PASSAGE, Hits
@@ -56,7 +56,7 @@ def test_the_papers_loop(model: LocalLanguageModel, documents: int, block: int |
     blocked: dict[str, object] = {} if block is None else {"windows": "blocked", "block": block}
     prepared = prepare_text(TEXT, model.tokenizer, options("paper", **blocked), limit_tokens=83)
     hits = some_hits(prepared, 4)
-    scored = read_concatenation(prepared, model, hits, PASSAGES, ConcatenationOptions(documents=documents))
+    scored = read(prepared, model, hits, PASSAGES, ConcatenationOptions(documents=documents))
     expected = paper.log_probs(
         model.model,
         prepared.tokens.tolist(),
@@ -72,7 +72,7 @@ def test_the_papers_loop(model: LocalLanguageModel, documents: int, block: int |
 def test_the_official_loop(model: LocalLanguageModel) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options("official"), limit_tokens=83)
     hits = some_hits(prepared, 4)
-    scored = read_hits(prepared, model, hits, PASSAGES, ConcatenationOptions())
+    scored = read(prepared, model, hits, PASSAGES, ConcatenationOptions())
     candidates = [[ids] if (ids := joined(model, hits, row, 2)) else [] for row in range(len(prepared.plan))]
     windows = official.evaluate(model.model, prepared.tokens.tolist(), candidates, stride=4, max_length=40)
     expected = np.concatenate([window.target_log_probs for window in windows])
@@ -82,8 +82,8 @@ def test_the_official_loop(model: LocalLanguageModel) -> None:
 def test_of_one_document_is_in_context_reading(model: LocalLanguageModel) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options())
     hits = some_hits(prepared, 3)
-    scored = read_concatenation(prepared, model, hits, PASSAGES, ConcatenationOptions(documents=1))
-    plain = read(prepared, model, hits.numbers_QK[:, 0], PASSAGES)
+    scored = read(prepared, model, hits, PASSAGES, ConcatenationOptions(documents=1))
+    plain = read(prepared, model, hits.first(1), PASSAGES)
     np.testing.assert_array_equal(scored.log_probs_T, plain.log_probs_T)
     np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
 

@@ -8,12 +8,13 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline import PreparedText, prepare_text, read, read_ensemble
+from ralm.pipeline import PreparedText, prepare_text, read, retrieve
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture, posterior
-from ralm.reading.in_context import Documents, stride_request
+from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Semantics
-from ralm.records import NO_PASSAGE, Hits
-from tests.fakes import passages_of
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reference import ensemble
 from tests.tiny_models import FAMILIES
 
@@ -44,11 +45,11 @@ def test_equals_the_plain_loop(model: LocalLanguageModel, semantics: Semantics, 
     options = PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
     prepared = prepare_text(TEXT, model.tokenizer, options, limit_tokens=83)
     hits = some_hits(prepared, 4)
-    scored = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=4, temperature=temperature))
+    scored = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=4, temperature=temperature))
     provenance = scored.provenance
     assert provenance is not None
     first = model.tokenizer.encode_document("", 10) if semantics == "paper" else None
-    documents = Documents(PASSAGES, model.tokenizer, 10, first)
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10, first)
     at = 0
     for row in range(len(prepared.plan)):
         found = hits.of(row) or [(NO_PASSAGE, 0.0)]
@@ -71,9 +72,9 @@ def test_of_one_document_is_in_context_reading(model: LocalLanguageModel) -> Non
     options = PlanOptions(stride=4, query_tokens=8, document_tokens=10, max_length=32)
     prepared = prepare_text(TEXT, model.tokenizer, options)
     hits = some_hits(prepared, 3)
-    scored = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=1))
+    scored = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=1))
     assert scored.provenance is not None
-    plain = read(prepared, model, hits.numbers_QK[:, 0], PASSAGES)
+    plain = read(prepared, model, hits.first(1), PASSAGES)
     np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-6)
     np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
     np.testing.assert_array_equal(scored.provenance.posteriors_TK, np.ones((len(scored), 1)))
@@ -86,12 +87,12 @@ def test_the_order_of_documents_and_room_for_more_make_no_difference(
     options = PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
     prepared = prepare_text(TEXT, model.tokenizer, options, limit_tokens=60)
     hits = some_hits(prepared, 4)
-    scored = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=4))
-    more = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=10))
+    scored = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=4))
+    more = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=10))
     turned = Hits(numbers_QK=hits.numbers_QK[:, ::-1].copy(), scores_QK=hits.scores_QK[:, ::-1].copy())
     full = (hits.numbers_QK != NO_PASSAGE).all(axis=1)  # rows with fewer hits than places end in those without
     turned.numbers_QK[~full], turned.scores_QK[~full] = hits.numbers_QK[~full], hits.scores_QK[~full]
-    other = read_ensemble(prepared, model, turned, PASSAGES, EnsembleOptions(documents=4))
+    other = read(prepared, model, turned, PASSAGES, EnsembleOptions(documents=4))
     assert scored.provenance is not None
     assert more.provenance is not None
     np.testing.assert_array_equal(more.log_probs_T, scored.log_probs_T)
@@ -135,6 +136,59 @@ def test_weights_and_posteriors_sum_to_1_and_order_makes_no_difference(
     random.shuffle(order)  # type: ignore[attr-defined]
     np.testing.assert_allclose(mixture(log_probs_KT[order], log_weights_K[order]), mixed_T, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(posterior(log_probs_KT[order], log_weights_K[order]), posteriors_TK[:, order], rtol=1e-5)
+
+
+@given(ensembles(), st.data())
+def test_impossible_tokens_give_no_nan(made: tuple[np.ndarray, np.ndarray], data: st.DataObject) -> None:
+    """Documents that give a token no probability have no part in it; where none gives any, the weights stand."""
+    log_probs_KT, scores_K = made
+    impossible = data.draw(st.lists(st.booleans(), min_size=log_probs_KT.size, max_size=log_probs_KT.size))
+    impossible_KT = np.array(impossible).reshape(log_probs_KT.shape)
+    log_probs_KT[impossible_KT] = -np.inf
+    hits = Hits(numbers_QK=np.arange(len(scores_K), dtype=np.int64)[None], scores_QK=scores_K[None])
+    log_weights_K = document_log_weights(hits, EnsembleOptions(documents=len(scores_K), weights="uniform"))[0]
+    mixed_T, posteriors_TK = mixture(log_probs_KT, log_weights_K), posterior(log_probs_KT, log_weights_K)
+    none_T = np.asarray(impossible_KT.all(axis=0))
+    assert not np.isnan(mixed_T).any()
+    np.testing.assert_array_equal(np.isneginf(mixed_T), none_T)
+    np.testing.assert_allclose(posteriors_TK.sum(axis=1), 1, rtol=1e-5)
+    assert not posteriors_TK[impossible_KT.T & ~none_T[:, None]].any()
+    np.testing.assert_allclose(posteriors_TK[none_T], np.tile(np.exp(log_weights_K), (none_T.sum(), 1)), rtol=1e-5)
+
+
+class Never(CountingModel):
+    """Gives one word no probability unless it stands in what was read."""
+
+    def next_log_probs_V(self, tokens: IntArray) -> FloatArray:
+        word = self.tokenizer.words.index("z")
+        log_probs_V = super().next_log_probs_V(tokens)
+        log_probs_V[word] = log_probs_V[word] if word in tokens else -np.inf
+        return log_probs_V
+
+
+def test_a_text_with_tokens_that_a_model_deems_impossible() -> None:
+    model = Never(WordTokenizer("abz"))
+    passages = passages_of("a z", "a b", "b a")
+    options = PlanOptions(stride=2, query_tokens=2, document_tokens=2, max_length=20)
+    prepared = prepare_text("a b a b z z b", model.tokenizer, options)
+    hits = retrieve(prepared, model.tokenizer, SharedWordsRetriever(passages), 3)
+    scored = read(prepared, model, hits, passages, EnsembleOptions(documents=3, weights="uniform"))
+    assert scored.provenance is not None
+    assert np.isfinite(scored.log_probs_T).all(), "a passage has the word"
+    assert scored.provenance.posteriors_TK[3].tolist() == pytest.approx([0, 0, 1]), "and takes all the credit"
+    assert scored.provenance.passages_TK[3].tolist() == [1, 2, 0]
+    without = passages[1:]
+    impossible = read(
+        prepared,
+        model,
+        retrieve(prepared, model.tokenizer, SharedWordsRetriever(without), 2),
+        without,
+        EnsembleOptions(documents=2, weights="uniform"),
+    )
+    assert impossible.provenance is not None
+    assert impossible.log_probs_T[3] == -np.inf
+    assert impossible.provenance.posteriors_TK[3].tolist() == pytest.approx([1 / 2, 1 / 2])
+    assert not np.isnan(impossible.log_probs_T).any()
 
 
 def test_more_documents_than_hits_and_rows_without() -> None:

@@ -6,13 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.protocols import LanguageModel, Retriever
+from ralm.lm.tokenizer import full_tokenizer
+from ralm.pipeline import FromRetriever
+from ralm.pipeline.generation import GenerationOptions, TokenWriter, generate, generate_many
+from ralm.protocols import Reader, Retriever, WritingModel
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions, TokenWriter, generate, generate_many
-from ralm.reading.in_context import Documents
 from ralm.reading.pieces import GeneratedText, GeneratedToken, spans
 from ralm.reading.sampling import sample
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
@@ -29,10 +32,16 @@ def options(**values: object) -> GenerationOptions:
     return GenerationOptions(**(defaults | values))  # type: ignore[arg-type]
 
 
-def written(prompt: str, passages: Passages, settings: GenerationOptions) -> tuple[list[GeneratedText], CountingModel]:
+def found_by(retriever: Retriever, passages: Passages) -> FromRetriever:
+    return FromRetriever(retriever, passages, config={})
+
+
+def written(
+    prompt: str, passages: Passages, settings: GenerationOptions, reader: Reader | None = None
+) -> tuple[list[GeneratedText], CountingModel]:
     model = CountingModel(WordTokenizer())
-    pieces = list(generate(prompt, model, settings, SharedWordsRetriever(passages), passages))
-    return pieces, model
+    source = found_by(SharedWordsRetriever(passages), passages)
+    return list(generate(prompt, model, settings, source, reader=reader)), model
 
 
 def test_the_passage_in_front_decides_and_is_named() -> None:
@@ -62,13 +71,14 @@ def test_a_new_passage_is_read_anew() -> None:
 
 def write(
     prompts: Sequence[IntArray],
-    model: LanguageModel,
+    model: WritingModel,
     settings: GenerationOptions,
-    retriever: Retriever | None = None,
-    passages: Passages = (),
+    source: FromRetriever | None = None,
+    reader: Reader | None = None,
 ) -> list[list[GeneratedToken]]:
     """All tokens of every prompt."""
-    writer = TokenWriter(prompts, model, settings, retriever, passages)
+    writer = TokenWriter(model, settings, source, reader=reader)
+    assert [writer.add(prompt) for prompt in prompts] == list(range(len(prompts)))
     written: list[list[GeneratedToken]] = [[] for _ in prompts]
     while step := writer.step():
         for number, token in step:
@@ -78,20 +88,19 @@ def write(
 
 def plain_loop(
     prompt: IntArray,
-    model: LanguageModel,
+    model: WritingModel,
     settings: GenerationOptions,
-    retriever: Retriever,
-    passages: Passages,
+    source: FromRetriever,
+    chosen: EnsembleOptions,
     probabilities: Callable[[Sequence[int]], np.ndarray],
     pick: Callable[[np.ndarray], int],
 ) -> list[generation.Step]:
     """The reference, with the options of ours."""
-    documents = Documents(passages, model.tokenizer, settings.document_tokens)
-    chosen = settings.ensemble
+    documents = PassageDocuments(source.passages, model.tokenizer, settings.document_tokens)
 
     def retrieve(text: Sequence[int]) -> list[tuple[int, float]]:
         query = model.tokenizer.decode(np.array(text[-settings.query_tokens :]))
-        return retriever.retrieve([query], chosen.documents).of(0)
+        return source.retriever.retrieve([query], chosen.documents).of(0)
 
     def weights(scores: Sequence[float]) -> list[float]:
         flat = chosen.weights == "uniform"
@@ -99,7 +108,7 @@ def plain_loop(
 
     return generation.generate(
         prompt.tolist(),
-        {number: documents[number].tolist() for number in range(len(passages))},
+        {number: documents[number].tolist() for number in range(len(source.passages))},
         retrieve,
         probabilities,
         pick,
@@ -108,7 +117,7 @@ def plain_loop(
         stride=settings.stride,
         max_length=settings.max_length or model.max_length,
         end_tokens=model.end_tokens,
-        first=model.tokenizer.encode_document("", 10).tolist(),
+        first=full_tokenizer(model.tokenizer).encode_document("", 10).tolist(),
     )
 
 
@@ -141,18 +150,12 @@ def test_equals_reading_everything_anew_for_every_token(
     temperature: float,
 ) -> None:
     passages = passages_of(*(" ".join(words) for words in corpus))
-    retriever = SharedWordsRetriever(passages)
-    settings = options(
-        new_tokens=12,
-        stride=stride,
-        max_length=max_length,
-        document_tokens=6,
-        temperature=temperature,
-        ensemble=EnsembleOptions(documents=documents, weights=weights),  # type: ignore[arg-type]
-    )
+    source = found_by(SharedWordsRetriever(passages), passages)
+    settings = options(new_tokens=12, stride=stride, max_length=max_length, document_tokens=6, temperature=temperature)
+    reader = EnsembleOptions(documents=documents, weights=weights)  # type: ignore[arg-type]
     model = CountingModel(WordTokenizer("abcdefgh"), vocabulary=9)
     tokens = model.tokenizer.encode(" ".join(prompt))
-    fast = write([tokens], model, settings, retriever, passages)[0]
+    fast = write([tokens], model, settings, source, reader)[0]
     drawn = iter([token.token for token in fast])
 
     def same(average: np.ndarray) -> int:
@@ -164,7 +167,7 @@ def test_equals_reading_everything_anew_for_every_token(
     def probabilities(read: Sequence[int]) -> np.ndarray:
         return np.exp(model.next_log_probs_V(np.array(read)).astype(np.float64))
 
-    check(fast, plain_loop(tokens, model, settings, retriever, passages, probabilities, same))
+    check(fast, plain_loop(tokens, model, settings, source, reader, probabilities, same))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -186,6 +189,8 @@ class Drawn:
 
 class SomeHits:
     """Hits that depend on the query's length and last letter alone; none for one query in six, few for others."""
+
+    config: dict[str, JsonValue] = {"retriever": "some hits"}  # noqa: RUF012
 
     def __init__(self, passages: Passages, reverse: bool = False) -> None:
         self.passages = passages
@@ -223,26 +228,26 @@ def test_many_prompts_equal_the_plain_loop(
         stride=3,
         document_tokens=10,
         max_length=max_length,
-        ensemble=chosen,
         temperature=temperature,
         top_k=40,
         top_p=0.9,
         seed=3,
     )
     prompts = [model.tokenizer.encode(text) for text in (TEXT, "The", "What it is worth")]
-    retriever = SomeHits(PASSAGES)
+    source = found_by(SomeHits(PASSAGES), PASSAGES)
     probabilities = generation.model_probabilities(model.model)
-    for prompt, fast in zip(prompts, write(prompts, model, settings, retriever, PASSAGES), strict=True):
+    for prompt, fast in zip(prompts, write(prompts, model, settings, source, chosen), strict=True):
         pick = Drawn(settings)
-        expected = plain_loop(prompt, model, settings, retriever, PASSAGES, probabilities, pick)
+        expected = plain_loop(prompt, model, settings, source, chosen, probabilities, pick)
         check(fast, expected, tolerance=3e-5)
     assert max_length is None or len(prompts[0]) > max_length
 
 
 def test_the_order_of_documents_makes_no_difference(model: LocalLanguageModel) -> None:
-    settings = options(new_tokens=9, stride=3, document_tokens=10, ensemble=EnsembleOptions(documents=5))
+    settings = options(new_tokens=9, stride=3, document_tokens=10)
     prompt = model.tokenizer.encode(TEXT[:40])
-    one, other = (write([prompt], model, settings, SomeHits(PASSAGES, way), PASSAGES)[0] for way in (False, True))
+    sources = [found_by(SomeHits(PASSAGES, way), PASSAGES) for way in (False, True)]
+    one, other = (write([prompt], model, settings, source, EnsembleOptions(documents=5))[0] for source in sources)
     assert [token.token for token in one] == [token.token for token in other]
     np.testing.assert_allclose([token.log_prob for token in one], [token.log_prob for token in other], rtol=1e-5)
     for left, right in zip(one, other, strict=True):
@@ -253,6 +258,8 @@ def test_the_order_of_documents_makes_no_difference(model: LocalLanguageModel) -
 
 class FixedHits:
     """Hits for each retrieval in turn."""
+
+    config: dict[str, JsonValue] = {"retriever": "fixed hits"}  # noqa: RUF012
 
     def __init__(self, *numbers: Sequence[int]) -> None:
         self.numbers = list(numbers)
@@ -266,10 +273,10 @@ class FixedHits:
 def test_only_documents_that_changed_are_read_anew() -> None:
     passages = passages_of("a b", "c d", "e f", "g h")
     model = CountingModel(WordTokenizer("abcdefgh"))
-    settings = options(new_tokens=10, ensemble=EnsembleOptions(documents=3))
-    retriever = FixedHits([0, 1, 2], [2, 0, 1], [1, 3, 2], [], [3])
+    settings = options(new_tokens=10)
+    source = found_by(FixedHits([0, 1, 2], [2, 0, 1], [1, 3, 2], [], [3]), passages)
     prompt = model.tokenizer.encode("a a a")
-    fast = write([prompt], model, settings, retriever, passages)[0]
+    fast = write([prompt], model, settings, source, EnsembleOptions(documents=3))[0]
     assert [token.passages_K.tolist() for token in fast[::2]] == [[0, 1, 2], [2, 0, 1], [1, 3, 2], [NO_PASSAGE], [3]]
     spelt = [model.tokenizer.decode(read).split()[0] for read in model.reads]
     assert spelt == ["a", "c", "e", "g", "a", "g"], "three; another order; one new; none; one that had gone"
@@ -280,18 +287,16 @@ def test_every_prompt_ends_by_itself() -> None:
     passages = passages_of("a x x x x", "b <end> <end> <end>", "c y y y y")
     model = CountingModel(WordTokenizer("abcxy"))
     settings = options(new_tokens=6, stop=("x x x",), query_tokens=9)
-    pieces = list(generate_many(["a", "b", "c"], model, settings, SharedWordsRetriever(passages), passages))
+    source = found_by(SharedWordsRetriever(passages), passages)
+    pieces = list(generate_many(["a", "b", "c"], model, settings, source))
     texts = ["".join(piece.text for number, piece in pieces if number == prompt) for prompt in range(3)]
     assert texts == ["", "", "y " * 6]
-    alone = [
-        "".join(piece.text for piece in generate(prompt, model, settings, SharedWordsRetriever(passages), passages))
-        for prompt in "abc"
-    ]
+    alone = ["".join(piece.text for piece in generate(prompt, model, settings, source)) for prompt in "abc"]
     assert alone == texts
 
 
 def test_pieces_carry_their_tokens() -> None:
-    pieces, _ = written("a b", passages_of("x y", "b c c c"), options(ensemble=EnsembleOptions(documents=2)))
+    pieces, _ = written("a b", passages_of("x y", "b c c c"), options(), EnsembleOptions(documents=2))
     tokens = [token for piece in pieces for token in piece.tokens]
     assert len(tokens) == 6
     assert all(piece.passage == piece.tokens[-1].passage for piece in pieces)

@@ -10,11 +10,12 @@ from hypothesis import given, strategies as st
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.measures import measure
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline import prepare_text, read_best, read_ensemble, retrieve
+from ralm.pipeline import prepare_text, read, retrieve
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.in_context import Documents, stride_request
+from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, make_plan
-from ralm.reranking.options import RerankOptions
+from ralm.reranking.likelihood import ZeroShot
 from ralm.retrieval.random import RandomRetriever
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reference import replug
@@ -36,8 +37,8 @@ def test_the_sizes_that_the_published_code_gives_for_128_and_768() -> None:
     assert (plan.begin_R - plan.query_end_R).tolist() == [0, 1, 1], (
         "the last token before the targets is not asked with"
     )
-    read = plan.end_R - 1 - plan.context_begin_R
-    assert read.tolist() == [896] * 3
+    tokens_read = plan.end_R - 1 - plan.context_begin_R
+    assert tokens_read.tolist() == [896] * 3
     assert plan.counted_tokens == 896 + 769 + 100
 
 
@@ -54,8 +55,8 @@ def test_equal_the_loop_of_the_code(text: int, context_len: int, pred_len: int, 
     for row, window in enumerate(expected):
         ids = np.arange(document if plan.retrieves_R[row] else 0)
         request = stride_request(tokens, plan, row, ids)
-        read = np.concatenate([request.context, request.targets[:-1]])
-        assert read.tolist() == window.read
+        tokens_read = np.concatenate([request.context, request.targets[:-1]])
+        assert tokens_read.tolist() == window.read
         assert request.targets.tolist() == window.predicted
         assert tokens[plan.query_begin_R[row] : plan.query_end_R[row]].tolist() == window.query
         assert bool(plan.retrieves_R[row]) == bool(window.query)
@@ -72,8 +73,8 @@ def test_an_ensemble_of_every_family(model: LocalLanguageModel, tokens: int) -> 
     prepared = prepare_text(TEXT, model.tokenizer, ROLLING, limit_tokens=tokens)
     hits = retrieve(prepared, model.tokenizer, RandomRetriever(len(PASSAGES)), 3)
     hits.scores_QK[:] = np.sin(np.arange(hits.scores_QK.size)).reshape(hits.scores_QK.shape)
-    scored = read_ensemble(prepared, model, hits, PASSAGES, EnsembleOptions(documents=3))
-    documents = Documents(PASSAGES, model.tokenizer, 10)
+    scored = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=3))
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     text = model.tokenizer.encode_document(TEXT[:tokens], 1000).tolist()
     made = replug.windows(text, EOS, 6, 8)
     expected = replug.log_probs(
@@ -100,10 +101,10 @@ def test_reranking_by_the_tokens_before_the_targets() -> None:
     prepared = prepare_text("a b c d e f g h i j k", model.tokenizer, options)
     passages = passages_of("zz zz", "d e d e")
     hits = retrieve(prepared, model.tokenizer, RandomRetriever(2), 2)
-    scored = read_best(prepared, model, hits, passages, RerankOptions(method="zero-shot", tokens=2))
+    scored = read(prepared, model, hits, passages, reranker=ZeroShot(tokens=2))
     assert scored.passages_T[5:8].tolist() == [1, 1, 1]
     with pytest.raises(UsageError, match="--rerank-tokens 3 are more than the --query-tokens 2 that rolling windows"):
-        read_best(prepared, model, hits, passages, RerankOptions(method="zero-shot", tokens=3))
+        read(prepared, model, hits, passages, reranker=ZeroShot(tokens=3))
 
 
 def test_a_model_without_an_end_of_text_token_is_refused() -> None:

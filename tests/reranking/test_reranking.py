@@ -7,12 +7,14 @@ import pytest
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline import PreparedText, prepare_text, read, read_best
-from ralm.reading.in_context import Documents
+from ralm.pipeline import PreparedText, prepare_text, read
+from ralm.reading.documents import PassageDocuments
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Hits
+from ralm.reranking.likelihood import ZeroShot
 from ralm.reranking.options import RerankOptions
-from tests.fakes import CountingModel, WordTokenizer, passages_of
+from ralm.reranking.random import RandomChoice
+from tests.fakes import CountingModel, WordTokenizer, chosen_hits, passages_of
 from tests.reference import official, reranking
 from tests.tiny_models import FAMILIES
 
@@ -48,8 +50,8 @@ def test_the_paper(model: LocalLanguageModel, method: str, block: int | None) ->
     prepared = prepare_text(TEXT, model.tokenizer, options(**blocked), limit_tokens=94)
     hits = some_hits(prepared)
     rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
-    scored = read_best(prepared, model, hits, PASSAGES, rerank)
-    documents = Documents(PASSAGES, model.tokenizer, 10)
+    scored = read(prepared, model, hits, PASSAGES, reranker=rerank.reranker())
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     chosen_R = hits.numbers_QK[:, 0].copy()
     for row, (begin, end) in enumerate(zip(prepared.plan.begin_R, prepared.plan.end_R, strict=True)):
         if candidates := [number for number, _ in hits.of(row)]:
@@ -65,7 +67,7 @@ def test_the_paper(model: LocalLanguageModel, method: str, block: int | None) ->
                 must_fit=int(must_fit),
             )
             chosen_R[row] = candidates[best]
-    plain = read(prepared, model, chosen_R, PASSAGES)
+    plain = read(prepared, model, chosen_hits(chosen_R), PASSAGES)
     np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
     np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-4, atol=1e-5)
 
@@ -75,8 +77,8 @@ def test_the_official_code(model: LocalLanguageModel, method: str) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options(semantics="official"), limit_tokens=94)
     hits = some_hits(prepared)
     rerank = RerankOptions(method=method, tokens=6, candidates=3)  # type: ignore[arg-type]
-    scored = read_best(prepared, model, hits, PASSAGES, rerank)
-    documents = Documents(PASSAGES, model.tokenizer, 10)
+    scored = read(prepared, model, hits, PASSAGES, reranker=rerank.reranker())
+    documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     windows = official.evaluate(
         model.model,
         prepared.tokens.tolist(),
@@ -94,8 +96,8 @@ def test_another_model_ranks_as_the_plain_loop_would(tiny_folders: dict[str, Pat
     reader, ranker = (load_language_model(str(tiny_folders[family])) for family in ("gpt2", "opt"))
     prepared = prepare_text(TEXT, reader.tokenizer, options(), limit_tokens=94)
     hits = some_hits(prepared)
-    scored = read_best(prepared, reader, hits, PASSAGES, RerankOptions(method="zero-shot", tokens=6), ranker)
-    documents = Documents(PASSAGES, ranker.tokenizer, 10)
+    scored = read(prepared, reader, hits, PASSAGES, reranker=ZeroShot(tokens=6, model=ranker))
+    documents = PassageDocuments(PASSAGES, ranker.tokenizer, 10)
     tokens = ranker.tokenizer.encode(prepared.text).tolist()
     chosen_R = hits.numbers_QK[:, 0].copy()
     for row, begin in enumerate(prepared.plan.begin_R.tolist()):
@@ -104,7 +106,7 @@ def test_another_model_ranks_as_the_plain_loop_would(tiny_folders: dict[str, Pat
             settings = {"rank_tokens": 6, "max_length": WINDOW, "must_fit": begin}
             best = reranking.chosen(ranker.model, tokens[:begin], read_as, begin, begin, **settings)
             chosen_R[row] = candidates[best]
-    plain = read(prepared, reader, chosen_R, PASSAGES)
+    plain = read(prepared, reader, chosen_hits(chosen_R), PASSAGES)
     np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
     np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-4, atol=1e-5)
 
@@ -118,8 +120,7 @@ def test_a_ranker_of_other_tokens_sees_whole_words_of_the_prefix_alone(tiny_fold
     every = np.tile(np.arange(4, dtype=np.int64), (len(prepared.plan), 1))
     hits = Hits(numbers_QK=every, scores_QK=np.zeros(every.shape, dtype=np.float32))
     ranker = CountingModel(WordTokenizer(), max_length=WINDOW)
-    rerank = RerankOptions(method="zero-shot", tokens=1)
-    chosen_T = read_best(prepared, reader, hits, passages, rerank, ranker).passages_T
+    chosen_T = read(prepared, reader, hits, passages, reranker=ZeroShot(tokens=1, model=ranker)).passages_T
     last_whole_word = {4: "aa", 5: "bb", 6: "bb", 7: "bb", 8: "aa", 11: "cc", 13: "cc", 14: "dd", 16: "dd"}
     for position, word in last_whole_word.items():
         expected = 0 if position == 4 else {"aa": 0, "bb": 1, "cc": 2, "dd": 3}[word]
@@ -132,8 +133,7 @@ def test_random_is_any_of_the_candidates_and_seeded() -> None:
     hits = some_hits(prepared)
 
     def chosen(seed: int) -> list[int]:
-        rerank = RerankOptions(method="random", seed=seed)
-        return list(read_best(prepared, model, hits, PASSAGES, rerank).passages_T)
+        return list(read(prepared, model, hits, PASSAGES, reranker=RandomChoice(seed=seed)).passages_T)
 
     assert chosen(0) == chosen(0) != chosen(1)
     places = {
@@ -147,14 +147,13 @@ def test_random_is_any_of_the_candidates_and_seeded() -> None:
 def test_tokens_to_rank_by_that_do_not_fit() -> None:
     model = CountingModel(WordTokenizer(), max_length=20)
     prepared = prepare_text(TEXT, model.tokenizer, options(max_length=20))
-    rerank = RerankOptions(method="zero-shot", tokens=6)
     with pytest.raises(
         UsageError, match="--document-tokens 10 and --rerank-tokens 6 do not fit together into 20 tokens"
     ):
-        read_best(prepared, model, some_hits(prepared), PASSAGES, rerank)
+        read(prepared, model, some_hits(prepared), PASSAGES, reranker=ZeroShot(tokens=6))
     for ranker in (CountingModel(WordTokenizer(), max_length=20), model):
         with pytest.raises(UsageError, match="do not fit"):
-            read_best(prepared, model, some_hits(prepared), PASSAGES, rerank, ranker)
+            read(prepared, model, some_hits(prepared), PASSAGES, reranker=ZeroShot(tokens=6, model=ranker))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The cache of retrievals: what it saves, what it keeps apart, several processes at once, and files that are none."""
 
 import sqlite3
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from multiprocessing import get_context
@@ -10,11 +11,11 @@ import pytest
 
 from ralm.errors import InputError, StorageError, UsageError
 from ralm.protocols import Retriever
+from ralm.records import Hits
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.cache import CachedRetriever
-from ralm.retrieval.filters import WithoutPassages
 from ralm.retrieval.fusion import FusionOptions, Hybrid
 from ralm.retrieval.index import build_index, open_index
 from ralm.retrieval.random import RandomRetriever
@@ -59,8 +60,8 @@ def test_whatever_decides_the_hits_is_another_entry(tmp_path: Path) -> None:
         one.bm25,
         other.bm25,
         open_index(tmp_path / "one", BM25Options(k1=2)).bm25,
-        WithoutPassages(one.bm25, [0]),
-        WithoutPassages(one.bm25, [1]),
+        one.bm25.without([0]),
+        one.bm25.without([1]),
         dense,
         dense.without([0]),
         one.dense(encoder=longer),
@@ -87,8 +88,12 @@ def test_arrays_without_an_index_are_known_by_their_content(tmp_path: Path) -> N
 
 
 def test_retrievers_that_no_cache_is_for(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="SharedWordsRetriever does not say what decides its hits"):
-        CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path / "cache")
+    class Undeclared:
+        def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+            return Hits.none(len(queries), k)
+
+    with pytest.raises(UsageError, match="Undeclared does not say what decides its hits; give it a `config`"):
+        CachedRetriever(Undeclared(), tmp_path / "cache")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="leave out the cache"):
         CachedRetriever(RandomRetriever(5), tmp_path / "cache")
 

@@ -1,10 +1,13 @@
 """Forbidden passages: never found, and everything else as it would be without them."""
 
+import numpy as np
 import pytest
 
 from ralm.records import Passage
-from ralm.retrieval.filters import WithoutPassages, passages_of
+from ralm.retrieval.bm25.forbidden import Forbidden
+from ralm.retrieval.filters import passages_of
 from ralm.retrieval.index import Index, build_index, open_index
+from ralm.retrieval.random import RandomRetriever
 
 TITLES = ("The Sea", "'The Hill'", "", "Town")
 
@@ -29,7 +32,30 @@ def test_passages_by_title_and_document(index: Index) -> None:
 
 def test_bm25_without_passages(index: Index) -> None:
     everything = index.bm25.retrieve(["sheep hill", "sheep"], 8)
-    found = WithoutPassages(index.bm25, [4, 1, 4]).retrieve(["sheep hill", "sheep"], 8)
+    found = index.bm25.without([4, 1, 4]).retrieve(["sheep hill", "sheep"], 8)
     for row in range(2):
         assert found.of(row) == [hit for hit in everything.of(row) if hit[0] not in (1, 4)]
-    assert WithoutPassages(index.bm25, range(8)).retrieve(["sheep"], 3).of(0) == []
+    assert index.bm25.without(range(8)).retrieve(["sheep"], 3).of(0) == []
+
+
+def test_what_is_left_out_adds_up(index: Index) -> None:
+    """In `without` twice, and together with the lists of the queries."""
+    queries = ["sheep hill", "sheep", "hill"]
+    without = index.bm25.without([4]).without(np.array([1, 4]))
+    assert without.config == index.bm25.without([1, 4]).config != index.bm25.config
+    forbidden = Forbidden.of([[0, 2], [1, 3]], np.array([0, -1, 1]))
+    everything, found = index.bm25.retrieve(queries, 8), without.retrieve(queries, 8, forbidden)
+    for row, own in enumerate(([0, 2], [], [1, 3])):
+        assert found.of(row) == [hit for hit in everything.of(row) if hit[0] not in (1, 4, *own)]
+    assert without.retrieve(queries, 8, Forbidden.none(3)).of(1) == without.retrieve(queries, 8).of(1)
+    assert index.bm25.retrieve(queries, 8).of(1) == everything.of(1), "the retriever itself is as it was"
+
+
+def test_nothing_left_out_is_the_same_retriever(index: Index) -> None:
+    assert index.bm25.without([]).config == index.bm25.config
+
+
+def test_random_without_passages() -> None:
+    control = RandomRetriever(6, seed=3).without([1, 4])
+    assert control.without([5]).config == RandomRetriever(np.array([0, 2, 3]), seed=3).config
+    assert {number for number, _ in control.retrieve(["a"], 9).of(0)} == {0, 2, 3, 5}

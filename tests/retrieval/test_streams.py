@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ralm.errors import DamagedFolderError
 from ralm.records import NO_PASSAGE, Hits
-from ralm.retrieval.bm25 import online, search, stream
+from ralm.retrieval.bm25 import collecting, online, scan, search, stream
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import Builder
-from ralm.retrieval.bm25.common_terms import CommonTerms, find_common_terms
+from ralm.retrieval.bm25.codes import row_of
+from ralm.retrieval.bm25.common_terms import BLOCK_BITS, CommonTerms, find_common_terms, steps
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.parallel import Runs
@@ -210,7 +211,7 @@ def test_what_streams_need_is_laid_out_beside_the_queries(tmp_path: Path, monkey
                 raise fault
             return find_common_terms(*given)
 
-        monkeypatch.setattr(search, "find_common_terms", held_up)
+        monkeypatch.setattr(collecting, "find_common_terms", held_up)
         found = [bm25.retrieve([query], 4).of(0) for query in queries]
         assert bm25.beside.begun
         with warnings.catch_warnings(record=True) as caught:
@@ -268,6 +269,45 @@ def test_more_kinds_of_postings_than_a_byte_numbers(tmp_path: Path) -> None:
     expected = bm25.retrieve(queries, 10)
     np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
     np.testing.assert_array_equal(scores_QK, expected.scores_QK)
+
+
+def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> None:
+    """A scan, a stream and the layout of common terms; also for a code whose impact is 0, as that of the escape is."""
+    text = words(0, 6000, 500)
+    bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
+    impact_C, arrays = bm25._impact_C, bm25._arrays
+    worthless = int(np.bincount(arrays.codes).argmax())
+    impact_C[worthless], impact_C[-1] = 0, 1e-9
+    collection = bm25.collection
+    idf_V = collection.idf_V
+    expected_VC = np.maximum(1, np.rint(idf_V[:, None] * impact_C * 2**20)).astype(np.int32)
+    expected_VC[:, worthless] = 0
+    assert (expected_VC == 1).any(), "some are worth less than a point"
+
+    for term in range(len(idf_V)):
+        scanned_TC, unit = scan._points(idf_V[term : term + 1], np.ones(1, np.int64), impact_C)
+        assert unit == 2**-20
+        np.testing.assert_array_equal(scanned_TC, expected_VC[term : term + 1])
+
+    streaming = Stream(collection, 3, 1024)
+    streaming.search([[term] for term in range(len(idf_V))])
+    np.testing.assert_array_equal(streaming._terms.points_TC[streaming._row_V], expected_VC)
+
+    common = collection.common
+    assert common.highest_MB.any()
+    for term in np.flatnonzero(common.row_V >= 0).tolist():
+        highest_B = np.zeros(common.highest_MB.shape[1], np.uint8)
+        for posting in range(int(arrays.offsets[term]), int(arrays.offsets[term + 1])):
+            added = expected_VC[term, row_of(*arrays.posting_codes, posting)]
+            block = arrays.passages[posting] >> BLOCK_BITS
+            highest_B[block] = max(highest_B[block], steps(added))
+        np.testing.assert_array_equal(common.highest_MB[common.row_V[term]], highest_B)
+
+    queries = strides(words(1, 300, 500), 16, 2)
+    scanned = bm25.retrieve(queries, 5)
+    numbers_QK, scores_QK = answers(bm25, queries, 5, 1024)
+    np.testing.assert_array_equal(numbers_QK, scanned.numbers_QK)
+    np.testing.assert_array_equal(scores_QK, scanned.scores_QK)
 
 
 @given(count=st.integers(0, 60), workers=st.integers(1, 5), step=st.integers(1, 9), order=st.randoms())

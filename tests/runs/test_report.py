@@ -13,7 +13,8 @@ import pytest
 
 from ralm.evaluation.traces import TracedText
 from ralm.records import NO_PASSAGE, Passage, Provenance
-from ralm.runs.report import Report, report_page
+from ralm.runs.page import report_page
+from ralm.runs.report import Report
 
 NASTY = "</script><script>alert(1)</script>"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

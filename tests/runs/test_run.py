@@ -15,8 +15,8 @@ from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
 from ralm.pipeline import FromRetriever
 from ralm.reading.ensemble import EnsembleOptions
 from ralm.reading.plan import PlanOptions
-from ralm.runs.report import report_page
-from ralm.runs.reported import report_of
+from ralm.runs.page import report_page
+from ralm.runs.report import report_of
 from ralm.runs.run import PASSAGES, evaluation_config, open_run, to_json, write_run
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.fuzz.mutations import mend
@@ -126,6 +126,23 @@ def test_a_run_that_no_report_can_be_made_of(tmp_path: Path) -> None:
         ({"reader": {"ensemble": {"temperature": 2}}}, {"reader": "ensemble of several, temperature 2"}),
         ({"reader": {"rerank": {"method": "oracle"}}}, {"reader": "the best of several passages (oracle)"}),
         ({"reader": "mine", "text": "mine", "plan": None}, {}),
+        ({"reader": {"reader": "in-context"}, "reranker": None}, {"reader": "the first passage"}),
+        ({"reader": {"reader": "ensemble", "documents": 3}}, {"reader": "ensemble of 3"}),
+        (
+            {"reader": {"reader": "in-context"}, "reranker": {"reranker": "oracle", "candidates": 8}},
+            {"reader": "the best of 8 passages (oracle)"},
+        ),
+        (
+            {
+                "reader": {"reader": "concatenation", "documents": 2},
+                "reranker": {"reranker": "zero-shot", "candidates": 8},
+            },
+            {
+                "reader": "2 passages in one context, chosen from 8 (zero-shot)",
+                "attribution": "all of a token's gain counts for the first passage of its context",
+            },
+        ),
+        ({"reader": {"reader": "mine"}}, {"reader": "mine"}),
         ({"reader": {"mine": 1}, "passages": {"index": "i"}}, {"passages": "retrieved from i"}),
     ],
 )

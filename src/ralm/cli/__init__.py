@@ -4,26 +4,24 @@ The commands import what they need when they run, not before: `ralm --help` must
 """
 
 import sys
-import warnings
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 
 from ralm.cli.check import check
 from ralm.cli.demo import demo
+from ralm.cli.encode import encode
 from ralm.cli.eval import evaluate
 from ralm.cli.generate import generate
 from ralm.cli.index import index
-from ralm.cli.messages import note, print_usage_error, print_whatever_comes
+from ralm.cli.messages import complain, library_messages, print_usage_error, print_whatever_comes, quietly
 from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
 from ralm.cli.signals import signals_unwind
 from ralm.cli.sweep import sweep
-from ralm.errors import RalmError, RalmWarning, UsageError
+from ralm.errors import RalmError, UsageError
 from ralm.version import __version__
-
-_PYTHONS_OWN = warnings.showwarning
 
 app = typer.Typer(
     name="ralm",
@@ -40,9 +38,17 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _be_quiet(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        context.with_resource(quietly())
+
+
 @app.callback()
 def _ralm(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+    quiet: bool = typer.Option(
+        False, "--quiet", callback=_be_quiet, help="Print no progress and no notes; warnings and errors remain."
+    ),
 ) -> None:
     """Retrieval-augmented language models that need no change to the model.
 
@@ -52,6 +58,7 @@ def _ralm(
 
 
 app.command("index")(index)
+app.command("encode")(encode)
 app.command("search")(search)
 app.command("eval")(evaluate)
 app.command("sweep", context_settings={"ignore_unknown_options": True})(sweep)
@@ -62,39 +69,22 @@ app.command("check")(check)
 app.command("demo")(demo)
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """A warning of ours is one line on standard error; any other is shown as Python shows it."""
-    if issubclass(category, RalmWarning):
-        note(f"warning: {message}")
-    else:
-        _PYTHONS_OWN(message, category, filename, lineno, file, line)
-
-
 def main() -> None:
     """Run the program; an error that ralm raises on purpose is one sentence on standard error, never a traceback."""
     print_whatever_comes()
-    warnings.simplefilter("always", RalmWarning)
-    warnings.showwarning = _show_warning
     try:
         if any("\0" in argument for argument in sys.argv):
             raise UsageError("an argument holds a NUL character, which no text and no name has.")
-        with signals_unwind():
+        with signals_unwind(), library_messages():
             sys.exit(_run())
     except RalmError as error:
-        note(str(error))
+        complain(str(error))
         sys.exit(error.exit_status)
     except UnicodeEncodeError as error:
-        note(f"{error.object} is not UTF-8 where it has to be: rename it, or convert it.")
+        complain(f"{error.object} is not UTF-8 where it has to be: rename it, or convert it.")
         sys.exit(1)
     except OSError as error:
-        note(f"{error.filename or 'a file'}: {error.strerror or error}")
+        complain(f"{error.filename or 'a file'}: {error.strerror or error}")
         sys.exit(1)
 
 

@@ -19,17 +19,18 @@ def demo(
     json: options.Json = False,
 ) -> None:
     """Index this Python's own documentation but for a tenth, and read that tenth without and with its passages."""
-    from ralm.cli.loading import open_retriever
     from ralm.cli.models import load_model
     from ralm.cli.output import print_demo, print_json
     from ralm.cli.shading import write_page
     from ralm.corpus.text import read_text
     from ralm.demo.demonstration import HELD_OUT, INDEX, REPORT, build_demo_folder, demo_report, demonstrate
+    from ralm.pipeline import FromRetriever
+    from ralm.retrieval.opening import RetrieverOptions
 
     build_demo_folder(folder)
     model = load_model(lm, dtype, device)
-    bm25 = open_retriever(folder / INDEX, options.RetrieverChoice(name="bm25"))
-    control = open_retriever(folder / INDEX, options.RetrieverChoice(name="random"))
+    bm25 = FromRetriever.of_index(folder / INDEX, RetrieverOptions(retriever="bm25"))
+    control = FromRetriever.of_index(folder / INDEX, RetrieverOptions(retriever="random"))
     shown = demonstrate(read_text(folder / HELD_OUT), model, bm25, control, limit_tokens=limit_tokens)
     write_page(folder / REPORT, demo_report(shown, model))
     if json:

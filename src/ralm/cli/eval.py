@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,14 +12,16 @@ from ralm.cli.idle import Use, idle_options, refuse
 from ralm.errors import UsageError
 from ralm.reading.concatenation import ConcatenationOptions
 from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import Method, RerankOptions
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
+from ralm.retrieval.opening import RetrieverOptions
 
 if TYPE_CHECKING:
     from ralm.lm.local.model import Dtype
-    from ralm.pipeline import ReaderOptions
+    from ralm.protocols import Reader
 
 ReaderName = Literal["in-context", "ensemble", "concatenation"]
 
@@ -39,9 +41,10 @@ class Job:
     compile_layers: bool
     index: Path | None
     retrieved: Path | None
-    choice: options.RetrieverChoice
+    choice: RetrieverOptions
     plan: PlanOptions
-    reader: "ReaderOptions"
+    reader: "Reader"
+    reranking: RerankOptions
     limit_tokens: int | None
     baseline: bool
     out: Path | None
@@ -57,6 +60,7 @@ def evaluate(
     index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
     retrieved: Annotated[Path | None, typer.Option(help="Read with the passages that `ralm retrieve` wrote.")] = None,
     retriever: options.Retriever = "bm25",
+    vectors: options.Vectors = None,
     query_encoder: options.QueryEncoder = None,
     any_encoder: options.AnyEncoder = False,
     nprobe: options.Nprobe = None,
@@ -124,9 +128,10 @@ def evaluate(
     """
     if index and retrieved:
         raise UsageError("--index and --retrieved are two sources of passages: give one of them.")
-    choice = options.RetrieverChoice(
-        name=retriever,
+    choice = RetrieverOptions(
+        retriever=retriever,
         seed=seed,
+        vectors=vectors,
         query_encoder=query_encoder,
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
@@ -138,7 +143,7 @@ def evaluate(
     plan = PlanOptions(
         semantics=semantics,
         stride=stride,
-        query_tokens=choice.query_tokens(query_tokens),
+        query_tokens=options.query_tokens(choice, query_tokens),
         document_tokens=document_tokens,
         max_length=max_length,
         windows=windows,
@@ -155,7 +160,7 @@ def evaluate(
         context,
         [
             Use(options.RETRIEVAL, index is not None, "--index"),
-            *choice.uses(),
+            *options.retriever_uses(choice),
             Use("query_tokens", index is not None or windows == "rolling", "--index"),
             Use("baseline", bool(index or retrieved), "--index or --retrieved"),
             Use("candidates", rerank != "none", "--rerank"),
@@ -183,10 +188,12 @@ def evaluate(
         reader=_reader_options(
             reader,
             documents,
-            RerankOptions(method=rerank, candidates=candidates, tokens=rerank_tokens, seed=seed),
             EnsembleOptions(weights=weights, temperature=weights_temperature),
             ConcatenationOptions(cut_together=cut_together),
         ),
+        reranking=RerankOptions(method=rerank, candidates=candidates, tokens=rerank_tokens, seed=seed)
+        if rerank != "none"
+        else RerankOptions(),
         limit_tokens=limit_tokens,
         baseline=baseline,
         out=out,
@@ -201,13 +208,12 @@ def evaluate(
 def _reader_options(
     name: ReaderName,
     documents: int | None,
-    reranking: RerankOptions,
     ensemble: EnsembleOptions,
     concatenation: ConcatenationOptions,
-) -> "ReaderOptions":
+) -> "Reader":
     match name:
         case "in-context":
-            return reranking
+            return InContext()
         case "ensemble":
             return ensemble if documents is None else replace(ensemble, documents=documents)
         case "concatenation":
@@ -218,36 +224,35 @@ def run(job: Job) -> None:
     """Evaluate, write the run where one is asked for, and print the measures; refuse options that do nothing."""
     refuse(job.idle)
 
-    from ralm.cli.loading import open_source
-    from ralm.cli.models import journals, load_model
+    from ralm.cli.models import load_model
     from ralm.cli.output import print_cache, print_evaluation, print_json
     from ralm.corpus.text import read_text
     from ralm.evaluation.perplexity import evaluate_text
     from ralm.folders.outputs import check_output
-    from ralm.runs.run import KIND, evaluation_config, write_run
+    from ralm.pipeline import open_source
+    from ralm.runs.run import KIND, evaluation_config
+    from ralm.runs.start import run_evaluation
 
     if job.out is not None:
         check_output(job.out, kind=KIND, force=job.force)
     content = read_text(job.text)
-    source = open_source(job.index, job.retrieved, job.choice)
+    source = open_source(job.index, job.retrieved, job.choice) if job.index or job.retrieved else None
     model = load_model(job.lm, job.dtype, job.device, job.compile_layers)
     ranker = load_model(job.rerank_lm, job.dtype, job.device, job.compile_layers) if job.rerank_lm else None
-    config = evaluation_config(job.text, content, model, job.plan, source, job.limit_tokens, job.reader, ranker)
-    with journals(job.out, config, [model, ranker], force=job.force):
-        evaluation = evaluate_text(
-            content,
-            model,
-            job.plan,
-            source=source,
-            reader=job.reader,
-            ranker=ranker,
-            limit_tokens=job.limit_tokens,
-            baseline=job.baseline,
+    parts: Any = {
+        "source": source,
+        "reranker": job.reranking.reranker(ranker),
+        "reader": job.reader,
+        "limit_tokens": job.limit_tokens,
+    }
+    if job.out is None:
+        evaluation = evaluate_text(content, model, job.plan, baseline=job.baseline, **parts)
+    else:
+        evaluation = run_evaluation(
+            job.out, content, model, job.plan, baseline=job.baseline, name=job.text, force=job.force, **parts
         )
-        if job.out is not None:
-            write_run(job.out, evaluation, config, force=job.force)
     if job.json:
-        print_json(evaluation.summary(config))
+        print_json(evaluation.summary(evaluation_config(job.text, content, model, job.plan, **parts)))
     else:
         print_evaluation(evaluation, job.out)
     print_cache(source)

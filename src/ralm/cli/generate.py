@@ -1,6 +1,5 @@
 """`ralm generate`: write on from a prompt, with a passage in front that is looked up again every few tokens."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -10,10 +9,12 @@ from pydantic import JsonValue
 from ralm.cli import options
 from ralm.cli.idle import Use, refuse_idle
 from ralm.errors import UsageError
+from ralm.pipeline.generation import GenerationOptions
+from ralm.protocols import Reader
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import IN_CONTEXT, GenerationOptions
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
+from ralm.retrieval.opening import RetrieverOptions
 
 _DEFAULT = GenerationOptions()
 
@@ -33,6 +34,7 @@ def generate(
     ] = None,
     index: Annotated[Path | None, typer.Option(help="Read with passages from this index.")] = None,
     retriever: options.Retriever = "bm25",
+    vectors: options.Vectors = None,
     query_encoder: options.QueryEncoder = None,
     any_encoder: options.AnyEncoder = False,
     nprobe: options.Nprobe = None,
@@ -78,9 +80,10 @@ def generate(
     """
     _check(prompt, prompts, index, reader, baseline=baseline, report=report)
     ensemble = EnsembleOptions(documents=documents, weights=weights, temperature=weights_temperature)
-    choice = options.RetrieverChoice(
-        name=retriever,
+    choice = RetrieverOptions(
+        retriever=retriever,
         seed=seed,
+        vectors=vectors,
         query_encoder=query_encoder,
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
@@ -91,14 +94,13 @@ def generate(
     )
     settings = GenerationOptions(
         new_tokens=new_tokens,
-        ensemble=ensemble if reader == "ensemble" else IN_CONTEXT,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         stop=tuple(stop or ()),
         seed=seed,
         stride=stride,
-        query_tokens=choice.query_tokens(query_tokens),
+        query_tokens=options.query_tokens(choice, query_tokens),
         document_tokens=document_tokens,
         max_length=max_length,
         bos=bos,
@@ -107,7 +109,7 @@ def generate(
     refuse_idle(
         context,
         Use(f"{options.RETRIEVAL} query_tokens stride", index is not None, "--index"),
-        *choice.uses(),
+        *options.retriever_uses(choice),
         Use("documents weights weights_temperature", averaged, "--reader ensemble"),
         Use("weights_temperature", weights == "similarity", "--weights similarity"),
         Use("top_k top_p", drawn, "a --temperature above 0"),
@@ -116,24 +118,26 @@ def generate(
     )
 
     from ralm.cli.asked import read_prompts
-    from ralm.cli.loading import open_retriever
     from ralm.cli.models import load_model
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
     from ralm.cli.shading import print_report, write_page
     from ralm.evaluation.generated import traced_generation
     from ralm.folders.outputs import check_output_file
-    from ralm.reading.generation import generate_many
-    from ralm.runs.reported import report_of_generation
+    from ralm.pipeline import FromRetriever
+    from ralm.pipeline.generation import generate_many
+    from ralm.reading.in_context import InContext
+    from ralm.runs.report import report_of_generation
 
     if report is not None:
         check_output_file(report, force)
     texts = read_prompts(prompt, prompts)
-    source = None if index is None else open_retriever(index, choice)
+    source = None if index is None else FromRetriever.of_index(index, choice)
     model = load_model(lm, dtype, device)
-    finder, passages = (source.retriever, source.passages) if source else (None, ())
-    pieces = generate_many(texts, model, settings, finder, passages)
+    passages = source.passages if source else ()
+    read_as = ensemble if reader == "ensemble" else InContext()
+    pieces = generate_many(texts, model, settings, source, reader=read_as)
     written = by_prompt(len(texts), pieces) if json else print_generations(texts, pieces, passages)
-    config = {"model": model.config, "passages": source.config if source else None, **_reading(settings)}
+    config = {"model": model.config, "passages": source.config if source else None, **_reading(settings, read_as)}
     for text, own in zip(texts, written, strict=True):
         traced = traced_generation(text, own, model, passages, max_length, bos) if baseline or report else None
         if json:
@@ -159,9 +163,6 @@ def _check(
         raise UsageError("--report is a page of one text: give a PROMPT, not --prompts.")
 
 
-def _reading(settings: GenerationOptions) -> dict[str, JsonValue]:
+def _reading(settings: GenerationOptions, reader: Reader) -> dict[str, JsonValue]:
     """How generation reads, as a run's configuration says it."""
-    reader: dict[str, JsonValue] = {"ensemble": asdict(settings.ensemble)}
-    if settings.ensemble == IN_CONTEXT:
-        reader = {"rerank": {"method": "none"}}
-    return {"reader": reader, "plan": {"stride": settings.stride, "bos": settings.bos}}
+    return {"reader": reader.config, "plan": {"stride": settings.stride, "bos": settings.bos}}

@@ -1,6 +1,5 @@
 """The options that several commands share. Defaults are those of the library's own option records."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -9,19 +8,18 @@ import typer
 from ralm.cli.idle import Use
 from ralm.reading import beginning, plan
 from ralm.reading.ensemble import EnsembleOptions, Weights
-from ralm.retrieval.dense.options import QUERY_TOKENS, DenseSearchOptions
+from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.fusion import FusionMethod, FusionOptions
+from ralm.retrieval.opening import RetrieverName, RetrieverOptions
 
 RETRIEVAL: Final = (
-    "retriever query_encoder any_encoder nprobe ef_search fusion dense_weight "
+    "retriever vectors query_encoder any_encoder nprobe ef_search fusion dense_weight "
     "forbidden_titles forbidden_documents cache"
 )
 """The options that say how an index is asked, which do nothing without one."""
 PLAN: Final = plan.PlanOptions()
 FUSION: Final = FusionOptions()
 ENSEMBLE: Final = EnsembleOptions()
-
-RetrieverName = Literal["bm25", "dense", "hybrid", "random"]
 
 Index = Annotated[Path, typer.Option("--index", help="Folder that `ralm index` made.", show_default=False)]
 Model = Annotated[
@@ -31,6 +29,10 @@ Model = Annotated[
 Retriever = Annotated[
     RetrieverName,
     typer.Option(help="hybrid fuses BM25 and dense; random is the control: any passage, whatever the query."),
+]
+Vectors = Annotated[
+    str | None,
+    typer.Option(help="Dense: search the vectors of this name.", show_default="the default ones of the index"),
 ]
 QueryEncoder = Annotated[
     str | None,
@@ -117,34 +119,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 Seed = Annotated[int, typer.Option(help="Seed of whatever is drawn at random.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetrieverChoice:
-    """The retriever that the options name."""
+def query_tokens(retriever: RetrieverOptions, asked: int | None) -> int:
+    """Tokens of a query: as many as were asked for, or as many as the papers ask such a retriever with."""
+    return asked if asked is not None else QUERY_TOKENS if retriever.is_dense else PLAN.query_tokens
 
-    name: RetrieverName = "bm25"
-    seed: int = 0
-    query_encoder: str | None = None
-    any_encoder: bool = False
-    search: DenseSearchOptions = field(default_factory=DenseSearchOptions)
-    fusion: FusionOptions = FUSION
-    forbidden_titles: Path | None = None
-    forbidden_documents: Path | None = None
-    cache: Path | None = None
 
-    @property
-    def is_dense(self) -> bool:
-        """Whether queries are encoded."""
-        return self.name in ("dense", "hybrid")
-
-    def query_tokens(self, asked: int | None) -> int:
-        """Tokens of a query: as many as were asked for, or as many as the papers ask such a retriever with."""
-        return asked if asked is not None else QUERY_TOKENS if self.is_dense else PLAN.query_tokens
-
-    def uses(self) -> list[Use]:
-        """What the options of retrieval go with, where there is an index to retrieve from."""
-        hybrid, interpolates = self.name == "hybrid", self.fusion.method == "interpolation"
-        return [
-            Use("query_encoder any_encoder nprobe ef_search", self.is_dense, "--retriever dense or hybrid"),
-            Use("fusion dense_weight", hybrid, "--retriever hybrid"),
-            Use("dense_weight", interpolates, "--fusion interpolation"),
-        ]
+def retriever_uses(retriever: RetrieverOptions) -> list[Use]:
+    """What the options of retrieval go with, where there is an index to retrieve from."""
+    hybrid, interpolates = retriever.retriever == "hybrid", retriever.fusion.method == "interpolation"
+    return [
+        Use("vectors query_encoder any_encoder nprobe ef_search", retriever.is_dense, "--retriever dense or hybrid"),
+        Use("fusion dense_weight", hybrid, "--retriever hybrid"),
+        Use("dense_weight", interpolates, "--fusion interpolation"),
+    ]

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ralm.cli.messages import note
 from ralm.controls import one_line, visible
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Removals
 from ralm.corpus.sources import SkippedLines
@@ -22,11 +21,12 @@ from ralm.evaluation.traces import TracedText, gain_as_json
 from ralm.folders.manifest import Manifest
 from ralm.folders.outputs import MANIFEST
 from ralm.pipeline import FromRetriever, PassageSource
-from ralm.protocols import LanguageModel, Tokenizer
-from ralm.reading.generation import GenerationOptions, generate
+from ralm.pipeline.generation import GenerationOptions, generate
+from ralm.protocols import Tokenizer, WritingModel
 from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, spans
 from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.cache import CachedRetriever
+from ralm.retrieval.vector_sets import vector_sets
 from ralm.runs.run import to_json
 from ralm.runs.sweep_folder import PLOT, TABLE
 
@@ -128,7 +128,15 @@ def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: Skip
         print_line(f"broken lines passed over: {skipped.count:,}; the first: {one_line(skipped.examples[0])}")
 
 
-def print_demo(folder: Path, shown: Demonstration, model: LanguageModel, bm25: FromRetriever) -> None:
+def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
+    """What vectors were added to an index, and which ones it has now."""
+    sets = vector_sets(index, manifest)
+    others = [f"{other} (default)" if other == sets.default else other for other in sets.sets]
+    print_line(f"{index}: vectors {', '.join(others)}")
+    print_vectors(sets.sets[name].model_dump(mode="json"), manifest.counts["passages"])
+
+
+def print_demo(folder: Path, shown: Demonstration, model: WritingModel, bm25: FromRetriever) -> None:
     """The table, one generation with its sources, the tokens that gained most, and what to type next."""
     print_line(f"\n{model.name} on documentation it never saw, with passages from the rest of it:")
     print_measures({DEMO_ROWS[name]: reading.as_dict() for name, reading in shown.readings.items()})
@@ -139,7 +147,7 @@ def print_demo(folder: Path, shown: Demonstration, model: LanguageModel, bm25: F
         print_line(f"  {gained.gain:+5.1f} nats  ...{before} [{gained.token.strip()}]   <- {source}")
     print_line("\nGeneration, where retrieval helps most; every part with its source:\n")
     prompt = prompt_where_retrieval_helps(shown, model)
-    print_generation(prompt, generate(prompt, model, GenerationOptions(), bm25.retriever, bm25.passages), bm25.passages)
+    print_generation(prompt, generate(prompt, model, GenerationOptions(), bm25), bm25.passages)
     print_line(NEXT_STEPS.format(folder=folder))
 
 
@@ -158,7 +166,7 @@ def print_vectors(dense: Mapping[str, JsonValue], passages: int) -> None:
 def print_cache(source: PassageSource | None) -> None:
     """How much of what was retrieved a cache had, on standard error; nothing where there is none."""
     if isinstance(source, FromRetriever) and isinstance(cached := source.retriever, CachedRetriever):
-        note(f"retrieval cache: {cached.found:,} of {cached.asked:,} queries were in {cached.file}")
+        cached.log_hits()
 
 
 def print_passages(hits: Iterable[tuple[Passage, float]], width: int = 300) -> None:

@@ -34,7 +34,7 @@ def report(
     from ralm.cli.output import print_json
     from ralm.cli.shading import print_report, write_page
     from ralm.folders.outputs import check_output_file
-    from ralm.runs.reported import report_of
+    from ralm.runs.report import report_of
     from ralm.runs.run import open_run
 
     if html is not None:

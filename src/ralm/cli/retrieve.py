@@ -10,6 +10,7 @@ from ralm.cli.idle import Use, refuse_idle
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
+from ralm.retrieval.opening import RetrieverOptions
 
 
 def retrieve(
@@ -20,6 +21,7 @@ def retrieve(
     out: Annotated[Path, typer.Option(help="File to write (JSON).", show_default=False)],
     k: Annotated[int, typer.Option("-k", help="Passages a stride.")] = 16,
     retriever: options.Retriever = "bm25",
+    vectors: options.Vectors = None,
     query_encoder: options.QueryEncoder = None,
     any_encoder: options.AnyEncoder = False,
     nprobe: options.Nprobe = None,
@@ -44,9 +46,10 @@ def retrieve(
     Only the tokenizer of the language model is needed. Use `--semantics official` and the same `--max-length` for a
     file that the official evaluation is to read. `ralm eval --retrieved` wants the same windows.
     """
-    choice = options.RetrieverChoice(
-        name=retriever,
+    choice = RetrieverOptions(
+        retriever=retriever,
         seed=seed,
+        vectors=vectors,
         query_encoder=query_encoder,
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
@@ -57,31 +60,30 @@ def retrieve(
     )
     refuse_idle(
         context,
-        *choice.uses(),
+        *options.retriever_uses(choice),
         Use("seed", retriever == "random", "--retriever random"),
         Use("block", windows == "blocked", "--windows blocked"),
     )
     plan = PlanOptions(
         semantics=semantics,
         stride=stride,
-        query_tokens=choice.query_tokens(query_tokens),
+        query_tokens=options.query_tokens(choice, query_tokens),
         max_length=max_length,
         document_tokens=0,
         windows=windows,
         block=block,
     )
 
-    from ralm.cli.loading import open_retriever
     from ralm.cli.models import load_tokenizer
     from ralm.cli.output import print_cache, print_line
     from ralm.corpus.text import read_text
     from ralm.folders.outputs import check_output_file
-    from ralm.pipeline import prepare_text, retrieved_strides
+    from ralm.pipeline import FromRetriever, prepare_text, retrieved_strides
     from ralm.retrieval.retrieval_file import write_retrieval_file
 
     check_output_file(out, force)
     content = read_text(text)
-    source = open_retriever(index, choice)
+    source = FromRetriever.of_index(index, choice)
     tokenizer = load_tokenizer(lm)
     prepared = prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
     hits, passages = source.find(prepared, tokenizer, k)

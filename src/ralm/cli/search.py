@@ -11,6 +11,7 @@ from ralm.cli.messages import note
 from ralm.errors import UsageError
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
+from ralm.retrieval.opening import RetrieverOptions
 
 
 def search(
@@ -27,6 +28,7 @@ def search(
     k: Annotated[int, typer.Option("-k", help="Passages a query.")] = 10,
     retriever: options.Retriever = "bm25",
     seed: options.Seed = 0,
+    vectors: options.Vectors = None,
     query_encoder: options.QueryEncoder = None,
     any_encoder: options.AnyEncoder = False,
     nprobe: options.Nprobe = None,
@@ -39,17 +41,18 @@ def search(
     json: options.Json = False,
 ) -> None:
     """Find the passages of an index that match a query best."""
+    from ralm.asking import ask
     from ralm.cli.asked import read_queries
-    from ralm.cli.loading import open_retriever
     from ralm.cli.output import hits_as_json, print_cache, print_json, print_passages
-    from ralm.protocols import ask
+    from ralm.pipeline import FromRetriever
 
     if (query is None) == (queries is None):
         raise UsageError("give either a QUERY or --queries FILE.")
     asked = read_queries(query, queries)
-    choice = options.RetrieverChoice(
-        name=retriever,
+    choice = RetrieverOptions(
+        retriever=retriever,
         seed=seed,
+        vectors=vectors,
         query_encoder=query_encoder,
         any_encoder=any_encoder,
         search=DenseSearchOptions(nprobe=nprobe, ef_search=ef_search),
@@ -58,8 +61,8 @@ def search(
         forbidden_documents=forbidden_documents,
         cache=cache,
     )
-    refuse_idle(context, *choice.uses(), Use("seed", retriever == "random", "--retriever random"))
-    source = open_retriever(index, choice)
+    refuse_idle(context, *options.retriever_uses(choice), Use("seed", retriever == "random", "--retriever random"))
+    source = FromRetriever.of_index(index, choice)
     hits = ask(source.retriever, asked, k, len(source.passages))
     for row, question in enumerate(asked):
         found = [(source.passages[number], score) for number, score in hits.of(row)]

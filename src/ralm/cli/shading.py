@@ -11,7 +11,8 @@ from ralm.cli.output import print_line
 from ralm.controls import one_line, visible
 from ralm.evaluation.traces import TracedText
 from ralm.folders.outputs import replaced_file
-from ralm.runs.report import Report, report_page
+from ralm.runs.page import report_page
+from ralm.runs.report import Report
 
 FULL = 3.0
 """The gain, in nats, at which a token's shade is full."""

@@ -9,6 +9,7 @@ from ralm.cli import options
 from ralm.cli.eval import Job, evaluate
 from ralm.cli.idle import Use, refuse, refuse_idle
 from ralm.errors import UsageError
+from ralm.retrieval.opening import RetrieverOptions
 
 Option = Literal[
     "documents",
@@ -17,6 +18,7 @@ Option = Literal[
     "document-tokens",
     "retriever",
     "index",
+    "vectors",
     "reader",
     "weights",
     "weights-temperature",
@@ -57,14 +59,15 @@ def sweep(
     refuse_idle(context, Use("plot force", out is not None, "--out"))
     jobs = _jobs(evaluation, over, values.split(","))
 
-    from ralm.cli.loading import open_source
-    from ralm.cli.models import journals, load_model
+    from ralm.cli.models import load_model
     from ralm.cli.output import print_cache, print_json, print_sweep
     from ralm.corpus.text import read_text
     from ralm.evaluation.sweep import Point, sweep as sweep_over
     from ralm.folders.outputs import check_output
+    from ralm.lm.scoring import Scorer
+    from ralm.pipeline import open_source
     from ralm.runs import sweep_folder
-    from ralm.runs.run import evaluation_config
+    from ralm.runs.start import point_config, run_sweep
 
     if out is not None:
         check_output(out, kind=sweep_folder.KIND, force=force)
@@ -75,29 +78,26 @@ def sweep(
     sources = {_source_of(job): open_source(*_source_of(job)) for job in jobs.values()}
     model = load_model(first.lm, first.dtype, first.device, first.compile_layers)
     rerank_lm = next((job.rerank_lm for job in jobs.values() if job.rerank_lm), None)
-    ranker = load_model(rerank_lm, first.dtype, first.device, first.compile_layers) if rerank_lm else None
+    ranking = load_model(rerank_lm, first.dtype, first.device, first.compile_layers) if rerank_lm else None
+    ranker = None if ranking is None else Scorer(ranking)
     points = [
         Point(
             value=value,
             plan=job.plan,
             reader=job.reader,
-            source=source,
-            ranker=ranker if job.rerank_lm else None,
+            source=sources[_source_of(job)],
+            reranker=job.reranking.reranker(ranker if job.rerank_lm else None),
         )
         for value, job in jobs.items()
-        if (source := sources[_source_of(job)]) is not None
     ]
-    configs = [
-        evaluation_config(
-            first.text, content, model, point.plan, point.source, first.limit_tokens, point.reader, point.ranker
-        )
-        for point in points
-    ]
-    with journals(out, {"option": over, "points": [*configs]}, [model, ranker], force=force):
+    if out is None:
         swept = sweep_over(content, model, over, points, limit_tokens=first.limit_tokens)
-        if out is not None:
-            sweep_folder.write_sweep(out, swept, configs, plot=plot, force=force)
+    else:
+        swept = run_sweep(
+            out, content, model, over, points, limit_tokens=first.limit_tokens, name=first.text, plot=plot, force=force
+        )
     if json:
+        configs = [point_config(first.text, content, model, point, first.limit_tokens) for point in points]
         print_json(swept.summary(configs))
     else:
         print_sweep(swept, out)
@@ -130,5 +130,5 @@ def _job(arguments: list[str]) -> Job:
     return jobs[0]
 
 
-def _source_of(job: Job) -> tuple[Path | None, Path | None, options.RetrieverChoice]:
+def _source_of(job: Job) -> tuple[Path | None, Path | None, RetrieverOptions]:
     return job.index, job.retrieved, job.choice

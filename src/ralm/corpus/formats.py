@@ -183,23 +183,16 @@ def _tsv_document(row: list[str], columns: list[str], fields: Fields, where: str
 
 
 def _tsv_rows(path: Path, skipped: SkippedLines | None) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a TSV file that are not blank, each with the number of its first line; the length that `csv` allows
-    for a field, one for the whole process, is ours while they are read."""
-    allowed = csv.field_size_limit(_LONGEST_TSV_FIELD)
-    try:
-        yield from _quoted_rows(path, skipped)
-    finally:
-        csv.field_size_limit(allowed)
+    """The rows of a TSV file that are not blank, each with the number of its first line.
 
-
-def _quoted_rows(path: Path, skipped: SkippedLines | None) -> Iterator[tuple[int, list[str]]]:
-    """After a row that is not quoted well reading goes on in the line after its first, wherever the quote had led."""
+    After a row that is not quoted well reading goes on in the line after its first, wherever the quote had led.
+    """
     lines = _LinesOfARow(_decoded_lines(path, skipped))
     rows = csv.reader(lines, delimiter="\t", strict=True)
     while True:
         lines.begin_row()
         try:
-            row = next(rows)
+            row = _next_row(rows)
         except StopIteration:
             return
         except csv.Error as error:
@@ -210,6 +203,15 @@ def _quoted_rows(path: Path, skipped: SkippedLines | None) -> Iterator[tuple[int
             continue
         if row:
             yield lines.number, row
+
+
+def _next_row(rows: Iterator[list[str]]) -> list[str]:
+    """The next row; the length that `csv` allows for a field holds for the whole process, so it is ours only here."""
+    allowed = csv.field_size_limit(_LONGEST_TSV_FIELD)
+    try:
+        return next(rows)
+    finally:
+        csv.field_size_limit(allowed)
 
 
 class _LinesOfARow(Iterator[str]):

@@ -19,11 +19,12 @@ from ralm.evaluation.perplexity import Reading, timed
 from ralm.evaluation.traces import TracedText, used_passages
 from ralm.folders.manifest import read_manifest, write_manifest
 from ralm.folders.outputs import MANIFEST, check_output, new_folder
-from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read, read_likeliest
+from ralm.pipeline import FromRetriever, PreparedText, prepare_text, read
 from ralm.protocols import LanguageModel
 from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import provenance_of
 from ralm.records import Document, FloatArray, Passages
+from ralm.reranking.likelihood import Oracle
 from ralm.retrieval.index import build_index
 from ralm.runs.report import Report
 
@@ -136,9 +137,9 @@ def demonstrate(
         prepared=prepared,
         readings={
             "none": timed(prepared, lambda: read(prepared, model)),
-            "random": timed(prepared, lambda: read(prepared, model, random.numbers_QK[:, 0], passages)),
-            "bm25": timed(prepared, lambda: read(prepared, model, candidates.numbers_QK[:, 0], passages)),
-            "oracle": timed(prepared, lambda: read_likeliest(prepared, model, candidates, passages)),
+            "random": timed(prepared, lambda: read(prepared, model, random, passages)),
+            "bm25": timed(prepared, lambda: read(prepared, model, candidates, passages)),
+            "oracle": timed(prepared, lambda: read(prepared, model, candidates, passages, reranker=Oracle())),
         },
         passages=passages,
     )

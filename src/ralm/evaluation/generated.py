@@ -1,4 +1,4 @@
-"""What documents were worth to a text that was generated with them: the same tokens, read again without.
+"""What passages were worth to a generated text: the same tokens are scored again without passages.
 
 Knows generated pieces and a language model; knows nothing of how the pieces were written or how they are shown.
 """
@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ralm.evaluation.traces import TracedText, used_passages
+from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
 from ralm.reading.beginning import Bos, first_tokens, without_first
 from ralm.reading.pieces import GeneratedText, GeneratedToken
-from ralm.records import NO_PASSAGE, FloatArray, Passages, Provenance, Request
+from ralm.records import FloatArray, Passages, Provenance, Request
 
 
 def traced_generation(
@@ -22,13 +23,14 @@ def traced_generation(
     max_length: int | None = None,
     bos: Bos = "auto",
 ) -> TracedText:
-    """A prompt and what was written after it, each token with its gain over reading without documents.
+    """A prompt and what was written after it, each token with its gain over reading without passages.
 
-    The text alone is read as generation reads it: behind the special tokens that `bos` says, its oldest tokens dropped
-    until it and the next token fit `max_length`, None being the model's own. What a stop string cut off is left out.
+    Without passages the text is read as generation reads it: it begins with the special tokens that `bos` asks for, and
+    its oldest tokens are dropped until it and the next token fit into `max_length` (None: the model's own). What a stop
+    string cut off is left out.
     """
     tokens = [token for piece in pieces for token in piece.tokens]
-    provenance = _provenance(tokens)
+    provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
     before, texts = _token_texts(prompt, pieces)
     return TracedText(
         before=before,
@@ -51,21 +53,12 @@ def _without_documents(
         Request(first, text[max(0, len(first) + place + 1 - max_length) : place], text[place : place + 1])
         for place in range(len(begin), len(text))
     ]
-    return np.concatenate([np.zeros(0, dtype=np.float32), *model.log_probs(requests)])
-
-
-def _provenance(tokens: Sequence[GeneratedToken]) -> Provenance:
-    most = max((len(token.passages_K) for token in tokens), default=1)
-    passages_TK = np.full((len(tokens), most), NO_PASSAGE, dtype=np.int64)
-    posteriors_TK = np.zeros((len(tokens), most), dtype=np.float32)
-    for row, token in enumerate(tokens):
-        passages_TK[row, : len(token.passages_K)] = token.passages_K
-        posteriors_TK[row, : len(token.posteriors_K)] = token.posteriors_K
-    return Provenance(passages_TK=passages_TK, posteriors_TK=posteriors_TK)
+    return np.concatenate([np.zeros(0, dtype=np.float32), *Scorer.of(model).log_probs(requests)])
 
 
 def _token_texts(prompt: str, pieces: Sequence[GeneratedText]) -> tuple[str, list[str]]:
-    """The text before the first token, and what each token adds: of a character of several tokens, the last all."""
+    """The text before the first token, and what each token adds. Of a character of several tokens, the last adds
+    all."""
     before, texts = prompt, list[str]()
     for piece in pieces:
         if piece.tokens:

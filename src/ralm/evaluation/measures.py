@@ -11,8 +11,8 @@ from ralm.records import ScoredTokens
 class Measures:
     """How well a text of so many tokens, words and UTF-8 bytes was predicted, with `nll` in nats over all its targets.
 
-    `unknown_tokens` of the text stand for something that the tokenizer does not know: what they hold was not predicted.
-    The counts are what the perplexities divide by; `ralm.reading.plan` says what they are under each semantics.
+    `unknown_tokens` counts the tokens that stand for something the tokenizer does not know; what they hold was not
+    predicted. Perplexities divide by the counts; `ralm.reading.plan` says what counts under each semantics.
     """
 
     tokens: int

@@ -8,14 +8,14 @@ from pydantic import JsonValue
 
 from ralm.evaluation.measures import Measures, measure
 from ralm.evaluation.traces import TracedText, gain_as_json, used_passages
-from ralm.pipeline import PassageSource, PreparedText, ReaderOptions, prepare_text, read, read_hits
-from ralm.protocols import LanguageModel, check_length
-from ralm.reading.concatenation import ConcatenationOptions
-from ralm.reading.in_context import Documents
+from ralm.lm.scoring import Scorer
+from ralm.pipeline import PassageSource, PreparedText, hits_wanted, prepare_text, read
+from ralm.protocols import LanguageModel, Reader, Reranker, check_length
+from ralm.reading.documents import PassageDocuments
+from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import provenance_of
-from ralm.records import Passages, ScoredTokens
-from ralm.reranking.options import RerankOptions
+from ralm.records import Hits, Passages, ScoredTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,41 +52,48 @@ class Evaluation:
 def evaluate_text(
     text: str,
     model: LanguageModel,
-    options: PlanOptions,
+    options: PlanOptions | None = None,
     *,
     source: PassageSource | None = None,
-    reader: ReaderOptions | None = None,
-    ranker: LanguageModel | None = None,
+    reranker: Reranker | None = None,
+    reader: Reader | None = None,
     limit_tokens: int | None = None,
     baseline: bool = False,
 ) -> Evaluation:
-    """Score a text stride by stride, each read with the best passage of `source` (In-Context RALM, section 5).
+    """Score a text stride by stride, each read with the passages of `source` (In-Context RALM, section 5; REPLUG).
 
-    The best is the first, or what a reranking `reader` chooses (section 6), for zero-shot with the `ranker` given or
-    with the model itself. An ensemble as `reader` reads several, each alone, and averages their distributions (REPLUG);
-    a concatenation reads several in one context. With `baseline` the same targets are scored without retrieval too.
-    Raises UsageError where the plan's length is beyond the model's or the documents beyond the plan's, TextError where
-    the text is too short, ModelError where a BOS is to stand first and the tokenizer has none.
+    `reranker` chooses among what was retrieved (`ZeroShot`, `Oracle`, `RandomChoice`); without one, the retriever's
+    order stands. `reader` says what stands in front: the best passage (`InContext`, the default), each of several alone
+    (`Ensemble`) or several together (`Concatenation`). Both may be your own: see docs/extending.md. `model` may be a
+    `Scorer`, so that evaluations share what was scored. With `baseline` the same targets are scored without passages
+    too.
+
+    Raises UsageError where lengths do not fit into the model, TextError where the text is too short, ModelError where a
+    BOS is to stand first and the tokenizer has none.
     """
-    check_plan(model, options)
-    for one in (model, ranker) if ranker is not None else (model,):
-        Documents.planned((), one.tokenizer, options)  # refuses what stands first before anything is retrieved
-    if isinstance(reader, ConcatenationOptions):
-        reader.check(options)
-    prepared = prepare_text(text, model.tokenizer, options, limit_tokens=limit_tokens)
+    scorer, reader = Scorer.of(model), reader or InContext()
+    options = options or PlanOptions()
+    check_plan(scorer, options)
+    options.check_documents(getattr(reader, "joined", 1))
+    _check_first(options, scorer, reranker)
+    prepared = prepare_text(text, scorer.tokenizer, options, limit_tokens=limit_tokens)
+    hits: Hits | None = None
     passages: Passages = ()
-    if source is None:
-        reading = timed(prepared, lambda: read(prepared, model))
-    else:
-        reader = reader or RerankOptions()
-        hits, passages = source.find(prepared, model.tokenizer, reader.hits)
-        reading = timed(prepared, lambda: read_hits(prepared, model, hits, passages, reader, ranker))
+    if source is not None:
+        hits, passages = source.find(prepared, scorer.tokenizer, hits_wanted(reader, reranker))
     return Evaluation(
         prepared=prepared,
-        reading=reading,
+        reading=timed(prepared, lambda: read(prepared, scorer, hits, passages, reader, reranker)),
         baseline=timed(prepared, lambda: read(prepared, model)) if baseline else None,
         passages=passages,
     )
+
+
+def _check_first(options: PlanOptions, model: LanguageModel, reranker: Reranker | None) -> None:
+    """Refuse special tokens that cannot stand first, for each model that reads, before anything is retrieved."""
+    ranking: LanguageModel | None = getattr(reranker, "model", None)
+    for one in (model, ranking) if ranking is not None else (model,):
+        PassageDocuments.planned((), one.tokenizer, options)
 
 
 def traced(prepared: PreparedText, reading: Reading, baseline: Reading, passages: Passages) -> TracedText:

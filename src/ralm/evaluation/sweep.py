@@ -5,15 +5,15 @@ The points share a model that remembers what it scored, and retrievers that reme
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.lm.memory import RememberingModel
-from ralm.pipeline import FromRetriever, PassageSource, ReaderOptions
-from ralm.protocols import LanguageModel, Retriever
+from ralm.lm.scoring import Scorer
+from ralm.pipeline import FromRetriever, PassageSource, hits_wanted
+from ralm.protocols import LanguageModel, Reader, Reranker, Retriever
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.shared import SharedRetriever
 
@@ -24,9 +24,9 @@ class Point:
 
     value: str
     plan: PlanOptions
-    reader: ReaderOptions
+    reader: Reader
     source: PassageSource
-    ranker: LanguageModel | None = None
+    reranker: Reranker | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,35 +59,33 @@ def sweep(
 ) -> Sweep:
     """Evaluate a text at every point, each with its baseline, sharing retrieval and forward passes between them.
 
-    Raises UsageError where a value stands there twice or there is none, and as `evaluate_text` does.
+    A ranking model of a point's reranker is shared where it is a `Scorer`. Raises UsageError where a value stands there
+    twice or there is none, and as `evaluate_text` does.
     """
     values = [point.value for point in points]
     if not values or len(set(values)) < len(values):
         raise UsageError(f"--values must be different values with commas between them, not {','.join(values)!r}.")
-    models: dict[int, RememberingModel] = {}
-    sources = _shared_sources(points)
-
-    def remembering(one: LanguageModel) -> RememberingModel:
-        return models.setdefault(id(one), RememberingModel(one))
-
+    scorer, sources = Scorer.of(model), _shared_sources(points)
     evaluations = {
         point.value: evaluate_text(
             text,
-            remembering(model),
+            scorer,
             point.plan,
             source=sources.get(id(point.source), point.source),
             reader=point.reader,
-            ranker=None if point.ranker is None else remembering(point.ranker),
+            reranker=point.reranker,
             limit_tokens=limit_tokens,
             baseline=True,
         )
         for point in points
     }
+    scorers = {id(one): one for one in (scorer, *(getattr(point.reranker, "model", None) for point in points))}
+    asked = [one for one in scorers.values() if isinstance(one, Scorer)]
     return Sweep(
         option=option,
         evaluations=evaluations,
-        requests=sum(one.asked for one in models.values()),
-        scored=sum(one.scored for one in models.values()),
+        requests=sum(one.asked for one in asked),
+        scored=sum(one.scored for one in asked),
         retrievals=sum(_retrievals(source.retriever) for source in sources.values()),
     )
 
@@ -96,11 +94,9 @@ def _shared_sources(points: Sequence[Point]) -> dict[int, FromRetriever]:
     """For each source that asks a retriever one that asks it once for as many hits as any of its points wants."""
     most: dict[int, int] = {}
     for point in points:
-        most[id(point.source)] = max(most.get(id(point.source), 0), point.reader.hits)
+        most[id(point.source)] = max(most.get(id(point.source), 0), hits_wanted(point.reader, point.reranker))
     return {
-        id(point.source): replace(
-            point.source, retriever=SharedRetriever(point.source.retriever, most[id(point.source)])
-        )
+        id(point.source): point.source.asking(SharedRetriever(point.source.retriever, most[id(point.source)]))
         for point in points
         if isinstance(point.source, FromRetriever)
     }

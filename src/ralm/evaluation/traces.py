@@ -1,4 +1,4 @@
-"""A text of which every token knows what it came from: what reports show, of an evaluated or of a generated text.
+"""A text whose every token knows which passages it came from: what reports show of evaluated and generated texts.
 
 Knows tokens as text, their log-probabilities with and without documents, and the passages behind them; knows nothing of
 models, files or how it is shown.
@@ -21,8 +21,8 @@ TOP_PASSAGES: Final = 10
 class TracedText:
     """T tokens as they stand in the text, each with what it was read with.
 
-    `before` is the text before the first of them: of a generated text, the prompt. `texts` is what each token adds, so
-    that all of them after `before` are the text. `log_probs_T` (float32) are natural log-probabilities with documents
+    `before` is the text before the first token; for a generated text, the prompt. `texts` is what each token adds:
+    `before` and all of them joined are the text. `log_probs_T` (float32) are natural log-probabilities with documents
     and `baseline_T` (float32) without; `passages` holds, by number, those that `provenance` names.
     """
 

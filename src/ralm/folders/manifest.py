@@ -9,7 +9,7 @@ import json
 import os
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -78,7 +78,6 @@ def write_manifest(
     counts: dict[str, int],
 ) -> Manifest:
     """Describe every file that lies in `folder` now; call it last."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
     manifest = Manifest(
         kind=kind,
         format_version=format_version,
@@ -86,12 +85,45 @@ def write_manifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         settings=settings,
         counts=counts,
-        files={file.relative_to(folder).as_posix(): _entry(file) for file in files},
+        files=_entries(folder),
     )
+    return _written(folder, manifest)
+
+
+def _entries(folder: Path) -> dict[str, FileEntry]:
+    """Every file that lies in a folder now."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): _entry(file) for file in files}
+
+
+def _written(folder: Path, manifest: Manifest) -> Manifest:
+    """A manifest in its place, with its checksum."""
     checksum = manifest_checksum(json.loads(manifest.model_dump_json()))
     manifest = manifest.model_copy(update={"checksum": checksum})
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return manifest
+
+
+def write_changed_manifest(
+    folder: Path,
+    before: Manifest,
+    *,
+    format_version: int,
+    settings: dict[str, JsonValue],
+    without: Collection[str] = (),
+) -> Manifest:
+    """Describe a folder as it is to be: with the files that lie in `folder` now, and those of `before` but for some.
+
+    Call it last, within `changed_folder`.
+    """
+    kept = {name: entry for name, entry in before.files.items() if name not in without}
+    changed = {
+        "format_version": format_version,
+        "ralm_version": __version__,
+        "settings": settings,
+        "files": kept | _entries(folder),
+    }
+    return _written(folder, before.model_copy(update=changed))
 
 
 def manifest_checksum(content: dict[str, JsonValue]) -> str:

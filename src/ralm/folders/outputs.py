@@ -16,10 +16,10 @@ from typing import Any, Final, Literal, TextIO
 from pydantic import BaseModel, ValidationError
 
 from ralm.errors import FolderExistsError, StorageError, UsageError
+from ralm.folders.changes import MANIFEST as MANIFEST, end_change, make_change, sync, sync_one
 from ralm.folders.exchange import exchange
-from ralm.folders.work import ENCODED, PARTIAL, UNFINISHED, at_work, is_work_folder, write_whole
+from ralm.folders.work import ENCODED, PARTIAL, UNFINISHED, WorkKind, at_work, is_work_folder, write_whole
 
-MANIFEST: Final = "manifest.json"
 _NEW: Final = "new"
 _OLD: Final = "old"
 _FINISHED: Final = "finished"
@@ -48,10 +48,36 @@ def new_folder(path: Path, *, kind: str, force: bool, also: Sequence[str] = ()) 
             try:
                 (work / _NEW).mkdir()
                 yield work / _NEW
-                _sync(work / _NEW)
+                sync(work / _NEW)
                 _take_place(path, work, kind=kind, force=force, also=also)
             finally:
                 _recover(path, work)
+
+
+@contextmanager
+def changed_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside a folder that ralm wrote, for files that are to be added to it.
+
+    When the block ends well they are moved to that folder, and the manifest among them, which must name every file,
+    takes the place of the older one in one step. Files that it does not name are removed then; whoever has them open
+    keeps them. Where the block fails or is interrupted the folder stays as it was. What a killed process left is
+    removed first.
+
+    Raises FolderExistsError where another process is writing the folder, StorageError where the disk is full.
+    """
+    path = path.resolve()
+    with storage_errors(path), at_work(PARTIAL, path) as work:
+        _recover(path, work)
+        try:
+            (work / _NEW).mkdir()
+            yield work / _NEW
+            sync(work / _NEW)
+            held = _note_finished(path, work)
+            make_change(path, work / _NEW, work)
+            for other in held:
+                other.clear(other.beside(path))
+        finally:
+            _recover(path, work)
 
 
 def output_path(path: Path) -> Path:
@@ -147,20 +173,6 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def _sync(folder: Path) -> None:
-    for file in [*folder.rglob("*"), folder]:
-        _sync_one(file)
-
-
-def _sync_one(file: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _stands(path: Path) -> bool:
     """Whether there is anything but an empty folder."""
     if path.is_dir():
@@ -200,9 +212,7 @@ def bring_back(path: Path) -> None:
 
 def _take_place(path: Path, work: Path, *, kind: str, force: bool, also: Sequence[str]) -> None:
     """Move a finished folder to its place, and remove what others kept beside it until then."""
-    held = [other for other in (UNFINISHED, ENCODED) if other.is_held_here(path)]
-    record = _Finished(manifest=_hash(work / _NEW), of_no_use=[other.name for other in held])
-    write_whole(work / _FINISHED, record.model_dump_json())
+    held = _note_finished(path, work)
     try:
         if _stands(path) and force and not _kept_because(path, kind, also):
             _replace(path, work)
@@ -215,9 +225,17 @@ def _take_place(path: Path, work: Path, *, kind: str, force: bool, also: Sequenc
             f"{path} could not be replaced ({error.strerror}); what stands there now is kept, and what was made is in "
             f"{elsewhere}."
         ) from error
-    _sync_one(path.parent)
+    sync_one(path.parent)
     for other in held:
         other.clear(other.beside(path))
+
+
+def _note_finished(path: Path, work: Path) -> list[WorkKind]:
+    """Write down that a folder is finished, with what others kept beside it until now, which is of no use then."""
+    held = [other for other in (UNFINISHED, ENCODED) if other.is_held_here(path)]
+    record = _Finished(manifest=_hash(work / _NEW), of_no_use=[other.name for other in held])
+    write_whole(work / _FINISHED, record.model_dump_json())
+    return held
 
 
 def _replace(path: Path, work: Path) -> None:
@@ -241,6 +259,7 @@ def _recover(path: Path, work: Path) -> None:
         finished = _Finished.model_validate_json((work / _FINISHED).read_bytes())
     except (OSError, ValidationError):
         finished = None
+    end_change(path, work)
     if finished and finished.manifest == _hash(path):
         for kind in (UNFINISHED, ENCODED):
             if kind.name in finished.of_no_use and kind.beside(path).exists():

@@ -56,7 +56,9 @@ class WorkKind:
         return _marker(self.beside(out)).get("process") == _process()
 
 
-PARTIAL: Final = WorkKind(name=".{}.partial", holds=("new", "old", "finished", "finished.partial"))
+PARTIAL: Final = WorkKind(
+    name=".{}.partial", holds=("new", "old", "finished", "finished.partial", "change", "change.partial")
+)
 """What is being written, and what it replaces."""
 UNFINISHED: Final = WorkKind(name="{}.unfinished", holds=("config.json", "config.json.partial", "*.journal"))
 """What a run has scored."""

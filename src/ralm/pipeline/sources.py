@@ -1,17 +1,28 @@
 """Where the passages of a text come from: a retriever that is asked stride by stride, or a file of what was found."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, Self
 
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.errors import RetrievalFileError
+from ralm.asking import ask, config_of
+from ralm.controls import path_text
+from ralm.errors import RetrievalFileError, UsageError
 from ralm.pipeline.texts import PreparedText
-from ralm.protocols import Retriever, Tokenizer, ask
+from ralm.protocols import Retriever, Tokenizer
 from ralm.records import NO_PASSAGE, Hits, Passages
-from ralm.retrieval.retrieval_file import RetrievedPassage, RetrievedStride, hits_and_passages
+from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.opening import RetrieverOptions, open_retriever
+from ralm.retrieval.retrieval_file import (
+    RetrievedPassage,
+    RetrievedStride,
+    hits_and_passages,
+    read_retrieval_file,
+)
 
 
 class PassageSource(Protocol):
@@ -25,13 +36,45 @@ class PassageSource(Protocol):
         """The k best passages of each stride (fewer where there are fewer), and the passages that the hits number."""
 
 
-@dataclass(frozen=True, slots=True)
 class FromRetriever:
-    """Passages found by a retriever over a corpus; `config` says by which and in what, for the record of a run."""
+    """Passages found by a retriever over a corpus.
 
-    retriever: Retriever
-    passages: Passages
-    config: dict[str, JsonValue]
+    `config` says by which retriever and in which corpus, for the record of a run; by default it is the retriever's own
+    with a hash of all passages.
+    """
+
+    def __init__(self, retriever: Retriever, passages: Passages, config: dict[str, JsonValue] | None = None) -> None:
+        self.retriever = retriever
+        self.passages = passages
+        self._config = config
+
+    def asking(self, retriever: Retriever) -> Self:
+        """The same passages, found by another retriever that gives the same hits."""
+        return type(self)(retriever, self.passages, self._config)
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything that decides which passages are found; UsageError where the retriever does not say it."""
+        if self._config is None:
+            self._config = {"passages": self._fingerprint(), **config_of(self.retriever, "retriever")}
+        return self._config
+
+    def _fingerprint(self) -> dict[str, JsonValue]:
+        digest = hashlib.sha256()
+        for passage in self.passages:
+            digest.update(f"{passage.document_id}\0{passage.contents}\0".encode())
+        return {"count": len(self.passages), "sha256": digest.hexdigest()}
+
+    @classmethod
+    def of_index(cls, index: Index | Path | str, options: RetrieverOptions | None = None) -> Self:
+        """The passages of an index, found as the options say.
+
+        Raises what `open_retriever` raises.
+        """
+        opened = index if isinstance(index, Index) else open_index(index)
+        retriever = open_retriever(opened, options)
+        where: dict[str, JsonValue] = {"index": path_text(opened.path), "fingerprint": opened.fingerprint}
+        return cls(retriever, opened.passages, where | config_of(retriever, "retriever"))
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
         """Ask the retriever with the queries of the strides."""
@@ -45,10 +88,37 @@ class FromFile:
     strides: Sequence[RetrievedStride]
     config: dict[str, JsonValue]
 
+    @classmethod
+    def read(cls, file: Path | str) -> Self:
+        """The passages in a file of the official format.
+
+        Raises RetrievalFileError.
+        """
+        file = Path(file)
+        strides = read_retrieval_file(file)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        return cls(strides, config={"retrieved": path_text(file), "sha256": digest})
+
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
         """Take them from the file; RetrievalFileError where it was made for something else."""
         hits, passages = hits_of_file(prepared, tokenizer, self.strides)
         return hits.first(k), passages
+
+
+def open_source(
+    index: Index | Path | str | None = None,
+    retrieved: Path | str | None = None,
+    options: RetrieverOptions | None = None,
+) -> PassageSource:
+    """Where the passages of a text come from: an index, searched as the options say, or a file that was `retrieved`.
+
+    Raises UsageError where both are given or neither, RetrievalFileError, and what `open_retriever` raises.
+    """
+    if index is not None and retrieved is None:
+        return FromRetriever.of_index(index, options)
+    if retrieved is not None and index is None:
+        return FromFile.read(retrieved)
+    raise UsageError("passages come from `index` or from `retrieved`: give one of them.")
 
 
 def stride_queries(prepared: PreparedText, tokenizer: Tokenizer) -> list[str]:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ralm.errors import ModelError, TextError
+from ralm.lm.tokenizer import full_tokenizer
 from ralm.pipeline.unknown import count_unknown
-from ralm.protocols import Tokenizer
+from ralm.protocols import FullTokenizer, Tokenizer
 from ralm.reading.plan import Plan, PlanOptions, make_plan
 from ralm.records import IntArray
 
@@ -34,7 +35,7 @@ class PreparedText:
         return min(int(self.spans_N2[begin - 1, 1]), int(self.spans_N2[begin, 0]))
 
     def token_texts(self, positions_T: IntArray) -> tuple[str, list[str]]:
-        """The text before the first of some tokens that follow each other, and what each of them adds to it.
+        """The text before the first of some consecutive tokens, and what each of them adds to it.
 
         A character of several tokens comes with the first of them, and what lies between two tokens with the second.
         """
@@ -51,6 +52,7 @@ def prepare_text(
     Warns (RalmWarning) where the tokenizer does not know some of the text. Raises TextError where that is most of it,
     or where the text is too short, ModelError where the plan needs a token to stand before the text and there is none.
     """
+    tokenizer = full_tokenizer(tokenizer)
     tokens, spans_N2 = tokenizer.encode_with_spans(text)
     if limit_tokens is not None and limit_tokens < len(tokens):
         whole = _tokens_of_whole_characters(spans_N2, limit_tokens)
@@ -77,7 +79,7 @@ def _tokens_of_whole_characters(spans_N2: IntArray, limit: int) -> int:
     return limit
 
 
-def _end_of_text(tokenizer: Tokenizer) -> int:
+def _end_of_text(tokenizer: FullTokenizer) -> int:
     """The token that REPLUG's code puts before a text: that of the literal <|endoftext|>, whatever the model, else the
     unknown token. Where there is neither the code fails; then it is the tokenizer's own end-of-text token."""
     token = tokenizer.token_of("<|endoftext|>")

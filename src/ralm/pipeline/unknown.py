@@ -1,4 +1,4 @@
-"""What of a text its tokenizer does not know, so that no figure could say anything of it."""
+"""The parts of a text that its tokenizer does not know: no figure says anything about them."""
 
 import warnings
 from typing import Final
@@ -7,21 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.errors import RalmWarning, TextError
-from ralm.protocols import Tokenizer
+from ralm.protocols import FullTokenizer
 from ralm.records import IntArray
 
 _TOO_MUCH: Final = 0.5
 
 
-def count_unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: Tokenizer) -> int:
+def count_unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: FullTokenizer) -> int:
     """How many tokens of a text stand for something that the tokenizer does not know.
 
     A model predicts such a token easily, whatever it stands for, and need not predict what the tokenizer leaves out. So
     a RalmWarning says which share of the characters (but white space) is lost in one of these ways. Raises TextError
     where it is more than half: the figures would be those of another text.
     """
-    unknown_token: int | None = getattr(tokenizer, "unknown_token", None)  # a tokenizer of a user's own may not say
-    unknown_N = _unknown(text, tokens, spans_N2, unknown_token, tokenizer)
+    unknown_N = _unknown(text, tokens, spans_N2, tokenizer)
     lost = _characters_outside(text, spans_N2[~unknown_N])
     if lost:
         share = lost / _visible(text)
@@ -32,11 +31,10 @@ def count_unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: To
     return int(unknown_N.sum())
 
 
-def _unknown(
-    text: str, tokens: IntArray, spans_N2: IntArray, unknown_token: int | None, tokenizer: Tokenizer
-) -> NDArray[np.bool_]:
+def _unknown(text: str, tokens: IntArray, spans_N2: IntArray, tokenizer: FullTokenizer) -> NDArray[np.bool_]:
     """Which tokens (N) are the unknown one, but for those that the text itself writes out."""
     unknown_N = np.zeros(len(tokens), dtype=np.bool_)
+    unknown_token = tokenizer.unknown_token
     if unknown_token is None:
         return unknown_N
     name = tokenizer.decode(np.array([unknown_token])).strip()

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from ralm.errors import ModelError, UsageError
+from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer
 from ralm.records import IntArray
 
@@ -31,10 +32,11 @@ def first_tokens(tokenizer: Tokenizer, bos: Bos) -> IntArray:
     """
     if bos == "never":
         return _NOTHING
-    own = tokenizer.special_tokens.before
+    special = full_tokenizer(tokenizer).special_tokens
+    own = special.before
     if bos == "auto":
         return own
-    begin = tokenizer.special_tokens.begin
+    begin = special.begin
     if begin is None:
         raise ModelError("--bos always: the tokenizer of this model has no BOS token; leave --bos out.")
     return own if begin in own else np.append(begin, own).astype(np.int64)

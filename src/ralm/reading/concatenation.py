@@ -8,15 +8,14 @@ Works on token ids; knows nothing of how passages were found or how they are sco
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
+from pydantic import JsonValue
 
 from ralm.bounds import check_count
-from ralm.protocols import Tokenizer
-from ralm.reading.in_context import Documents
-from ralm.reading.plan import PlanOptions
-from ralm.records import IntArray, Passages
+from ralm.protocols import Documents
+from ralm.records import Front
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,47 +34,28 @@ class ConcatenationOptions:
         check_count("--documents", self.documents)
 
     @property
+    def config(self) -> dict[str, JsonValue]:
+        """All options, by name."""
+        return {"reader": "concatenation", **asdict(self)}
+
+    @property
     def hits(self) -> int:
-        """How many passages must be retrieved for a row."""
+        """How many passages are retrieved for a row."""
         return self.documents
 
-    def check(self, plan: PlanOptions) -> None:
-        """Raise UsageError where the documents leave no room in a plan for what must stand after them."""
-        plan.check_documents(1 if self.cut_together else self.documents)
+    @property
+    def joined(self) -> int:
+        """How many passages of the full length stand in one front."""
+        return 1 if self.cut_together else self.documents
 
-
-class JoinedDocuments:
-    """Passages as they stand in the prompt one after the other, each cut to `document_tokens`, or `cut_together`.
-
-    The first is encoded as one alone would be, with the special tokens that stand before it; each further one without
-    them and behind a newline, which counts as part of it. Cut together, they are one text with newlines between them.
-    """
-
-    def __init__(
-        self, passages: Passages, tokenizer: Tokenizer, options: PlanOptions, *, cut_together: bool = False
-    ) -> None:
-        self._passages = passages
-        self._tokenizer = tokenizer
-        self._document_tokens = options.document_tokens
-        self._cut_together = cut_together
-        self._first = Documents.planned(passages, tokenizer, options)
-        self._further: dict[int, IntArray] = {}
-        self._together: dict[tuple[int, ...], IntArray] = {}
-
-    def __getitem__(self, numbers: Sequence[int]) -> IntArray:
-        """The token ids (int64) of at least one passage; of `NO_PASSAGE` alone, what stands there without one."""
-        if self._cut_together and len(numbers) > 1:
-            return self._as_one(tuple(numbers))
-        return np.concatenate([self._first[numbers[0]], *(self._after_another(number) for number in numbers[1:])])
-
-    def _as_one(self, numbers: tuple[int, ...]) -> IntArray:
-        if numbers not in self._together:
-            text = "\n".join(self._passages[number].contents for number in numbers)
-            self._together[numbers] = self._first.encode(text)
-        return self._together[numbers]
-
-    def _after_another(self, number: int) -> IntArray:
-        if number not in self._further:
-            contents = self._tokenizer.encode("\n" + self._passages[number].contents)
-            self._further[number] = contents[: self._document_tokens]
-        return self._further[number]
+    def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
+        """One front of all passages. The first is encoded as if it stood alone, with the special tokens that stand
+        before it; each further one without them and behind a newline, which counts as part of it. Cut together, they
+        are one text with newlines between them."""
+        numbers = tuple(number for number, _ in hits[: self.documents])
+        contents = [documents.passage(number).contents for number in numbers[1:]]
+        if self.cut_together and contents:
+            tokens = documents.encode("\n".join([documents.passage(numbers[0]).contents, *contents]))
+        else:
+            tokens = np.concatenate([documents[numbers[0]], *(documents.encode_next(f"\n{text}") for text in contents)])
+        return [Front(tokens, numbers)]

@@ -6,15 +6,18 @@ Works on log-probabilities; knows nothing of how they were scored. All sums are 
 Letters of shapes: Q rows of a plan, K documents of a row, T targets.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from ralm.bounds import check_count, check_number
 from ralm.errors import UsageError
-from ralm.records import NO_PASSAGE, FloatArray, Hits
+from ralm.protocols import Documents
+from ralm.records import NO_PASSAGE, FloatArray, Front, Hits
 
 Weights = Literal["similarity", "uniform"]
 DoubleArray = NDArray[np.float64]
@@ -42,9 +45,23 @@ class EnsembleOptions:
         check_number("--weights-temperature", self.temperature, least=COLDEST, most=1 / COLDEST)
 
     @property
+    def config(self) -> dict[str, JsonValue]:
+        """All options, by name."""
+        return {"reader": "ensemble", **asdict(self)}
+
+    @property
     def hits(self) -> int:
-        """How many passages must be retrieved for a row."""
+        """How many passages are retrieved for a row."""
         return self.documents
+
+    def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
+        """Each of the first `documents` passages alone, weighted by its score."""
+        numbers, scores = zip(*hits[: self.documents], strict=True)
+        log_weights = document_log_weights(Hits.of_rows([(numbers, scores)]), self)[0].tolist()
+        return [
+            Front(documents[number], (number,), log_weight)
+            for number, log_weight in zip(numbers, log_weights, strict=True)
+        ]
 
 
 def document_log_weights(hits: Hits, options: EnsembleOptions) -> DoubleArray:
@@ -72,10 +89,14 @@ def posterior(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArra
     lambda_d p(y | [d; x]) / sum over d' of lambda_d' p(y | [d'; x])
     """
     joint_TK = (log_probs_KT.astype(np.float64) + log_weights_K[:, None]).T
+    impossible_T = np.isneginf(joint_TK).all(axis=1)
+    joint_TK[impossible_T] = log_weights_K  # no document gives the target any probability: the weights stay as they are
     return np.exp(joint_TK - log_sum_exp(joint_TK)[:, None]).astype(np.float32)
 
 
 def log_sum_exp(values: DoubleArray, axis: int = -1) -> DoubleArray:
-    """log(sum(exp)) over an axis, along which there is at least one finite value everywhere."""
+    """log(sum(exp)) over an axis; minus infinity where all values are."""
     highest = values.max(axis=axis)
-    return np.asarray(highest + np.log(np.exp(values - np.expand_dims(highest, axis)).sum(axis=axis)))
+    highest = np.where(np.isneginf(highest), 0.0, highest)
+    with np.errstate(divide="ignore"):
+        return np.asarray(highest + np.log(np.exp(values - np.expand_dims(highest, axis)).sum(axis=axis)))

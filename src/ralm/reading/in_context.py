@@ -4,61 +4,32 @@ Works on token ids and plans; knows nothing of how passages were found or how th
 """
 
 from collections.abc import Sequence
-from typing import Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
+from pydantic import JsonValue
 
-from ralm.errors import UsageError
-from ralm.protocols import Tokenizer
-from ralm.reading.beginning import first_tokens
-from ralm.reading.plan import Plan, PlanOptions
-from ralm.records import NO_PASSAGE, IntArray, Passages, Request
-
-NO_DOCUMENT: IntArray = np.zeros(0, dtype=np.int64)
+from ralm.protocols import Documents
+from ralm.reading.plan import Plan
+from ralm.records import Front, IntArray, Request
 
 
-class Documents:
-    """Passages as they stand in the prompt: title, newline, text, as token ids cut to `document_tokens`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InContext:
+    """Reads the best passage of each row."""
 
-    Each begins with the special tokens `first` (int64), which count among `document_tokens`, and so does what stands
-    there without a passage. Where there is no `first`, passages are encoded with the special tokens that the tokenizer
-    itself puts around them and without a passage there is nothing, as in the official code.
+    hits: ClassVar[int] = 1
 
-    Each passage is encoded once, however many strides read it. Raises UsageError where there is no room for `first`.
-    """
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """The name: there is nothing to choose."""
+        return {"reader": "in-context"}
 
-    def __init__(
-        self, passages: Passages, tokenizer: Tokenizer, document_tokens: int, first: IntArray | None = None
-    ) -> None:
-        self._passages = passages
-        self._tokenizer = tokenizer
-        self._document_tokens = document_tokens
-        self._first = first
-        self._encoded: dict[int, IntArray] = {NO_PASSAGE: NO_DOCUMENT if first is None else first}
-        if first is not None and len(first) > document_tokens:
-            raise UsageError(
-                f"--document-tokens {document_tokens} have no room for the {len(first)} special tokens that stand "
-                "first: raise it, or give --bos never."
-            )
-
-    @classmethod
-    def planned(cls, passages: Passages, tokenizer: Tokenizer, options: PlanOptions) -> Self:
-        """Passages as the readings of a plan begin with them."""
-        official = options.semantics == "official"
-        first = None if official else first_tokens(tokenizer, options.bos)
-        return cls(passages, tokenizer, options.document_tokens, first)
-
-    def __getitem__(self, number: int) -> IntArray:
-        """The token ids (int64) of a passage; of `NO_PASSAGE`, what stands there without one."""
-        if number not in self._encoded:
-            self._encoded[number] = self.encode(self._passages[number].contents)
-        return self._encoded[number]
-
-    def encode(self, text: str) -> IntArray:
-        """The token ids (int64) of a text as it would stand in the prompt."""
-        if self._first is None:
-            return self._tokenizer.encode_document(text, self._document_tokens)
-        return np.concatenate([self._first, self._tokenizer.encode(text)])[: self._document_tokens]
+    def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
+        """The best passage alone."""
+        number, _ = hits[0]
+        return [Front(documents[number], (number,))]
 
 
 def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:

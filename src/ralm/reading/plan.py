@@ -83,6 +83,11 @@ class PlanOptions:
         return self.block if self.windows == "blocked" else self.stride
 
     @property
+    def after_document(self) -> int:
+        """How many tokens must fit into the model behind a document."""
+        return self.advance + (self.query_tokens if self.windows == "rolling" else 0)
+
+    @property
     def begins_with_end_token(self) -> bool:
         """Whether an end-of-text token is read before the text, so that the text's first token is a target too; the
         special tokens that the tokenizer puts around a text are part of it then."""
@@ -93,10 +98,10 @@ class PlanOptions:
         if self.document_tokens < 1:
             raise UsageError(f"--document-tokens must be at least 1, not {self.document_tokens}.")
         step = "--block" if self.windows == "blocked" else "--stride"
-        after, named = self.advance, f"{step} {self.advance}"
+        named = f"{step} {self.advance}"
         if self.windows == "rolling":
-            after, named = after + self.query_tokens, f"{named} and --query-tokens {self.query_tokens}"
-        if documents * self.document_tokens + after > self.max_length:
+            named = f"{named} and --query-tokens {self.query_tokens}"
+        if documents * self.document_tokens + self.after_document > self.max_length:
             several = f"--documents {documents} of " if documents > 1 else ""
             raise UsageError(
                 f"{several}--document-tokens {self.document_tokens} and {named} do not fit together into "

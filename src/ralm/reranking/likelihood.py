@@ -1,19 +1,92 @@
-"""Choosing the passage under which some tokens are likeliest.
+"""Choosing the passages under which a language model finds some tokens likeliest.
 
-By the targets themselves that is the oracle (In-Context RALM, Eq. 5 and Figure 7): what the best of the candidates
-would be worth, not a method, since it looks at the text to be predicted.
+Zero-shot reranking looks at the end of the prefix, the oracle at the targets themselves. Knows rows and hits; knows
+nothing of plans, prompts or how a model scores.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from pydantic import JsonValue
 
-from ralm.records import FloatArray
+from ralm.bounds import check_counts
+from ralm.protocols import LanguageModel, Rows
+from ralm.records import FloatArray, Hits, Passages
 
 
-def likeliest(candidates: Sequence[FloatArray]) -> int:
-    """The index of the candidate whose tokens have the highest total log-probability, the first where equal.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroShot:
+    """Chooses the passage under which a language model finds the last `tokens` tokens of the prefix likeliest.
 
-    `candidates` holds a vector (float32) of natural log-probabilities for each candidate, of the same tokens.
+    In-Context RALM, section 6.1, with its 16 tokens and 16 `candidates`. `model` ranks; without one, the model that
+    reads does. Raises UsageError where a number is below 1.
     """
-    return int(np.argmax([log_probs.sum(dtype=np.float64) for log_probs in candidates]))
+
+    candidates: int = 16
+    tokens: int = 16
+    model: LanguageModel | None = None
+
+    def __post_init__(self) -> None:
+        check_counts({"--candidates": self.candidates, "--rerank-tokens": self.tokens})
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """The options, and the configuration of the ranking model; None where the reading model ranks."""
+        model = None if self.model is None else self.model.config
+        return {"reranker": "zero-shot", "candidates": self.candidates, "tokens": self.tokens, "model": model}
+
+    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
+        """The k likeliest of each row's hits; their scores are total log-probabilities of the end of the prefix.
+
+        Raises UsageError where a passage and the tokens do not fit into the ranking model.
+        """
+        contested = _contested(hits)
+        return _likeliest(hits, contested, rows.prefix_log_probs(contested, self.tokens, self.model), k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oracle:
+    """Chooses the passage under which the targets themselves are likeliest (In-Context RALM, Eq. 5 and Figure 7).
+
+    It shows what the best of the candidates would be worth. It is no method, since it looks at the text to be
+    predicted. Raises UsageError where `candidates` is below 1.
+    """
+
+    candidates: int = 16
+
+    def __post_init__(self) -> None:
+        check_counts({"--candidates": self.candidates})
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """The options."""
+        return {"reranker": "oracle", "candidates": self.candidates}
+
+    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
+        """The k likeliest of each row's hits; their scores are total log-probabilities of the targets.
+
+        Raises UsageError where text is being written: its targets are not known.
+        """
+        contested = _contested(hits)
+        return _likeliest(hits, contested, rows.target_log_probs(contested), k)
+
+
+def _contested(hits: Hits) -> list[tuple[int, int]]:
+    """The (row, passage) of every hit of the rows that have more than one."""
+    of_rows = [(row, hits.of(row)) for row in range(len(hits))]
+    return [(row, number) for row, found in of_rows if len(found) > 1 for number, _ in found]
+
+
+def _likeliest(hits: Hits, contested: Sequence[tuple[int, int]], log_probs: Sequence[FloatArray], k: int) -> Hits:
+    """The k best hits of each row by total log-probability (summed in float64), the first where equal."""
+    totals: dict[int, list[float]] = {}
+    for (row, _), scored in zip(contested, log_probs, strict=True):
+        totals.setdefault(row, []).append(float(scored.sum(dtype=np.float64)))
+    chosen = []
+    for row in range(len(hits)):
+        numbers = np.array([number for number, _ in hits.of(row)], dtype=np.int64)
+        scores = np.array(totals.get(row, np.zeros(len(numbers))))
+        best = np.argsort(-scores, kind="stable")[:k]
+        chosen.append((numbers[best], scores[best].astype(np.float32)))
+    return Hits.of_rows(chosen)

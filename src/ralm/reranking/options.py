@@ -1,23 +1,23 @@
-"""How a passage is chosen among candidates."""
+"""A reranker by its name and options, as a command line gives them."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ralm.bounds import check_counts, check_seed
 from ralm.errors import UsageError
+from ralm.protocols import LanguageModel, Reranker
+from ralm.reranking.likelihood import Oracle, ZeroShot
+from ralm.reranking.random import RandomChoice
 
 Method = Literal["none", "zero-shot", "oracle", "random"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankOptions:
-    """How the passage of a row is chosen among its first `candidates` hits.
+    """Which reranker, and its options: `ZeroShot`, `Oracle` or `RandomChoice` of so many `candidates`.
 
-    `none`: the first. `zero-shot`: the one under which a language model finds the last `tokens` tokens of the prefix
-    likeliest (In-Context RALM, section 6.1, with its 16 of 16). `oracle`: the one under which the targets are likeliest
-    (Figure 7), which looks at what is to be predicted. `random`: any, drawn with `seed`.
-
-    Raises UsageError where the values make no sense.
+    `tokens` are those of the prefix that `zero-shot` ranks by, `seed` is that of `random`. Raises UsageError where the
+    values make no sense.
     """
 
     method: Method = "none"
@@ -31,7 +31,15 @@ class RerankOptions:
         check_counts({"--candidates": self.candidates, "--rerank-tokens": self.tokens})
         check_seed("--seed", self.seed)
 
-    @property
-    def hits(self) -> int:
-        """How many passages must be retrieved for a row."""
-        return 1 if self.method == "none" else self.candidates
+    def reranker(self, model: LanguageModel | None = None) -> Reranker | None:
+        """The reranker; none where the retriever's order stands. `model` ranks for `zero-shot`, else the reading
+        model."""
+        match self.method:
+            case "none":
+                return None
+            case "zero-shot":
+                return ZeroShot(candidates=self.candidates, tokens=self.tokens, model=model)
+            case "oracle":
+                return Oracle(candidates=self.candidates)
+            case "random":
+                return RandomChoice(candidates=self.candidates, seed=self.seed)

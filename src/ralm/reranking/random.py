@@ -1,15 +1,45 @@
 """Any of the candidates: the control of reranking."""
 
+from dataclasses import dataclass
+
 import numpy as np
+from pydantic import JsonValue
 
-from ralm.records import NO_PASSAGE, Hits, IntArray
+from ralm.bounds import check_counts, check_seed
+from ralm.protocols import Rows
+from ralm.records import NO_PASSAGE, Hits, Passages
 
 
-def drawn(hits: Hits, seed: int) -> IntArray:
-    """A passage (int64) of each row, all its hits equally likely; `NO_PASSAGE` for a row without hits.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomChoice:
+    """Chooses any of a row's candidates, all equally likely.
 
-    What a row draws follows from the seed and its place alone.
+    What a row draws follows from `seed` and its place in the text alone. Raises UsageError where a number makes no
+    sense.
     """
-    counts_Q = np.count_nonzero(hits.numbers_QK != NO_PASSAGE, axis=1)
-    places_Q = (np.random.default_rng(seed).random(len(hits)) * counts_Q).astype(np.int64)
-    return hits.numbers_QK[np.arange(len(hits)), places_Q]
+
+    candidates: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_counts({"--candidates": self.candidates})
+        check_seed("--seed", self.seed)
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """The options."""
+        return {"reranker": "random", "candidates": self.candidates, "seed": self.seed}
+
+    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
+        """k hits of each row in random order, all with score 0."""
+        found_QK = hits.numbers_QK != NO_PASSAGE
+        places_Q = rows.places
+        draws = int(places_Q.max(initial=-1)) + 1
+        first_Q = np.random.default_rng(self.seed).random(draws)[places_Q] * found_QK.sum(axis=1)
+        keys_QK = np.random.default_rng([self.seed, 1]).random((draws, self.candidates))[places_Q]
+        keys_QK = keys_QK[:, : hits.numbers_QK.shape[1]]  # retrievers give fewer columns where no row has more hits
+        keys_QK[np.arange(len(hits)), first_Q.astype(np.int64)] = -1  # so that any k begins with the same passage
+        keys_QK[~found_QK] = 2
+        order_QK = np.argsort(keys_QK, axis=1, kind="stable")[:, :k]
+        numbers_QK = np.take_along_axis(hits.numbers_QK, order_QK, axis=1)
+        return Hits(numbers_QK, np.zeros(numbers_QK.shape, dtype=np.float32))

@@ -5,7 +5,6 @@ import hashlib
 from pydantic import JsonValue
 
 from ralm.bounds import check_count
-from ralm.errors import UsageError
 from ralm.protocols import Retriever
 from ralm.records import IntArray
 
@@ -13,19 +12,6 @@ from ralm.records import IntArray
 def check_k(k: int) -> None:
     """Raise UsageError where k is no number of passages that a query can have."""
     check_count("k", k)
-
-
-def config_of(retriever: Retriever) -> dict[str, JsonValue]:
-    """Everything that decides the hits of a retriever, as it says itself.
-
-    Raises UsageError where it does not.
-    """
-    config: dict[str, JsonValue] | None = getattr(retriever, "config", None)
-    if config is None:
-        raise UsageError(
-            f"the retriever {type(retriever).__name__} does not say what decides its hits; give it a `config`."
-        )
-    return config
 
 
 def forbidden_config(numbers: IntArray) -> dict[str, JsonValue]:

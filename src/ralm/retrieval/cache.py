@@ -8,6 +8,7 @@ write at once.
 
 import hashlib
 import json
+import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,12 +18,14 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.asking import ask, config_of
 from ralm.errors import InputError, StorageError, UsageError
-from ralm.protocols import Retriever, ask
+from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
-from ralm.retrieval.arguments import check_k, config_of, stable_hits
+from ralm.retrieval.arguments import check_k, stable_hits
 from ralm.retrieval.random import RandomRetriever
 
+_LOG: Final = logging.getLogger(__name__)
 _SECONDS_TO_WAIT: Final = 60.0
 _AT_A_TIME: Final = 500
 _TABLE: Final = "CREATE TABLE IF NOT EXISTS entries (address BLOB PRIMARY KEY, entry BLOB) WITHOUT ROWID"
@@ -46,7 +49,7 @@ class CachedRetriever:
             raise UsageError("random passages are drawn faster than they are looked up; leave out the cache.")
         self._retriever = retriever
         self.file = file
-        self._config = json.dumps(config_of(retriever) if config is None else config, sort_keys=True)
+        self._config = json.dumps(config_of(retriever, "retriever") if config is None else config, sort_keys=True)
         self.asked = 0
         self.found = 0
         with self._open() as database:
@@ -55,7 +58,7 @@ class CachedRetriever:
     @property
     def config(self) -> dict[str, JsonValue]:
         """Everything that decides the hits of the other retriever."""
-        return config_of(self._retriever)
+        return config_of(self._retriever, "retriever")
 
     @property
     def stable(self) -> int:
@@ -88,6 +91,10 @@ class CachedRetriever:
                 database.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?)", rows)
             known |= fresh
         return Hits.of_rows([_hits(known[address]) for address in addresses])
+
+    def log_hits(self) -> None:
+        """Log, at INFO, how many of the queries so far were in the file."""
+        _LOG.info("retrieval cache: %s of %s queries were in %s", f"{self.found:,}", f"{self.asked:,}", self.file)
 
     def _address(self, query: str, k: int) -> bytes:
         return hashlib.sha256(json.dumps([self._config, k, query]).encode()).digest()

@@ -10,10 +10,11 @@ from typing import Literal
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.asking import ask, config_of
 from ralm.bounds import check_count, check_number
-from ralm.protocols import Retriever, ask
+from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits
-from ralm.retrieval.arguments import check_k, config_of
+from ralm.retrieval.arguments import check_k
 
 FusionMethod = Literal["rrf", "interpolation"]
 
@@ -49,7 +50,7 @@ class Hybrid:
 
         Raises UsageError where one of them does not say what decides its own.
         """
-        lexical, dense = (config_of(retriever) for retriever in self._retrievers)
+        lexical, dense = (config_of(retriever, "retriever") for retriever in self._retrievers)
         return {"retriever": "hybrid", "lexical": lexical, "dense": dense, **asdict(self._options)}
 
     @property

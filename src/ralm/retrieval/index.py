@@ -4,9 +4,9 @@ manifest.json     format, settings, counts, what was left out, checksums
 passages.arrow    the passages
 bm25/             the arrays of BM25, where it was built for BM25
 dense/            the vectors of the passages, where it was built for dense retrieval
+vectors/          sets of vectors that were added later (`ralm.retrieval.encoding`)
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
+from pydantic import JsonValue
 
 from ralm.corpus.store import PASSAGES, PassageStore, write_passages
 from ralm.errors import DamagedFolderError, UsageError
@@ -31,7 +31,8 @@ from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
-from ralm.retrieval.dense.options import VECTORS, BuiltWith, DenseSearchOptions, EncoderOptions, VectorOptions
+from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
+from ralm.retrieval.vector_sets import BUILT, VectorSets, encoder_options, index_fingerprint, vector_sets
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import DenseBuilder
@@ -39,10 +40,9 @@ if TYPE_CHECKING:
 
 KIND: Final = "index"
 FORMAT_VERSION: Final = 2
+CHANGED_FORMAT_VERSION: Final = 3
+"""The format of an index whose sets of vectors were changed, which earlier versions cannot read."""
 _BM25: Final = "bm25"
-_DENSE: Final = "dense"
-_VECTORS: Final = f"{_DENSE}/{VECTORS}"
-_ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,25 @@ class Index:
     passages: PassageStore
     bm25_options: BM25Options | None
     """The constants of BM25; None where the index was not built for it."""
+    vector_sets: VectorSets
+    """The sets of vectors, and which of them is the default."""
     _mapped: Mapped | None
-    _vectors: HeldFile | None
+    _held: dict[str, HeldFile]
 
-    def __reduce__(self) -> tuple[Callable[..., "Index"], tuple[Path, BM25Options | None, str]]:
-        return _same_index, (self.path, self.bm25_options, self.fingerprint)
+    def __reduce__(self) -> tuple[Callable[..., "Index"], tuple[Path, BM25Options | None, str, dict[str, str]]]:
+        return _same_index, (self.path, self.bm25_options, self.fingerprint, _fingerprints(self))
 
     @cached_property
     def fingerprint(self) -> str:
-        """A short hash of everything the index holds: equal for equal indexes, wherever they lie."""
-        entries = sorted((name, entry.checksum) for name, entry in self.manifest.files.items())
-        return hashlib.sha256(repr(entries).encode()).hexdigest()[:16]
+        """A short hash of everything the index was built with: equal for equal indexes, wherever they lie, and the same
+        after vectors were added or removed."""
+        return index_fingerprint(self.manifest)
+
+    @property
+    def vectors(self) -> dict[str, dict[str, JsonValue]]:
+        """The names of the sets of vectors, the default one first, with the configurations of their encoders."""
+        sets = self.vector_sets
+        return {name: sets.sets[name].encoder for name in sorted(sets.sets, key=lambda name: name != sets.default)}
 
     @cached_property
     def bm25(self) -> BM25:
@@ -86,65 +94,43 @@ class Index:
             )
         return checked_arrays(self.path / _BM25, self._mapped)
 
-    @property
-    def encoder_options(self) -> EncoderOptions:
-        """The encoder that the passages were encoded with.
+    def encoder_options(self, vectors: str | None = None) -> EncoderOptions:
+        """The encoder that made the vectors of this name, or the default ones.
 
-        Raises UsageError where the index was not built for dense retrieval.
+        Raises UsageError where the index has no such vectors.
         """
-        try:
-            return _ENCODER_OPTIONS.validate_python(self._dense.encoder)
-        except ValidationError as error:
-            raise _no_encoder(self.path) from error
+        return encoder_options(self.path, self.vector_sets.named(vectors, self.path))
 
     def dense(
         self,
         options: DenseSearchOptions | None = None,
         *,
+        vectors: str | None = None,
         encoder: Encoder | None = None,
         any_encoder: bool = False,
     ) -> "Dense":
-        """Dense retrieval of the passages; queries are encoded as the index says, or by `encoder`.
+        """Dense retrieval of the passages by the vectors of this name, or the default ones; queries are encoded as the
+        index says, or by `encoder`.
 
-        Raises UsageError where the index was not built for it, OtherEncoderError where the encoder of queries has other
+        Raises UsageError where the index has no such vectors, OtherEncoderError where the encoder of queries has other
         weights than the one the index was built with (unless `any_encoder`) or gives vectors of another length,
         ModelError where it cannot be loaded, MissingExtraError where the extra `dense` is not installed.
         """
-        settings = self._dense
-        built_with = BuiltWith(query_fingerprint=settings.query_fingerprint, query_reading=settings.query_reading)
-        encoder = encoder or load_encoder(self.encoder_options)
+        chosen = self.vector_sets.named(vectors, self.path)
+        encoder = encoder or load_encoder(self.encoder_options(vectors))
         with dense_extra():
             from ralm.retrieval.dense.search import open_dense
-        assert self._vectors is not None
         return open_dense(
-            self.path / _DENSE,
+            (self.path / chosen.file).parent,
             encoder,
             options,
-            built_with=None if any_encoder else built_with,
-            fingerprint=self.fingerprint,
-            file=self._vectors.path,
+            built_with=None if any_encoder else chosen.built_with,
+            index=self.path,
+            fingerprint=chosen.fingerprint,
+            file=self._held[chosen.file].path,
             passages=len(self.passages),
-            sha256=self.manifest.files[_VECTORS].sha256,
+            sha256=self.manifest.files[chosen.file].sha256,
         )
-
-    @property
-    def _dense(self) -> "_DenseSettings":
-        dense = self.manifest.settings.get("dense")
-        if dense is None:
-            raise UsageError(f"{self.path} was not built for dense retrieval: build it with --retriever dense or both.")
-        try:
-            return _DenseSettings.model_validate(dense)
-        except ValidationError as error:
-            raise _no_encoder(self.path) from error
-
-
-class _DenseSettings(BaseModel):
-    """What must be known of the vectors to search them."""
-
-    encoder: dict[str, JsonValue]
-    query_fingerprint: str
-    query_reading: dict[str, JsonValue] = {}
-    """How what encoded queries read a text; empty in an index of before this was recorded."""
 
 
 def build_index(
@@ -177,7 +163,7 @@ def build_index(
     with _vectors_kept(out, encoder), new_folder(out, kind=KIND, force=force) as folder, ExitStack() as stack:
         terms = stack.enter_context(_bm25_builder(folder / _BM25, build)) if bm25 else None
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
-            dense = _dense_builder(folder / _DENSE, out, encoder, vectors, advance) if encoder else None
+            dense = _dense_builder(folder / BUILT, out, encoder, vectors, advance) if encoder else None
             written = write_passages(folder / PASSAGES, passages)
             counts = _add_all(written, terms, dense, advance)
         settings: dict[str, JsonValue] = {}
@@ -185,7 +171,7 @@ def build_index(
             counts |= asdict(terms.finish())
             settings["bm25"] = {"analysis": analysis.NAME, "k1": options.k1, "b": options.b}
         if dense:
-            settings["dense"] = dense.finish()
+            settings[BUILT] = dense.finish()
         settings |= describe()
         return write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts)
 
@@ -241,10 +227,10 @@ def check_index(path: Path | str) -> tuple[list[str], list[str]]:
 
 
 def _open(path: Path, options: BM25Options | None) -> Index:
-    manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION, oldest=FORMAT_VERSION)
-    dense = "dense" in manifest.settings
-    constants = None if dense and "bm25" not in manifest.settings else _built_with(path, manifest)
-    needed = [PASSAGES, *(f"{_BM25}/{name}.npy" for name in NAMES if constants), *([_VECTORS] if dense else [])]
+    manifest = read_manifest(path, kind=KIND, format_version=CHANGED_FORMAT_VERSION, oldest=FORMAT_VERSION)
+    sets = vector_sets(path, manifest)
+    constants = None if sets.sets and "bm25" not in manifest.settings else _built_with(path, manifest)
+    needed = [PASSAGES, *(f"{_BM25}/{name}.npy" for name in NAMES if constants)]
     if missing := [name for name in needed if name not in manifest.files]:
         raise DamagedFolderError(f"{path} is damaged: its manifest does not name {missing[0]}; build the index again.")
     passages = PassageStore(path / PASSAGES, manifest.files[PASSAGES].checksum)
@@ -258,17 +244,25 @@ def _open(path: Path, options: BM25Options | None) -> Index:
         manifest,
         passages,
         constants and (options or constants),
+        sets,
         map_arrays(path / _BM25) if constants else None,
-        HeldFile(path / _VECTORS) if dense else None,
+        {one.file: HeldFile(path / one.file) for one in sets.sets.values()},
     )
 
 
-def _same_index(path: Path, options: BM25Options | None, fingerprint: str) -> Index:
-    """An index opened again in another process."""
+def _same_index(path: Path, options: BM25Options | None, fingerprint: str, sets: dict[str, str]) -> Index:
+    """An index opened again in another process; vectors may have been added to it."""
     index = open_index(path, options)
-    if index.fingerprint != fingerprint:
+    if index.fingerprint != fingerprint or not sets.items() <= _fingerprints(index).items():
         raise DamagedFolderError(f"{path} is not the index that was opened before: it was built again; open it anew.")
     return index
+
+
+def _fingerprints(index: Index) -> dict[str, str]:
+    """Those of the sets of vectors, by name; "" is the default one."""
+    sets = index.vector_sets
+    every = {name: one.fingerprint for name, one in sets.sets.items()}
+    return every if sets.default is None else {**every, "": every[sets.default]}
 
 
 def _bm25_builder(folder: Path, build: BuildOptions | None) -> Builder:
@@ -293,12 +287,6 @@ def _vectors_kept(out: Path, encoder: Encoder | None) -> Iterator[None]:
         return
     with storage_errors(out), at_work(ENCODED, out):
         yield
-
-
-def _no_encoder(path: Path) -> DamagedFolderError:
-    return DamagedFolderError(
-        f"{path} is damaged: its manifest does not say with which encoder it was built; build the index again."
-    )
 
 
 def _built_with(path: Path, manifest: Manifest) -> BM25Options:

@@ -8,7 +8,7 @@ Letters of shapes: Q queries, K hits a query, M draws, some of which repeat anot
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -36,6 +36,11 @@ class RandomRetriever:
         self._count = passages if isinstance(passages, int) else len(passages)
         self._seed = seed
         self.stable = self._count
+
+    def without(self, numbers: Iterable[int]) -> "RandomRetriever":
+        """The same control, which never draws the passages with these numbers."""
+        drawn_from = np.arange(self._count) if self._numbers is None else self._numbers
+        return RandomRetriever(np.setdiff1d(drawn_from, np.fromiter(numbers, np.int64)), self._seed)
 
     @property
     def config(self) -> dict[str, JsonValue]:

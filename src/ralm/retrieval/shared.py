@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+from pydantic import JsonValue
+
+from ralm.asking import config_of
 from ralm.protocols import Retriever
 from ralm.records import Hits
 from ralm.retrieval.arguments import stable_hits
@@ -19,6 +22,11 @@ class SharedRetriever:
         self._k = min(k, stable_hits(retriever))
         self._found: dict[tuple[tuple[str, ...], int], Hits] = {}
         self.retrievals = 0
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything that decides the hits of the other retriever."""
+        return config_of(self._retriever, "retriever")
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query, all queries at once."""

@@ -1,1 +1,1 @@
-"""Runs on disk: their folders and tables, those that are unfinished, and reports of them."""
+"""Runs on disk: their folders and tables, unfinished runs, and reports."""

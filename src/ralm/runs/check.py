@@ -1,6 +1,6 @@
-"""Whether a folder that ralm wrote is whole, whatever its kind: every byte is read.
+"""Checks that a folder that ralm wrote is whole: an index, a run or a sweep. Every byte is read.
 
-Knows which kind is checked by whom; knows nothing of what the files mean.
+Knows which check each kind needs; knows nothing of what the files mean.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def check_folder(folder: Path | str) -> Checked:
 
 
 def _opening(folder: Path) -> list[str]:
-    """What opening a run finds damaged; a run without a baseline, of which there is no report, is none the worse."""
+    """The damage that opening a run finds. A run without a baseline has no report, but is not damaged."""
     try:
         run.open_run(folder)
     except DamagedFolderError as error:

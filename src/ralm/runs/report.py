@@ -1,27 +1,24 @@
-"""A report of what retrieval was worth to a text: as data, and as a page that stands alone.
+"""A report of what retrieval was worth to the text of a run, or to a generated text, as data.
 
-Knows a traced text and what to say above it; knows nothing of how it was read, of runs on disk or of terminals. The
-page is report.html beside this file with the data put in: nothing in it is fetched, and nothing in the text is markup.
+Knows a traced text and what to say above it; knows nothing of pages or terminals.
 """
 
-import html
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
+import numpy as np
 from pydantic import JsonValue
 
-from ralm.controls import one_line
 from ralm.evaluation.traces import TracedText, contribution_as_json, total_as_json
 from ralm.reading.provenance import Contribution
-from ralm.records import NO_PASSAGE
-from ralm.runs.run import to_json
+from ralm.records import NO_PASSAGE, FloatArray
+from ralm.runs.run import Run
+from ralm.runs.settings import number_of, part_of, settings_of
 
-_TEMPLATE: Final = "report.html"
-_MARK: Final = re.compile(r"\{\{(?:title|data)\}\}")
 _DECIMALS: Final = 4
+_TITLE: Final = 60
 _LISTED: Final = 200
 """How many passages that helped most, and how many that hurt most, a report holds beside those of the tokens shown."""
 
@@ -73,14 +70,29 @@ class Report:
         return [row for place, row in enumerate(rows) if place < first or place >= last or row.passage in of_tokens]
 
 
-def report_page(report: Report) -> str:
-    """The report as one HTML page."""
-    page = files("ralm.runs").joinpath(_TEMPLATE).read_text(encoding="utf-8")
-    parts = {
-        "{{title}}": html.escape(one_line(report.title)),
-        "{{data}}": to_json(report.as_json()).replace("<", "\\u003c"),
-    }
-    return _MARK.sub(lambda mark: parts[mark[0]], page)  # in one go: a text may hold a mark itself
+def report_of(run: Run, tokens: int) -> Report:
+    """The report of a run, of whose text the first `tokens` tokens are shown."""
+    config = part_of(run.summary, "config")
+    return Report(
+        title=Path(str(part_of(config, "text").get("path") or run.path)).name,
+        settings=settings_of(config),
+        perplexity=number_of(run.summary.get("token_perplexity")),
+        baseline_perplexity=number_of(part_of(run.summary, "baseline").get("token_perplexity")),
+        text=run.text,
+        shown_tokens=min(tokens, len(run.text)),
+    )
+
+
+def report_of_generation(text: TracedText, config: Mapping[str, JsonValue]) -> Report:
+    """The report of a generated text; `config` as that of a run, as far as generation knows it."""
+    return Report(
+        title=" ".join(text.before.split())[:_TITLE],
+        settings=settings_of(config),
+        perplexity=_perplexity(text.log_probs_T),
+        baseline_perplexity=_perplexity(text.baseline_T),
+        text=text,
+        shown_tokens=len(text),
+    )
 
 
 def _token(text: TracedText, place: int) -> dict[str, JsonValue]:
@@ -97,3 +109,7 @@ def _token(text: TracedText, place: int) -> dict[str, JsonValue]:
         "passages": [passage for passage, _ in read],
         "posteriors": [round(posterior, _DECIMALS) for _, posterior in read],
     }
+
+
+def _perplexity(log_probs_T: FloatArray) -> float:
+    return float(np.exp(-log_probs_T.mean(dtype=np.float64))) if len(log_probs_T) else float("nan")

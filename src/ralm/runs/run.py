@@ -20,18 +20,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
+from ralm.asking import config_of
 from ralm.controls import path_text, printable_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.traces import TracedText
 from ralm.folders.manifest import opened_at_once, read_manifest, write_manifest
 from ralm.folders.outputs import new_folder
-from ralm.pipeline import PassageSource, ReaderOptions
-from ralm.protocols import LanguageModel
-from ralm.reading.concatenation import ConcatenationOptions
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.pipeline import PassageSource
+from ralm.protocols import LanguageModel, Reader, Reranker
+from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
-from ralm.reranking.options import RerankOptions
 from ralm.runs.tables import passage_table, token_table, traced_text
 
 FORMAT_VERSION: Final = 1
@@ -97,35 +96,28 @@ def _open(path: Path) -> Run:
 
 
 def evaluation_config(
-    path: Path,
+    path: Path | str | None,
     text: str,
     model: LanguageModel,
     plan: PlanOptions,
     source: PassageSource | None,
     limit_tokens: int | None,
-    reader: ReaderOptions | None = None,
-    ranker: LanguageModel | None = None,
+    reader: Reader | None = None,
+    reranker: Reranker | None = None,
 ) -> dict[str, JsonValue]:
     """Everything that decides the figures of a run, by name: equal configurations give equal figures."""
     return {
         "text": {
-            "path": path_text(path),
+            "path": None if path is None else path_text(path),
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
             "limit_tokens": limit_tokens,
         },
-        "model": model.config,
+        "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
-        "reader": None if source is None else _reader_config(reader or RerankOptions(), ranker),
+        "reranker": None if source is None or reranker is None else config_of(reranker, "reranker"),
+        "reader": None if source is None else config_of(reader or InContext(), "reader"),
         "plan": asdict(plan),
     }
-
-
-def _reader_config(reader: ReaderOptions, ranker: LanguageModel | None) -> dict[str, JsonValue]:
-    if isinstance(reader, EnsembleOptions):
-        return {"ensemble": asdict(reader)}
-    if isinstance(reader, ConcatenationOptions):
-        return {"concatenation": asdict(reader)}
-    return {"rerank": asdict(reader), "model": None if ranker is None else ranker.config}
 
 
 def environment() -> dict[str, JsonValue]:

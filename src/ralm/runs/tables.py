@@ -61,8 +61,8 @@ def token_table(evaluation: Evaluation) -> pa.Table:
 
 
 def passage_table(evaluation: Evaluation) -> pa.Table:
-    """A row per passage that was read, the one that contributed most first; without a baseline by number, and what each
-    was worth is null."""
+    """A row per passage that was read, the one that contributed most first. Without a baseline, rows are in the order
+    of passage numbers, and the columns of what each was worth are null."""
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     provenance = provenance_of(scored)
     used = used_passages(provenance, evaluation.passages)

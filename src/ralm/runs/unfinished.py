@@ -1,4 +1,4 @@
-"""A run that is under way: what it has scored lies beside its folder, so that it can be killed and go on.
+"""A run that is under way: what it has scored is kept beside its folder, so that a killed run can be resumed.
 
 `RUN.unfinished/` holds the configuration that the run was begun with, and for each model a journal of what it scored.
 """
@@ -22,11 +22,12 @@ JOURNAL: Final = ".journal"
 
 @contextmanager
 def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
-    """Yield the folder beside `out` in which the run keeps what it has done, an older one if its settings are these.
+    """Yield the folder beside `out` in which the run keeps its work. A folder that an earlier run with the same
+    settings left is used again.
 
-    It is removed when the block ends well or has done nothing, and stays otherwise. Raises UsageError where a run with
-    other settings was begun there and `force` does not say to begin anew, or where the folder is not ours,
-    FolderExistsError where another process is at it.
+    The folder is removed when the block succeeds, or fails before anything was kept; otherwise it stays. Raises
+    UsageError where a run with other settings was begun there and `force` is not set, or where the folder is not ours,
+    and FolderExistsError where another process is using it.
     """
     out = output_path(out)
     with storage_errors(UNFINISHED.beside(out)), at_work(UNFINISHED, out) as folder:

@@ -10,10 +10,17 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ralm.lm.local.continuation import batches, check_texts, enough_memory, padded, tokens_a_batch_of
+from ralm.lm.local.continuation import (
+    batches,
+    check_texts,
+    enough_memory,
+    padded,
+    tokens_a_batch_of,
+    wanted_tokens,
+)
 from ralm.lm.local.engine import lengths_read_apart
 from ralm.lm.local.head import ChosenLogits
-from ralm.records import FloatArray, IntArray
+from ralm.records import FloatArray, IntArray, NextTokens
 
 
 class ReadAnew:
@@ -26,11 +33,12 @@ class ReadAnew:
         self._tokens = 1 if by_length else tokens_a_batch or tokens_a_batch_of(logits)
 
     @torch.inference_mode()
-    def next_log_probs(self, texts: Sequence[IntArray]) -> FloatArray:
-        """Natural log-probabilities (float32, B x V) of each possible token after each text (int64, not empty).
+    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
+        """Natural log-probabilities (float32) of each possible token, or the wanted ones, after each text (int64, not
+        empty).
 
-        Raises ModelError where a text is empty or longer than `max_length`, the device runs out of memory, or the model
-        gives no numbers.
+        Raises ModelError where a text is empty or longer than `max_length`, a wanted token is not of the vocabulary,
+        the device runs out of memory, or the model gives no numbers.
         """
         check_texts(self._logits.name, texts, self._max_length)
         found: list[FloatArray] = [np.zeros(0, dtype=np.float32)] * len(texts)
@@ -38,7 +46,7 @@ class ReadAnew:
             for batch in batches(range(len(texts)), texts, self._tokens):
                 for row, log_probs_V in zip(batch, self._read([texts[row] for row in batch]), strict=True):
                     found[row] = log_probs_V
-        return np.stack(found)
+        return wanted_tokens(self._logits, np.stack(found), wanted)
 
     def _read(self, texts: Sequence[IntArray]) -> FloatArray:
         last_B = torch.tensor([len(text) - 1 for text in texts])

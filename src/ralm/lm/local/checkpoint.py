@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
-from transformers.utils import logging
 
 from ralm.errors import ModelError
+from ralm.lm.local.files import no_bars
 
 _NAMED: Final = 3
 """Weights that a message names, if more are missing."""
@@ -23,11 +23,11 @@ def load_checkpoint(name: str, **options: Any) -> PreTrainedModel:
     where weights are missing or of another shape: transformers would make up random ones. Lets through whatever
     transformers raises.
     """
-    logging.disable_progress_bar()
     config = _config(name)
     _check_decoder(name, config)
     model: PreTrainedModel
-    model, loaded = _loader(config).from_pretrained(name, output_loading_info=True, **options)
+    with no_bars():
+        model, loaded = _loader(config).from_pretrained(name, output_loading_info=True, **options)
     _check_whole(name, loaded["missing_keys"], loaded["mismatched_keys"])
     return model
 

@@ -24,7 +24,7 @@ from ralm.lm.local.head import ChosenLogits, sent
 from ralm.lm.local.keyvalues import Kept, KeyValueRows
 from ralm.lm.local.packed import PackedWeights
 from ralm.lm.local.replica import TOKENS_A_BATCH
-from ralm.records import FloatArray, IntArray
+from ralm.records import FloatArray, IntArray, NextTokens
 
 _WORTH: Final = 8
 """A shared beginning is kept where it is at least one in so many of a text's tokens; less is not worth a pass alone."""
@@ -56,11 +56,12 @@ class CachedContinuations:
         self._rows = KeyValueRows()
 
     @torch.inference_mode()
-    def next_log_probs(self, texts: Sequence[IntArray]) -> FloatArray:
-        """Natural log-probabilities (float32, B x V) of each possible token after each text (int64, not empty).
+    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
+        """Natural log-probabilities (float32) of each possible token, or the wanted ones, after each text (int64, not
+        empty).
 
-        Raises ModelError where a text is empty or longer than `max_length`, the device runs out of memory, or the model
-        gives no numbers.
+        Raises ModelError where a text is empty or longer than `max_length`, a wanted token is not of the vocabulary,
+        the device runs out of memory, or the model gives no numbers.
         """
         check_texts(self._logits.name, texts, self._max_length)
         placed = _place(self._held, texts, self._thresholds)
@@ -73,7 +74,7 @@ class CachedContinuations:
         self._held = rows
         found_BV = np.empty_like(log_probs_BV)
         found_BV[[one.text for one in placed]] = log_probs_BV
-        return found_BV
+        return wanted_tokens(self._logits, found_BV, wanted)
 
     def _read_changed(self, rows: Sequence[IntArray], columns_B: Sequence[int]) -> None:
         """Read what is not kept of each text, all but its last token."""
@@ -140,6 +141,16 @@ def check_texts(name: str, texts: Sequence[IntArray], max_length: int) -> None:
         raise ModelError(f"{name} has nothing to go on from: give it a prompt of at least one token.")
     if longest > max_length:
         raise ModelError(f"{name} reads at most {max_length} tokens at once, not {longest}.")
+
+
+def wanted_tokens(logits: ChosenLogits, log_probs_BV: FloatArray, wanted: IntArray | None) -> NextTokens:
+    """The whole vocabulary, or the wanted tokens (int64, C) of it; ModelError where it has no such token."""
+    if wanted is None:
+        return NextTokens(log_probs_BV)
+    strange = wanted[(wanted < 0) | (wanted >= log_probs_BV.shape[1])]
+    if len(strange):
+        raise ModelError(f"token {strange[0]} is not of the {logits.vocabulary} that {logits.name} knows.")
+    return NextTokens(log_probs_BV[:, wanted], np.tile(wanted, (len(log_probs_BV), 1)))
 
 
 @contextmanager

@@ -1,8 +1,12 @@
-"""Loading from folders and hubs: what goes wrong there, as one sentence."""
+"""Loading from folders and hubs: what goes wrong there, as one sentence; and without a library's own bars."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from transformers.utils import logging
 
 from ralm.errors import MissingExtraError, ModelError, RalmError
 
@@ -27,6 +31,23 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
         raise ModelError(f"cannot load the {what} of {name}: {first_line(error)}") from error
     except Exception as error:
         raise ModelError(f"cannot load the {what} of {name}{_where(name)}: {first_line(error)}") from error
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Within, transformers and the hub draw no progress bars; afterwards they do what they did before."""
+    of_transformers, of_hub = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the hub's, where a variable of the environment has decided
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if of_transformers:
+                logging.enable_progress_bar()  # and with it the hub's
+            (enable_progress_bars if of_hub else disable_progress_bars)()
 
 
 def check_folder(name: str) -> None:

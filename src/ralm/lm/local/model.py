@@ -1,21 +1,20 @@
 """A causal language model that runs here, through transformers: by hub name or folder, on CPU or GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from pydantic import JsonValue
 from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
-from ralm.lm.journal import Journal
 from ralm.lm.local.anew import ReadAnew
 from ralm.lm.local.checkpoint import load_checkpoint
 from ralm.lm.local.continuation import CachedContinuations
-from ralm.lm.local.engine import Engine
+from ralm.lm.local.engine import Engine, lengths_read_apart
 from ralm.lm.local.files import check_folder, loading_errors
 from ralm.lm.local.fingerprint import settings_fingerprint, weights_fingerprint
 from ralm.lm.local.head import ChosenLogits
@@ -25,7 +24,7 @@ from ralm.lm.local.probe import check_causal, keeps_rows
 from ralm.lm.local.replica import Replica
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.protocols import Continuations
-from ralm.records import FloatArray, Request
+from ralm.records import FloatArray, Pass
 
 UNLIMITED = 1 << 30
 """The length of a model whose positions have no end (ALiBi)."""
@@ -52,9 +51,11 @@ class ModelOptions:
 class LocalLanguageModel:
     """A frozen transformers model with its tokenizer; see `load_language_model`.
 
-    `copies` of the model on other devices share the scoring; `journal` knows what was scored before. Raises ModelError
-    where the model is no causal one: where what it makes of a token depends on later ones.
+    A `WritingModel` that gives the whole vocabulary. `copies` of the model on other devices share the scoring. Raises
+    ModelError where the model is no causal one: where what it makes of a token depends on later ones.
     """
+
+    tier: Final = "all"
 
     def __init__(
         self, name: str, model: PreTrainedModel, tokenizer: ModelTokenizer, copies: Sequence[PreTrainedModel] = ()
@@ -62,7 +63,6 @@ class LocalLanguageModel:
         self.name = name
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
-        self.journal: Journal | None = None
         self.logits = ChosenLogits(self.model, name)
         check_causal(self.model, name, self.max_length)
         others = [ChosenLogits(copy.eval().requires_grad_(False), name) for copy in copies]
@@ -96,11 +96,19 @@ class LocalLanguageModel:
         listed = ids if isinstance(ids, list) else [ids]
         return frozenset(int(token) for token in [*listed, self.tokenizer.end_token] if token is not None)
 
-    def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
-        """For each request the natural log-probability (float32) of each of its targets, in order."""
-        longest = max((len(request) for request in requests), default=0)
-        self._check_length(longest - 1)  # the last target is not read
-        return list(self._engine.score(requests, total=len(requests), journal=self.journal))
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows."""
+        return self.logits.vocabulary
+
+    @property
+    def merges_prefixes(self) -> bool:
+        """Whether what a pass says of a token is what a longer pass over the same beginning says; not with LongRoPE."""
+        return not lengths_read_apart(self.model.config)
+
+    def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+        """For each pass, in order, the natural log-probability (float32) of each of its targets, as they are known."""
+        return self._engine.score(passes)
 
     def continuations(self) -> Continuations:
         """Stand ready to go on from texts, none of which was read yet: from their keys and values, or, where a probe of
@@ -124,10 +132,6 @@ class LocalLanguageModel:
     @cached_property
     def _packed(self) -> PackedWeights:
         return PackedWeights(self.model)
-
-    def _check_length(self, length: int) -> None:
-        if length > self.max_length:
-            raise ModelError(f"{self.name} reads at most {self.max_length} tokens at once, not {length}.")
 
 
 def load_language_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:

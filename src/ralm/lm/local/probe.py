@@ -88,8 +88,9 @@ def _apart(logits: ChosenLogits, max_length: int, calls: Sequence[Sequence[IntAr
     """How far going on and reading anew are apart at most, as a share of how far texts are apart."""
     tokens = _LENGTH * sum(map(len, calls))
     kept = CachedContinuations(logits, max_length, tokens)
-    found_BV = np.concatenate([kept.next_log_probs(texts) for texts in calls])
-    expected_BV = ReadAnew(logits, max_length, tokens).next_log_probs([text for texts in calls for text in texts])
+    found_BV = np.concatenate([kept.next_tokens(texts).log_probs_BC for texts in calls])
+    anew = ReadAnew(logits, max_length, tokens)
+    expected_BV = anew.next_tokens([text for texts in calls for text in texts]).log_probs_BC
     scale = np.abs(expected_BV - np.roll(expected_BV, 1, axis=0)).mean()
     return float(np.abs(found_BV - expected_BV).mean(-1).max() / max(scale, 1e-6))
 

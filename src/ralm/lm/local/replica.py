@@ -7,12 +7,11 @@
 - A GPU works on a batch while the next is prepared, and while the results of the one before are fetched.
 
 Works on token ids; knows nothing of requests.
-Shapes: B sequences of a batch, N tokens, P positions whose next token is a target, C positions of a chunk,
+Shapes: B sequences of a batch, N tokens, P targets, each read off the position before it, C positions of a chunk,
 V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 
 from ralm.errors import ModelError
 from ralm.lm.local.head import ChosenLogits, sent
-from ralm.records import FloatArray, IntArray
+from ralm.records import FloatArray, Pass
 
 TOKENS_A_BATCH: Final = {"cpu": 1, "cuda": 65_536}
 """Tokens of a batch, padding included. On a CPU a sequence at a time: batching adds nothing but padding there."""
@@ -30,40 +29,20 @@ LOGITS_A_CHUNK: Final = 1 << 23
 """Logits that are turned into float32 log-probabilities at once (32 MiB)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pass:
-    """Tokens (int64, N) to read, those of its positions that are scored in this pass, and where the results go."""
-
-    tokens_N: IntArray
-    positions_P: IntArray
-    log_probs_P: FloatArray
-
-    def __len__(self) -> int:
-        """The tokens that the model reads: all but the last, after which nothing is scored."""
-        return len(self.tokens_N) - 1
-
-    def halves(self) -> list["Pass"]:
-        """Two passes over the same tokens, with half of the positions each."""
-        middle = len(self.positions_P) // 2
-        parts = (slice(None, middle), slice(middle, None))
-        return [Pass(self.tokens_N, self.positions_P[part], self.log_probs_P[part]) for part in parts]
-
-
-class Reading:
-    """A batch that the device is working on; `finish` waits for it and stores the results in its passes."""
+class InFlight:
+    """A batch that the device is working on, as the log-probabilities (float32) of all its targets, in some parts."""
 
     def __init__(self, batch: Sequence[Pass], logits: ChosenLogits, parts: Sequence[torch.Tensor]) -> None:
+        self.parts = parts
         self._batch = batch
         self._logits = logits
-        self._parts = parts
 
-    def finish(self) -> None:
-        """Store the log-probabilities; ModelError where they are no numbers."""
-        log_probs_P = torch.cat([part.cpu() for part in self._parts])
-        self._logits.check_numbers(log_probs_P)
-        found, begin = log_probs_P.numpy(), 0
-        for one in self._batch:
-            one.log_probs_P[:] = found[begin : (begin := begin + len(one.positions_P))]
+    def fetch(self) -> list[FloatArray]:
+        """Wait for the device: the log-probabilities of each pass; ModelError where they are no numbers."""
+        log_probs = torch.cat([part.cpu() for part in self.parts])
+        self._logits.check_numbers(log_probs)
+        ends = np.cumsum([len(one.targets_P) for one in self._batch])
+        return np.split(log_probs.numpy(), ends[:-1])
 
 
 class Replica:
@@ -83,24 +62,25 @@ class Replica:
     def fits(self, batch: Sequence[Pass], one: Pass) -> bool:
         """Whether a pass, no longer than the batch's first, may be read together with the batch."""
         padded = (len(batch) + 1) * len(batch[0])
-        positions = sum(len(other.positions_P) for other in batch) + len(one.positions_P)
-        return padded <= self._tokens and positions <= self._positions
+        targets = sum(len(other.targets_P) for other in batch) + len(one.targets_P)
+        return padded <= self._tokens and targets <= self._positions
 
-    def start(self, batch: Sequence[Pass]) -> list[Reading]:
+    def start(self, batch: Sequence[Pass]) -> InFlight:
         """Have the device read a batch, the longest pass first, in smaller parts where it is too much.
 
         Raises ModelError where one sequence alone is too much.
         """
-        if len(batch) == 1 and len(batch[0].positions_P) > self._positions:
-            return [reading for half in batch[0].halves() for reading in self.start([half])]
+        return InFlight(batch, self.logits, self._started(batch))
+
+    def _started(self, batch: Sequence[Pass]) -> list[torch.Tensor]:
+        """The log-probabilities of the targets of a batch, in as many parts as it takes."""
+        if len(batch) == 1 and len(batch[0].targets_P) > self._positions:
+            return [part for half in _halves(batch[0]) for part in self._started([half])]
         try:
-            return [Reading(batch, self.logits, self._log_probs(batch))]
+            return self._log_probs(batch)
         except torch.OutOfMemoryError:
             pass  # and leave the handler, so that the failed pass's memory can go
-        readings = []
-        for part in self._after_running_out(batch):
-            readings += self.start(part)
-        return readings
+        return [part for smaller in self._after_running_out(batch) for part in self._started(smaller)]
 
     def _after_running_out(self, batch: Sequence[Pass]) -> list[Sequence[Pass]]:
         """The batch in two, after halving what is read at once from now on."""
@@ -110,9 +90,9 @@ class Replica:
             middle = len(batch) // 2
             self._tokens = min(self._tokens, middle * len(batch[0]))
             return [batch[:middle], batch[middle:]]
-        if len(batch[0].positions_P) > 1:
-            self._positions = max(1, len(batch[0].positions_P) // 2)
-            return [[half] for half in batch[0].halves()]
+        if len(batch[0].targets_P) > 1:
+            self._positions = max(1, len(batch[0].targets_P) // 2)
+            return [[half] for half in _halves(batch[0])]
         raise ModelError(
             f"{self.logits.name} runs out of memory on {self.logits.device} with one sequence of {len(batch[0])} "
             "tokens: lower --max-length, use --dtype bfloat16, or spread the model with --device map."
@@ -120,16 +100,22 @@ class Replica:
 
     @torch.inference_mode()
     def _log_probs(self, batch: Sequence[Pass]) -> list[torch.Tensor]:
-        """The log-probability (float32, C) of the token after each position of each pass, from one forward pass."""
+        """The log-probability (float32, C) of each target of each pass, in chunks, from one forward pass."""
         input_BN = torch.zeros((len(batch), max(len(one) for one in batch)), dtype=torch.long)
         for ids_N, one in zip(input_BN, batch, strict=True):
             ids_N[: len(one)] = torch.from_numpy(one.tokens_N[:-1])
-        row_P = np.repeat(np.arange(len(batch)), [len(one.positions_P) for one in batch])
-        position_P = np.concatenate([one.positions_P for one in batch])
-        target_P = np.concatenate([one.tokens_N[one.positions_P + 1] for one in batch])
+        row_P = np.repeat(np.arange(len(batch)), [len(one.targets_P) for one in batch])
+        position_P = np.concatenate([one.targets_P for one in batch]) - 1
+        target_P = np.concatenate([one.tokens_N[one.targets_P] for one in batch])
         rows, positions, targets = (torch.from_numpy(index) for index in (row_P, position_P, target_P))
         logits_PV, _ = self.logits(input_BN, rows, positions, use_cache=False)
         return _chunks_of_log_probs(logits_PV, targets)
+
+
+def _halves(one: Pass) -> list[Pass]:
+    """Two passes over the same tokens, with half of the targets each."""
+    middle = len(one.targets_P) // 2
+    return [Pass(one.tokens_N, one.targets_P[:middle]), Pass(one.tokens_N, one.targets_P[middle:])]
 
 
 def _chunks_of_log_probs(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torch.Tensor]:

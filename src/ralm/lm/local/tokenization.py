@@ -15,7 +15,7 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ralm.errors import RalmWarning, TextError
-from ralm.lm.local.alignment import align
+from ralm.lm.alignment import align
 from ralm.lm.local.files import check_tokenizer, loading_errors
 from ralm.records import IntArray, SpecialTokens
 

@@ -1,6 +1,7 @@
 """BM25 as Lucene computes it, over arrays that are mapped, not loaded.
 
-formula.py        the scores: idf, lengths as Lucene stores them, fixed-point numbers
+formula.py        the scores: idf, impacts, lengths as Lucene stores them
+points.py         the scores as fixed-point integers
 arrays.py         the arrays on disk and their names
 codes.py          the code of a posting: its frequency and its passage's length in a byte
 compiled.py       how kernels are compiled
@@ -15,7 +16,8 @@ search.py         queries in, hits out, by the best of three ways
     sweep.py          its kernel, with vectors.py for what numba cannot be brought to do
     common_terms.py   the layout of the commonest terms
   online.py         streams for queries that come one call at a time
-    beside.py         what they need, made by a thread beside the queries
+  collecting.py     what streams share, made once
+    beside.py         the same made by a thread beside the queries
   parallel.py       streams on several cores
 best.py           the best few of many scored passages
 forbidden.py      passages that must not be found

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.codes import PostingCodes, row_of
 from ralm.retrieval.bm25.compiled import kernel
-from ralm.retrieval.bm25.formula import FRACTION_BITS
+from ralm.retrieval.bm25.points import FRACTION_BITS, UNIT, fill_points
 
 BLOCK_BITS: Final = 4
 WORD_BITS: Final = 6
@@ -63,23 +63,19 @@ def find_common_terms(
         np.zeros((len(terms), words), np.uint64),
         np.zeros((len(terms), words), np.uint32),
     )
-    steps_MC = steps(fixed_points(idf_V[terms], impact_C)).astype(np.uint8)
 
     def fill(row: int) -> None:
         arrays.check_terms(terms[row : row + 1], passages)
         if before_each:
             before_each()
+        points_C = np.empty(len(impact_C), np.int32)
+        fill_points(idf_V[terms[row]], impact_C, UNIT, points_C)
         begin, end = arrays.offsets[terms[row]], arrays.offsets[terms[row] + 1]
         rows = common.highest_MB[row], common.present_MW[row], common.before_MW[row]
-        _fill(arrays.passages, arrays.posting_codes, begin, end, steps_MC[row], *rows)
+        _fill(arrays.passages, arrays.posting_codes, begin, end, steps(points_C).astype(np.uint8), *rows)
 
     _each(fill, len(terms), threads)
     return common
-
-
-def fixed_points(idf_T: NDArray[np.float64], impact_C: NDArray[np.float64]) -> NDArray[np.int32]:
-    """What one occurrence of each term in the query adds (int32, T x C), at least 1: a passage that has it is a hit."""
-    return np.maximum(1, np.rint(idf_T[:, None] * impact_C * 2.0**FRACTION_BITS)).astype(np.int32)
 
 
 def steps(points: NDArray[np.int32]) -> NDArray[np.int32]:

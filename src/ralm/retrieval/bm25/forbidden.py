@@ -37,6 +37,15 @@ class Forbidden(NamedTuple):
         ends = np.cumsum([0, *map(len, rising)], dtype=np.int64)
         return cls(ends, np.concatenate([*rising, np.zeros(0, np.int64)]), list_Q)
 
+    def to_each(self, queries: int) -> Self:
+        """Of one list alone, for so many queries."""
+        return self._replace(list_Q=np.zeros(queries, np.int64))
+
+    def also(self, passages: NDArray[np.int64]) -> Self:
+        """The same, and these passages to every query too."""
+        lists = np.split(self.passages, self.ends_F[1:-1]) if len(self.ends_F) > 1 else []  # split makes one of none
+        return self.of([passages, *(np.concatenate([passages, own]) for own in lists)], self.list_Q + 1)
+
     def some(self, first: int, last: int) -> Self:
         """The same for the queries from `first` to `last`."""
         return self._replace(list_Q=self.list_Q[first:last])

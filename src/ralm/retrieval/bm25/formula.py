@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from ralm.bounds import check_number
 
-FRACTION_BITS: Final = 20
-"""Binary places of a fixed-point score: finer than Lucene's float32 for any score above 1."""
 MOST_K1: Final = 1000.0
 """Beyond it the worth of one occurrence drowns in the steps of a fixed-point score."""
 _EXACT_LENGTHS: Final = 24

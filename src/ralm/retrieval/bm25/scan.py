@@ -14,7 +14,7 @@ from ralm.retrieval.bm25.best import HIGHEST, empty, offer, worst
 from ralm.retrieval.bm25.codes import PostingCodes
 from ralm.retrieval.bm25.compiled import kernel
 from ralm.retrieval.bm25.forbidden import Forbidden, forbidden_to
-from ralm.retrieval.bm25.formula import FRACTION_BITS
+from ralm.retrieval.bm25.points import UNIT, fill_points
 
 _BLOCK: Final = 512
 
@@ -43,7 +43,7 @@ def scan(
     heap = np.zeros(numbers_QK.shape[1], np.int64)
     for query in range(len(ends) - 1):
         first, last = ends[query], ends[query + 1]
-        points_TC, unit = _fixed_points(weights[first:last], counts[first:last], impact_C)
+        points_TC, unit = _points(weights[first:last], counts[first:last], impact_C)
         at = begins[first:last].copy()
         found = 0
         for base in range(0, count, partition):
@@ -57,21 +57,20 @@ def scan(
 
 
 @kernel
-def _fixed_points(
+def _points(
     weights: NDArray[np.float64], counts: NDArray[np.int64], impact_C: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], float]:
-    """What each term adds for each code (int32, at least 1: a passage that shares a term is a hit), and the unit.
+    """What all occurrences of each term in the query add for each code (int32), and the unit.
 
     Units grow by powers of two where a query is so long that its scores could not be held in 31 bits.
     """
-    unit = 2.0**-FRACTION_BITS
+    unit = UNIT
     while unit < 1 and (weights * counts).sum() / unit + counts.sum() >= HIGHEST:
         unit *= 2
     points_TC = np.empty((len(weights), len(impact_C)), np.int32)
     for term in range(len(weights)):
-        for code in range(len(impact_C)):
-            points = max(1, np.rint(weights[term] * impact_C[code] / unit)) if impact_C[code] > 0 else 0
-            points_TC[term, code] = points * counts[term]
+        fill_points(weights[term], impact_C, unit, points_TC[term])
+        points_TC[term] *= np.int32(counts[term])
     return points_TC, unit
 
 

@@ -12,12 +12,12 @@ Letters of shapes: Q queries, K hits a query.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import fields
 from functools import cached_property
-from threading import Lock
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,17 +26,17 @@ from pydantic import JsonValue
 from ralm.records import Hits
 from ralm.retrieval import analysis
 from ralm.retrieval.analysis import Analyser
-from ralm.retrieval.arguments import check_k
+from ralm.retrieval.arguments import check_k, forbidden_config
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.beside import Beside
-from ralm.retrieval.bm25.common_terms import find_common_terms
+from ralm.retrieval.bm25.collecting import Collecting
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options, idf, impact
 from ralm.retrieval.bm25.online import Online
 from ralm.retrieval.bm25.options import cores
 from ralm.retrieval.bm25.parallel import search_streams
 from ralm.retrieval.bm25.scan import scan
-from ralm.retrieval.bm25.stream import Collection, Stream
+from ralm.retrieval.bm25.stream import Collection
 
 PARTITION: Final = 1 << 17
 """Passages scanned at a time: 512 KiB of sums."""
@@ -82,40 +82,39 @@ class BM25:
         frequency, length = arrays.code_table.astype(np.int64).T
         average = tokens / max(self._with_terms, 1)
         self._impact_C = np.where(frequency > 0, impact(np.maximum(frequency, 1), length, average, self._options), 0)
-        self.beside: Beside[Collection] = Beside(self._collect_beside)
+        self._collecting = Collecting(arrays, passages, self._with_terms, self._impact_C)
         self._online = Online(STREAM_OVERLAP, self.beside)
-        self._collecting = Lock()
-        self._collection: Collection | None = None
+        self._without = Forbidden.to_all([], 0)
+
+    def without(self, numbers: Iterable[int]) -> Self:
+        """The same retriever, which never finds the passages with these numbers: the best of the others, exactly."""
+        other = copy(self)
+        other._without = Forbidden.to_all(np.union1d(self._without.passages, np.fromiter(numbers, np.int64)), 0)
+        return other
 
     @property
     def collection(self) -> Collection:
         """What streams over this index share; made when first asked for, by reading the commonest terms' postings."""
-        with self._collecting:
-            self._collection = self._collection or self._collect(cores())
-            return self._collection
+        return self._collecting.collection()
 
-    def _collect(self, threads: int, before_each: Callable[[], None] | None = None) -> Collection:
-        idf_V = idf(np.diff(self._arrays.offsets), self._with_terms)
-        common = find_common_terms(self._arrays, self._passages, idf_V, self._impact_C, threads, before_each)
-        return Collection(self._arrays, self._passages, idf_V, self._impact_C, common)
-
-    def _collect_beside(self, going_on: Callable[[], None]) -> Collection:
-        """The same by one thread, with the kernels of streams loaded, so that no query waits for them."""
-        with self._collecting:
-            self._collection = self._collection or self._collect(1, going_on)
-        Stream(self._collection, 1).search([[]])
-        return self._collection
+    @property
+    def beside(self) -> Beside[Collection]:
+        """The same, made by a thread beside the queries."""
+        return self._collecting.beside
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything that decides the hits: the index, the analysis of queries, the constants of the formula."""
-        return {
+        """Everything that decides the hits: the index, the analysis of queries, the constants of the formula, and which
+        passages are left out."""
+        config: dict[str, JsonValue] = {
             "retriever": "bm25",
             "fingerprint": self._fingerprint,
             "analysis": analysis.NAME,
             "k1": self._options.k1,
             "b": self._options.b,
         }
+        left_out = self._without.passages
+        return config if len(left_out) == 0 else config | forbidden_config(left_out)
 
     @property
     def stable(self) -> int:
@@ -142,7 +141,7 @@ class BM25:
     def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> Hits:
         """The same for queries whose terms were looked up before."""
         check_k(k)
-        forbidden = forbidden or Forbidden.none(len(queries))
+        forbidden = self._forbidden(len(queries), forbidden)
         k = min(k, max(self._passages, 1))
         hits = Hits.none(len(queries), k)
         numbers_QK, scores_QK = hits.numbers_QK, hits.scores_QK
@@ -165,6 +164,13 @@ class BM25:
             with ThreadPoolExecutor(max_workers=min(cores(), len(tasks))) as pool:
                 list(pool.map(work, tasks))
         return hits
+
+    def _forbidden(self, queries: int, forbidden: Forbidden | None) -> Forbidden:
+        """What no query may find, with what each of these may not."""
+        left_out = self._without.passages
+        if forbidden is None:
+            return self._without.to_each(queries) if len(left_out) else Forbidden.none(queries)
+        return forbidden.also(left_out) if len(left_out) else forbidden
 
     def _follow(
         self,

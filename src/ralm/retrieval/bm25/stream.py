@@ -23,7 +23,7 @@ from ralm.retrieval.bm25.best import empty
 from ralm.retrieval.bm25.common_terms import BLOCK_BITS, STEP_BITS, CommonTerms
 from ralm.retrieval.bm25.compiled import kernel
 from ralm.retrieval.bm25.forbidden import Forbidden
-from ralm.retrieval.bm25.formula import FRACTION_BITS
+from ralm.retrieval.bm25.points import FRACTION_BITS, UNIT, fill_points
 from ralm.retrieval.bm25.stream_kernel import ALIGNED, Postings, Queries, State, Terms, sweep
 
 PARTITION: Final = 1 << 17
@@ -204,9 +204,7 @@ def _learn(
         begin, end = offsets[term], offsets[term + 1]
         frequency_T[known] = end - begin
         words_T[known] = np.int64(common_V[term]) * words if common_V[term] >= 0 else -1
-        for code in range(len(impact_C)):
-            points = max(1, np.rint(idf_V[term] * impact_C[code] * (1 << FRACTION_BITS)))
-            points_TC[known, code] = points if impact_C[code] > 0 else 0
+        fill_points(idf_V[term], impact_C, UNIT, points_TC[known])
         slices_TS[known, 0] = begin
         for number in range(1, slices_TS.shape[1]):
             begin += np.searchsorted(passages[begin:end], number * partition)
@@ -224,7 +222,7 @@ def _empty(
 ) -> None:
     """Write down what the heaps hold."""
     for query in range(len(found_Q)):
-        empty(heaps_QK[query], found_Q[query], numbers_QK[query], scores_QK[query], 2.0**-FRACTION_BITS)
+        empty(heaps_QK[query], found_Q[query], numbers_QK[query], scores_QK[query], UNIT)
 
 
 @kernel

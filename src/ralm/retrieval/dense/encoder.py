@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ralm.errors import ModelError, UsageError
-from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors
+from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, no_bars
 from ralm.progress import Advance
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.dpr import is_dpr, load_dpr
@@ -208,10 +208,10 @@ def _readable(length: int | None) -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Keep transformers from drawing bars, and from telling that BERT's pooler, which nothing here uses, is missing."""
     level = logging.get_verbosity()
-    logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        yield
+        with no_bars():
+            yield
     finally:
         logging.set_verbosity(level)
 

@@ -70,7 +70,7 @@ class Dense:
         all its vectors are compared.
         """
         other = copy(self)
-        other._forbidden = np.unique(np.fromiter(numbers, np.int64))
+        other._forbidden = np.union1d(self._forbidden, np.fromiter(numbers, np.int64))
         return other
 
     @property
@@ -166,22 +166,23 @@ def open_dense(
     options: DenseSearchOptions | None = None,
     *,
     built_with: BuiltWith | None = None,
+    index: Path | None = None,
     fingerprint: str | None = None,
     file: Path | None = None,
     passages: int | None = None,
     sha256: str | None = None,
 ) -> Dense:
     """The retriever over what `DenseBuilder` wrote; `built_with` is what the encoder of queries must be, if given, and
-    `fingerprint` a hash of the index.
+    `index` is what messages call the index. `fingerprint` is a hash of the vectors and what they are of.
 
     `file` names the vectors where they were opened before; `passages`, `sha256`: how many vectors there must be, and
     the checksum of the file. Raises OtherEncoderError where the encoder is another, DamagedFolderError where there are
     no such vectors.
     """
-    index = open_vectors(file or folder / VECTORS, folder / VECTORS, passages, sha256)
-    dense = Dense(index, encoder, options, fingerprint=fingerprint)
+    vectors = open_vectors(file or folder / VECTORS, folder / VECTORS, passages, sha256)
+    dense = Dense(vectors, encoder, options, fingerprint=fingerprint)
     if built_with is not None:
-        _check_encoder(folder.parent, encoder, built_with)
+        _check_encoder(index or folder.parent, encoder, built_with)
     return dense
 
 

@@ -109,5 +109,6 @@ class _Alignment:
     def _refusal(self) -> ModelError:
         return ModelError(
             "the tokenizer does not say where its tokens stand in a text, and what they decode to is not the text: "
-            f"{self._text[self._at : self._at + 40]!r} was not found. Take a model with a fast tokenizer."
+            f"{self._text[self._at : self._at + 40]!r} was not found. Take a model with a fast tokenizer; your own "
+            "tokenizer needs `encode_with_spans`."
         )

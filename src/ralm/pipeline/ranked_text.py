@@ -9,6 +9,7 @@ from typing import Self
 
 import numpy as np
 
+from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer
 from ralm.records import IntArray, Request
 
@@ -28,7 +29,7 @@ class RankedText:
     @classmethod
     def of(cls, text: str, tokenizer: Tokenizer, max_length: int, advance: int) -> Self:
         """Cut a text into tokens."""
-        tokens, spans_N2 = tokenizer.encode_with_spans(text)
+        tokens, spans_N2 = full_tokenizer(tokenizer).encode_with_spans(text)
         return cls(tokens, np.maximum.accumulate(spans_N2[:, 1]), max_length, advance)
 
     def tokens_within(self, characters: int) -> int:

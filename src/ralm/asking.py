@@ -1,0 +1,74 @@
+"""Asking parts, whoever wrote them: what they give is checked before anything is done with it."""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.errors import RetrieverError, UsageError
+from ralm.protocols import Retriever
+from ralm.records import NO_PASSAGE, Hits, IntArray
+
+
+def ask(retriever: Retriever, queries: Sequence[str], k: int, passages: int | None = None) -> Hits:
+    """The k best of so many passages for each query, checked, and at least one column; `None`: not known how many.
+
+    Raises RetrieverError where what the retriever gives are no hits of these queries.
+    """
+    k = k if passages is None else min(k, max(passages, 1))
+    hits = retriever.retrieve(queries, k)
+    fault = fault_of_hits(hits, len(queries), k, passages)
+    if fault:
+        raise RetrieverError(f"the retriever {type(retriever).__name__} {fault}; see `Hits` for what it should give.")
+    if hits.numbers_QK.shape[1] == 0:
+        return Hits.none(len(queries), 1)
+    return Hits(hits.numbers_QK.astype(np.int64, copy=False), hits.scores_QK.astype(np.float32, copy=False))
+
+
+def config_of(part: object, what: str) -> dict[str, JsonValue]:
+    """Everything that decides the results of a part, as it says itself; `what` is what messages call it.
+
+    Raises UsageError where it does not say, or says it with values that JSON cannot hold.
+    """
+    config: dict[str, JsonValue] | None = getattr(part, "config", None)
+    if config is None:
+        raise UsageError(f"the {what} {type(part).__name__} does not say what decides its results; give it a `config`.")
+    try:
+        json.dumps(config)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"the `config` of the {what} {type(part).__name__} cannot be written as JSON: {error}."
+        ) from None
+    return config
+
+
+def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str:
+    """What is wrong with hits; empty where nothing is."""
+    if not isinstance(hits, Hits):
+        return f"gives {type(hits).__name__} and not Hits"
+    numbers, scores = hits.numbers_QK, hits.scores_QK
+    if len(hits) != queries or numbers.shape[1] > k:
+        rows, columns = numbers.shape
+        return f"gives {rows:,} rows of {columns:,} for {queries:,} queries and k = {k:,}"
+    if numbers.dtype.kind not in "iu" or scores.dtype.kind not in "fiu":
+        return f"gives numbers of type {numbers.dtype} and scores of type {scores.dtype}"
+    if not (np.abs(scores, dtype=np.float64) <= np.finfo(np.float32).max).all():
+        return "gives a score that is not finite"
+    return _fault_of_numbers(numbers.astype(np.int64, copy=False), passages)
+
+
+def _fault_of_numbers(numbers: IntArray, passages: int | None) -> str:
+    most = np.iinfo(np.int64).max if passages is None else passages
+    wrong = (numbers < NO_PASSAGE) | (numbers >= most)
+    if wrong.any():
+        known = "" if passages is None else f" of {passages:,}"
+        return f"gives passage {numbers[wrong][0]}{known}"
+    none = numbers == NO_PASSAGE
+    if (none[:, :-1] & ~none[:, 1:]).any():
+        return "gives a passage behind a place without one"
+    rising = np.sort(numbers, axis=1)
+    twice = (rising[:, 1:] == rising[:, :-1]) & (rising[:, 1:] != NO_PASSAGE)
+    if twice.any():
+        return f"gives passage {rising[:, 1:][twice][0]} twice for one query"
+    return ""

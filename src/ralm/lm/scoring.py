@@ -1,0 +1,252 @@
+"""Scoring with any language model: requests in, log-probabilities of their targets out, with nothing read twice.
+
+- Requests whose tokens equal another's, or are the beginning of another's, are read off one pass. In blocked windows
+  these are all strides of a block that read the same document.
+- What was scored is remembered by the whole token sequence. A request for the last targets of a sequence is answered
+  from one that had more: what ranked a passage also answers for the targets.
+- A journal, where there is one, keeps what was scored beyond this process.
+
+Works on token ids; knows nothing of text or plans, nor of how a model reads.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final, TypeAlias
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.errors import ModelError
+from ralm.lm.journal import Journal, request_key
+from ralm.progress import progress_bar
+from ralm.protocols import LanguageModel, Tokenizer
+from ralm.records import FloatArray, IntArray, Pass, Request
+
+TOKENS_AT_ONCE: Final = 1 << 22
+"""Tokens of the requests that are merged at once: they are copied, so not those of a whole plan."""
+_KEY_BYTES: Final = 16
+_ABOVE_ZERO: Final = 0.01
+"""How far rounding may lift a log-probability above 0."""
+
+
+class Scorer:
+    """A language model, and everything that was scored with it: nothing is scored twice, and results are checked.
+
+    It is a `LanguageModel` itself, so it can be given wherever one is wanted: evaluations then share what was scored.
+
+    `asked` counts the requests so far, `scored` those that this process had not scored before. With a `journal` they
+    are answered from what an earlier process left in it where it can, and kept there for the next.
+    """
+
+    def __init__(self, model: LanguageModel, journal: Journal | None = None) -> None:
+        self.model = model
+        self.asked = 0
+        self.scored = 0
+        self._journal = journal
+        self._known: dict[bytes, FloatArray] = {}
+        self._merges: bool = getattr(model, "merges_prefixes", True)
+        self._vocabulary: int | None = getattr(model, "vocabulary", None)
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> "Scorer":
+        """The same scorer, or one for a model, which knows nothing yet."""
+        return model if isinstance(model, Scorer) else cls(model)
+
+    @property
+    def name(self) -> str:
+        """The model's own."""
+        return self.model.name
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """The model's own."""
+        return self.model.config
+
+    @property
+    def max_length(self) -> int:
+        """The model's own."""
+        return self.model.max_length
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own."""
+        return self.model.tokenizer
+
+    def score(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
+        """What the model itself says; nothing of it is remembered."""
+        return self.model.score(passes)
+
+    def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
+        """For each request, in order, the natural log-probability (float32) of each of its targets.
+
+        Raises ModelError where a request is longer than the model reads, where a token is not of its vocabulary, and
+        where what it gives are no log-probabilities of the targets.
+        """
+        if not requests:
+            return []
+        self.asked += len(requests)
+        found: list[FloatArray] = []
+        with progress_bar("Scoring", total=len(requests)) as advance:
+            for some in _chunks(requests, TOKENS_AT_ONCE):
+                found += self._score(some, advance)
+        return found
+
+    def _score(self, requests: Sequence[Request], advance: Callable[[int], None]) -> list[FloatArray]:
+        spelt = [_spelt(request) for request in requests]
+        keys = [blake2b(tokens, digest_size=_KEY_BYTES).digest() for tokens in spelt]
+        new: dict[bytes, _Unknown] = {}
+        for key, tokens, request in zip(keys, spelt, requests, strict=True):
+            if len(request.targets) > max(len(self._known.get(key, ())), len(new.get(key, ()))):
+                new[key] = _Unknown(key, tokens, request)
+        self.scored += len(new)
+        waiting = Counter(key for key in keys if key in new)
+        advance(len(requests) - waiting.total())
+        for become_known in self._answer(list(new.values())):
+            advance(sum(waiting[key] for key in become_known))
+        return [self._known[key][-len(request.targets) :] for key, request in zip(keys, requests, strict=True)]
+
+    def _answer(self, new: Sequence["_Unknown"]) -> Iterator[list[bytes]]:
+        """Answer these from the journal or the model; yields the keys of those that have become known."""
+        left = []
+        for one in new:
+            found = None if self._journal is None else self._journal.get(request_key(one.request))
+            if found is None:
+                left.append(one)
+            else:
+                self._known[one.key] = found
+                yield [one.key]
+        for answers in self._read(_merge(left, prefixes=self._merges)):
+            self._known.update((one.key, log_probs) for one, log_probs in answers)
+            if self._journal is not None:
+                self._journal.add((request_key(one.request), log_probs) for one, log_probs in answers)
+            yield [one.key for one, _ in answers]
+
+    def _read(self, merged: Sequence["_Merged"]) -> Iterator["_Answers"]:
+        """What each pass says, as it comes; the longest is read first."""
+        merged = sorted(merged, key=lambda one: -len(one.tokens))
+        passes = [one.scoring_pass() for one in merged]
+        for one, scored, log_probs_P in zip(merged, passes, self._given(passes), strict=True):
+            yield one.answers(scored, log_probs_P)
+
+    def _given(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+        """What the model gives for each pass, checked."""
+        if not passes:
+            return
+        name = self.model.name
+        _check_passes(passes, name, self.model.max_length, self._vocabulary)
+        given = iter(self.model.score(passes))
+        try:
+            for number, one in enumerate(passes):
+                log_probs_P = next(given, None)
+                if log_probs_P is None:
+                    raise ModelError(f"{name} gives log-probabilities for {number:,} of {len(passes):,} passes.")
+                yield _checked(log_probs_P, one, name)
+            if next(given, None) is not None:
+                raise ModelError(
+                    f"{name} gives more arrays of log-probabilities than the {len(passes):,} passes asked."
+                )
+        finally:
+            if isinstance(given, Generator):
+                given.close()  # now, not when the last reference goes: threads may be working for it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Unknown:
+    """A token sequence to be scored: its key, its tokens spelt as bytes, and the request with the most targets."""
+
+    key: bytes
+    spelt: bytes
+    request: Request
+
+    def __len__(self) -> int:
+        """The number of targets."""
+        return len(self.request.targets)
+
+
+_Answers: TypeAlias = Sequence[tuple[_Unknown, FloatArray]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Merged:
+    """Tokens that are read once, and all that is read off them."""
+
+    tokens: IntArray
+    unknown: list[_Unknown] = field(default_factory=list)
+
+    def scoring_pass(self) -> Pass:
+        """The pass over the targets of all."""
+        targets = [np.arange(len(one.request) - len(one), len(one.request)) for one in self.unknown]
+        return Pass(self.tokens, np.unique(np.concatenate(targets)))
+
+    def answers(self, scored: Pass, log_probs_P: FloatArray) -> _Answers:
+        """What that pass says of each."""
+        firsts = [int(np.searchsorted(scored.targets_P, len(one.request) - len(one))) for one in self.unknown]
+        return [(one, log_probs_P[first : first + len(one)]) for one, first in zip(self.unknown, firsts, strict=True)]
+
+
+def _chunks(requests: Iterable[Request], tokens: int) -> Iterator[list[Request]]:
+    """Requests in order, some at a time: as many as have about so many tokens."""
+    some: list[Request] = []
+    read = 0
+    for request in requests:
+        some.append(request)
+        read += len(request)
+        if read >= tokens:
+            yield some
+            some, read = [], 0
+    if some:
+        yield some
+
+
+def _merge(unknown: Iterable[_Unknown], *, prefixes: bool) -> list[_Merged]:
+    """The token sequences to read; with `prefixes`, without those that are the beginning of others.
+
+    In lexicographic order a sequence stands before all that begin with it, and nothing else stands between them: so
+    each need be compared with its successor alone, from the last to the first.
+    """
+    merged: list[_Merged] = []
+    longest = b""
+    for one in sorted(unknown, key=lambda one: one.spelt, reverse=True):
+        if not (prefixes and longest.startswith(one.spelt)):
+            merged.append(_Merged(tokens=np.frombuffer(one.spelt, dtype=">i4").astype(np.int64)))
+            longest = one.spelt
+        merged[-1].unknown.append(one)
+    return merged
+
+
+def _spelt(request: Request) -> bytes:
+    """The tokens of a request as bytes that sort as the tokens do."""
+    return b"".join(part.astype(">i4").tobytes() for part in (request.document, request.context, request.targets))
+
+
+def _check_passes(passes: Sequence[Pass], name: str, max_length: int, vocabulary: int | None) -> None:
+    """Raise ModelError where a pass is too long for a model, or holds a token that it does not know."""
+    longest = max(map(len, passes))
+    if longest > max_length:
+        raise ModelError(f"{name} reads at most {max_length} tokens at once, not {longest}.")
+    for one in passes:
+        least, most = int(one.tokens_N.min()), int(one.tokens_N.max())
+        if least < 0 or (vocabulary is not None and most >= vocabulary):
+            raise ModelError(
+                f"token {most if least >= 0 else least} is not of the {vocabulary or 'ids'} that {name} knows: its "
+                "tokenizer belongs to another model."
+            )
+
+
+def _checked(given: object, asked: Pass, name: str) -> FloatArray:
+    """Log-probabilities as a model gives them; ModelError where they are none of the targets of a pass."""
+    try:
+        with np.errstate(over="ignore"):
+            log_probs_P: FloatArray = np.asarray(given, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise ModelError(f"{name} gives {type(given).__name__} where log-probabilities are expected.") from None
+    targets = len(asked.targets_P)
+    if log_probs_P.shape != (targets,):
+        raise ModelError(f"{name} gives log-probabilities of shape {log_probs_P.shape} for {targets:,} targets.")
+    if np.isnan(log_probs_P).any():
+        raise ModelError(f"{name} gives log-probabilities that are not numbers.")
+    if (log_probs_P > _ABOVE_ZERO).any():
+        raise ModelError(f"{name} gives a log-probability of {log_probs_P.max():g}; none can be above 0.")
+    return log_probs_P

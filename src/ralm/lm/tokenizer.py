@@ -1,0 +1,71 @@
+"""What a tokenizer need not say itself: the optional members of `FullTokenizer`, filled in where it lacks them.
+
+Works on text and token ids; knows no particular tokenizer.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from ralm.lm.alignment import align
+from ralm.protocols import FullTokenizer, Tokenizer
+from ralm.records import IntArray, SpecialTokens
+
+_NONE: Final = SpecialTokens(before=np.zeros(0, dtype=np.int64), after=np.zeros(0, dtype=np.int64), begin=None)
+
+
+def full_tokenizer(tokenizer: Tokenizer) -> FullTokenizer:
+    """The tokenizer with all members of `FullTokenizer`: its own where it has them, else what their docstrings say."""
+    return tokenizer if isinstance(tokenizer, FullTokenizer) else _Filled(tokenizer)
+
+
+class _Filled:
+    """A tokenizer that lacks some of the optional members."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._own = tokenizer
+
+    def encode(self, text: str) -> IntArray:
+        return self._own.encode(text)
+
+    def decode(self, tokens: IntArray) -> str:
+        return self._own.decode(tokens)
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        special: SpecialTokens = getattr(self._own, "special_tokens", _NONE)
+        return special
+
+    @property
+    def end_token(self) -> int | None:
+        return getattr(self._own, "end_token", None)
+
+    @property
+    def unknown_token(self) -> int | None:
+        return getattr(self._own, "unknown_token", None)
+
+    def token_of(self, text: str) -> int | None:
+        own = getattr(self._own, "token_of", None)
+        return None if own is None else own(text)
+
+    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
+        own = getattr(self._own, "encode_with_spans", None)
+        if own is not None:
+            found: tuple[IntArray, IntArray] = own(text)
+            return found
+        tokens = self.encode(text)
+        spans = align(text, tokens.tolist(), self._decoded, unknown=self.unknown_token, mark="")
+        return tokens, np.array(spans, dtype=np.int64).reshape(-1, 2)
+
+    def encode_document(self, text: str, max_tokens: int) -> IntArray:
+        own = getattr(self._own, "encode_document", None)
+        if own is not None:
+            document: IntArray = own(text, max_tokens)
+            return document
+        special = self.special_tokens
+        room = max(0, max_tokens - len(special.before) - len(special.after))
+        return np.concatenate([special.before, self.encode(text)[:room], special.after])[:max_tokens]
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return self._own.decode(np.array(ids, dtype=np.int64))

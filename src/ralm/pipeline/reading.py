@@ -1,0 +1,165 @@
+"""Reading a prepared text: each row behind what its reader puts in front, and the average of what is predicted.
+
+    p(y | x) = sum over fronts d of  weight_d  p(y | [d; x])              (REPLUG, Eq. 2)
+
+With one front it is In-Context RALM, without any the plain model. Letters of shapes: R rows, K fronts of a row, T
+targets.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from ralm.asking import fault_of_hits
+from ralm.errors import ReaderError, RerankerError, UsageError
+from ralm.lm.scoring import Scorer
+from ralm.pipeline.rows import StrideRows
+from ralm.pipeline.texts import PreparedText
+from ralm.protocols import Documents, LanguageModel, Reader, Reranker, Rows
+from ralm.reading.documents import PassageDocuments
+from ralm.reading.ensemble import mixture, posterior
+from ralm.reading.in_context import InContext, rows_with_targets, stride_request
+from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Passages, Provenance, ScoredTokens
+
+_ROUNDING: Final = 1e-5
+
+
+def hits_wanted(reader: Reader, reranker: Reranker | None) -> int:
+    """How many passages must be retrieved for a row.
+
+    Raises UsageError where a reranker has fewer candidates than the reader reads.
+    """
+    if reranker is None:
+        return reader.hits
+    if reranker.candidates < reader.hits:
+        raise UsageError(
+            f"the reader reads {reader.hits} passages and the reranker chooses from {reranker.candidates} "
+            "`candidates`: raise them."
+        )
+    return reranker.candidates
+
+
+def read(
+    prepared: PreparedText,
+    model: LanguageModel,
+    hits: Hits | None = None,
+    passages: Passages = (),
+    reader: Reader | None = None,
+    reranker: Reranker | None = None,
+) -> ScoredTokens:
+    """Score every target, each row read as `reader` says (the best passage alone without one), with the hits of the row
+    or those that `reranker` chooses from them; without hits, with no passage.
+
+    Raises ReaderError or RerankerError where one of them breaks its contract, UsageError where lengths do not fit.
+    """
+    scorer, reader = Scorer.of(model), reader or InContext()
+    documents = PassageDocuments.planned(passages, scorer.tokenizer, prepared.plan.options)
+    rows = rows_with_targets(prepared.plan)
+    if hits is None:
+        return _scored(prepared, scorer, rows, [[Front(documents[NO_PASSAGE])] for _ in rows])
+    if reranker is not None:
+        hits = chosen(reranker, StrideRows(prepared, scorer, documents, hits, passages), hits, passages, reader.hits)
+    fronts_R = [fronts_of(reader, hits.of(row), documents) for row in rows]
+    options = prepared.plan.options
+    check_room(reader, [front for fronts in fronts_R for front in fronts], options.after_document, options.max_length)
+    return _scored(prepared, scorer, rows, fronts_R)
+
+
+def chosen(reranker: Reranker, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
+    """What a reranker chooses from the hits of rows, checked.
+
+    Raises RerankerError where it gives what are no hits, or passages that are not among the row's own.
+    """
+    hits = hits.first(reranker.candidates)
+    best = reranker.choose(rows, hits, passages, k)
+    fault = fault_of_hits(best, len(hits), k, None) or _fault_of_choice(best, hits)
+    if fault:
+        raise RerankerError(f"the reranker {type(reranker).__name__} {fault}; see `Reranker` for what it should give.")
+    return best
+
+
+def _fault_of_choice(best: Hits, hits: Hits) -> str:
+    found_QK = best.numbers_QK != NO_PASSAGE
+    among_QK = (best.numbers_QK[:, :, None] == hits.numbers_QK[:, None, :]).any(axis=2)
+    foreign_QK = found_QK & ~among_QK
+    if foreign_QK.any():
+        return f"gives passage {best.numbers_QK[foreign_QK][0]}, which is not among the hits of its row"
+    return ""
+
+
+def fronts_of(reader: Reader, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
+    """What stands in front of one row, checked; without hits, what stands there without a passage.
+
+    Raises ReaderError where the reader gives what are no fronts of these hits, or weights that do not sum to 1.
+    """
+    if not hits:
+        return [Front(documents[NO_PASSAGE])]
+    fronts = reader.fronts(hits, documents)
+    if fault := _fault_of_fronts(fronts, hits):
+        raise ReaderError(f"the reader {type(reader).__name__} {fault}; see `Reader` for what it should give.")
+    return fronts
+
+
+def _fault_of_fronts(fronts: Sequence[Front], hits: Sequence[tuple[int, float]]) -> str:
+    if not isinstance(fronts, Sequence):
+        return f"gives {type(fronts).__name__} and not fronts"
+    found = {number for number, _ in hits}
+    if faults := [fault for front in fronts if (fault := _fault_of_front(front, found))]:
+        return faults[0]
+    total = float(np.exp(np.array([front.log_weight for front in fronts], dtype=np.float64)).sum())
+    if not abs(total - 1) < _ROUNDING:
+        return f"gives {len(fronts)} {'front' if len(fronts) == 1 else 'fronts'} whose weights sum to {total:g}, not 1"
+    return ""
+
+
+def _fault_of_front(front: Front, found: set[int]) -> str:
+    if not isinstance(front, Front):
+        return f"gives {type(front).__name__} and not Front"
+    tokens = front.tokens
+    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype != np.int64:
+        return "gives a front whose tokens are no int64 vector"
+    if foreign := [number for number in front.passages if number not in found]:
+        return f"gives a front of passage {foreign[0]}, which is not among the hits of its row"
+    return ""
+
+
+def check_room(reader: Reader, fronts: Sequence[Front], after: int, max_length: int) -> None:
+    """Raise UsageError where what stands in front leaves no room for so many tokens that must stand after it."""
+    longest = max((len(front.tokens) for front in fronts), default=0)
+    if longest + after > max_length:
+        raise UsageError(
+            f"the reader {type(reader).__name__} puts {longest} tokens in front, and the {after} that must stand after "
+            f"them do not fit into --max-length {max_length} as well: lower --document-tokens or raise it."
+        )
+
+
+def _scored(
+    prepared: PreparedText, scorer: Scorer, rows: Sequence[int], fronts_R: Sequence[Sequence[Front]]
+) -> ScoredTokens:
+    """Score the targets of rows behind each of their fronts, and average."""
+    plan = prepared.plan
+    requests = [
+        stride_request(prepared.tokens, plan, row, front.tokens)
+        for row, fronts in zip(rows, fronts_R, strict=True)
+        for front in fronts
+    ]
+    scored = iter(scorer.log_probs(requests))
+    log_probs: list[FloatArray] = []
+    sources: list[tuple[IntArray, FloatArray]] = []
+    for fronts in fronts_R:
+        log_probs_KT = np.stack([next(scored) for _ in fronts])
+        log_weights_K = np.array([front.log_weight for front in fronts], dtype=np.float64)
+        passages_K = np.array([front.passage for front in fronts], dtype=np.int64)
+        log_probs.append(log_probs_KT[0] if len(fronts) == 1 else mixture(log_probs_KT, log_weights_K))
+        sources += [(passages_K, posteriors_K) for posteriors_K in posterior(log_probs_KT, log_weights_K)]
+    provenance = Provenance.of_rows(sources)
+    most_T = provenance.posteriors_TK.argmax(axis=1)
+    positions_T = np.arange(plan.target_begin_R[rows[0]], plan.end_R[rows[-1]], dtype=np.int64)
+    return ScoredTokens(
+        positions_T=positions_T,
+        tokens_T=prepared.tokens[positions_T],
+        log_probs_T=np.concatenate(log_probs).astype(np.float32, copy=False),
+        passages_T=provenance.passages_TK[np.arange(len(most_T)), most_T],
+        provenance=provenance,
+    )

@@ -1,0 +1,125 @@
+"""The strides of a prepared text as rerankers see them: what stands before each, and what a model makes of it.
+
+Knows a plan and how its readings begin; knows nothing of how candidates are compared.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from ralm.errors import UsageError
+from ralm.lm.scoring import Scorer
+from ralm.pipeline.ranked_text import RankedText
+from ralm.pipeline.sources import stride_queries
+from ralm.pipeline.texts import PreparedText
+from ralm.protocols import LanguageModel
+from ralm.reading.documents import PassageDocuments
+from ralm.reading.in_context import rows_with_targets, stride_request
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages
+
+
+class StrideRows:
+    """The strides of a text with the hits of each, read by the model of `scorer` behind `documents`."""
+
+    def __init__(
+        self, prepared: PreparedText, scorer: Scorer, documents: PassageDocuments, hits: Hits, passages: Passages
+    ) -> None:
+        self._prepared = prepared
+        self._scorer = scorer
+        self._documents = documents
+        self._hits = hits
+        self._passages = passages
+
+    def __len__(self) -> int:
+        return len(self._prepared.plan)
+
+    @cached_property
+    def queries(self) -> Sequence[str]:
+        """The query of each stride; empty for a stride that does not retrieve."""
+        return stride_queries(self._prepared, self._scorer.tokenizer)
+
+    @property
+    def places(self) -> IntArray:
+        """The numbers of the strides."""
+        return np.arange(len(self), dtype=np.int64)
+
+    def prefix(self, row: int) -> str:
+        """The text before a stride."""
+        return self._prepared.text[: self._prepared.characters_before(row)]
+
+    def prefix_log_probs(
+        self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
+    ) -> list[FloatArray]:
+        """The log-probabilities of the end of each prefix behind a passage.
+
+        The reading model scores the targets in the same pass, so that reading them later costs nothing.
+        """
+        if model is not None:
+            return self._by_another(candidates, tokens, model)
+        self._check(tokens)
+        targets_R = self._prepared.plan.end_R - self._prepared.plan.target_begin_R
+        scored = self._log_probs(candidates, tokens)
+        return [one[: len(one) - int(targets_R[row])] for (row, _), one in zip(candidates, scored, strict=True)]
+
+    def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:
+        """The log-probabilities of each stride's targets behind a passage."""
+        return self._log_probs(candidates, 0)
+
+    def _log_probs(self, candidates: Sequence[tuple[int, int]], before: int) -> list[FloatArray]:
+        """Those of so many tokens before the targets, and of the targets.
+
+        Rows that leave no choice are scored along with them: they will be read as well, and share passes.
+        """
+        tokens, plan = self._prepared.tokens, self._prepared.plan
+        asked = {row for row, _ in candidates}
+        rest = [row for row in rows_with_targets(plan) if row not in asked]
+        others = [(row, number) for row in rest for number, _ in self._hits.of(row)[:1] or [(NO_PASSAGE, 0.0)]]
+        requests = [
+            stride_request(tokens, plan, row, self._documents[number], before) for row, number in (*candidates, *others)
+        ]
+        return self._scorer.log_probs(requests)[: len(candidates)]
+
+    def _by_another(self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel) -> list[FloatArray]:
+        """By a model that cuts the text into tokens of its own (Table 3)."""
+        options = self._prepared.plan.options
+        max_length = min(options.max_length, model.max_length)
+        check_rank_tokens(options.document_tokens, tokens, options.advance, max_length)
+        text = RankedText.of(self._prepared.text, model.tokenizer, max_length, options.advance)
+        documents = PassageDocuments.planned(self._passages, model.tokenizer, options)
+        ends = {row: text.tokens_within(self._prepared.characters_before(row)) for row, _ in candidates}
+        return log_probs_of_ends(Scorer.of(model), text, documents, [(ends[row], of) for row, of in candidates], tokens)
+
+    def _check(self, tokens: int) -> None:
+        """Raise UsageError where the reading model cannot read a document and so many tokens before the targets."""
+        options = self._prepared.plan.options
+        if options.windows != "rolling":
+            check_rank_tokens(options.document_tokens, tokens, options.advance, options.max_length)
+        elif tokens > options.query_tokens:
+            raise UsageError(
+                f"--rerank-tokens {tokens} are more than the --query-tokens {options.query_tokens} that rolling "
+                "windows have before their targets: lower it."
+            )
+
+
+def log_probs_of_ends(
+    scorer: Scorer,
+    text: RankedText,
+    documents: PassageDocuments,
+    candidates: Sequence[tuple[int, int]],
+    tokens: int,
+) -> list[FloatArray]:
+    """For each (end, passage) the log-probabilities of the last `tokens` of the text's first `end` tokens behind the
+    passage; none where there is no token that another stands before."""
+    requests = [text.request(end, documents[number], tokens) for end, number in candidates if end > 1]
+    scored = iter(scorer.log_probs(requests))
+    return [next(scored) if end > 1 else np.zeros(0, dtype=np.float32) for end, _ in candidates]
+
+
+def check_rank_tokens(document_tokens: int, rank_tokens: int, advance: int, max_length: int) -> None:
+    """Raise UsageError where a model cannot read a document, the tokens to rank by, and what comes after them."""
+    if document_tokens + rank_tokens + advance >= max_length:
+        raise UsageError(
+            f"--document-tokens {document_tokens} and --rerank-tokens {rank_tokens} do not fit together into "
+            f"{max_length} tokens beside the {advance} that the window advances at a time: lower one of them."
+        )

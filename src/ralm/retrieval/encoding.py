@@ -1,0 +1,136 @@
+"""Sets of vectors that are added to an index, removed from it, or made its default, while others read it.
+
+The manifest of the index is replaced in one step (`ralm.folders.changes`): whoever has the index open keeps what was
+opened, and whoever is killed on the way leaves the index as it was.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pydantic import JsonValue
+
+from ralm.errors import FolderExistsError, UsageError
+from ralm.folders.manifest import Manifest, file_checksum, whole_checksum, write_changed_manifest
+from ralm.folders.outputs import changed_folder, storage_errors
+from ralm.folders.work import ENCODED, at_work
+from ralm.progress import progress_bar
+from ralm.protocols import Encoder
+from ralm.retrieval.dense.loading import dense_extra
+from ralm.retrieval.dense.options import VECTORS, VectorOptions
+from ralm.retrieval.index import CHANGED_FORMAT_VERSION, Index, open_index
+from ralm.retrieval.vector_sets import (
+    BUILT,
+    FINGERPRINT,
+    MAIN,
+    SETTINGS,
+    VectorSet,
+    VectorSets,
+    check_name,
+    folder_of,
+    set_fingerprint,
+)
+
+_NEW: Final = "new-vectors"
+
+
+def add_vectors(
+    index: Path | str,
+    encoder: Encoder,
+    options: VectorOptions | None = None,
+    *,
+    name: str = MAIN,
+    default: bool = True,
+    force: bool = False,
+) -> Manifest:
+    """Encode the passages of an index and add the vectors to it, as a set of this name; the new manifest.
+
+    With `default` the set is searched where none is named; the first set always is. With `force` it takes the place of
+    the set that has the name, in one step: an index that is open keeps the vectors that it was opened with. What was
+    encoded is kept beside the index until the set is complete, so that the same call goes on after an interruption.
+    The hits of BM25 and of other sets keep their identity: caches and runs of them stay valid.
+
+    Raises UsageError where the name cannot be one, FolderExistsError where the index has a set of that name and there
+    is no `force`, or where another process is writing the index, and what `open_index` and `DenseBuilder` raise.
+    """
+    check_name(name)
+    path = Path(index).resolve()
+    open_index(path)  # before anything is made beside what is no index
+    with storage_errors(path), at_work(ENCODED, path) as work, _changing(path) as (opened, folder):
+        sets = opened.vector_sets
+        if name in sets.sets and not force:
+            raise FolderExistsError(
+                f"{path} already has vectors {name!r}, which are kept; choose another name with --vectors, or replace "
+                "them with --force."
+            )
+        record = _encode(opened, folder / _NEW, work, encoder, options)
+        file = folder / _NEW / VECTORS
+        place = folder_of(name, whole_checksum(file))
+        record["file"] = f"{place}/{VECTORS}"
+        record["fingerprint"] = set_fingerprint(opened.manifest, file_checksum(file))
+        (folder / place).parent.mkdir()
+        file.parent.rename(folder / place)
+        added = {**sets.sets, name: VectorSet.model_validate(record)}
+        return _write(opened, folder, VectorSets(default=name if default else sets.default or name, sets=added))
+
+
+def remove_vectors(index: Path | str, name: str) -> Manifest:
+    """Remove a set of vectors from an index; the new manifest. Where it was the only one, the index is for BM25 alone.
+
+    Raises UsageError where the index has no such set, where it is the default and there are others, or where nothing
+    would be left to search; FolderExistsError where another process is writing the index.
+    """
+    with _changing(Path(index).resolve()) as (opened, folder):
+        sets = opened.vector_sets
+        sets.named(name, opened.path)
+        kept = {other: one for other, one in sets.sets.items() if other != name}
+        if kept and name == sets.default:
+            raise UsageError(f"{name!r} are the default vectors of {opened.path}: make others the default first.")
+        if not kept and opened.bm25_options is None:
+            raise UsageError(f"{opened.path} has no BM25 and no other vectors: nothing would be left to search.")
+        return _write(opened, folder, VectorSets(default=sets.default if kept else None, sets=kept))
+
+
+def set_default_vectors(index: Path | str, name: str) -> Manifest:
+    """Have a set of vectors searched where none is named; the new manifest.
+
+    Raises UsageError where the index has no such set, FolderExistsError where another process is writing the index.
+    """
+    with _changing(Path(index).resolve()) as (opened, folder):
+        opened.vector_sets.named(name, opened.path)
+        return _write(opened, folder, opened.vector_sets.model_copy(update={"default": name}))
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[tuple[Index, Path]]:
+    """An index that nobody else changes, and the folder for what is added to it."""
+    open_index(path)
+    with changed_folder(path) as folder:
+        yield open_index(path), folder
+
+
+def _encode(
+    index: Index, folder: Path, work: Path, encoder: Encoder, options: VectorOptions | None
+) -> dict[str, JsonValue]:
+    """Write the vectors of all passages; what there is to record about them."""
+    with dense_extra():
+        from ralm.retrieval.dense.build import DenseBuilder
+    folder.mkdir()
+    with progress_bar("Encoding passages", len(index.passages)) as advance:
+        builder = DenseBuilder(folder, work, encoder, options, advance=advance)
+        for passage in index.passages:
+            builder.add(passage)
+        builder.encode_rest()
+    return builder.finish()
+
+
+def _write(index: Index, folder: Path, sets: VectorSets) -> Manifest:
+    """The manifest of the index with these sets, and without the files of those that it had before."""
+    before = index.manifest
+    settings = {name: value for name, value in before.settings.items() if name not in (BUILT, SETTINGS)}
+    settings |= {SETTINGS: sets.model_dump(mode="json"), FINGERPRINT: index.fingerprint}
+    gone = {one.file for one in index.vector_sets.sets.values()} - {one.file for one in sets.sets.values()}
+    return write_changed_manifest(
+        folder, before, format_version=CHANGED_FORMAT_VERSION, settings=settings, without=gone
+    )

@@ -1,0 +1,150 @@
+"""The sets of vectors of an index, as its manifest names them: each with a name, a file and the encoder that made it.
+
+One of them is the default. An index that was built with vectors and never changed has one, called `MAIN`, in
+`dense/vectors.faiss`; sets that are added lie in `vectors/NAME-HASH/vectors.faiss`, where the hash is of the file, so
+that a set which replaces another of its name never lies in its place.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationError
+
+from ralm.corpus.store import PASSAGES
+from ralm.errors import DamagedFolderError, UsageError
+from ralm.folders.manifest import Manifest
+from ralm.retrieval.dense.options import VECTORS, BuiltWith, EncoderOptions
+
+MAIN: Final = "main"
+"""The name of the set that an index is built with."""
+SETTINGS: Final = "vectors"
+"""Where the settings of a manifest have the sets."""
+FINGERPRINT: Final = "fingerprint"
+"""Where the settings have the fingerprint that an index had before it was changed."""
+BUILT: Final = "dense"
+"""Where the settings of an index that was never changed have its set, and the folder with its file."""
+ADDED: Final = "vectors"
+"""The folder of all sets that were added."""
+
+_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_HASH_LETTERS: Final = 12
+_ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
+
+
+class VectorSet(BaseModel):
+    """What must be known of a set of vectors to search it; what else was recorded is kept as it is."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    file: str
+    fingerprint: str
+    """A short hash of the vectors and the passages that they are of; it decides cache keys and the identity of runs."""
+    encoder: dict[str, JsonValue]
+    query_fingerprint: str
+    query_reading: dict[str, JsonValue] = {}
+    """How what encoded queries read a text; empty in an index of before this was recorded."""
+
+    @property
+    def built_with(self) -> BuiltWith:
+        """What the encoder of queries must be."""
+        return BuiltWith(query_fingerprint=self.query_fingerprint, query_reading=self.query_reading)
+
+
+class VectorSets(BaseModel):
+    """The sets by name, and which of them is searched where none is named."""
+
+    model_config = ConfigDict(frozen=True)
+
+    default: str | None = None
+    sets: dict[str, VectorSet] = {}
+
+    def named(self, name: str | None, index: Path) -> VectorSet:
+        """The set of this name, or the default one.
+
+        Raises UsageError where the index has none.
+        """
+        if not self.sets:
+            raise UsageError(
+                f"{index} was not built for dense retrieval: build it with --retriever dense or both, or add vectors "
+                "with `ralm encode`."
+            )
+        found = self.sets.get(self.default if name is None else name)  # type: ignore[arg-type]
+        if found is None:
+            raise UsageError(f"{index} has no vectors {name!r}, but {', '.join(map(repr, self.sets))}.")
+        return found
+
+
+def vector_sets(index: Path, manifest: Manifest) -> VectorSets:
+    """The sets that a manifest names.
+
+    Raises DamagedFolderError where it does not say what must be known of them.
+    """
+    settings = manifest.settings
+    if SETTINGS not in settings and BUILT not in settings:
+        return VectorSets()
+    built = settings.get(BUILT)
+    content = settings.get(SETTINGS)
+    if content is None and isinstance(built, dict):
+        own = {**built, "file": f"{BUILT}/{VECTORS}", "fingerprint": index_fingerprint(manifest)}
+        content = {"default": MAIN, "sets": {MAIN: own}}
+    try:
+        sets = VectorSets.model_validate(content)
+    except ValidationError as error:
+        raise no_encoder(index) from error
+    files = [one.file for one in sets.sets.values()]
+    if missing := [name for name in files if name not in manifest.files]:
+        raise DamagedFolderError(f"{index} is damaged: its manifest does not name {missing[0]}; build the index again.")
+    if (sets.default in sets.sets) != bool(sets.sets):
+        raise DamagedFolderError(f"{index} is damaged: its manifest names no default vectors; build the index again.")
+    return sets
+
+
+def encoder_options(index: Path, vectors: VectorSet) -> EncoderOptions:
+    """The encoder that made a set of vectors.
+
+    Raises DamagedFolderError where it is not one of those that can be named.
+    """
+    try:
+        return _ENCODER_OPTIONS.validate_python(vectors.encoder)
+    except ValidationError as error:
+        raise no_encoder(index) from error
+
+
+def no_encoder(index: Path) -> DamagedFolderError:
+    """The error of an index that does not name the encoder of its vectors."""
+    return DamagedFolderError(
+        f"{index} is damaged: its manifest does not say with which encoder it was built; build the index again."
+    )
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError where a set of vectors cannot be called so."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"vectors cannot be called {name!r}: `vectors` is up to 64 letters, digits, '-', '_' and '.', and begins "
+            "with a letter or digit."
+        )
+
+
+def folder_of(name: str, sha256: str) -> str:
+    """The folder of a set whose file has this checksum."""
+    return f"{ADDED}/{name}-{sha256[:_HASH_LETTERS]}"
+
+
+def index_fingerprint(manifest: Manifest) -> str:
+    """A short hash of everything that an index was built with: vectors that were added later do not change it."""
+    known = manifest.settings.get(FINGERPRINT)
+    if isinstance(known, str):
+        return known
+    return _short_hash({name: one.checksum for name, one in manifest.files.items() if not name.startswith(f"{ADDED}/")})
+
+
+def set_fingerprint(manifest: Manifest, checksum: str) -> str:
+    """A short hash of a file of vectors with this checksum, and of the passages that they are of."""
+    return _short_hash({PASSAGES: manifest.files[PASSAGES].checksum, VECTORS: checksum})
+
+
+def _short_hash(checksums: dict[str, str]) -> str:
+    return hashlib.sha256(repr(sorted(checksums.items())).encode()).hexdigest()[:16]

@@ -1,0 +1,183 @@
+"""The scorer: what it reads, what it reads only once, and which models it refuses."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from ralm.errors import ModelError
+from ralm.lm import scoring
+from ralm.lm.journal import Journal
+from ralm.lm.scoring import Scorer
+from ralm.records import FloatArray, Pass, Request
+from tests.fakes import CountingModel, WordTokenizer
+
+
+class Watched(CountingModel):
+    """Notes the passes it is given, and gives the results one by one."""
+
+    passes: Sequence[Pass] = ()
+
+    def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:  # type: ignore[override]
+        self.passes = [*self.passes, *passes]
+        return (self._score(one) for one in passes)
+
+    def alone(self, request: Request) -> FloatArray:
+        """A request read by itself."""
+        tokens = np.concatenate([request.document, request.context, request.targets])
+        return self._score(Pass(tokens, np.arange(len(tokens) - len(request.targets), len(tokens))))
+
+
+def request(*parts: Sequence[int]) -> Request:
+    document, context, targets = (np.array(part, dtype=np.int64) for part in parts)
+    return Request(document=document, context=context, targets=targets)
+
+
+def watched() -> Watched:
+    return Watched(WordTokenizer())
+
+
+TOKENS = st.lists(st.integers(0, 2), max_size=4)
+
+
+@given(
+    calls=st.lists(
+        st.lists(st.builds(request, TOKENS, st.lists(st.integers(0, 2), min_size=1, max_size=3), TOKENS.filter(bool)))
+    ),
+    at_once=st.integers(1, 30),
+    merges=st.booleans(),
+)
+def test_every_request_is_answered_as_if_read_alone(calls: list[list[Request]], at_once: int, merges: bool) -> None:
+    """Whatever else was asked for with it and before it; and no pass is the beginning of another beside it."""
+    model = watched()
+    model.merges_prefixes = merges  # type: ignore[attr-defined]
+    scorer = Scorer(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "TOKENS_AT_ONCE", at_once)
+        for requests in calls:
+            for found, one in zip(scorer.log_probs(requests), requests, strict=True):
+                np.testing.assert_array_equal(found, model.alone(one))
+    assert scorer.asked == sum(map(len, calls))
+    assert scorer.scored >= len(model.passes)
+
+
+def test_requests_share_passes_which_come_longest_first() -> None:
+    model = watched()
+    strides = [request([7], range(begin), range(begin, begin + 2)) for begin in (2, 4, 8)]
+    others = [request([], [5], [6]), request([7, 7, 7], range(9), [1])]
+    Scorer(model).log_probs([*strides, *others, *strides])
+    assert [one.tokens_N.tolist() for one in model.passes] == [[7, 7, 7, *range(9), 1], [7, *range(10)], [5, 6]]
+    assert [one.targets_P.tolist() for one in model.passes] == [[12], [3, 4, 5, 6, 9, 10], [1]]
+
+
+def test_a_model_that_reads_by_length_reads_every_length() -> None:
+    model = watched()
+    model.merges_prefixes = False  # type: ignore[attr-defined]
+    strides = [request([7], range(begin), range(begin, begin + 2)) for begin in (2, 4, 8)]
+    Scorer(model).log_probs([*strides, *strides])
+    assert [len(one.tokens_N) for one in model.passes] == [11, 7, 5]
+
+
+def test_the_last_targets_of_what_was_scored_need_no_pass() -> None:
+    model = watched()
+    scorer = Scorer(model)
+    ranked = scorer.log_probs([request([1], [2], [3, 4, 5, 6])])[0]
+    read = scorer.log_probs([request([1], [2, 3, 4], [5, 6]), request([], [1, 2, 3, 4, 5], [6])])
+    np.testing.assert_array_equal(read[0], ranked[2:])
+    np.testing.assert_array_equal(read[1], ranked[3:])
+    assert (len(model.passes), scorer.asked, scorer.scored) == (1, 3, 1)
+    more = scorer.log_probs([request([1], [2], [3, 4, 5, 6]), request([], [1], [2, 3, 4, 5, 6])])
+    np.testing.assert_array_equal(more[0], ranked)
+    np.testing.assert_array_equal(more[1], model.alone(request([], [1], [2, 3, 4, 5, 6])))
+    assert (len(model.passes), scorer.asked, scorer.scored) == (2, 5, 2)
+
+
+def test_a_scorer_of_a_scorer_is_the_same() -> None:
+    scorer = Scorer(watched())
+    assert Scorer.of(scorer) is scorer
+    assert Scorer.of(scorer.model).model is scorer.model
+
+
+class KilledError(Exception):
+    pass
+
+
+def test_what_was_given_before_a_kill_is_not_read_again(tmp_path: Path) -> None:
+    requests = [request([9], range(begin), range(begin, begin + 3)) for begin in (2, 5)]
+    requests += [request([document], [1, 2], [3, 4]) for document in range(5)]
+
+    class Dies(Watched):
+        def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:  # type: ignore[override]
+            for number, scored in enumerate(super().score(passes)):
+                if number == 3:
+                    raise KilledError
+                yield scored
+
+    with Journal(tmp_path / "journal") as journal, pytest.raises(KilledError):
+        Scorer(Dies(WordTokenizer()), journal).log_probs(requests)
+    model = watched()
+    with Journal(tmp_path / "journal") as journal:
+        found = Scorer(model, journal).log_probs(requests)
+    assert len(model.passes) == 6 - 3
+    for log_probs, one in zip(found, requests, strict=True):
+        np.testing.assert_array_equal(log_probs, model.alone(one))
+
+
+def test_an_end_before_all_is_read_stops_the_model() -> None:
+    stopped = []
+
+    class Given(Watched):
+        def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:  # type: ignore[override]
+            try:
+                for one in passes:
+                    yield np.zeros(7 if len(one) == 1 else 1, dtype=np.float32)
+            finally:
+                stopped.append(True)
+
+    with pytest.raises(ModelError) as raised:
+        Scorer(Given(WordTokenizer())).log_probs([request([], [1, 2, 3], [4]), request([], [1], [9])])
+    assert stopped, "even while the error, and with it every frame, is still held"
+    assert "shape (7,) for 1 targets" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([[-1.0, -2.0]], "counting gives log-probabilities for 1 of 2 passes"),
+        ([[-1.0, -2.0], [-1.0], [-1.0]], "gives more arrays of log-probabilities than the 2 passes asked"),
+        ([[-1.0, -2.0], [-1.0, -1.0]], r"gives log-probabilities of shape \(2,\) for 1 targets"),
+        ([[-1.0, float("nan")], [-1.0]], "gives log-probabilities that are not numbers"),
+        ([[-1.0, 0.5], [-1.0]], "gives a log-probability of 0.5; none can be above 0"),
+        ([[-1.0, float("inf")], [-1.0]], "gives a log-probability of inf"),
+        ([[-1.0, "x"], [-1.0]], "gives list where log-probabilities are expected"),
+        ([-1.0, -2.0], r"gives log-probabilities of shape \(\) for 2 targets"),
+    ],
+)
+def test_what_is_no_log_probability_is_refused(given: Any, message: str) -> None:
+    model = watched()
+    model.score = lambda passes: given  # type: ignore[method-assign]
+    with pytest.raises(ModelError, match=message):
+        Scorer(model).log_probs([request([], [1, 2], [3, 4]), request([], [1], [9])])
+
+
+def test_what_cannot_come_and_what_rounding_lifts_above_zero_is_taken() -> None:
+    model = watched()
+    given: Any = [[float("-inf"), 1e-6]]
+    model.score = lambda passes: given  # type: ignore[method-assign]
+    found = Scorer(model).log_probs([request([], [1, 2], [3, 4])])[0]
+    assert found.dtype == np.float32
+    assert found.tolist() == [float("-inf"), np.float32(1e-6)]
+
+
+def test_tokens_and_lengths_that_a_model_does_not_know_are_refused_before_it_reads() -> None:
+    model = watched()
+    with pytest.raises(ModelError, match="token 100 is not of the 100 that counting knows: its tokenizer belongs"):
+        Scorer(model).log_probs([request([], [1], [100])])
+    with pytest.raises(ModelError, match="token -1 is not of the 100"):
+        Scorer(model).log_probs([request([], [-1], [3])])
+    with pytest.raises(ModelError, match="counting reads at most 64 tokens at once, not 65"):
+        Scorer(model).log_probs([request([], [1] * 65, [3])])
+    assert not model.passes

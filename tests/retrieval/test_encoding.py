@@ -1,0 +1,326 @@
+"""Sets of vectors of an index: added, replaced and removed in one step, whoever reads it or is killed meanwhile."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ralm.errors import DamagedFolderError, FolderExistsError, NewerFormatError, OtherEncoderError, UsageError
+from ralm.folders import manifest as manifests
+from ralm.folders.manifest import read_manifest
+from ralm.folders.outputs import MANIFEST
+from ralm.folders.work import ENCODED, PARTIAL, at_work
+from ralm.records import Passage
+from ralm.retrieval.encoding import add_vectors, remove_vectors, set_default_vectors
+from ralm.retrieval.filters import passages_of
+from ralm.retrieval.index import Index, build_index, check_index, open_index
+from tests.fakes import LetterEncoder
+from tests.fuzz.targets import HashEncoder
+
+QUERIES = ["the fox and the sea", "abc", "a red barn"]
+
+
+def some_passages(count: int = 30) -> list[Passage]:
+    return [Passage(n, f"d{n}", f"Title {n}", f"{'abcdefgh'[n % 8] * (n + 1)} fox {n}") for n in range(count)]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """One for BM25 alone."""
+    build_index(some_passages(), tmp_path / "index")
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Path:
+    """One that was built with vectors."""
+    build_index(some_passages(), tmp_path / "both", encoder=HashEncoder())
+    return tmp_path / "both"
+
+
+class OtherLetters(LetterEncoder):
+    """Another version of the same encoder."""
+
+    query_fingerprint = "other letters"
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.config = {"name": "letters", "version": 2}
+
+
+def found(index: Index, vectors: str | None, encoder: Any) -> list[Any]:
+    hits = index.dense(vectors=vectors, encoder=encoder).retrieve(QUERIES, 5)
+    return [hits.of(row) for row in range(len(QUERIES))]
+
+
+def beside(index: Path) -> list[str]:
+    return sorted(path.name for path in index.parent.iterdir())
+
+
+def strange_files(index: Path) -> set[str]:
+    named = {MANIFEST, *open_index(index).manifest.files}
+    return {path.relative_to(index).as_posix() for path in index.rglob("*") if path.is_file()} ^ named
+
+
+def test_added_vectors_find_what_those_of_a_build_find(index: Path, both: Path) -> None:
+    add_vectors(index, HashEncoder())
+    opened = open_index(index)
+    assert list(opened.vectors) == ["main"]
+    assert found(opened, None, HashEncoder()) == found(open_index(both), None, HashEncoder())
+    assert found(opened, "main", HashEncoder()) == found(opened, None, HashEncoder())
+    assert beside(index) == ["both", "index"]
+    assert strange_files(index) == set()
+
+
+def test_several_sets_and_which_is_the_default(both: Path) -> None:
+    add_vectors(both, LetterEncoder(), name="letters-v1.2")
+    add_vectors(both, OtherLetters(), name="other", default=False)
+    opened = open_index(both)
+    assert list(opened.vectors) == ["letters-v1.2", "main", "other"]
+    assert opened.vectors["other"] == OtherLetters().config
+    assert found(opened, None, LetterEncoder()) == found(opened, "letters-v1.2", LetterEncoder())
+    with pytest.raises(OtherEncoderError, match="was built with another encoder"):
+        opened.dense(vectors="main", encoder=LetterEncoder())
+    with pytest.raises(UsageError, match="has no vectors 'third', but 'main', 'letters-v1.2', 'other'"):
+        opened.dense(vectors="third", encoder=LetterEncoder())
+    set_default_vectors(both, "main")
+    assert next(iter(open_index(both).vectors)) == "main"
+    with pytest.raises(UsageError, match="'main' are the default vectors"):
+        remove_vectors(both, "main")
+    remove_vectors(both, "letters-v1.2")
+    assert list(open_index(both).vectors) == ["main", "other"]
+    assert strange_files(both) == set()
+    assert not any("letters" in path.name for path in both.rglob("*"))
+
+
+def test_identities_outlive_changes(index: Path, both: Path) -> None:
+    """What decides cache keys and runs: of BM25, of the vectors of a build, and of a set that stays."""
+    before, alone = open_index(both), open_index(index)
+    bm25, main = before.bm25.config, before.dense(encoder=HashEncoder()).config
+    entries = sorted((name, entry.checksum) for name, entry in before.manifest.files.items())
+    assert before.fingerprint == hashlib.sha256(repr(entries).encode()).hexdigest()[:16], "as earlier versions had it"
+    add_vectors(both, LetterEncoder(), name="letters")
+    letters = open_index(both).dense(encoder=LetterEncoder()).config
+    add_vectors(both, OtherLetters(), name="other")
+    after = open_index(both)
+    assert (after.fingerprint, after.bm25.config) == (before.fingerprint, bm25)
+    assert after.dense(vectors="main", encoder=HashEncoder()).config == main
+    assert after.dense(vectors="letters", encoder=LetterEncoder()).config == letters
+    remove_vectors(both, "main")
+    assert (open_index(both).fingerprint, open_index(both).bm25.config) == (before.fingerprint, bm25)
+    add_vectors(index, LetterEncoder())
+    assert open_index(index).bm25.config == alone.bm25.config
+    first = open_index(index).dense(encoder=LetterEncoder()).config
+    assert first["fingerprint"] == letters["fingerprint"], "the same vectors of the same passages"
+    add_vectors(index, OtherLetters(), force=True)
+    assert open_index(index).dense(encoder=OtherLetters()).config["fingerprint"] != first["fingerprint"]
+
+
+def test_an_open_index_keeps_answering(both: Path) -> None:
+    """While its only vectors are replaced, and then removed; one that was asked before and one that was not."""
+    asked, fresh = open_index(both), open_index(both)
+    expected = found(asked, None, HashEncoder())
+    words = asked.bm25.retrieve(QUERIES, 5).numbers_QK.tolist()
+    pickled = pickle.dumps(asked)
+    add_vectors(both, LetterEncoder(), name="added", default=False)
+    assert found(pickle.loads(pickled), None, HashEncoder()) == expected, "its own vectors are still there"
+    add_vectors(both, LetterEncoder(), name="main", force=True)
+    remove_vectors(both, "added")
+    assert list((both / "dense").glob("*")) == []
+    for opened in (asked, fresh):
+        assert found(opened, None, HashEncoder()) == expected
+        assert opened.bm25.retrieve(QUERIES, 5).numbers_QK.tolist() == words
+        assert len(list(opened.passages)) == 30
+        assert len(passages_of(opened.passages, ["title 3"])) == 1
+    assert found(open_index(both), None, LetterEncoder()) != expected
+    with pytest.raises(DamagedFolderError, match="is not the index that was opened before"):
+        pickle.loads(pickled)
+
+
+def test_replacing_must_be_said(both: Path) -> None:
+    files = {path: path.read_bytes() for path in both.rglob("*") if path.is_file()}
+    with pytest.raises(FolderExistsError, match="already has vectors 'main', which are kept"):
+        add_vectors(both, LetterEncoder())
+    assert {path: path.read_bytes() for path in both.rglob("*") if path.is_file()} == files
+    assert beside(both) == ["both"]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a..b", ".hidden", "é", "a b", "a\0", "x" * 65, "-v"])
+def test_odd_names_are_refused(index: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="vectors cannot be called"):
+        add_vectors(index, LetterEncoder(), name=name)
+    assert beside(index) == ["index"]
+
+
+def test_two_writers_at_once(both: Path) -> None:
+    for kind in (PARTIAL, ENCODED):
+        with at_work(kind, both), pytest.raises(FolderExistsError, match="another process is writing"):
+            add_vectors(both, LetterEncoder(), name="letters")
+    with at_work(PARTIAL, both), pytest.raises(FolderExistsError, match="another process is writing"):
+        set_default_vectors(both, "main")
+    assert open_index(both).manifest.format_version == 2
+    assert beside(both) == ["both"]
+
+
+def test_nothing_left_to_search(tmp_path: Path) -> None:
+    build_index(some_passages(), tmp_path / "dense", bm25=False, encoder=HashEncoder())
+    with pytest.raises(UsageError, match="nothing would be left to search"):
+        remove_vectors(tmp_path / "dense", "main")
+    build_index(some_passages(), tmp_path / "both", encoder=HashEncoder())
+    remove_vectors(tmp_path / "both", "main")
+    with pytest.raises(UsageError, match="was not built for dense retrieval"):
+        open_index(tmp_path / "both").dense(encoder=HashEncoder())
+    assert open_index(tmp_path / "both").bm25.retrieve(["fox"], 3).of(0)
+
+
+def test_damage_to_any_set_is_found(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_vectors(both, LetterEncoder(), name="letters", default=False)
+    assert check_index(both) == ([], [])
+    file = next((both / "vectors").rglob("*.faiss"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DamagedFolderError, match=r"vectors/letters-\w+/vectors.faiss was altered"):
+        open_index(both)
+    assert check_index(both)[0] == [f"{file.relative_to(both)} was altered since it was written"]
+    with pytest.raises(DamagedFolderError):
+        add_vectors(both, LetterEncoder(), name="more")
+    file.unlink()
+    assert check_index(both)[0] == [f"{file.relative_to(both)} is missing"]
+
+
+@pytest.mark.parametrize("what", ["default", "file", "encoder"])
+def test_a_manifest_that_says_too_little_of_its_sets(both: Path, what: str) -> None:
+    add_vectors(both, LetterEncoder(), name="letters")
+    manifest = json.loads((both / MANIFEST).read_text())
+    match what:
+        case "default":
+            manifest["settings"]["vectors"]["default"] = "none"
+        case "file":
+            manifest["settings"]["vectors"]["sets"]["letters"]["file"] = "vectors/other/vectors.faiss"
+        case "encoder":
+            del manifest["settings"]["vectors"]["sets"]["letters"]["encoder"]
+    manifest["checksum"] = manifests.manifest_checksum(manifest)
+    (both / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(DamagedFolderError, match="build the index again"):
+        open_index(both)
+
+
+def test_earlier_versions_are_told(both: Path) -> None:
+    """They would search the vectors that they know, and take them for the default."""
+    add_vectors(both, LetterEncoder(), name="letters")
+    with pytest.raises(NewerFormatError, match="has format 3"):
+        read_manifest(both, kind="index", format_version=2)
+
+
+def test_a_changed_index_can_be_built_again(both: Path) -> None:
+    add_vectors(both, LetterEncoder(), name="letters")
+    build_index(some_passages(9), both, force=True)
+    assert open_index(both).vectors == {}
+    assert beside(both) == ["both"]
+
+
+def test_what_was_encoded_is_taken_after_an_interruption(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_chunk(), "chunk", 8)
+
+    class Interrupted(LetterEncoder):
+        def encode_passages(self, passages: Any, advance: Any = None) -> Any:
+            if len(self.encoded) >= 16:
+                raise KeyboardInterrupt
+            return super().encode_passages(passages, advance)
+
+    before = (index / MANIFEST).read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        add_vectors(index, Interrupted())
+    assert (index / MANIFEST).read_bytes() == before
+    assert beside(index) == [".index.vectors", "index"]
+    encoder = LetterEncoder()
+    add_vectors(index, encoder)
+    assert len(encoder.encoded) == 30 - 16
+    assert beside(index) == ["index"]
+
+
+def _chunk() -> dict[str, Any]:
+    from ralm.retrieval.dense.build import DenseBuilder
+
+    defaults = DenseBuilder.__init__.__kwdefaults__
+    assert defaults
+    return defaults
+
+
+def _killed_at(event: int, change: Callable[[], object], events: Any) -> None:
+    """Make a change, and be killed at an event of the file system."""
+    names = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "fcntl.flock")
+
+    def count(name: str, details: tuple[Any, ...]) -> None:
+        if name in names:
+            events.value += 1
+            if events.value == event:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    change()
+    os._exit(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["add", "replace", "remove"])
+def test_killed_at_any_moment(tmp_path: Path, what: str) -> None:
+    """The old or the new index stands, whole; the next change leaves nothing else."""
+    moments = int(os.environ.get("RALM_KILLS", "12"))
+    path = tmp_path / "index"
+    changes: dict[str, Callable[[], object]] = {
+        "add": lambda: add_vectors(path, LetterEncoder(), name="letters"),
+        "replace": lambda: add_vectors(path, LetterEncoder(), name="main", force=True),
+        "remove": lambda: remove_vectors(path, "spare"),
+    }
+    fork = multiprocessing.get_context("fork")
+
+    def again() -> None:
+        build_index(some_passages(), path, encoder=HashEncoder(), force=path.exists())
+        add_vectors(path, HashEncoder(), name="spare", default=False)
+
+    def make(event: int) -> tuple[int | None, int]:
+        events = fork.Value("q", 0, lock=False)
+        process = fork.Process(target=_killed_at, args=(event, changes[what], events))
+        process.start()
+        process.join()
+        return process.exitcode, events.value
+
+    def state() -> tuple[object, ...]:
+        opened = open_index(path)
+        assert check_index(path) == ([], [])
+        of = {name: one.fingerprint for name, one in opened.vector_sets.sets.items()}
+        return opened.fingerprint, opened.vector_sets.default, tuple(sorted(of.items()))
+
+    again()
+    old = state()
+    assert make(0)[0] == 0
+    new = state()
+    again()
+    status, count = make(0)
+    assert (status, state()) == (0, new)
+    drawn = random.Random(0)
+    killed = 0
+    for event in sorted(drawn.sample(range(1, count + 1), min(moments, count))):
+        again()
+        killed += make(event)[0] == -signal.SIGKILL
+        stands = state()
+        assert stands in (old, new), event
+        if stands == old:
+            changes[what]()
+        else:
+            set_default_vectors(path, str(new[1]))
+        assert state() == new, event
+        assert strange_files(path) == set(), event
+        assert beside(path) == ["index"], event
+    assert killed

@@ -1,0 +1,204 @@
+"""Readers and rerankers of your own: they work wherever ours do, and what breaks their contract is named."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ralm.errors import PartError, ReaderError, RerankerError, UsageError
+from ralm.evaluation.perplexity import evaluate_text
+from ralm.pipeline import FromRetriever
+from ralm.pipeline.generation import GenerationOptions, generate
+from ralm.protocols import Documents, Rows
+from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.plan import PlanOptions
+from ralm.records import NO_PASSAGE, Front, Hits, Passages
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+
+TEXT = "a b c d e a b c d e f g h a b c d e f g a a c h b"
+PLAN = PlanOptions(stride=3, query_tokens=2, document_tokens=4, max_length=14)
+WRITING = GenerationOptions(new_tokens=6, stride=2, query_tokens=2, document_tokens=4, max_length=14)
+PASSAGES = passages_of("c d c d", "e f e f", "g h g h", "a b", "b b c", "zz zz")
+
+
+@dataclass(frozen=True)
+class Shortest:
+    """Chooses the passages with the fewest letters that the prefix lacks; after that, the shortest."""
+
+    candidates: int = 4
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"reranker": "shortest"}
+
+    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
+        chosen = []
+        for row in range(len(rows)):
+            before = set(rows.prefix(row).split())
+            best = sorted(
+                hits.of(row),
+                key=lambda hit: (len(set(passages[hit[0]].text.split()) - before), len(passages[hit[0]].text), hit[0]),
+            )[:k]
+            chosen.append(([number for number, _ in best], [-float(place) for place in range(len(best))]))
+        return Hits.of_rows(chosen)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Each passage alone, behind the words `source :` in front of it; all the same weight."""
+
+    hits: int = 2
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"reader": "sources"}
+
+    def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
+        return [
+            Front(documents.encode(f"source : {documents.passage(number).text}"), (number,), -np.log(len(hits)))
+            for number, _ in hits
+        ]
+
+
+def source() -> FromRetriever:
+    return FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
+
+
+def model() -> CountingModel:
+    return CountingModel(WordTokenizer("abcdefgh"))
+
+
+def evaluated(**parts: Any) -> None:
+    evaluate_text(TEXT, model(), PLAN, source=source(), **parts)
+
+
+def generated(**parts: Any) -> None:
+    list(generate("a b b", model(), WRITING, source(), **parts))
+
+
+def test_they_work_in_evaluation_and_generation() -> None:
+    reads = model()
+    evaluation = evaluate_text(TEXT, reads, PLAN, source=source(), reranker=Shortest(), reader=Sources())
+    provenance = evaluation.reading.scored.provenance
+    assert provenance is not None
+    with_passages = provenance.passages_TK[:, 0] != NO_PASSAGE
+    # "e a" is the query of the third stride: of "e f e f" and "a b" the prefix "a b c d e a" lacks f
+    assert provenance.passages_TK[5].tolist() == [3, 1]
+    assert provenance.posteriors_TK[5].tolist() == pytest.approx([3 / 5, 2 / 5]), "b stands there twice, and once"
+    assert with_passages.sum() > 15
+    spelt = [reads.tokenizer.decode(tokens) for tokens in reads.reads]
+    assert {text.startswith("source : ") for text in spelt} == {True, False}, "the first stride has none"
+    writes = model()
+    pieces = list(generate("a b c b", writes, WRITING, source(), reranker=Shortest(), reader=Sources()))
+    assert pieces[0].tokens[0].passages_K.tolist() == [3, 4]
+    assert all(writes.tokenizer.decode(read).startswith("source : ") for read in writes.reads[:2])
+
+
+class Broken(Shortest):
+    """Gives whatever it was made with."""
+
+    given: Any = None
+
+    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
+        return self.given(super().choose(rows, hits, passages, k))  # type: ignore[no-any-return]
+
+
+def with_numbers(hits: Hits, number: int) -> Hits:
+    return Hits(np.where(hits.numbers_QK == NO_PASSAGE, NO_PASSAGE, number), hits.scores_QK)
+
+
+@pytest.mark.parametrize("use", [evaluated, generated])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda hits: with_numbers(hits, 5), "gives passage 5, which is not among the hits of its row"),
+        (lambda hits: with_numbers(hits, 99), "gives passage 99, which is not among the hits of its row"),
+        (lambda hits: with_numbers(hits, -7), "gives passage -7"),
+        (lambda hits: hits.numbers_QK, "gives ndarray and not Hits"),
+        (lambda _: None, "gives NoneType and not Hits"),
+        (
+            lambda hits: Hits(hits.numbers_QK[1:], hits.scores_QK[1:]),
+            "gives [0-9] rows of 1 for [0-9] queries and k = 1",
+        ),
+        (
+            lambda hits: Hits(np.tile(hits.numbers_QK, 2), np.tile(hits.scores_QK, 2)),
+            "gives [0-9] rows of 2 for [0-9] queries and k = 1",
+        ),
+        (lambda hits: Hits(hits.numbers_QK, hits.scores_QK * np.nan), "gives a score that is not finite"),
+        (lambda hits: Hits(hits.numbers_QK * 1.0, hits.scores_QK), "gives numbers of type float64 and scores of type"),
+    ],
+)
+def test_a_reranker_that_breaks_its_contract(use: Any, given: Any, message: str) -> None:
+    reranker = Broken()
+    object.__setattr__(reranker, "given", given)
+    with pytest.raises(
+        RerankerError, match=f"^the reranker Broken {message}.*; see `Reranker` for what it should give"
+    ):
+        use(reranker=reranker)
+
+
+def test_a_reranker_that_gives_a_passage_twice() -> None:
+    reranker = Broken()
+    object.__setattr__(reranker, "given", lambda hits: Hits(hits.numbers_QK[:, [0, 0]], hits.scores_QK[:, [0, 0]]))
+    for use in (evaluated, generated):
+        with pytest.raises(RerankerError, match="the reranker Broken gives passage [0-9] twice"):
+            use(reranker=reranker, reader=EnsembleOptions(documents=2))
+
+
+class Odd(Sources):
+    """Gives whatever it was made with."""
+
+    given: Any = None
+
+    def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
+        return self.given(super().fronts(hits, documents))  # type: ignore[no-any-return]
+
+
+def changed(fronts: Sequence[Front], **values: Any) -> list[Front]:
+    fields: list[dict[str, Any]] = [
+        {"tokens": one.tokens, "passages": one.passages, "log_weight": one.log_weight} for one in fronts
+    ]
+    return [Front(**(field | values)) for field in fields]
+
+
+@pytest.mark.parametrize("use", [evaluated, generated])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda fronts: changed(fronts, log_weight=0.5), "gives [12] fronts? whose weights sum to [13].[0-9]+, not 1"),
+        (lambda fronts: changed(fronts, log_weight=float("nan")), "gives [12] fronts? whose weights sum to nan, not 1"),
+        (lambda _: [], "gives 0 fronts whose weights sum to 0, not 1"),
+        (lambda _: None, "gives NoneType and not fronts"),
+        (lambda fronts: [one.tokens for one in fronts], "gives ndarray and not Front"),
+        (lambda fronts: changed(fronts, tokens=[3, 4]), "gives a front whose tokens are no int64 vector"),
+        (lambda fronts: changed(fronts, tokens=np.ones(3)), "gives a front whose tokens are no int64 vector"),
+        (lambda fronts: changed(fronts, tokens=np.ones((2, 2), dtype=np.int64)), "gives a front whose tokens are no"),
+        (lambda fronts: changed(fronts, passages=(5,)), "gives a front of passage 5, which is not among the hits"),
+        (lambda fronts: changed(fronts, passages=(99,)), "gives a front of passage 99, which is not among the hits"),
+        (
+            lambda fronts: changed(fronts, tokens=np.full(13, 2)),
+            "puts 13 tokens in front, and the [23] that must stand after them do not fit into .* 14",
+        ),
+        (
+            lambda fronts: changed(fronts, tokens=np.full(50, 2)),
+            "puts 50 tokens in front, and the [23] that must stand after them do not fit into .* 14",
+        ),
+    ],
+)
+def test_a_reader_that_breaks_its_contract(use: Any, given: Any, message: str) -> None:
+    reader = Odd()
+    object.__setattr__(reader, "given", given)
+    error = UsageError if message.startswith("puts") else ReaderError
+    with pytest.raises(error, match=f"^the reader Odd {message}"):
+        use(reader=reader)
+
+
+def test_what_breaks_a_contract_is_one_sentence() -> None:
+    reader = Odd()
+    object.__setattr__(reader, "given", lambda fronts: changed(fronts, log_weight=0.0))
+    with pytest.raises(PartError) as raised:
+        evaluated(reader=reader)
+    assert re.fullmatch(r"the reader Odd gives 2 fronts whose weights sum to 2, not 1; see .*\.", str(raised.value))
