@@ -5,6 +5,7 @@ their own. A family that is new to transformers is tried like all the others.
 """
 
 import dataclasses
+import inspect
 from typing import Any
 
 import torch
@@ -147,10 +148,17 @@ _OWN: dict[str, dict[str, Any]] = {family: {"pad_token_id": 1} for family in _PA
 def tiny_family_config(family: str, **settings: Any) -> PreTrainedConfig:
     """The configuration of a family with small sizes."""
     known = CONFIG_MAPPING[family]
-    names = {field.name for field in dataclasses.fields(known)} | set(known.attribute_map)
+    names = _settings(known) | set(known.attribute_map)
     sizes = {name: size for name, size in _SIZES.items() if name in names}
     config: PreTrainedConfig = known(**(sizes | _OWN.get(family, {}) | settings))
     return config
+
+
+def _settings(known: type[PreTrainedConfig]) -> set[str]:
+    """The settings of a kind of configuration; in early releases of transformers 5 it is no dataclass."""
+    if dataclasses.is_dataclass(known):
+        return {field.name for field in dataclasses.fields(known)}
+    return set(inspect.signature(known).parameters)
 
 
 def tiny_family_model(family: str, **settings: Any) -> PreTrainedModel:

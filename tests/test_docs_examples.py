@@ -7,12 +7,12 @@ from the folder as any local model is. A comment in front of a block, `<!-- not 
 commands and options of such a block must still exist.
 """
 
-import itertools
 import re
 import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -102,7 +102,7 @@ def test_the_examples_of_a_page_run(
 
 def make_room(arguments: list[str]) -> None:
     """Remove what stands where a command is to write."""
-    for option, value in itertools.pairwise(arguments):
+    for option, value in pairwise(arguments):
         if option == "--out":
             shutil.rmtree(value, ignore_errors=True)
 

@@ -157,7 +157,10 @@ READABLE = {
 @pytest.mark.parametrize("kind", READABLE)
 def test_parquet_texts_of_every_kind_of_string(kind: str, tmp_path: Path) -> None:
     column, text = READABLE[kind]
-    pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet")
+    try:
+        pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet")
+    except pa.ArrowNotImplementedError:
+        pytest.skip(f"this release of pyarrow writes no {kind}")
     assert read(tmp_path / "x.parquet") == [Document(id="0", title="", text=text)]
 
 

@@ -1,0 +1,62 @@
+"""The requirements agree with each other: what `make test-lowest` installs is what pyproject.toml allows at least."""
+
+import ast
+import sys
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PINNED_ELSEWHERE = {"torch"}
+IMPORTED_AS = {"pystemmer": "Stemmer", "faiss-cpu": "faiss"}
+NEVER_IMPORTED = {"accelerate"}
+"""transformers imports it."""
+
+
+def declared() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [line for extra in project["optional-dependencies"].values() for line in extra]
+    return [Requirement(line) for line in (*project["dependencies"], *extras)]
+
+
+def test_the_lowest_versions_are_those_that_the_package_asks_for() -> None:
+    lines = (ROOT / "requirements" / "lowest.txt").read_text(encoding="utf-8").splitlines()
+    pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    lowest = {
+        canonicalize_name(one.name): Version(bound.version)
+        for one in declared()
+        for bound in one.specifier
+        if bound.operator == ">="
+    }
+    found = {canonicalize_name(one.name): Version(next(iter(one.specifier)).version) for one in pinned}
+    assert found == {name: version for name, version in lowest.items() if name not in PINNED_ELSEWHERE}
+
+
+def test_every_dependency_is_imported() -> None:
+    files = (ROOT / "src").rglob("*.py")
+    imported = {module for file in files for module in _modules(ast.parse(file.read_text(encoding="utf-8")))}
+    names = {canonicalize_name(one.name) for one in declared()} - NEVER_IMPORTED
+    assert {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names} - imported == set()
+
+
+def test_every_package_that_is_imported_is_a_dependency() -> None:
+    files = (ROOT / "src").rglob("*.py")
+    imported = {module for file in files for module in _modules(ast.parse(file.read_text(encoding="utf-8")))}
+    names = {
+        IMPORTED_AS.get(name, name.replace("-", "_")) for name in (canonicalize_name(one.name) for one in declared())
+    }
+    assert imported - names - set(sys.stdlib_module_names) - {"ralm", "llvmlite"} == set(), "llvmlite is numba's own"
+
+
+def _modules(tree: ast.Module) -> set[str]:
+    """The packages that a module imports."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
