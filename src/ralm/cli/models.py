@@ -34,18 +34,17 @@ def journals(
     ranker: LanguageModel | None = None,
     *,
     force: bool,
-) -> Iterator[tuple[Scorer, Scorer | None]]:
-    """Scorers for a model and a ranker, if any. While a run is written to `out`, they keep what they score beside the
-    run, and use what was kept before."""
+) -> Iterator[tuple[LanguageModel | Scorer, LanguageModel | Scorer | None]]:
+    """The models. While a run is written to `out`, they are scorers that keep what they score beside the run, and use
+    what was kept before."""
+    if out is None:
+        yield model, ranker
+        return
     models = [model] if ranker is None else [model, ranker]
-    with ExitStack() as stack:
-        if out is None:
-            scorers = [Scorer(one) for one in models]
-        else:
-            folder = stack.enter_context(unfinished_run(out, config, force=force))
-            files = [folder / f"model-{place}{JOURNAL}" for place in range(len(models))]
-            kept = [stack.enter_context(Journal(file)) for file in files]
-            scorers = [Scorer(one, journal) for one, journal in zip(models, kept, strict=True)]
-            if any(kept):
-                note(f"going on with a run that was stopped: {sum(map(len, kept)):,} requests were scored before")
+    with unfinished_run(out, config, force=force) as folder, ExitStack() as stack:
+        files = [folder / f"model-{place}{JOURNAL}" for place in range(len(models))]
+        kept = [stack.enter_context(Journal(file)) for file in files]
+        if any(kept):
+            note(f"going on with a run that was stopped: {sum(map(len, kept)):,} requests were scored before")
+        scorers = [Scorer(one, journal) for one, journal in zip(models, kept, strict=True)]
         yield scorers[0], None if ranker is None else scorers[1]
