@@ -15,7 +15,8 @@ HEAD = """# Command line
 Written from `ralm --help` by `make docs`; do not edit.
 
 Results go to standard output, progress and messages to standard error. The exit status is 0, 1 where a command failed,
-or 2 where it was called wrongly.
+or 2 where it was called wrongly. `ralm --quiet COMMAND` prints warnings and errors only. `RALM_PROGRESS=0` in the
+environment turns off progress alone, in Python programs too.
 """
 
 

@@ -146,9 +146,13 @@ def test_running_out_of_memory_halves_and_goes_on(
     assert len(memory.passes) >= 2
 
 
-def test_what_one_sequence_alone_cannot_have(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("copies", [1, 2])
+def test_what_one_sequence_alone_cannot_have(
+    model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch, copies: int
+) -> None:
     text = np.arange(20, dtype=np.int64)
-    monkeypatch.setattr(model, "_engine", Engine([Replica(Memory(model, 4))]))  # type: ignore[arg-type]
+    replicas = [Replica(Memory(model, 4)) for _ in range(copies)]  # type: ignore[arg-type]
+    monkeypatch.setattr(model, "_engine", Engine(replicas))
     with pytest.raises(
         ModelError, match="runs out of memory on cpu with one sequence of 18 tokens: lower `max_length`"
     ):
