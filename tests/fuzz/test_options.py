@@ -20,6 +20,7 @@ import pytest
 import typer
 
 from ralm.cli import app, models
+from ralm.cli.sweep import SWEPT
 from tests.cli.program import ralm
 from tests.cli.test_cli import STORIES, TEXT
 from tests.tiny_encoders import save_tiny_bert
@@ -68,7 +69,7 @@ VALUES = ["1,2", "", ",", "1,1", "0,-1", "bm25,hybrid", "none,oracle", "sliding,
 ENDLESS = {"new_tokens": {"2147483647"}}
 """Values that are right, and ask for more than a test can wait for."""
 
-SLOW = {"compile_layers"}
+SLOW = {"compile"}
 
 READ = ["--lm", "model", "--max-length", "64", "--document-tokens", "16", "--limit-tokens", "70", "--stride", "16"]
 HYBRID = ["--retriever", "hybrid", "--fusion", "interpolation"]
@@ -149,6 +150,8 @@ def limits(case: list[str]) -> Iterator[None]:
 
 def values_of(kinds: set[object], name: str) -> list[str]:
     """What an option is tried with: its choices, or the extremes of its kind."""
+    if name == "over":
+        return [*SWEPT, "lm", "x", ""]
     if choices := [value for kind in kinds for value in get_args(kind) if isinstance(value, str)]:
         return [*choices, "x", ""]
     if int in kinds:

@@ -18,7 +18,8 @@ from ralm.retrieval.options import RetrieverOptions
 _FIXED: Final = ("lm", "rerank_lm", "limit_tokens", *kinds_of(ModelOptions))
 """What all points of a sweep share: one text is read with one model, which is loaded once."""
 _KINDS: Final = {name: kind for name, kind in kinds_of(Job).items() if name not in _FIXED}
-_SWEPT: Final = [name.replace("_", "-") for name in _KINDS]
+SWEPT: Final = [name.replace("_", "-") for name in _KINDS]
+"""The options that a sweep can change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,8 @@ def sweep(
 
 def _jobs(context: typer.Context, asked: Asked[Job], over: str, values: str) -> dict[str, Job]:
     """What `ralm eval` would do for each value."""
-    if over not in _SWEPT:
-        raise UsageError(f"`over` must be one of {', '.join(_SWEPT)}, not {over!r}.")
+    if over not in SWEPT:
+        raise UsageError(f"`over` must be one of {', '.join(SWEPT)}, not {over!r}.")
     name = over.replace("-", "_")
     given, points = {*given_options(context), name}, {}
     for value, parsed in _parsed(over, _KINDS[name], values).items():
