@@ -10,11 +10,11 @@ from pydantic import TypeAdapter, ValidationError
 from ralm.cli.messages import with_flags
 from ralm.errors import UsageError
 from ralm.options import declared
+from ralm.pipeline.options import GenerationOptions
 from ralm.reading.ensemble import EnsembleOptions
-from ralm.reading.generation import GenerationOptions
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import RerankOptions
-from ralm.retrieval.opening import RetrieverOptions
+from ralm.retrieval.options import RetrieverOptions
 
 RECORDS: list[Any] = [PlanOptions, EnsembleOptions, GenerationOptions, RerankOptions, RetrieverOptions]
 

@@ -197,7 +197,7 @@ class Rows(Protocol):
         """What the retriever was asked for each row; empty for a row that does not retrieve."""
 
     @property
-    def places(self) -> IntArray:
+    def strides(self) -> IntArray:
         """Which stride of its text each row is (int64, R), from 0. Random draws for a row follow from it, so that they
         do not depend on the rows beside it."""
 
@@ -223,7 +223,12 @@ class Rows(Protocol):
 
 
 class Reranker(Protocol):
-    """Chooses which hits of each row are read."""
+    """Chooses which hits of each row are read.
+
+    A reranker may have two more members. `needs_targets` (bool) says that it looks at the text to be predicted, so that
+    generation refuses it at once. `model` is the language model that it ranks with, if it has one of its own: what
+    stands first in a reading is then checked for that model too.
+    """
 
     @property
     def config(self) -> dict[str, JsonValue]:

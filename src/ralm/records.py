@@ -11,6 +11,8 @@ from typing import Any, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ralm.errors import UsageError
+
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float32]
 Number = TypeVar("Number", np.int64, np.float32)
@@ -83,8 +85,9 @@ class Hits:
     scores_QK: FloatArray
 
     def __post_init__(self) -> None:
-        assert self.numbers_QK.ndim == 2
-        assert self.numbers_QK.shape == self.scores_QK.shape
+        numbers, scores = np.shape(self.numbers_QK), np.shape(self.scores_QK)
+        if len(numbers) != 2 or numbers != scores:
+            raise UsageError(f"`numbers_QK` and `scores_QK` must have one shape (Q, K), not {numbers} and {scores}.")
 
     @classmethod
     def none(cls, queries: int, k: int) -> Self:

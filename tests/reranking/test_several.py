@@ -99,13 +99,13 @@ def test_the_first_of_several_is_the_one_that_is_read_alone(reranker: Reranker) 
 
 
 class Strides:
-    """Rows of which nothing but their places is asked."""
+    """Rows of which nothing but their strides is asked."""
 
     def __init__(self, places: list[int]) -> None:
-        self.places = np.array(places, dtype=np.int64)
+        self.strides = np.array(places, dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.strides)
 
 
 def test_what_random_choice_draws_for_a_row_follows_from_its_place_alone() -> None:

@@ -117,10 +117,6 @@ def _check(
         raise UsageError(f'`reader="{reading.reader}"` reads several passages of an index: give `index` too.')
     if reading.reranks and index is None:
         raise UsageError("`rerank` chooses among passages of an index: give `index` too.")
-    if reading.reranking.method == "oracle":
-        raise UsageError(
-            '`rerank="oracle"` looks at the text to be predicted, which nobody knows here: choose another.'
-        )
     if (baseline or report) and index is None:
         raise UsageError("`baseline` and `report` show what passages gave: give `index` too.")
     if report is not None and prompts is not None:

@@ -106,7 +106,8 @@ def _as_text(
 class TokenWriter:
     """Prompts that are being written on, one token each at a time; they may join and leave between steps.
 
-    Raises UsageError where the document and a stride do not fit into the model's length, or `max_length` is beyond it.
+    Raises UsageError for a reranker that looks at the text to be predicted, where the document and a stride do not fit
+    into the model's length, and where `max_length` is beyond it.
     """
 
     def __init__(
@@ -125,6 +126,11 @@ class TokenWriter:
         self._reranker = reranker
         self._max_length = length_read(model, self._options, self._reader)
         self._hits = hits_wanted(self._reader, reranker)
+        if getattr(reranker, "needs_targets", False):
+            raise UsageError(
+                f"the reranker {type(reranker).__name__} looks at the text to be predicted, which generation does not "
+                "have: choose another one."
+            )
         self._first = first_tokens(model.tokenizer, self._options.bos)
         passages = source.passages if source else ()
         self._documents = PassageDocuments(passages, model.tokenizer, self._options.document_tokens, self._first)
@@ -137,6 +143,8 @@ class TokenWriter:
 
         The retriever is asked with `query`; without one, with the last tokens of the text as it grows.
         """
+        if len(prompt) == 0:
+            raise UsageError("the prompt is empty: give at least one token to go on from.")
         text = without_first(prompt, self._first)
         state = PromptState(text, query, fronts_of(self._reader, [], self._documents))
         self._going_on[self._added] = _Prompt(state, np.random.default_rng(self._options.seed))

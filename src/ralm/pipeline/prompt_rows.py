@@ -56,7 +56,7 @@ class PromptRows:
         return len(self._prompts)
 
     @property
-    def places(self) -> IntArray:
+    def strides(self) -> IntArray:
         """The stride of each prompt: how often passages were chosen for it before."""
         return np.array([prompt.written // self._options.stride for prompt in self._prompts], dtype=np.int64)
 
@@ -103,5 +103,5 @@ class PromptRows:
     def _length(self, model: LanguageModel, tokens: int) -> int:
         """The most tokens that a model ranks by; UsageError where a document and so many tokens do not fit."""
         length = min(self._options.max_length or model.max_length, model.max_length)
-        check_rank_tokens(self._options.document_tokens, tokens, self._options.stride, length)
+        check_rank_tokens(self._options.document_tokens, tokens, 0, length)
         return length

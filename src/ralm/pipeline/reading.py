@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from ralm.asking import fault_of_hits
+from ralm.bounds import check_count
 from ralm.errors import ReaderError, RerankerError, UsageError
 from ralm.lm.scoring import Scorer
 from ralm.pipeline.rows import StrideRows
@@ -30,8 +31,10 @@ def hits_wanted(reader: Reader, reranker: Reranker | None) -> int:
 
     Raises UsageError where a reranker has fewer candidates than the reader reads.
     """
+    check_count("hits", reader.hits)
     if reranker is None:
         return reader.hits
+    check_count("candidates", reranker.candidates)
     if reranker.candidates < reader.hits:
         raise UsageError(
             f"the reader reads {reader.hits} passages and the reranker chooses from {reranker.candidates} "
@@ -76,7 +79,7 @@ def chosen(reranker: Reranker, rows: Rows, hits: Hits, passages: Passages, k: in
     fault = fault_of_hits(best, len(hits), k, None) or _fault_of_choice(best, hits)
     if fault:
         raise RerankerError(f"the reranker {type(reranker).__name__} {fault}; see `Reranker` for what it should give.")
-    return best
+    return Hits(best.numbers_QK.astype(np.int64, copy=False), best.scores_QK.astype(np.float32, copy=False))
 
 
 def _fault_of_choice(best: Hits, hits: Hits) -> str:

@@ -40,7 +40,7 @@ class StrideRows:
         return stride_queries(self._prepared, self._scorer.tokenizer)
 
     @property
-    def places(self) -> IntArray:
+    def strides(self) -> IntArray:
         """The numbers of the strides."""
         return np.arange(len(self), dtype=np.int64)
 
@@ -117,9 +117,10 @@ def log_probs_of_ends(
 
 
 def check_rank_tokens(document_tokens: int, rank_tokens: int, advance: int, max_length: int) -> None:
-    """Raise UsageError where a model cannot read a document, the tokens to rank by, and what comes after them."""
+    """Raise UsageError where a model cannot read a document, the tokens to rank by, and the `advance` after them."""
     if document_tokens + rank_tokens + advance >= max_length:
+        beside = f" beside the {advance} that the window advances at a time" if advance else ""
         raise UsageError(
             f"`document_tokens` {document_tokens} and `RerankOptions.tokens` {rank_tokens} do not fit together into "
-            f"{max_length} tokens beside the {advance} that the window advances at a time: lower one of them."
+            f"{max_length} tokens{beside}: lower one of them."
         )

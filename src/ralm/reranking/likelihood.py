@@ -6,6 +6,7 @@ nothing of plans, prompts or how a model scores.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from pydantic import JsonValue
@@ -53,6 +54,8 @@ class Oracle:
     It shows what the best of the candidates would be worth. It is no method, since it looks at the text to be
     predicted. Raises UsageError where `candidates` is below 1.
     """
+
+    needs_targets: ClassVar[bool] = True
 
     candidates: int = 16
 

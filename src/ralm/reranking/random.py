@@ -32,11 +32,11 @@ class RandomChoice:
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
         """k hits of each row in random order, all with score 0."""
+        hits, strides_Q = hits.first(self.candidates), rows.strides
         found_QK = hits.numbers_QK != NO_PASSAGE
-        places_Q = rows.places
-        draws = int(places_Q.max(initial=-1)) + 1
-        first_Q = np.random.default_rng(self.seed).random(draws)[places_Q] * found_QK.sum(axis=1)
-        keys_QK = np.random.default_rng([self.seed, 1]).random((draws, self.candidates))[places_Q]
+        draws = int(strides_Q.max(initial=-1)) + 1
+        first_Q = np.random.default_rng(self.seed).random(draws)[strides_Q] * found_QK.sum(axis=1)
+        keys_QK = np.random.default_rng([self.seed, 1]).random((draws, self.candidates))[strides_Q]
         keys_QK = keys_QK[:, : hits.numbers_QK.shape[1]]  # retrievers give fewer columns where no row has more hits
         keys_QK[np.arange(len(hits)), first_Q.astype(np.int64)] = -1  # so that any k begins with the same passage
         keys_QK[~found_QK] = 2
