@@ -3,8 +3,8 @@
 All examples of a page run in one folder, from top to bottom, and its Python blocks share their variables. The folder
 holds what examples read: documents (`my-documents`), a text (`my-text.txt`), prompts (`prompts.txt`), forbidden titles
 (`titles.txt`), and an index of both kinds (`my-index`). Tiny models stand there under the names that the pages use
-(`gpt2`, `facebook/contriever`); they are loaded from the folder as any local model is. A comment in front of a block,
-`<!-- not run: REASON -->`, excludes it; the commands and options of such a block must still exist.
+(`gpt2`, `facebook/contriever`, `my-tuned-contriever`); they are loaded from the folder as any local model is. A comment
+in front of a block, `<!-- not run: REASON -->`, excludes it; the commands and options of such a block must still exist.
 """
 
 import re
@@ -76,6 +76,7 @@ def what_examples_read(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "prompts.txt").write_text("Radium was discovered by\nThe whales sing\n")
     save_tiny_model("bloom", folder / "gpt2")
     save_tiny_bert(folder / "facebook" / "contriever")
+    save_tiny_bert(folder / "my-tuned-contriever", seed=1)
     arguments = ("--retriever", "both", "--encoder", folder / "facebook" / "contriever", "--workers", "1")
     assert ralm("index", folder / "my-documents", "--out", folder / "my-index", *arguments).status == 0
     return folder
