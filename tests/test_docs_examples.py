@@ -1,10 +1,10 @@
 """The examples of the documentation run.
 
 All examples of a page run in one folder, from top to bottom, and its Python blocks share their variables. The folder
-holds what examples read: documents (`my-documents`), a text (`my-text.txt`), prompts (`prompts.txt`), an index of both
-kinds (`my-index`), and tiny models under the names that the pages use (`gpt2`, `facebook/contriever`), which are taken
-from the folder as any local model is. A comment in front of a block, `<!-- not run: REASON -->`, excludes it; the
-commands and options of such a block must still exist.
+holds what examples read: documents (`my-documents`), a text (`my-text.txt`), prompts (`prompts.txt`), forbidden titles
+(`titles.txt`), and an index of both kinds (`my-index`). Tiny models stand there under the names that the pages use
+(`gpt2`, `facebook/contriever`, `my-tuned-contriever`); they are loaded from the folder as any local model is. A comment
+in front of a block, `<!-- not run: REASON -->`, excludes it; the commands and options of such a block must still exist.
 """
 
 import re
@@ -72,9 +72,11 @@ def what_examples_read(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in DOCUMENTS.items():
         (folder / "my-documents" / name).write_text(text)
     (folder / "my-text.txt").write_text(TEXT)
+    (folder / "titles.txt").write_text("sheep\n")
     (folder / "prompts.txt").write_text("Radium was discovered by\nThe whales sing\n")
     save_tiny_model("bloom", folder / "gpt2")
     save_tiny_bert(folder / "facebook" / "contriever")
+    save_tiny_bert(folder / "my-tuned-contriever", seed=1)
     arguments = ("--retriever", "both", "--encoder", folder / "facebook" / "contriever", "--workers", "1")
     assert ralm("index", folder / "my-documents", "--out", folder / "my-index", *arguments).status == 0
     return folder
