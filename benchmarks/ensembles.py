@@ -25,12 +25,12 @@ from ralm.lm.scoring import Scorer
 from ralm.pipeline.sources import retrieve
 from ralm.pipeline.texts import PreparedText
 from ralm.reading.documents import PassageDocuments
-from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture
+from ralm.reading.ensemble import Ensemble, document_log_weights, mixture
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import Windows
 from ralm.records import FloatArray, Hits
 
-OPTIONS = EnsembleOptions(documents=10)
+OPTIONS = Ensemble(documents=10)
 STRIDE = 4
 
 

@@ -29,7 +29,7 @@ from ralm.lm.local.options import Dtype, ModelOptions
 from ralm.pipeline.generation import TokenWriter
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.ensemble import Ensemble
 from ralm.records import Hits, IntArray, Passage
 
 STRIDE, PROMPT_TOKENS, DOCUMENT_TOKENS, POOL = 4, 128, 256, 400
@@ -141,7 +141,7 @@ def ensemble(
         top_p=0.95 if sampled else 1.0,
     )
     source = FromRetriever(ChangingHits(case.changed), passages, config={}) if case.documents else None
-    writer = TokenWriter(model, options, source, reader=EnsembleOptions(documents=max(1, case.documents)))
+    writer = TokenWriter(model, options, source, reader=Ensemble(documents=max(1, case.documents)))
     for shift in range(case.prompts):
         writer.add(np.roll(prompt, shift))
     return writer.step

@@ -13,8 +13,8 @@ from ralm.errors import UsageError
 from ralm.lm.local.options import ModelOptions
 from ralm.options import annotation, declared, without_none
 from ralm.pipeline.options import GenerationOptions
-from ralm.reading.concatenation import ConcatenationOptions
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import RerankOptions
 from ralm.retrieval.arguments import check_k
@@ -28,10 +28,10 @@ from ralm.retrieval.random import RandomRetriever
 RECORDS: list[Any] = [
     BM25Options,
     BuildOptions,
-    ConcatenationOptions,
+    Concatenation,
     DenseSearchOptions,
     EncoderOptions,
-    EnsembleOptions,
+    Ensemble,
     FusionOptions,
     GenerationOptions,
     ModelOptions,
@@ -94,7 +94,7 @@ def test_extremes_of_arguments(make: Callable[[int], object]) -> None:
         (lambda: PlanOptions(max_length=0), "`max_length` must be at least 1, not 0."),
         (lambda: GenerationOptions(max_length=0), "`max_length` must be at least 1, not 0."),
         (lambda: PlanOptions(stride=2**31), "`stride` must be at most 2,147,483,647, not 2147483648."),
-        (lambda: EnsembleOptions(documents=0), "`documents` must be at least 1, not 0."),
+        (lambda: Ensemble(documents=0), "`documents` must be at least 1, not 0."),
         (lambda: RerankOptions(seed=-1), "`seed` must be at least 0, not -1."),
         (lambda: BuildOptions(megabytes=0), "`megabytes` must be above 0 and at most 1.04858e+06, not 0."),
         (lambda: GenerationOptions(temperature=-1), "`temperature` must be at least 0 and at most 1e+06, not -1."),

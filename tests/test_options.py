@@ -11,12 +11,12 @@ from ralm.cli.messages import with_flags
 from ralm.errors import UsageError
 from ralm.options import declared
 from ralm.pipeline.options import GenerationOptions
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import RerankOptions
 from ralm.retrieval.options import RetrieverOptions
 
-RECORDS: list[Any] = [PlanOptions, EnsembleOptions, GenerationOptions, RerankOptions, RetrieverOptions]
+RECORDS: list[Any] = [PlanOptions, Ensemble, GenerationOptions, RerankOptions, RetrieverOptions]
 
 
 @pytest.mark.parametrize("record", RECORDS)

@@ -14,7 +14,7 @@ from ralm.pipeline.generation import generate
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Documents, Rows
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Front, Hits, Passages
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
@@ -146,7 +146,7 @@ def test_a_reranker_that_gives_a_passage_twice() -> None:
     object.__setattr__(reranker, "given", lambda hits: Hits(hits.numbers_QK[:, [0, 0]], hits.scores_QK[:, [0, 0]]))
     for use in (evaluated, generated):
         with pytest.raises(RerankerError, match="the reranker Broken gives passage [0-9] twice"):
-            use(reranker=reranker, reader=EnsembleOptions(documents=2))
+            use(reranker=reranker, reader=Ensemble(documents=2))
 
 
 class Odd(Sources):

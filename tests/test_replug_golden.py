@@ -12,8 +12,8 @@ from ralm.pipeline.reading import read
 from ralm.pipeline.sources import FromFile
 from ralm.pipeline.texts import prepare_text
 from ralm.protocols import Reader
-from ralm.reading.concatenation import ConcatenationOptions
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
 from ralm.records import ScoredTokens
@@ -51,9 +51,9 @@ def plan_of(asked: dict[str, str], reading: dict[str, Any], cut_together: bool) 
 def reader_of(asked: dict[str, str], cut_together: bool) -> Reader:
     match asked.get("--reader"):
         case "ensemble":
-            return EnsembleOptions(documents=int(asked["--documents"]))
+            return Ensemble(documents=int(asked["--documents"]))
         case "concatenation":
-            return ConcatenationOptions(documents=int(asked["--documents"]), cut_together=cut_together)
+            return Concatenation(documents=int(asked["--documents"]), cut_together=cut_together)
         case _:
             return InContext()
 

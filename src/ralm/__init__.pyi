@@ -4,11 +4,13 @@ from .corpus.decontamination import Decontamination as Decontamination, Removals
 from .corpus.passages import make_passages as make_passages
 from .corpus.sources import Fields as Fields, read_documents as read_documents
 from .corpus.splitting import Splitting as Splitting
-from .errors import RalmError as RalmError
+from .errors import RalmError as RalmError, RalmWarning as RalmWarning
 from .evaluation.measures import Measures as Measures
 from .evaluation.perplexity import Evaluation as Evaluation, evaluate_text as evaluate_text
+from .evaluation.sweep import SweepPoint as SweepPoint, sweep as sweep
 from .lm.local.options import ModelOptions as ModelOptions
 from .lm.named import load_language_model as load_language_model
+from .lm.scoring import Scorer as Scorer
 from .pipeline.generation import (
     Prompt as Prompt,
     TokenWriter as TokenWriter,
@@ -17,15 +19,35 @@ from .pipeline.generation import (
 )
 from .pipeline.options import GenerationOptions as GenerationOptions, ReadingOptions as ReadingOptions
 from .pipeline.sources import FromFile as FromFile, FromRetriever as FromRetriever, open_source as open_source
-from .reading.ensemble import EnsembleOptions as EnsembleOptions
+from .protocols import (
+    Continuations as Continuations,
+    Documents as Documents,
+    Encoder as Encoder,
+    LanguageModel as LanguageModel,
+    Reader as Reader,
+    Reranker as Reranker,
+    Retriever as Retriever,
+    Rows as Rows,
+    Tokenizer as Tokenizer,
+    WritingModel as WritingModel,
+)
+from .reading.concatenation import Concatenation as Concatenation
+from .reading.ensemble import Ensemble as Ensemble
+from .reading.in_context import InContext as InContext
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
 from .records import (
+    NO_PASSAGE as NO_PASSAGE,
     Document as Document,
+    Front as Front,
     Hits as Hits,
+    NextTokens as NextTokens,
+    Pass as Pass,
     Passage as Passage,
     Request as Request,
     ScoredTokens as ScoredTokens,
 )
+from .reranking.likelihood import Oracle as Oracle, ZeroShot as ZeroShot
+from .reranking.random import RandomChoice as RandomChoice
 from .retrieval.bm25.forbidden import Forbidden as Forbidden
 from .retrieval.bm25.formula import BM25Options as BM25Options
 from .retrieval.bm25.options import BuildOptions as BuildOptions
@@ -52,4 +74,5 @@ from .retrieval.retrieval_file import (
     write_retrieval_file as write_retrieval_file,
 )
 from .runs.run import write_run as write_run
+from .runs.start import run_evaluation as run_evaluation, run_sweep as run_sweep
 from .version import __version__ as __version__

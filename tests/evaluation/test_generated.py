@@ -8,7 +8,7 @@ from ralm.evaluation.traces import TracedText
 from ralm.pipeline.generation import generate
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.ensemble import Ensemble
 from ralm.records import NO_PASSAGE, Passages
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
@@ -25,7 +25,7 @@ def traced(prompt: str, passages: Passages, max_length: int | None = None) -> Tr
         max_length=max_length,
     )
     source = FromRetriever(SharedWordsRetriever(passages), passages, config={}) if passages else None
-    pieces = list(generate(prompt, model, settings, source, reader=EnsembleOptions(documents=2)))
+    pieces = list(generate(prompt, model, settings, source, reader=Ensemble(documents=2)))
     return traced_generation(prompt, pieces, model, passages, max_length)
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.evaluation.sweep import Point, Sweep, sweep
+from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker, Retriever
-from ralm.reading.concatenation import ConcatenationOptions
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.likelihood import Oracle, ZeroShot
@@ -35,30 +35,30 @@ def point(
     plan: PlanOptions = PLAN,
     source: FromRetriever = WORDS,
     reranker: Reranker | None = None,
-) -> Point:
-    return Point(value=str(value), plan=plan, reader=reader, source=source, reranker=reranker)
+) -> SweepPoint:
+    return SweepPoint(value=str(value), plan=plan, reader=reader, source=source, reranker=reranker)
 
 
-def swept(*points: Point) -> Sweep:
+def swept(*points: SweepPoint) -> Sweep:
     return sweep(TEXT, CountingModel(WordTokenizer()), "option", points)
 
 
-ENSEMBLES = [point(k, EnsembleOptions(documents=k, weights="uniform"), source=RANDOM) for k in (1, 2, 4)]
+ENSEMBLES = [point(k, Ensemble(documents=k, weights="uniform"), source=RANDOM) for k in (1, 2, 4)]
 
 
 @pytest.mark.parametrize(
     "points",
     [
         ENSEMBLES,
-        [point(k, ConcatenationOptions(documents=k)) for k in (3, 1)],
+        [point(k, Concatenation(documents=k)) for k in (3, 1)],
         [point(stride, InContext(), replace(PLAN, stride=stride)) for stride in (1, 3, 5)],
         [point(tokens, InContext(), replace(PLAN, query_tokens=tokens)) for tokens in (1, 4)],
-        [point(name, EnsembleOptions(documents=2), source=of) for name, of in (("words", WORDS), ("random", RANDOM))],
+        [point(name, Ensemble(documents=2), source=of) for name, of in (("words", WORDS), ("random", RANDOM))],
         [point(one, InContext(), reranker=one) for one in (Oracle(candidates=3), ZeroShot(candidates=3, tokens=1))],
-        [point(k, EnsembleOptions(documents=k), reranker=ZeroShot(candidates=3, tokens=1)) for k in (1, 3)],
+        [point(k, Ensemble(documents=k), reranker=ZeroShot(candidates=3, tokens=1)) for k in (1, 3)],
     ],
 )
-def test_every_point_is_what_an_evaluation_gives_for_it(points: list[Point]) -> None:
+def test_every_point_is_what_an_evaluation_gives_for_it(points: list[SweepPoint]) -> None:
     made = swept(*points)
     assert list(made.evaluations) == [one.value for one in points]
     for one, row in zip(points, made.rows(), strict=True):
@@ -99,7 +99,7 @@ def test_every_retriever_gives_the_points_of_a_sweep_what_it_gives_alone(tmp_pat
     }
     source = FromRetriever(retrievers.get(way, dense), index.passages, config={})
     plan = replace(PLAN, max_length=40)
-    points = [point(k, ConcatenationOptions(documents=k), plan, source) for k in (1, 2, 3, 4, 8)]
+    points = [point(k, Concatenation(documents=k), plan, source) for k in (1, 2, 3, 4, 8)]
     for one, found in zip(points, swept(*points).evaluations.values(), strict=True):
         alone = evaluate_text(TEXT, CountingModel(WordTokenizer()), one.plan, source=source, reader=one.reader)
         np.testing.assert_array_equal(found.reading.scored.log_probs_T, alone.reading.scored.log_probs_T)
@@ -114,7 +114,7 @@ def test_a_document_read_for_the_largest_ensemble_is_read_for_all() -> None:
 
 
 def test_temperatures_share_everything_and_query_lengths_the_baseline() -> None:
-    temperatures = [point(t, EnsembleOptions(documents=3, temperature=t)) for t in (0.5, 1.0, 9.0)]
+    temperatures = [point(t, Ensemble(documents=3, temperature=t)) for t in (0.5, 1.0, 9.0)]
     assert (swept(*temperatures).scored, swept(*temperatures).retrievals) == (swept(temperatures[0]).scored, 1)
     one, other = (point(n, InContext(), replace(PLAN, query_tokens=n)) for n in (1, 4))
     both = swept(one, other)

@@ -23,8 +23,8 @@ from ralm.pipeline.generation import generate
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker
-from ralm.reading.concatenation import ConcatenationOptions
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions, Semantics, Windows
 from ralm.reranking.likelihood import Oracle, ZeroShot
@@ -45,10 +45,10 @@ READINGS: list[tuple[Reranker | None, Reader]] = [
     (None, InContext()),
     (Oracle(candidates=3), InContext()),
     (ZeroShot(candidates=3, tokens=2), InContext()),
-    (None, EnsembleOptions(documents=3)),
-    (None, ConcatenationOptions(documents=2)),
-    (ZeroShot(candidates=4, tokens=2), EnsembleOptions(documents=3)),
-    (RandomChoice(candidates=3), ConcatenationOptions(documents=2)),
+    (None, Ensemble(documents=3)),
+    (None, Concatenation(documents=2)),
+    (ZeroShot(candidates=4, tokens=2), Ensemble(documents=3)),
+    (RandomChoice(candidates=3), Concatenation(documents=2)),
 ]
 SPACES = " \t\n\r\v\f\x1c\x85\u00a0\u1680\u2003\u2028\u2029\u202f\u205f\u3000"
 BITS = [

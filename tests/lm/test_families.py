@@ -15,7 +15,7 @@ from ralm.pipeline.generation import TokenWriter
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever
 from ralm.reading.documents import PassageDocuments
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.ensemble import Ensemble
 from ralm.records import Hits, Request
 from tests.every_family import FAMILIES, LOOK_AHEAD, tiny_family_model
 from tests.fakes import passages_of
@@ -79,7 +79,7 @@ def check_writing(model: LocalLanguageModel) -> None:
     """Greedy, two documents that change at every stride, two prompts at once."""
     prompts = [model.tokenizer.encode(text) for text in PROMPTS]
     source = FromRetriever(TurningHits(), PASSAGES, config={})
-    writer = TokenWriter(model, OPTIONS, source, reader=EnsembleOptions(documents=2))
+    writer = TokenWriter(model, OPTIONS, source, reader=Ensemble(documents=2))
     for prompt in prompts:
         writer.add(prompt)
     written: list[list[tuple[int, float]]] = [[], []]

@@ -15,7 +15,7 @@ from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.records import FloatArray, IntArray, Pass, SpecialTokens
 from ralm.reranking.likelihood import Oracle, ZeroShot
@@ -81,7 +81,7 @@ def test_an_evaluation_gives_the_figures_of_a_plain_loop() -> None:
 
 @pytest.mark.parametrize(
     ("reranker", "reader"),
-    [(ZeroShot(candidates=3), None), (Oracle(), None), (None, EnsembleOptions(documents=2))],
+    [(ZeroShot(candidates=3), None), (Oracle(), None), (None, Ensemble(documents=2))],
     ids=["zero-shot", "oracle", "ensemble"],
 )
 def test_every_way_of_reading_takes_a_model_that_only_scores(reranker: Reranker | None, reader: Reader | None) -> None:

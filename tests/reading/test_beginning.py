@@ -20,9 +20,9 @@ from ralm.pipeline.reading import read
 from ralm.pipeline.sources import FromRetriever
 from ralm.pipeline.texts import prepare_text
 from ralm.reading.beginning import Bos, first_tokens
-from ralm.reading.concatenation import ConcatenationOptions
+from ralm.reading.concatenation import Concatenation
 from ralm.reading.documents import PassageDocuments
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Front, Hits, SpecialTokens
 from ralm.reranking.likelihood import ZeroShot
@@ -202,9 +202,9 @@ def test_random_plans_equal_the_plain_loop(
 
     one = expected([[] if number == NO_PASSAGE else document(number) for number in numbers_QK[:, 0].tolist()])
     np.testing.assert_allclose(read(prepared, model, hits.first(1), PASSAGES).log_probs_T, one, rtol=1e-5)
-    ensemble = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=1))
+    ensemble = read(prepared, model, hits, PASSAGES, Ensemble(documents=1))
     np.testing.assert_allclose(ensemble.log_probs_T, one, rtol=1e-5)
-    several = ConcatenationOptions(cut_together=together)
+    several = Concatenation(cut_together=together)
     scored = read(prepared, model, hits, PASSAGES, several)
     two = expected([[] if pair[0] == NO_PASSAGE else joined(pair) for pair in numbers_QK.tolist()])
     np.testing.assert_allclose(scored.log_probs_T, two, rtol=1e-5)
@@ -216,7 +216,7 @@ def test_passages_cut_together_are_one_text() -> None:
     documents = PassageDocuments.planned(PASSAGES, tokenizer, options)
 
     def joined(*, cut_together: bool) -> Front:
-        (front,) = ConcatenationOptions(cut_together=cut_together).fronts([(0, 0.0), (1, 0.0)], documents)
+        (front,) = Concatenation(cut_together=cut_together).fronts([(0, 0.0), (1, 0.0)], documents)
         return front
 
     assert tokenizer.decode(joined(cut_together=True).tokens) == "<begin> c d c d c d e "

@@ -11,7 +11,7 @@ from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.pipeline.reading import read
 from ralm.pipeline.sources import FromRetriever
 from ralm.pipeline.texts import PreparedText, prepare_text
-from ralm.reading.concatenation import ConcatenationOptions
+from ralm.reading.concatenation import Concatenation
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.records import NO_PASSAGE, Hits
 from ralm.retrieval.random import RandomRetriever
@@ -58,7 +58,7 @@ def test_the_papers_loop(model: LocalLanguageModel, documents: int, block: int |
     blocked: dict[str, object] = {} if block is None else {"windows": "blocked", "block": block}
     prepared = prepare_text(TEXT, model.tokenizer, options("paper", **blocked), limit_tokens=83)
     hits = some_hits(prepared, 4)
-    scored = read(prepared, model, hits, PASSAGES, ConcatenationOptions(documents=documents))
+    scored = read(prepared, model, hits, PASSAGES, Concatenation(documents=documents))
     expected = paper.log_probs(
         model.model,
         prepared.tokens.tolist(),
@@ -74,7 +74,7 @@ def test_the_papers_loop(model: LocalLanguageModel, documents: int, block: int |
 def test_the_official_loop(model: LocalLanguageModel) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options("official"), limit_tokens=83)
     hits = some_hits(prepared, 4)
-    scored = read(prepared, model, hits, PASSAGES, ConcatenationOptions())
+    scored = read(prepared, model, hits, PASSAGES, Concatenation())
     candidates = [[ids] if (ids := joined(model, hits, row, 2)) else [] for row in range(len(prepared.plan))]
     windows = official.evaluate(model.model, prepared.tokens.tolist(), candidates, stride=4, max_length=40)
     expected = np.concatenate([window.target_log_probs for window in windows])
@@ -84,7 +84,7 @@ def test_the_official_loop(model: LocalLanguageModel) -> None:
 def test_of_one_document_is_in_context_reading(model: LocalLanguageModel) -> None:
     prepared = prepare_text(TEXT, model.tokenizer, options())
     hits = some_hits(prepared, 3)
-    scored = read(prepared, model, hits, PASSAGES, ConcatenationOptions(documents=1))
+    scored = read(prepared, model, hits, PASSAGES, Concatenation(documents=1))
     plain = read(prepared, model, hits.first(1), PASSAGES)
     np.testing.assert_array_equal(scored.log_probs_T, plain.log_probs_T)
     np.testing.assert_array_equal(scored.passages_T, plain.passages_T)
@@ -93,15 +93,15 @@ def test_of_one_document_is_in_context_reading(model: LocalLanguageModel) -> Non
 def test_what_does_not_fit_is_refused_before_anything_is_retrieved() -> None:
     model = CountingModel(WordTokenizer(), max_length=40)
     source = FromRetriever(RandomRetriever(len(PASSAGES)), PASSAGES, config={})
-    fits = ConcatenationOptions(documents=4)
+    fits = Concatenation(documents=4)
     assert evaluate_text(TEXT, model, options(), source=source, reader=fits).reading.measures.tokens == 21
     message = "`documents` 5 of `document_tokens` 8 and `stride` 4 do not fit together into `max_length` 40: lower"
     with pytest.raises(UsageError, match=message):
-        evaluate_text(TEXT, model, options(), source=source, reader=ConcatenationOptions(documents=5))
+        evaluate_text(TEXT, model, options(), source=source, reader=Concatenation(documents=5))
     with pytest.raises(UsageError, match="`documents` 2 of `document_tokens` 8 and `block` 28 do not fit"):
         options(windows="blocked", block=28).check_documents(2)
 
 
 def test_none_makes_no_sense() -> None:
     with pytest.raises(UsageError, match="`documents` must be at least 1, not 0"):
-        ConcatenationOptions(documents=0)
+        Concatenation(documents=0)

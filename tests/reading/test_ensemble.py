@@ -12,7 +12,7 @@ from ralm.pipeline.reading import read
 from ralm.pipeline.sources import retrieve
 from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.reading.documents import PassageDocuments
-from ralm.reading.ensemble import EnsembleOptions, document_log_weights, mixture, posterior
+from ralm.reading.ensemble import Ensemble, document_log_weights, mixture, posterior
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
@@ -47,7 +47,7 @@ def test_equals_the_plain_loop(model: LocalLanguageModel, semantics: Semantics, 
     options = PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
     prepared = prepare_text(TEXT, model.tokenizer, options, limit_tokens=83)
     hits = some_hits(prepared, 4)
-    scored = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=4, temperature=temperature))
+    scored = read(prepared, model, hits, PASSAGES, Ensemble(documents=4, temperature=temperature))
     provenance = scored.provenance
     assert provenance is not None
     first = model.tokenizer.encode_document("", 10) if semantics == "paper" else None
@@ -74,7 +74,7 @@ def test_of_one_document_is_in_context_reading(model: LocalLanguageModel) -> Non
     options = PlanOptions(stride=4, query_tokens=8, document_tokens=10, max_length=32)
     prepared = prepare_text(TEXT, model.tokenizer, options)
     hits = some_hits(prepared, 3)
-    scored = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=1))
+    scored = read(prepared, model, hits, PASSAGES, Ensemble(documents=1))
     assert scored.provenance is not None
     plain = read(prepared, model, hits.first(1), PASSAGES)
     np.testing.assert_allclose(scored.log_probs_T, plain.log_probs_T, rtol=1e-6)
@@ -89,12 +89,12 @@ def test_the_order_of_documents_and_room_for_more_make_no_difference(
     options = PlanOptions(semantics=semantics, stride=4, query_tokens=8, document_tokens=10, max_length=32)
     prepared = prepare_text(TEXT, model.tokenizer, options, limit_tokens=60)
     hits = some_hits(prepared, 4)
-    scored = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=4))
-    more = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=10))
+    scored = read(prepared, model, hits, PASSAGES, Ensemble(documents=4))
+    more = read(prepared, model, hits, PASSAGES, Ensemble(documents=10))
     turned = Hits(numbers_QK=hits.numbers_QK[:, ::-1].copy(), scores_QK=hits.scores_QK[:, ::-1].copy())
     full = (hits.numbers_QK != NO_PASSAGE).all(axis=1)  # rows with fewer hits than places end in those without
     turned.numbers_QK[~full], turned.scores_QK[~full] = hits.numbers_QK[~full], hits.scores_QK[~full]
-    other = read(prepared, model, turned, PASSAGES, EnsembleOptions(documents=4))
+    other = read(prepared, model, turned, PASSAGES, Ensemble(documents=4))
     assert scored.provenance is not None
     assert more.provenance is not None
     np.testing.assert_array_equal(more.log_probs_T, scored.log_probs_T)
@@ -124,7 +124,7 @@ def test_weights_and_posteriors_sum_to_1_and_order_makes_no_difference(
     log_probs_KT, scores_K = made
     count = len(scores_K)
     hits = Hits(numbers_QK=np.arange(count, dtype=np.int64)[None], scores_QK=scores_K[None])
-    options = EnsembleOptions(documents=count, weights=weights)  # type: ignore[arg-type]
+    options = Ensemble(documents=count, weights=weights)  # type: ignore[arg-type]
     log_weights_K = document_log_weights(hits, options)[0]
     assert np.exp(log_weights_K).sum() == pytest.approx(1)
     if weights == "uniform":
@@ -148,7 +148,7 @@ def test_impossible_tokens_give_no_nan(made: tuple[np.ndarray, np.ndarray], data
     impossible_KT = np.array(impossible).reshape(log_probs_KT.shape)
     log_probs_KT[impossible_KT] = -np.inf
     hits = Hits(numbers_QK=np.arange(len(scores_K), dtype=np.int64)[None], scores_QK=scores_K[None])
-    log_weights_K = document_log_weights(hits, EnsembleOptions(documents=len(scores_K), weights="uniform"))[0]
+    log_weights_K = document_log_weights(hits, Ensemble(documents=len(scores_K), weights="uniform"))[0]
     mixed_T, posteriors_TK = mixture(log_probs_KT, log_weights_K), posterior(log_probs_KT, log_weights_K)
     none_T = np.asarray(impossible_KT.all(axis=0))
     assert not np.isnan(mixed_T).any()
@@ -174,7 +174,7 @@ def test_a_text_with_tokens_that_a_model_deems_impossible() -> None:
     options = PlanOptions(stride=2, query_tokens=2, document_tokens=2, max_length=20)
     prepared = prepare_text("a b a b z z b", model.tokenizer, options)
     hits = retrieve(prepared, model.tokenizer, SharedWordsRetriever(passages), 3)
-    scored = read(prepared, model, hits, passages, EnsembleOptions(documents=3, weights="uniform"))
+    scored = read(prepared, model, hits, passages, Ensemble(documents=3, weights="uniform"))
     assert scored.provenance is not None
     assert np.isfinite(scored.log_probs_T).all(), "a passage has the word"
     assert scored.provenance.posteriors_TK[3].tolist() == pytest.approx([0, 0, 1]), "and takes all the credit"
@@ -185,7 +185,7 @@ def test_a_text_with_tokens_that_a_model_deems_impossible() -> None:
         model,
         retrieve(prepared, model.tokenizer, SharedWordsRetriever(without), 2),
         without,
-        EnsembleOptions(documents=2, weights="uniform"),
+        Ensemble(documents=2, weights="uniform"),
     )
     assert impossible.provenance is not None
     assert impossible.log_probs_T[3] == -np.inf
@@ -196,10 +196,10 @@ def test_a_text_with_tokens_that_a_model_deems_impossible() -> None:
 def test_more_documents_than_hits_and_rows_without() -> None:
     numbers_QK = np.array([[3, 1, NO_PASSAGE], [NO_PASSAGE] * 3])
     hits = Hits(numbers_QK=numbers_QK, scores_QK=np.array([[2, 1, 0], [0, 0, 0]], dtype=np.float32))
-    found = np.exp(document_log_weights(hits, EnsembleOptions(documents=10)))
+    found = np.exp(document_log_weights(hits, Ensemble(documents=10)))
     e = float(np.e)
     np.testing.assert_allclose(found, np.array([[e / (1 + e), 1 / (1 + e), 0], [1, 0, 0]]))
-    cold = np.exp(document_log_weights(hits, EnsembleOptions(temperature=0.5)))
+    cold = np.exp(document_log_weights(hits, Ensemble(temperature=0.5)))
     np.testing.assert_allclose(cold[0, 0] / cold[0, 1], e**2)
 
 
@@ -213,4 +213,4 @@ def test_more_documents_than_hits_and_rows_without() -> None:
 )
 def test_options_that_make_no_sense(changed: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        EnsembleOptions(**changed)  # type: ignore[arg-type]
+        Ensemble(**changed)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Retriever, WritingModel
 from ralm.reading.documents import PassageDocuments
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.pieces import GeneratedText, GeneratedToken, spans
 from ralm.reading.sampling import sample
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
@@ -92,7 +92,7 @@ def plain_loop(
     model: WritingModel,
     settings: GenerationOptions,
     source: FromRetriever,
-    chosen: EnsembleOptions,
+    chosen: Ensemble,
     probabilities: Callable[[Sequence[int]], np.ndarray],
     pick: Callable[[np.ndarray], int],
 ) -> list[generation.Step]:
@@ -153,7 +153,7 @@ def test_equals_reading_everything_anew_for_every_token(
     passages = passages_of(*(" ".join(words) for words in corpus))
     source = found_by(SharedWordsRetriever(passages), passages)
     settings = options(new_tokens=12, stride=stride, max_length=max_length, document_tokens=6, temperature=temperature)
-    reader = EnsembleOptions(documents=documents, weights=weights)  # type: ignore[arg-type]
+    reader = Ensemble(documents=documents, weights=weights)  # type: ignore[arg-type]
     model = CountingModel(WordTokenizer("abcdefgh"), vocabulary=9)
     tokens = model.tokenizer.encode(" ".join(prompt))
     fast = write([tokens], model, settings, source, reader)[0]
@@ -211,17 +211,17 @@ class SomeHits:
 
 
 ENSEMBLES = [
-    EnsembleOptions(documents=1),
-    EnsembleOptions(documents=4),
-    EnsembleOptions(documents=9, temperature=0.3),
-    EnsembleOptions(documents=3, weights="uniform"),
+    Ensemble(documents=1),
+    Ensemble(documents=4),
+    Ensemble(documents=9, temperature=0.3),
+    Ensemble(documents=3, weights="uniform"),
 ]
 
 
 @pytest.mark.parametrize(("max_length", "temperature"), [(None, 0.0), (32, 1.0)])
 @pytest.mark.parametrize("chosen", ENSEMBLES, ids=["one", "four", "nine", "uniform"])
 def test_many_prompts_equal_the_plain_loop(
-    model: LocalLanguageModel, chosen: EnsembleOptions, max_length: int | None, temperature: float
+    model: LocalLanguageModel, chosen: Ensemble, max_length: int | None, temperature: float
 ) -> None:
     """Also where the text outgrows the model, and the window slides."""
     settings = options(
@@ -248,7 +248,7 @@ def test_the_order_of_documents_makes_no_difference(model: LocalLanguageModel) -
     settings = options(new_tokens=9, stride=3, document_tokens=10)
     prompt = model.tokenizer.encode(TEXT[:40])
     sources = [found_by(SomeHits(PASSAGES, way), PASSAGES) for way in (False, True)]
-    one, other = (write([prompt], model, settings, source, EnsembleOptions(documents=5))[0] for source in sources)
+    one, other = (write([prompt], model, settings, source, Ensemble(documents=5))[0] for source in sources)
     assert [token.token for token in one] == [token.token for token in other]
     np.testing.assert_allclose([token.log_prob for token in one], [token.log_prob for token in other], rtol=1e-5)
     for left, right in zip(one, other, strict=True):
@@ -277,7 +277,7 @@ def test_only_documents_that_changed_are_read_anew() -> None:
     settings = options(new_tokens=10)
     source = found_by(FixedHits([0, 1, 2], [2, 0, 1], [1, 3, 2], [], [3]), passages)
     prompt = model.tokenizer.encode("a a a")
-    fast = write([prompt], model, settings, source, EnsembleOptions(documents=3))[0]
+    fast = write([prompt], model, settings, source, Ensemble(documents=3))[0]
     assert [token.passages_K.tolist() for token in fast[::2]] == [[0, 1, 2], [2, 0, 1], [1, 3, 2], [NO_PASSAGE], [3]]
     spelt = [model.tokenizer.decode(read).split()[0] for read in model.reads]
     assert spelt == ["a", "c", "e", "g", "a", "g"], "three; another order; one new; none; one that had gone"
@@ -297,7 +297,7 @@ def test_every_prompt_ends_by_itself() -> None:
 
 
 def test_pieces_carry_their_tokens() -> None:
-    pieces, _ = written("a b", passages_of("x y", "b c c c"), options(), EnsembleOptions(documents=2))
+    pieces, _ = written("a b", passages_of("x y", "b c c c"), options(), Ensemble(documents=2))
     tokens = [token for piece in pieces for token in piece.tokens]
     assert len(tokens) == 6
     assert all(piece.passage == piece.tokens[-1].passage for piece in pieces)

@@ -14,7 +14,7 @@ from ralm.pipeline.reading import read
 from ralm.pipeline.sources import retrieve
 from ralm.pipeline.texts import prepare_text
 from ralm.reading.documents import PassageDocuments
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, make_plan
 from ralm.reranking.likelihood import ZeroShot
@@ -75,7 +75,7 @@ def test_an_ensemble_of_every_family(model: LocalLanguageModel, tokens: int) -> 
     prepared = prepare_text(TEXT, model.tokenizer, ROLLING, limit_tokens=tokens)
     hits = retrieve(prepared, model.tokenizer, RandomRetriever(len(PASSAGES)), 3)
     hits.scores_QK[:] = np.sin(np.arange(hits.scores_QK.size)).reshape(hits.scores_QK.shape)
-    scored = read(prepared, model, hits, PASSAGES, EnsembleOptions(documents=3))
+    scored = read(prepared, model, hits, PASSAGES, Ensemble(documents=3))
     documents = PassageDocuments(PASSAGES, model.tokenizer, 10)
     text = model.tokenizer.encode_document(TEXT[:tokens], 1000).tolist()
     made = replug.windows(text, EOS, 6, 8)

@@ -11,8 +11,8 @@ from ralm.pipeline.generation import Prompt, TokenWriter, generate, generate_man
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker
-from ralm.reading.concatenation import ConcatenationOptions
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedToken
 from ralm.records import NO_PASSAGE, Hits
@@ -84,7 +84,7 @@ WRITINGS = st.builds(
         temperature=st.sampled_from([0.0, 1.0]),
         seed=st.integers(0, 9),
     ),
-    reader=st.sampled_from([InContext(), EnsembleOptions(documents=2), ConcatenationOptions(documents=2)]),
+    reader=st.sampled_from([InContext(), Ensemble(documents=2), Concatenation(documents=2)]),
     reranker=st.sampled_from([None, ZeroShot(candidates=4, tokens=2), RandomChoice(candidates=4, seed=3)]),
 )
 

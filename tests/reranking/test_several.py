@@ -12,8 +12,8 @@ from ralm.pipeline.reading import read
 from ralm.pipeline.sources import FromRetriever
 from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.protocols import Reranker
-from ralm.reading.concatenation import ConcatenationOptions
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Hits
 from ralm.reranking.likelihood import Oracle, ZeroShot
@@ -59,7 +59,7 @@ def test_an_ensemble_of_the_best_equals_the_plain_loop(
     text, model = prepared(" ".join(words))
     hits = some_hits(text, shift)
     reranker: Reranker = ZeroShot(candidates=4, tokens=3) if method == "zero-shot" else Oracle(candidates=4)
-    scored = read(text, model, hits, PASSAGES, EnsembleOptions(documents=documents), reranker)
+    scored = read(text, model, hits, PASSAGES, Ensemble(documents=documents), reranker)
     provenance = scored.provenance
     assert provenance is not None
     at = 0
@@ -91,10 +91,10 @@ def test_the_first_of_several_is_the_one_that_is_read_alone(reranker: Reranker) 
     hits = some_hits(text)
     alone = read(text, model, hits, PASSAGES, reranker=reranker)
     for documents in (2, 4):
-        several = read(text, model, hits, PASSAGES, EnsembleOptions(documents=documents), reranker).provenance
+        several = read(text, model, hits, PASSAGES, Ensemble(documents=documents), reranker).provenance
         assert several is not None
         np.testing.assert_array_equal(several.passages_TK[:, 0], alone.passages_T)
-        joined = read(text, model, hits, PASSAGES, ConcatenationOptions(documents=2), reranker)
+        joined = read(text, model, hits, PASSAGES, Concatenation(documents=2), reranker)
         np.testing.assert_array_equal(joined.passages_T, alone.passages_T)
 
 
@@ -133,9 +133,7 @@ def test_a_reranker_with_fewer_candidates_than_are_read_is_refused_before_anythi
     model = CountingModel(WordTokenizer(LETTERS))
     message = "the reader reads 3 passages and the reranker chooses from 2 `candidates`: raise them"
     with pytest.raises(UsageError, match=message):
-        evaluate_text(
-            TEXT, model, PLAN, source=source, reader=EnsembleOptions(documents=3), reranker=ZeroShot(candidates=2)
-        )
+        evaluate_text(TEXT, model, PLAN, source=source, reader=Ensemble(documents=3), reranker=ZeroShot(candidates=2))
     with pytest.raises(UsageError, match=message):
         list(
             generate(
@@ -143,7 +141,7 @@ def test_a_reranker_with_fewer_candidates_than_are_read_is_refused_before_anythi
                 model,
                 GenerationOptions(document_tokens=4),
                 source,
-                reader=EnsembleOptions(documents=3),
+                reader=Ensemble(documents=3),
                 reranker=RandomChoice(candidates=2),
             )
         )

@@ -10,8 +10,8 @@ from ralm.errors import UsageError
 from ralm.pipeline.generation import TokenWriter, generate
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever
-from ralm.reading.concatenation import ConcatenationOptions
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.pieces import GeneratedToken
 from ralm.records import IntArray
 from ralm.reranking.likelihood import Oracle, ZeroShot
@@ -70,7 +70,7 @@ def test_zero_shot_equals_the_plain_loop(by: str, prompt: str, documents: int, s
     tokens = model.tokenizer.encode(prompt)
     reranker = ZeroShot(candidates=CANDIDATES, tokens=RANKED, model=ranker if by == "another" else None)
     how = options(stride=stride, temperature=1.0, seed=seed)
-    fast = written(tokens, model, how, reader=EnsembleOptions(documents=documents), reranker=reranker)
+    fast = written(tokens, model, how, reader=Ensemble(documents=documents), reranker=reranker)
     followed = iter(fast)
 
     def retrieve(text: Sequence[int]) -> list[tuple[int, float]]:
@@ -115,7 +115,7 @@ def test_several_passages_in_one_context_equal_the_plain_loop(prompt: str, strid
     model = writes()
     text = model.tokenizer.encode(prompt)
     how = options(stride=stride)
-    fast = written(text, model, how, reader=ConcatenationOptions(documents=2))
+    fast = written(text, model, how, reader=Concatenation(documents=2))
     for step, token in enumerate(fast):
         if step % stride == 0:
             query = model.tokenizer.decode(text[-how.query_tokens :])

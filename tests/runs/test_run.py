@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from ralm.errors import DamagedFolderError, FolderExistsError, UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
 from ralm.pipeline.sources import FromRetriever
-from ralm.reading.ensemble import EnsembleOptions
+from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.runs.page import report_page
 from ralm.runs.report import report_of
@@ -25,7 +25,7 @@ TEXT = "a b c d e a b c d e f g h a b c d e f g"
 OPTIONS = PlanOptions(stride=3, query_tokens=2, document_tokens=4, max_length=10)
 
 
-def evaluated(*, baseline: bool, reader: EnsembleOptions | None = None) -> tuple[Evaluation, dict[str, object]]:
+def evaluated(*, baseline: bool, reader: Ensemble | None = None) -> tuple[Evaluation, dict[str, object]]:
     passages = passages_of("c d c d", "e f e f")
     source = FromRetriever(SharedWordsRetriever(passages), passages, config={"index": "fake"})
     model = CountingModel(WordTokenizer(), max_length=10)
@@ -65,8 +65,8 @@ def test_the_manifest_holds_configuration_and_environment(tmp_path: Path) -> Non
     assert manifest["counts"] == {"targets": 19}
 
 
-@pytest.mark.parametrize("reader", [None, EnsembleOptions(documents=2, weights="uniform")])
-def test_what_each_passage_was_worth_adds_up_in_every_file(tmp_path: Path, reader: EnsembleOptions | None) -> None:
+@pytest.mark.parametrize("reader", [None, Ensemble(documents=2, weights="uniform")])
+def test_what_each_passage_was_worth_adds_up_in_every_file(tmp_path: Path, reader: Ensemble | None) -> None:
     evaluation, config = evaluated(baseline=True, reader=reader)
     write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
     rows = pq.read_table(tmp_path / "run" / "tokens.parquet").to_pylist()
@@ -90,8 +90,8 @@ def test_what_each_passage_was_worth_adds_up_in_every_file(tmp_path: Path, reade
     assert {row["text"] for row in passages} == {"c d c d", "e f e f"}
 
 
-@pytest.mark.parametrize("reader", [None, EnsembleOptions(documents=2)])
-def test_a_run_is_read_back_as_it_was_written(tmp_path: Path, reader: EnsembleOptions | None) -> None:
+@pytest.mark.parametrize("reader", [None, Ensemble(documents=2)])
+def test_a_run_is_read_back_as_it_was_written(tmp_path: Path, reader: Ensemble | None) -> None:
     evaluation, config = evaluated(baseline=True, reader=reader)
     write_run(tmp_path / "run", evaluation, config, force=False)  # type: ignore[arg-type]
     assert evaluation.baseline is not None

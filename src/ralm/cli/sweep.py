@@ -51,7 +51,7 @@ def sweep(
     from ralm.cli.models import load_model
     from ralm.cli.output import print_cache, print_json, print_sweep
     from ralm.corpus.text import read_text
-    from ralm.evaluation.sweep import Point, sweep as sweep_over
+    from ralm.evaluation.sweep import SweepPoint, sweep as sweep_over
     from ralm.folders.outputs import check_output
     from ralm.lm.scoring import Scorer
     from ralm.pipeline.sources import open_source
@@ -69,7 +69,7 @@ def sweep(
     rerank_lm = next((job.reading.rerank_lm for job in jobs.values() if job.reading.rerank_lm), None)
     ranker = Scorer(load_model(rerank_lm, first.model)) if rerank_lm else None
     points = [
-        Point(
+        SweepPoint(
             value=value,
             plan=job.plan,
             reader=job.reading.chosen_reader,

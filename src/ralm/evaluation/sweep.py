@@ -20,7 +20,7 @@ from ralm.retrieval.shared import SharedRetriever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class SweepPoint:
     """A value of the option that is swept over, and what it makes of the evaluation."""
 
     value: str
@@ -56,7 +56,7 @@ class Sweep:
 
 
 def sweep(
-    text: str, model: LanguageModel, option: str, points: Sequence[Point], *, limit_tokens: int | None = None
+    text: str, model: LanguageModel, option: str, points: Sequence[SweepPoint], *, limit_tokens: int | None = None
 ) -> Sweep:
     """Evaluate a text at every point, each with its baseline, sharing retrieval and forward passes between them.
 
@@ -91,7 +91,7 @@ def sweep(
     )
 
 
-def _shared_sources(points: Sequence[Point]) -> dict[int, FromRetriever]:
+def _shared_sources(points: Sequence[SweepPoint]) -> dict[int, FromRetriever]:
     """For each source that asks a retriever one that asks it once for as many hits as any of its points wants."""
     most: dict[int, int] = {}
     for point in points:

@@ -8,8 +8,8 @@ from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.beginning import BosOption
-from ralm.reading.concatenation import ConcatenationOptions
-from ralm.reading.ensemble import COLDEST, EnsembleOptions
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import COLDEST, Ensemble
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import QueryTokens, Stride
 from ralm.reranking.options import RerankOptions
@@ -47,18 +47,18 @@ class ReadingOptions:
         ),
     ] = "in-context"
     ensemble: Annotated[
-        EnsembleOptions,
+        Ensemble,
         Option(
             "How an ensemble reads.", needs=Needs('`reader="ensemble"`', lambda reading: reading.reader == "ensemble")
         ),
-    ] = field(default_factory=EnsembleOptions)
+    ] = field(default_factory=Ensemble)
     concatenation: Annotated[
-        ConcatenationOptions,
+        Concatenation,
         Option(
             "How several passages stand in one context.",
             needs=Needs('`reader="concatenation"`', lambda reading: reading.reader == "concatenation"),
         ),
-    ] = field(default_factory=ConcatenationOptions)
+    ] = field(default_factory=Concatenation)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -20,7 +20,7 @@ from ralm.records import Front
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConcatenationOptions:
+class Concatenation:
     """A context that begins with the first `documents` hits of a row, the best first; the papers' answers read 2.
 
     Each is cut to the plan's `document_tokens`, or with `cut_together` all of them as one, as REPLUG's code does.

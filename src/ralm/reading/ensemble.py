@@ -25,7 +25,7 @@ COLDEST: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnsembleOptions:
+class Ensemble:
     """An ensemble of the first `documents` hits of a row, with REPLUG's 10 as default.
 
     `weights`: softmax(similarity / `temperature`), with temperature 1 as in the paper, or the same for every document.
@@ -71,7 +71,7 @@ class EnsembleOptions:
         ]
 
 
-def document_log_weights(hits: Hits, options: EnsembleOptions) -> DoubleArray:
+def document_log_weights(hits: Hits, options: Ensemble) -> DoubleArray:
     """The logarithm of the weight (float64, Q x K) of each hit; minus infinity where there is none.
 
     The weights of a row sum to 1; a row without hits has all its weight in its first place, where no passage stands.

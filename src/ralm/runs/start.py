@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.evaluation.sweep import Point, Sweep, sweep
+from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
 from ralm.folders.outputs import check_output
 from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
@@ -72,7 +72,7 @@ def run_sweep(
     text: str,
     model: LanguageModel,
     option: str,
-    points: Sequence[Point],
+    points: Sequence[SweepPoint],
     *,
     limit_tokens: int | None = None,
     name: Path | str | None = None,
@@ -96,7 +96,7 @@ def run_sweep(
 
 
 def point_config(
-    name: Path | str | None, text: str, model: LanguageModel, point: Point, limit_tokens: int | None
+    name: Path | str | None, text: str, model: LanguageModel, point: SweepPoint, limit_tokens: int | None
 ) -> dict[str, JsonValue]:
     """Everything that decides the figures of a point, by name."""
     return evaluation_config(name, text, model, point.plan, point.source, limit_tokens, point.reader, point.reranker)
