@@ -1,6 +1,6 @@
 """How an option is declared: once, in the record that owns it.
 
-    stride: Annotated[int, Option("Retrieve every so many tokens.")] = 4
+    stride: Annotated[int, Option("Number of tokens between retrievals.")] = 4
 
 Name, type, default, bounds, choices, help, and what the option needs to have an effect are then in one place. The flags
 of a command, the values of a sweep and the JSON schema of a request are made from it; this module knows none of them.

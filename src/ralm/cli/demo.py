@@ -15,7 +15,7 @@ _FOLDER, _MODEL = Path("ralm-demo"), ModelOptions()
 def demo(
     folder: Annotated[Path, Option("Where corpus, text, index and a report of every token are left.")] = _FOLDER,
     lm: Annotated[str, Option("Causal language model to read with.")] = "ralm-tiny",
-    limit_tokens: Annotated[int, Option("Score so many tokens of the held-out text.", least=2)] = 4000,
+    limit_tokens: Annotated[int, Option("Number of tokens of the held-out text to score.", least=2)] = 4000,
     model_options: Annotated[ModelOptions, Flags(without=("compile",))] = _MODEL,
     json: options.Json = False,
 ) -> None:

@@ -77,8 +77,8 @@ def evaluate(
 ) -> None:
     """Score a text with a frozen language model, with retrieved passages in front and without.
 
-    Without --index or --retrieved nothing is retrieved: the plain language model. With --out a run that was killed goes
-    on where it was when it is started again.
+    Without --index or --retrieved nothing is retrieved: the plain language model. With --out, rerun the command to
+    resume a run that was killed.
     """
     refuse_idle(
         context,

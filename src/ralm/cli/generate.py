@@ -36,13 +36,15 @@ def generate(
     retrieval: RetrieverOptions = _RETRIEVAL,
     reading: ReadingOptions = _READING,
     generation: Annotated[GenerationOptions, Flags(default_said=options.QUERY_TOKENS_SAID)] = _GENERATION,
-    baseline: Annotated[bool, Option("Also read what was written without passages, and show what they gave.")] = False,
+    baseline: Annotated[
+        bool, Option("Also score the generated text without passages, and show what they gave.")
+    ] = False,
     report: Annotated[
-        Path | None, Option("Write a page that shows where every token came from; with one prompt.")
+        Path | None, Option("Write a page that shows where every token came from (one prompt only).")
     ] = None,
     force: options.Force = False,
     model_options: Annotated[ModelOptions, Flags(without=("compile",))] = _MODEL,
-    json: Annotated[bool, Option("Print a JSON object for each prompt, with every token, and nothing else.")] = False,
+    json: Annotated[bool, Option("Print only a JSON object for each prompt, with every token.")] = False,
 ) -> None:
     """Generate with passages that are looked up as the text grows: the text, then which passage each part of it was
     read with.

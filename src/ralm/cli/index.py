@@ -40,10 +40,10 @@ def index(
     lm: Annotated[str | None, Option("The model whose tokens `tokens` counts.")] = None,
     fields: Fields = _FIELDS,
     skipped: Annotated[bool, Option("Leave out broken lines and count them.", flag="skip-bad")] = False,
-    forbidden_titles: Annotated[Path | None, Option("Leave out documents with these titles, one a line.")] = None,
-    decontaminate: Annotated[
-        tuple[Path, ...], Option("Leave out passages that overlap this text; may be given again.")
-    ] = (),
+    forbidden_titles: Annotated[
+        Path | None, Option("Leave out documents with these titles (a file with one per line).")
+    ] = None,
+    decontaminate: Annotated[tuple[Path, ...], Option("Leave out passages that overlap this text; repeatable.")] = (),
     overlap: Decontamination = _OVERLAP,
     formula: BM25Options = _FORMULA,
     build: Annotated[BuildOptions, Flags(default_said={"workers": "one a core"})] = _BUILD,

@@ -14,10 +14,11 @@ from ralm.retrieval.options import RetrieverOptions
 Index = Annotated[Path, Option("Folder that `ralm index` made.")]
 Model = Annotated[str, Option("Causal language model: a hub name, a local folder, or ralm-tiny.")]
 LimitTokens = Annotated[
-    int | None, Option("Take the beginning of the text only.", least=2, default_said="the whole text")
+    int | None,
+    Option("Use only this many tokens from the beginning of the text.", least=2, default_said="the whole text"),
 ]
-Force = Annotated[bool, Option("Replace an output that ralm wrote before.")]
-Json = Annotated[bool, Option("Print one JSON object and nothing else.")]
+Force = Annotated[bool, Option("Replace an existing output of ralm.")]
+Json = Annotated[bool, Option("Print only one JSON object.")]
 
 QUERY_TOKENS_SAID: Final = {"query_tokens": f"{PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
 _Asking = TypeVar("_Asking", PlanOptions, GenerationOptions)

@@ -17,10 +17,10 @@ def report(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder that `ralm eval --baseline --out` wrote.", show_default=False)
     ],
-    html: Annotated[Path | None, Option("Write a page that stands alone to this file instead.")] = None,
+    html: Annotated[Path | None, Option("Write a self-contained HTML page to this file instead.")] = None,
     tokens: Annotated[
         int | None,
-        Option("Show so many tokens.", default_said=f"{_TOKENS}; a page: {_TOKENS_OF_A_PAGE}; --json: all"),
+        Option("Number of tokens to show.", default_said=f"{_TOKENS}; a page: {_TOKENS_OF_A_PAGE}; --json: all"),
     ] = None,
     force: options.Force = False,
     json: options.Json = False,

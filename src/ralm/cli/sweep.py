@@ -43,7 +43,8 @@ def sweep(
     """Evaluate a text under several values of one option, each with passages and without.
 
     Takes the options of `ralm eval`. Every row is what it gives for a value; what several have in common is retrieved
-    and scored once. With --out a sweep that was killed goes on where it was when it is started again.
+    and scored once. With --out, rerun the command to resume a sweep that was
+    killed.
     """
     refuse_idle(context, Use("plot force", out is not None, "`out`"))
     jobs = _jobs(context, asked, over, values)

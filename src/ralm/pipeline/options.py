@@ -110,19 +110,29 @@ class GenerationOptions:
     Raises UsageError where a value makes no sense.
     """
 
-    new_tokens: Annotated[int, Option("Write at most so many tokens.")] = 64
+    new_tokens: Annotated[int, Option("Most tokens to write.")] = 64
     stride: Stride = 4
     query_tokens: QueryTokens = 32
-    document_tokens: Annotated[int, Option("Cut a passage to so many tokens.")] = 256
-    max_length: Annotated[int | None, Option("Tokens read at once.", default_said="the model's")] = None
-    temperature: Annotated[float, Option("0 is greedy.", most=1 / COLDEST)] = 0.0
-    top_k: Annotated[int | None, Option("Draw from so many likeliest tokens.", default_said="all", needs=_DRAWN)] = None
+    document_tokens: Annotated[int, Option("Most tokens of a passage; longer ones are cut.")] = 256
+    max_length: Annotated[
+        int | None, Option("Most tokens that the model reads at once, passage included.", default_said="the model's")
+    ] = None
+    temperature: Annotated[float, Option("Temperature of the draws; 0 is greedy.", most=1 / COLDEST)] = 0.0
+    top_k: Annotated[
+        int | None, Option("Draw from this many of the likeliest tokens.", default_said="all", needs=_DRAWN)
+    ] = None
     top_p: Annotated[
         float,
-        Option("Draw from the likeliest tokens of this probability.", least=0, most=1, above=True, needs=_DRAWN),
+        Option(
+            "Draw from the likeliest tokens that together have this probability.",
+            least=0,
+            most=1,
+            above=True,
+            needs=_DRAWN,
+        ),
     ] = 1.0
-    seed: Annotated[int, Option("Seed of whatever is drawn at random.", least=0, most=MOST_SEEDS, needs=_DRAWN)] = 0
-    stop: Annotated[tuple[str, ...], Option("End before this string; may be given again.")] = ()
+    seed: Annotated[int, Option("Seed of random draws.", least=0, most=MOST_SEEDS, needs=_DRAWN)] = 0
+    stop: Annotated[tuple[str, ...], Option("Stop before this string; repeatable.")] = ()
     bos: BosOption = "auto"
 
     def __post_init__(self) -> None:

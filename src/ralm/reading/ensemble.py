@@ -40,7 +40,7 @@ class Ensemble:
     temperature: Annotated[
         float,
         Option(
-            "Divide the scores by this before the softmax.",
+            "Temperature of the softmax over scores.",
             least=COLDEST,
             most=1 / COLDEST,
             flag="weights-temperature",

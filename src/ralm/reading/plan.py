@@ -29,8 +29,8 @@ from ralm.records import IntArray
 Semantics = Literal["paper", "official"]
 Windows = Literal["sliding", "blocked", "rolling"]
 
-Stride = Annotated[int, Option("Retrieve every so many tokens.")]
-QueryTokens = Annotated[int, Option("Ask with the last so many tokens.")]
+Stride = Annotated[int, Option("Number of tokens between retrievals.")]
+QueryTokens = Annotated[int, Option("Number of last tokens to use as the query.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +59,8 @@ class PlanOptions:
     ] = "paper"
     stride: Stride = 4
     query_tokens: QueryTokens = 32
-    document_tokens: Annotated[int, Option("Cut a passage to so many tokens.", least=0)] = 256
-    max_length: Annotated[int, Option("Tokens that the model reads at once, passage included.")] = 1024
+    document_tokens: Annotated[int, Option("Most tokens of a passage; longer ones are cut.", least=0)] = 256
+    max_length: Annotated[int, Option("Most tokens that the model reads at once, passage included.")] = 1024
     windows: Annotated[
         Windows,
         Option(
@@ -71,7 +71,7 @@ class PlanOptions:
     block: Annotated[
         int,
         Option(
-            "Tokens in a block of blocked windows.",
+            "Number of tokens in a block of blocked windows.",
             needs=Needs('`windows="blocked"`', lambda plan: plan.windows == "blocked"),
         ),
     ] = 256

@@ -33,7 +33,7 @@ class RerankOptions:
     tokens: Annotated[
         int,
         Option(
-            "Rank by so many last tokens of the prefix (zero-shot).",
+            "Number of last tokens of the prefix to rank by (zero-shot).",
             flag="rerank-tokens",
             needs=Needs('`method="zero-shot"`', lambda reranking: reranking.method == "zero-shot"),
         ),
@@ -41,7 +41,7 @@ class RerankOptions:
     seed: Annotated[
         int,
         Option(
-            "Seed of whatever is drawn at random.",
+            "Seed of random draws.",
             least=0,
             most=MOST_SEEDS,
             needs=Needs('`method="random"`', lambda reranking: reranking.method == "random"),

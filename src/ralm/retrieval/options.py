@@ -35,7 +35,7 @@ class RetrieverOptions:
     seed: Annotated[
         int,
         Option(
-            "Seed of whatever is drawn at random.",
+            "Seed of random draws.",
             least=0,
             most=MOST_SEEDS,
             needs=Needs('`retriever="random"`', lambda options: options.retriever == "random"),
@@ -63,14 +63,12 @@ class RetrieverOptions:
         ),
     ] = field(default_factory=FusionOptions)
     forbidden_titles: Annotated[
-        Path | None, Option("Never find passages of documents with these titles, one a line.")
+        Path | None, Option("Never find passages of documents with these titles (a file with one per line).")
     ] = None
     forbidden_documents: Annotated[
-        Path | None, Option("Never find passages of documents with these ids, one a line.")
+        Path | None, Option("Never find passages of documents with these ids (a file with one per line).")
     ] = None
-    cache: Annotated[
-        Path | None, Option("Keep what is retrieved in this file, and take from it what was retrieved before.")
-    ] = None
+    cache: Annotated[Path | None, Option("File that caches retrievals and is reused by later runs.")] = None
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -45,13 +45,13 @@ class EncoderOptions:
     normalize: Annotated[bool, Option("Dense: cosines, not the encoder's own inner products.")] = False
     titles: Annotated[bool, Option("Dense: encode the title with the text.")] = True
     query_length: Annotated[
-        int | None, Option("Dense: read so many tokens of a query.", default_said="the encoder's")
+        int | None, Option("Dense: most tokens of a query that are read.", default_said="the encoder's")
     ] = None
     passage_length: Annotated[
-        int | None, Option("Dense: read so many tokens of a passage.", default_said="the encoder's")
+        int | None, Option("Dense: most tokens of a passage that are read.", default_said="the encoder's")
     ] = None
     query_keeps: Annotated[
-        QueryEnd, Option("Dense: which tokens of a longer query; first is what REPLUG's code does.")
+        QueryEnd, Option("Dense: which end of a longer query to keep; REPLUG's code keeps the first.")
     ] = "last"
     dtype: Annotated[EncoderDtype, Option("Number format of the weights; auto: as the model was saved.")] = "auto"
 
@@ -75,7 +75,7 @@ class VectorOptions:
     training_sample: Annotated[
         int,
         Option(
-            "Dense: train IVF and PQ on so many vectors, drawn at random.",
+            "Dense: number of vectors, drawn at random, that IVF and PQ are trained on.",
             needs=Needs("a `faiss` index that is trained", lambda vectors: vectors.faiss != "Flat"),
         ),
     ] = 1 << 18
