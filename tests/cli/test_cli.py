@@ -242,6 +242,21 @@ def test_generate_from_an_ensemble(work: Path, model: Path) -> None:
     assert json.loads(ralm(*one, "--json").out) == json.loads(ralm(*in_context, "--json").out)
 
 
+def test_generate_with_what_a_reranker_chose_and_with_joined_passages(work: Path, model: Path) -> None:
+    command = ["generate", "The sheep on the hill", "--lm", model, "--index", work / "index", "--new-tokens", "6"]
+    command += ["--document-tokens", "16", "--json"]
+    plain = json.loads(ralm(*command).out)
+    for options in (["--rerank", "random", "--candidates", "3", "--seed", "5"], ["--rerank", "zero-shot"]):
+        answer = ralm(*command, *options)
+        assert answer.status == 0, answer.err
+        assert all(len(token["passages"]) == 1 for token in json.loads(answer.out)["tokens"])
+    joined = ralm(*command, "--reader", "concatenation", "--documents", "2")
+    assert json.loads(joined.out)["tokens"][0]["log_prob"] != plain["tokens"][0]["log_prob"]
+    assert json.loads(joined.out)["tokens"][0]["passages"] == plain["tokens"][0]["passages"], "credited to the first"
+    failed(ralm(*command, "--rerank", "oracle"), 2, "the reranker Oracle looks at the text to be predicted")
+    failed(ralm("generate", "a", "--lm", model, "--rerank", "random"), 2, "--rerank chooses among passages of an index")
+
+
 def test_generate_after_many_prompts(work: Path, model: Path, tmp_path: Path) -> None:
     """Each gets what it gets alone, in the order of the file."""
     prompts = ["The sheep on the hill", "Ships", "A town lies between the sea and the hill"]
@@ -363,10 +378,11 @@ def test_reranking_and_its_options(work: Path, model: Path) -> None:
         assert answer.status == 0, answer.err
         shown = json.loads(answer.out)
         nll[method] = shown["nll"]
-        assert shown["config"]["reader"]["rerank"]["method"] == method
+        reranker = shown["config"]["reranker"]
+        assert (reranker["reranker"] if reranker else "none") == method
     assert nll["oracle"] <= min(nll.values())
     other = ralm(*evaluate, "--index", work / "index", "--rerank", "zero-shot", "--candidates", 3, "--rerank-lm", model)
-    assert json.loads(other.out)["config"]["reader"]["model"]["name"] == str(model)
+    assert json.loads(other.out)["config"]["reranker"]["model"]["name"] == str(model)
     failed(ralm(*evaluate, "--rerank", "oracle"), 2, "--rerank chooses among retrieved passages: give --index")
     failed(
         ralm(*evaluate, "--index", work / "index", "--rerank-lm", model),
@@ -401,7 +417,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(
 
     answer = ralm(*out)
     assert answer.status == 0, answer.err
-    assert "going on with a run that was stopped" in answer.err
+    assert "resuming a run that was stopped" in answer.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "whole"]
     for column in ("log_prob", "baseline_log_prob", "passage"):
         whole, run = (pq.read_table(tmp_path / name / "tokens.parquet")[column] for name in ("whole", "run"))
@@ -420,9 +436,8 @@ def test_an_ensemble_and_where_its_tokens_came_from(work: Path, model: Path, tmp
     answer = ralm(*ensemble, "--json", "--out", tmp_path / "run")
     assert answer.status == 0, answer.err
     shown = json.loads(answer.out)
-    assert shown["config"]["reader"] == {
-        "ensemble": {"documents": 3, "weights": "similarity", "temperature": 1.0},
-    }
+    options = {"documents": 3, "weights": "similarity", "temperature": 1.0}
+    assert shown["config"]["reader"] == {"reader": "ensemble", **options}
     table = pq.read_table(tmp_path / "run" / "tokens.parquet").to_pydict()
     assert -sum(table["log_prob"]) == pytest.approx(shown["nll"], rel=1e-5)
     for passage, passages, posteriors in zip(table["passage"], table["passages"], table["posteriors"], strict=True):
@@ -430,8 +445,20 @@ def test_an_ensemble_and_where_its_tokens_came_from(work: Path, model: Path, tmp
         if passages:
             assert sum(posteriors) == pytest.approx(1, abs=1e-5)
             assert passage == passages[posteriors.index(max(posteriors))]
-    failed(ralm(*evaluate, "--reader", "ensemble"), 2, "--reader ensemble reads all of --index or --retrieved")
-    failed(ralm(*ensemble, "--rerank", "oracle"), 2, "and no --rerank")
+    failed(ralm(*evaluate, "--reader", "ensemble"), 2, "--reader ensemble reads passages: give --index or --retrieved")
+
+
+def test_an_ensemble_reads_the_passages_that_a_reranker_chose(work: Path, model: Path) -> None:
+    evaluate = ["eval", work / "text.txt", "--lm", model, *MODEL_LENGTH, "--index", work / "index", "--json"]
+    ensemble = [*evaluate, "--reader", "ensemble", "--documents", 2]
+    one = [*evaluate, "--rerank", "oracle", "--candidates", 3]
+    both = json.loads(ralm(*ensemble, "--rerank", "oracle", "--candidates", 3).out)
+    assert both["config"]["reranker"] == {"reranker": "oracle", "candidates": 3}
+    assert both["config"]["reader"]["reader"] == "ensemble"
+    assert both["nll"] not in (json.loads(ralm(*ensemble).out)["nll"], json.loads(ralm(*one).out)["nll"])
+    alone = json.loads(ralm(*evaluate, "--reader", "ensemble", "--documents", 1, *one[-4:]).out)
+    assert alone["nll"] == json.loads(ralm(*one).out)["nll"], "an ensemble of the best alone"
+    failed(ralm(*ensemble, "--rerank", "oracle", "--candidates", 1), 2, "--candidates 1 are fewer than the 2 passages")
 
 
 def test_concatenation_and_rolling_windows(work: Path, model: Path, tmp_path: Path) -> None:
@@ -439,7 +466,11 @@ def test_concatenation_and_rolling_windows(work: Path, model: Path, tmp_path: Pa
     joined = [*evaluate, "--max-length", 64, "--document-tokens", 24, "--reader", "concatenation"]
     answer = ralm(*joined)
     assert answer.status == 0, answer.err
-    assert json.loads(answer.out)["config"]["reader"] == {"concatenation": {"documents": 2, "cut_together": False}}
+    assert json.loads(answer.out)["config"]["reader"] == {
+        "reader": "concatenation",
+        "documents": 2,
+        "cut_together": False,
+    }
     assert ralm(*joined, "--documents", 3, "--cut-together").status == 0, "together they are 24 tokens"
     failed(
         ralm(*evaluate, "--cut-together"), 2, "--cut-together does nothing here: it goes with --reader concatenation"
@@ -447,7 +478,6 @@ def test_concatenation_and_rolling_windows(work: Path, model: Path, tmp_path: Pa
     alone = json.loads(ralm(*joined, "--documents", 1).out)["nll"]
     assert alone == json.loads(ralm(*evaluate, "--max-length", 64, "--document-tokens", 24).out)["nll"]
     failed(ralm(*joined, "--documents", 3), 2, "--documents 3 of --document-tokens 24 and --stride 4 do not fit")
-    failed(ralm(*joined, "--rerank", "oracle"), 2, "--reader concatenation reads all of --index or --retrieved")
     rolling = ["--windows", "rolling", "--semantics", "official", "--stride", 29, "--query-tokens", 11]
     rolling += ["--max-length", 64]
     read = [*evaluate, *rolling, "--document-tokens", 24, "--reader", "ensemble", "--documents", 2]

@@ -133,12 +133,12 @@ def test_several_passages_in_one_context_equal_the_plain_loop(prompt: str, strid
 def test_a_ranker_that_cannot_read_a_passage_and_the_tokens_is_refused() -> None:
     source = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
     for model, length in ((None, 16), (ranks(), 13)):
-        message = f"--document-tokens 4 and --rerank-tokens 12 do not fit together into {length} tokens"
+        message = f"`document_tokens` 4 and `RerankOptions.tokens` 12 do not fit together into {length} tokens: lower"
         with pytest.raises(UsageError, match=message):
             list(generate("a b", writes(), options(), source, reranker=ZeroShot(tokens=12, model=model)))
 
 
 def test_the_oracle_is_refused_since_nobody_knows_what_will_be_written() -> None:
     source = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
-    with pytest.raises(UsageError, match="this reranker looks at the text to be predicted, which generation does not"):
+    with pytest.raises(UsageError, match="the reranker Oracle looks at the text to be predicted, which generation does not"):
         list(generate("a b", writes(), options(), source, reranker=Oracle()))

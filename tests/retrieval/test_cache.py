@@ -92,7 +92,7 @@ def test_retrievers_that_no_cache_is_for(tmp_path: Path) -> None:
         def retrieve(self, queries: Sequence[str], k: int) -> Hits:
             return Hits.none(len(queries), k)
 
-    with pytest.raises(UsageError, match="Undeclared does not say what decides its hits; give it a `config`"):
+    with pytest.raises(UsageError, match="Undeclared does not say what decides its results; give it a `config`"):
         CachedRetriever(Undeclared(), tmp_path / "cache")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="leave out the cache"):
         CachedRetriever(RandomRetriever(5), tmp_path / "cache")
@@ -100,7 +100,7 @@ def test_retrievers_that_no_cache_is_for(tmp_path: Path) -> None:
 
 def test_k_of_0_and_odd_queries(tmp_path: Path) -> None:
     cached = CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path / "cache", {})
-    with pytest.raises(UsageError, match="k must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="`k` must be at least 1, not 0"):
         cached.retrieve(["red"], 0)
     assert [cached.retrieve([query], 2).of(0) for query in ("\ud800", "\0", "red " * 250_000)] == [
         [],

@@ -192,7 +192,7 @@ def test_no_queries(tmp_path: Path) -> None:
 def test_k_of_0(tmp_path: Path) -> None:
     dense = built(tmp_path / "dense", passages_of("ab"), LetterEncoder())
     assert dense.retrieve(["a"], 1 << 30).of(0)[0][0] == 0
-    with pytest.raises(UsageError, match="k must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="`k` must be at least 1, not 0"):
         dense.retrieve(["a"], 0)
 
 

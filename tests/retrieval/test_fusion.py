@@ -75,9 +75,9 @@ def test_no_queries() -> None:
 
 def test_numbers_that_make_no_sense() -> None:
     retriever = SharedWordsRetriever(passages_of("red"))
-    with pytest.raises(UsageError, match="k must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="`k` must be at least 1, not 0"):
         Hybrid(retriever, retriever).retrieve(["red"], 0)
     with pytest.raises(UsageError, match="`dense_weight` must be at least 0 and at most 1, not 2"):
         FusionOptions(dense_weight=2)
-    with pytest.raises(UsageError, match="depth of a fusion must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="`depth` must be at least 1, not 0"):
         FusionOptions(depth=0)

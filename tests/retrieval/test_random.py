@@ -50,5 +50,5 @@ def test_what_is_drawn_from_is_known_by_its_config() -> None:
 
 
 def test_k_of_0() -> None:
-    with pytest.raises(UsageError, match="k must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="`k` must be at least 1, not 0"):
         RandomRetriever(3).retrieve(["a"], 0)
