@@ -136,7 +136,7 @@ def _signature(public: Public) -> str:
         return f"class {_call(node.name, _arguments(made_by, bound=True), None)}"
     if _is_dataclass(node):
         first = ["*"] if "kw_only=True" in ast.unparse(node.decorator_list[0]) else []
-        return f"class {_call(node.name, [*first, *(ast.unparse(one) for one in _fields(node))], None)}"
+        return f"class {_call(node.name, [*first, *(_field(one) for one in _fields(node))], None)}"
     return f"class {node.name}" + (f"({', '.join(bases)})" if bases else "")
 
 
@@ -179,6 +179,12 @@ def _fields(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
             yield one
 
 
+def _field(one: ast.AnnAssign) -> str:
+    """A field as a record is made with it."""
+    written = f"{ast.unparse(one.target)}: {_kind(one.annotation)}"
+    return written if one.value is None else f"{written} = {ast.unparse(one.value)}"
+
+
 def _members(node: ast.ClassDef) -> Iterator[str]:
     """A line for each public attribute that says what it is, property and method."""
     for place, one in enumerate(node.body):
@@ -187,7 +193,7 @@ def _members(node: ast.ClassDef) -> Iterator[str]:
         elif isinstance(one, ast.AnnAssign) and one in _fields(node):
             said = _text_of(node.body[place + 1 : place + 2])
             if said or not _is_dataclass(node):
-                yield _member(ast.unparse(one), said)
+                yield _member(_field(one), said)
 
 
 def _method(node: Function) -> str:
@@ -199,8 +205,11 @@ def _method(node: Function) -> str:
 
 
 def _kind(annotation: ast.expr) -> str:
-    """An annotation as it is read: one that is a string, since its name is not defined yet, without the quotes."""
+    """An annotation as it is read: the type alone of `Annotated`, and a string, a name not defined yet, without the
+    quotes."""
     match annotation:
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[kind, *_])):
+            return _kind(kind)
         case ast.Constant(value=str() as name):
             return name
     return ast.unparse(annotation)
