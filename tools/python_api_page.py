@@ -127,7 +127,7 @@ def _section(public: Public) -> str:
 def _signature(public: Public) -> str:
     node = public.node
     if isinstance(node, ast.Assign | ast.AnnAssign):
-        return ast.unparse(node)
+        return ast.unparse(node).replace("'", '"')  # as the formatter writes it
     if not isinstance(node, ast.ClassDef):
         return f"def {_call(node.name, _arguments(node), node.returns)}"
     bases = [ast.unparse(base) for base in node.bases]

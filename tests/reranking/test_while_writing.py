@@ -140,5 +140,7 @@ def test_a_ranker_that_cannot_read_a_passage_and_the_tokens_is_refused() -> None
 
 def test_the_oracle_is_refused_since_nobody_knows_what_will_be_written() -> None:
     source = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
-    with pytest.raises(UsageError, match="the reranker Oracle looks at the text to be predicted, which generation does not"):
+    with pytest.raises(
+        UsageError, match="the reranker Oracle looks at the text to be predicted, which generation does not"
+    ):
         list(generate("a b", writes(), options(), source, reranker=Oracle()))
