@@ -1,7 +1,7 @@
 """Asking parts, whoever wrote them: what they give is checked before anything is done with it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from pydantic import JsonValue
@@ -31,16 +31,16 @@ def config_of(part: object, what: str) -> dict[str, JsonValue]:
 
     Raises UsageError where it does not say, or says it with values that JSON cannot hold.
     """
-    config: dict[str, JsonValue] | None = getattr(part, "config", None)
+    config: Mapping[str, JsonValue] | None = getattr(part, "config", None)
     if config is None:
         raise UsageError(f"the {what} {type(part).__name__} does not say what decides its results; give it a `config`.")
     try:
-        json.dumps(config)
+        json.dumps(dict(config))
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"the `config` of the {what} {type(part).__name__} cannot be written as JSON: {error}."
         ) from None
-    return config
+    return dict(config)
 
 
 def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str:

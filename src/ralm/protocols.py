@@ -3,8 +3,8 @@
 Whatever has these verbs fits: the parts of this package, a fake in a test, or a user's own class.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import JsonValue
 
@@ -87,7 +87,7 @@ class LanguageModel(Protocol):
         """What the model is called in messages: a hub name or a folder."""
 
     @property
-    def config(self) -> dict[str, JsonValue]:
+    def config(self) -> Mapping[str, Any]:
         """Everything about the model and its tokenizer that decides the figures of a run."""
 
     @property
@@ -179,7 +179,7 @@ class Retriever(Protocol):
     """
 
     @property
-    def config(self) -> dict[str, JsonValue]:
+    def config(self) -> Mapping[str, Any]:
         """Everything that decides the hits, as JSON: a cache, a run and a resumed run tell retrievers apart by it."""
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
@@ -231,7 +231,7 @@ class Reranker(Protocol):
     """
 
     @property
-    def config(self) -> dict[str, JsonValue]:
+    def config(self) -> Mapping[str, Any]:
         """Everything about the reranker that decides its choice. The key `reranker` names it."""
 
     @property
@@ -268,7 +268,7 @@ class Reader(Protocol):
     """
 
     @property
-    def config(self) -> dict[str, JsonValue]:
+    def config(self) -> Mapping[str, Any]:
         """Everything about the reader that decides the figures. The key `reader` names it."""
 
     @property

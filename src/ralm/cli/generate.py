@@ -62,6 +62,7 @@ def generate(
     )
     settings = options.with_query_tokens(generation, retrieval, given_options(context))
 
+    from ralm.asking import config_of
     from ralm.cli.asked import read_prompts
     from ralm.cli.models import load_model
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
@@ -84,8 +85,8 @@ def generate(
     config: dict[str, JsonValue] = {
         "model": model.config,
         "passages": source.config if source else None,
-        "reranker": reranker.config if reranker else None,
-        "reader": reader.config,
+        "reranker": config_of(reranker, "reranker") if reranker else None,
+        "reader": config_of(reader, "reader"),
         "plan": {"stride": settings.stride, "bos": settings.bos},
     }
     for text, own in zip(texts, written, strict=True):

@@ -10,13 +10,12 @@ Works on token ids; knows nothing of text or plans, nor of how a model reads.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
-from pydantic import JsonValue
 
 from ralm.errors import ModelError
 from ralm.lm.journal import Journal, request_key
@@ -60,7 +59,7 @@ class Scorer:
         return self.model.name
 
     @property
-    def config(self) -> dict[str, JsonValue]:
+    def config(self) -> Mapping[str, Any]:
         """The model's own."""
         return self.model.config
 

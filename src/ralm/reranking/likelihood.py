@@ -35,7 +35,7 @@ class ZeroShot:
     @property
     def config(self) -> dict[str, JsonValue]:
         """The options, and the configuration of the ranking model; None where the reading model ranks."""
-        model = None if self.model is None else self.model.config
+        model = None if self.model is None else dict(self.model.config)
         return {"reranker": "zero-shot", "candidates": self.candidates, "tokens": self.tokens, "model": model}
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
