@@ -40,9 +40,9 @@ def _unseen(steps: int = 1) -> None:
 
 
 @contextmanager
-def progress_bar(description: str, total: int | None = None) -> Iterator[Advance]:
+def progress_bar(description: str, total: int | None = None, *, shown: bool = True) -> Iterator[Advance]:
     """A bar that is gone when the work is done; where standard error is no terminal, a line every half minute."""
-    if os.environ.get(SWITCH) == "0":
+    if not shown or os.environ.get(SWITCH) == "0":
         yield _unseen
         return
     console = Console(stderr=True)

@@ -36,14 +36,16 @@ class Scorer:
     It is a `LanguageModel` itself, so it can be given wherever one is wanted: evaluations then share what was scored.
 
     `asked` counts the requests so far, `scored` those that this process had not scored before. With a `journal` they
-    are answered from what an earlier process left in it where it can, and kept there for the next.
+    are answered from what an earlier process left in it where it can, and kept there for the next. `progress`: whether
+    a bar shows how far the scoring is.
     """
 
-    def __init__(self, model: LanguageModel, journal: Journal | None = None) -> None:
+    def __init__(self, model: LanguageModel, journal: Journal | None = None, *, progress: bool = True) -> None:
         self.model = model
         self.asked = 0
         self.scored = 0
         self._journal = journal
+        self._progress = progress
         self._known: dict[bytes, FloatArray] = {}
         self._merges: bool = getattr(model, "merges_prefixes", True)
         self._vocabulary: int | None = getattr(model, "vocabulary", None)
@@ -87,7 +89,7 @@ class Scorer:
             return []
         self.asked += len(requests)
         found: list[FloatArray] = []
-        with progress_bar("Scoring", total=len(requests)) as advance:
+        with progress_bar("Scoring", total=len(requests), shown=self._progress) as advance:
             for some in _chunks(requests, TOKENS_AT_ONCE):
                 found += self._score(some, advance)
         return found

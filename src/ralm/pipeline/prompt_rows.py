@@ -11,7 +11,7 @@ from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.ranked_text import RankedText
-from ralm.pipeline.rows import check_rank_tokens, log_probs_of_ends
+from ralm.pipeline.rows import check_rank_tokens, scored
 from ralm.protocols import LanguageModel
 from ralm.reading.beginning import first_tokens
 from ralm.reading.documents import PassageDocuments
@@ -71,9 +71,10 @@ class PromptRows:
         if model is not None:
             return self._by_another(candidates, tokens, model)
         length = self._length(self._model, tokens)
-        requests = [self._request(row, number, tokens, length) for row, number in candidates]
-        scored = iter(Scorer(self._model).log_probs([request for request in requests if request is not None]))
-        return [np.zeros(0, dtype=np.float32) if request is None else next(scored) for request in requests]
+        return scored(
+            Scorer(self._model, progress=False),
+            [self._request(row, number, tokens, length) for row, number in candidates],
+        )
 
     def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:  # noqa: ARG002
         """Raises UsageError: nobody knows what will be written."""
@@ -94,11 +95,12 @@ class PromptRows:
         """By a model that cuts the texts into tokens of its own."""
         first = first_tokens(model.tokenizer, self._options.bos)
         documents = PassageDocuments(self._passages, model.tokenizer, self._options.document_tokens, first)
-        length, scored = self._length(model, tokens), list[FloatArray]()
-        for row, number in candidates:
-            text = RankedText.of(self.prefix(row), model.tokenizer, length, 1)
-            scored += log_probs_of_ends(Scorer(model), text, documents, [(len(text.tokens), number)], tokens)
-        return scored
+        length = self._length(model, tokens)
+        texts = {row: RankedText.of(self.prefix(row), model.tokenizer, length, 1) for row, _ in candidates}
+        return scored(
+            Scorer(model, progress=False),
+            [texts[row].request(len(texts[row].tokens), documents[number], tokens) for row, number in candidates],
+        )
 
     def _length(self, model: LanguageModel, tokens: int) -> int:
         """The most tokens that a model ranks by; UsageError where a document and so many tokens do not fit."""

@@ -36,11 +36,13 @@ class RankedText:
         """How many tokens lie wholly within the first characters."""
         return int(np.searchsorted(self.ends_N, characters, side="right"))
 
-    def request(self, end: int, document: IntArray, rank_tokens: int) -> Request:
-        """Score the last `rank_tokens` of the first `end` tokens (at least two) behind a document.
+    def request(self, end: int, document: IntArray, rank_tokens: int) -> Request | None:
+        """Score the last `rank_tokens` of the first `end` tokens behind a document; None if there is nothing to score.
 
         The first token of the text is never a target: without a document there would be nothing before it.
         """
+        if end < 2:
+            return None
         block_end = -(-end // self.advance) * self.advance
         begin = max(end - rank_tokens, 1)
         context_begin = max(0, block_end + len(document) - self.max_length)

@@ -16,7 +16,7 @@ from ralm.pipeline.texts import PreparedText
 from ralm.protocols import LanguageModel
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.in_context import rows_with_targets, stride_request
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, Request
 
 
 class StrideRows:
@@ -88,7 +88,7 @@ class StrideRows:
         text = RankedText.of(self._prepared.text, model.tokenizer, max_length, options.advance)
         documents = PassageDocuments.planned(self._passages, model.tokenizer, options)
         ends = {row: text.tokens_within(self._prepared.characters_before(row)) for row, _ in candidates}
-        return log_probs_of_ends(Scorer.of(model), text, documents, [(ends[row], of) for row, of in candidates], tokens)
+        return scored(model, [text.request(ends[row], documents[number], tokens) for row, number in candidates])
 
     def _check(self, tokens: int) -> None:
         """Raise UsageError where the reading model cannot read a document and so many tokens before the targets."""
@@ -102,18 +102,10 @@ class StrideRows:
             )
 
 
-def log_probs_of_ends(
-    scorer: Scorer,
-    text: RankedText,
-    documents: PassageDocuments,
-    candidates: Sequence[tuple[int, int]],
-    tokens: int,
-) -> list[FloatArray]:
-    """For each (end, passage) the log-probabilities of the last `tokens` of the text's first `end` tokens behind the
-    passage; none where there is no token that another stands before."""
-    requests = [text.request(end, documents[number], tokens) for end, number in candidates if end > 1]
-    scored = iter(scorer.log_probs(requests))
-    return [next(scored) if end > 1 else np.zeros(0, dtype=np.float32) for end, _ in candidates]
+def scored(model: LanguageModel, requests: Sequence[Request | None]) -> list[FloatArray]:
+    """The log-probabilities of each request; an empty array where there is none."""
+    answers = iter(Scorer.of(model).log_probs([request for request in requests if request is not None]))
+    return [np.zeros(0, dtype=np.float32) if request is None else next(answers) for request in requests]
 
 
 def check_rank_tokens(document_tokens: int, rank_tokens: int, advance: int, max_length: int) -> None:
