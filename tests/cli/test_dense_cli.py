@@ -114,7 +114,7 @@ def test_what_does_not_go_together(work: Path, tmp_path: Path) -> None:
     failed(ralm(*index, *dense, "--faiss", "Nonsense"), 2, "FAISS cannot make an index 'Nonsense'")
     failed(ralm(*index, "--retriever", "dense", "--encoder", tmp_path / "none"), 1, "there is no folder")
     assert ralm(*index, *dense, "--words", 10).status == 0
-    failed(ralm("search", tmp_path / "i", "sea"), 2, "was not built for BM25: ask with --retriever dense")
+    failed(ralm("search", tmp_path / "i", "sea"), 2, "was not built for BM25; use --retriever dense")
     failed(ralm("search", tmp_path / "i", "sea", "--retriever", "dense", "--nprobe", "4"), 2, "is for an IVF index")
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
 

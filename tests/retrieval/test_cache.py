@@ -136,7 +136,7 @@ def test_several_processes_at_once(tmp_path: Path) -> None:
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("nothing of the kind, and long enough to be looked at " * 20)
-    with pytest.raises(InputError, match="is no retrieval cache"):
+    with pytest.raises(InputError, match="is not a retrieval cache"):
         CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path / "text", {})
     with pytest.raises(StorageError, match="cannot be used"):
         CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path, {})

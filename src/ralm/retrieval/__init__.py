@@ -1,1 +1,2 @@
-"""Queries in, hits out: analysis, BM25, the index folder, random passages, the official file of retrieved passages."""
+"""Queries in, hits out: text analysis, BM25, the index folder, random passages, the official file of retrieved
+passages."""

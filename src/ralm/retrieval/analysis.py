@@ -1,7 +1,7 @@
 """Lucene's English analysis: text in, index terms out.
 
-The chain of Lucene's EnglishAnalyzer: words by the Unicode standard (UAX #29) as its StandardTokenizer cuts them,
-possessives removed, lower case, its 33 stop words dropped, the original Porter stemmer.
+The chain of Lucene's EnglishAnalyzer: split into words by the Unicode standard (UAX #29) as StandardTokenizer does,
+remove possessives, lower-case, drop the 33 stop words, apply the original Porter stemmer.
 """
 
 import re
@@ -13,10 +13,10 @@ import Stemmer
 
 NAME: Final = "lucene-english"
 LONGEST_TOKEN: Final = 255
-"""Longer runs are cut into pieces of this many UTF-16 units, as StandardTokenizer does."""
+"""Longer words are cut into pieces of this many UTF-16 units, as StandardTokenizer does."""
 
 REMEMBERED: Final = 1 << 17
-"""How many runs of characters an analyser remembers before it starts anew: a bound on its memory."""
+"""How many runs of characters an analyser caches before it clears the cache; this bounds its memory."""
 
 STOP_WORDS: Final = frozenset(
     """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
@@ -33,7 +33,7 @@ _PICTOGRAPHS: Final = (
     "\U0001f7d5-\U0001f7ff\U0001f80c-\U0001f80f\U0001f848-\U0001f84f\U0001f85a-\U0001f85f\U0001f888-\U0001f88f"
     "\U0001f8ae-\U0001f90b\U0001f90c-\U0001f93a\U0001f93c-\U0001f945\U0001f947-\U0001fffd"
 )
-"""Extended_Pictographic as of Unicode 12, Lucene's; later versions have fewer."""
+"""Extended_Pictographic as of Unicode 12, the version that Lucene uses; later versions have fewer."""
 _APOSTROPHES: Final = "'\u2019\uff07"
 
 
@@ -80,7 +80,7 @@ _UNICODE_WORDS: Final = _unicode_words()
 
 
 def words(text: str) -> list[str]:
-    """The words of a text as they stand there."""
+    """The words of a text, unchanged."""
     found = (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).findall(text)
     if len(text) <= LONGEST_TOKEN or all(len(word) <= LONGEST_TOKEN for word in found):
         return found
@@ -88,19 +88,19 @@ def words(text: str) -> list[str]:
 
 
 class Analyser:
-    """Texts to their index terms. No word goes beyond white space, so whatever stands between two white spaces is
-    analysed once and remembered: most of a text is such repetition."""
+    """Turns texts into index terms. No word crosses white space, so each run of characters between white space is
+    analysed once and cached. Most of a text repeats such runs."""
 
     def __init__(self) -> None:
         self._remembered: dict[str, tuple[str, ...]] = {}
         self._porter: Callable[[str], str] = Stemmer.Stemmer("porter", 0).stemWord
 
     def __call__(self, text: str) -> list[str]:
-        """The index terms of a text in order."""
+        """The index terms of a text, in order."""
         return [term for run in text.split() for term in self.run(run)]
 
     def run(self, run: str) -> tuple[str, ...]:
-        """The terms of a run of characters without white space; remembered."""
+        """The terms of a run of characters without white space; cached."""
         terms = self._remembered.get(run)
         if terms is None:
             if len(self._remembered) >= REMEMBERED:
@@ -109,7 +109,7 @@ class Analyser:
         return terms
 
     def fresh_run(self, run: str) -> tuple[str, ...]:
-        """The terms of a run of characters without white space, worked out; for callers with a memory of their own."""
+        """The terms of a run of characters without white space, not cached; for callers that have their own cache."""
         return tuple([term for word in words(run) if (term := self._term(word))])
 
     def _term(self, word: str) -> str:
@@ -118,9 +118,9 @@ class Analyser:
         return "" if plain in STOP_WORDS else self._stem(plain)
 
     def _stem(self, word: str) -> str:
-        """Porter's stemmer as Lucene has it: words of one or two letters stay, and with the two rules of step 2 that
-        Porter's own later program added to his paper, which the library follows to the letter: BLI -> BLE, LOGI -> LOG.
-        """
+        """Porter's stemmer as in Lucene. Words of one or two letters stay unchanged. The stemming library follows
+        Porter's paper to the letter, so the two rules of step 2 that Porter added in his own later program are added
+        here: BLI -> BLE, LOGI -> LOG."""
         if len(word) <= 2:
             return word
         stem = self._porter(word)
@@ -132,17 +132,17 @@ class Analyser:
 
 
 def without_possessive(word: str) -> str:
-    """The word without a possessive 's at its end."""
+    """The word without a final possessive 's."""
     return word[:-2] if len(word) >= 2 and word[-1] in "sS" and word[-2] in _APOSTROPHES else word
 
 
 def lower_case(word: str) -> str:
-    """Lower case character by character, as Java does: no final sigma, and a dotted capital I becomes a plain i."""
+    """Lower-case character by character, as Java does: no final sigma, and a dotted capital I becomes a plain i."""
     return word.lower() if word.isascii() else "".join(character.lower()[0] for character in word)
 
 
 def _has_measure(stem: str) -> bool:
-    """Whether Porter's measure m is above 0: whether a consonant stands somewhere after a vowel."""
+    """Whether Porter's measure m is above 0, that is, whether some consonant follows a vowel."""
     vowel_before = False
     consonant_before = False
     for letter in stem:

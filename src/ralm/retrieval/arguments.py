@@ -1,4 +1,4 @@
-"""What every retriever asks of its arguments, and what those that wrap others may ask of these."""
+"""Checks and descriptions that several retrievers share."""
 
 import hashlib
 
@@ -10,17 +10,17 @@ from ralm.records import IntArray
 
 
 def check_k(k: int) -> None:
-    """Raise UsageError where k is no number of passages that a query can have."""
+    """Raise UsageError if k is not a valid number of passages per query."""
     check_count("k", k)
 
 
 def forbidden_config(numbers: IntArray) -> dict[str, JsonValue]:
-    """What a retriever that never finds some passages (int64) adds to its `config`."""
+    """What a retriever adds to its `config` if it excludes some passages (int64)."""
     digest = hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
     return {"forbidden": {"passages": len(numbers), "sha256": digest}}
 
 
 def stable_hits(retriever: Retriever) -> int:
-    """Up to how many hits the first of them are those that fewer hits would be; 0 where a retriever does not say."""
+    """The `stable` of a retriever: up to this many hits, asking for fewer gives the first of them; 0 if it has none."""
     stable: int = getattr(retriever, "stable", 0)
     return stable

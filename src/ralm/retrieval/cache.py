@@ -1,9 +1,8 @@
-"""A cache of retrievals in one file: what was found before for the same index, retriever, query and k is not sought
-again.
+"""A cache of retrievals in one file, keyed by index, retriever, query and k.
 
-An entry's address is a hash of all that decides it, and it ends in a checksum, so an entry is never wrong and never
-outdated: one that was altered is as good as none. The file is a SQLite database, which several processes may read and
-write at once.
+An entry's key is a hash of everything that decides the entry, and the entry ends in a checksum. So an entry is never
+wrong or outdated: an altered entry counts as missing. The file is a SQLite database, which several processes may read
+and write at once.
 """
 
 import hashlib
@@ -29,19 +28,19 @@ _LOG: Final = logging.getLogger(__name__)
 _SECONDS_TO_WAIT: Final = 60.0
 _AT_A_TIME: Final = 500
 _TABLE: Final = "CREATE TABLE IF NOT EXISTS entries (address BLOB PRIMARY KEY, entry BLOB) WITHOUT ROWID"
-"""An earlier version had its entries, without checksums, in a table `hits`: those are sought again."""
+"""An earlier version kept entries without checksums in a table `hits`; those are ignored."""
 _CHECKSUM_BYTES: Final = 16
 _HIT_BYTES: Final = 12
-"""A passage number of eight, a score of four."""
+"""8 bytes for the passage number, 4 for the score."""
 
 
 class CachedRetriever:
-    """A retriever that looks in a file first, and keeps there what it had to ask another one for.
+    """A retriever that looks in a file first, and stores there what it had to ask another retriever for.
 
-    `config` must tell the index and everything else that decides the hits; it is the retriever's own unless given.
-    `asked` and `found` count the queries so far and those of them that `file` had. Raises UsageError where the
-    retriever does not say what decides its hits, or draws them at random, InputError where the file is something else,
-    StorageError where it cannot be written.
+    `config` must describe the index and everything else that decides the hits; the default is the retriever's own.
+    `asked` counts the queries so far, `found` those of them that were in `file`. Raises UsageError if the retriever
+    does not say what decides its hits or draws them at random, InputError if the file is something else, StorageError
+    if it cannot be written.
     """
 
     def __init__(self, retriever: Retriever, file: Path, config: JsonValue = None) -> None:
@@ -62,13 +61,13 @@ class CachedRetriever:
 
     @property
     def stable(self) -> int:
-        """As many hits as the other retriever says."""
+        """The `stable` of the other retriever."""
         return stable_hits(self._retriever)
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best passages for each query; the same query twice is sought once.
+        """The k best passages for each query; a repeated query is retrieved once.
 
-        Raises UsageError where k is below 1.
+        Raises UsageError if k is below 1.
         """
         check_k(k)
         addresses = [self._address(query, k) for query in queries]
@@ -101,7 +100,7 @@ class CachedRetriever:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one transaction: written whole or not at all, waited for while another process writes."""
+        """A connection for one transaction, which is atomic; waits while another process writes."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         try:
             database = sqlite3.connect(self.file, timeout=_SECONDS_TO_WAIT)
@@ -114,18 +113,18 @@ class CachedRetriever:
             raise StorageError(
                 f"the retrieval cache {self.file} cannot be used ({error}); choose another file, or go without one."
             ) from error
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite's words on a damaged file may be no text
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite's message may not decode
             raise InputError(
-                f"{self.file} is no retrieval cache ({error}); choose another file, or remove this one."
+                f"{self.file} is not a retrieval cache ({error}); choose another file, or remove this one."
             ) from error
 
 
 def _read(database: sqlite3.Connection, addresses: list[bytes], k: int) -> Iterator[tuple[bytes, bytes]]:
-    """The entries that are there and as they were written, without their checksums, by address."""
+    """The entries that are present and intact, without their checksums, by address."""
     for begin in range(0, len(addresses), _AT_A_TIME):
         some = addresses[begin : begin + _AT_A_TIME]
         marks = ",".join("?" * len(some))
-        statement = f"SELECT address, entry FROM entries WHERE address IN ({marks})"  # noqa: S608  (marks alone)
+        statement = f"SELECT address, entry FROM entries WHERE address IN ({marks})"  # noqa: S608  (only question marks)
         for address, entry in database.execute(statement, some):
             if isinstance(entry, bytes) and _is_entry(len(entry) - _CHECKSUM_BYTES, k):
                 content = entry[:-_CHECKSUM_BYTES]
@@ -138,7 +137,7 @@ def _is_entry(size: int, k: int) -> bool:
 
 
 def _hits(entry: bytes) -> tuple[IntArray, FloatArray]:
-    """The passage numbers and scores of an entry, as many as were found."""
+    """The passage numbers and scores of an entry."""
     count = len(entry) // _HIT_BYTES
     numbers_K, scores_K = np.frombuffer(entry, "<i8", count), np.frombuffer(entry, "<f4", offset=8 * count)
     return numbers_K.astype(np.int64), scores_K.astype(np.float32)

@@ -1,7 +1,7 @@
-"""Sets of vectors that are added to an index, removed from it, or made its default, while others read it.
+"""Adds sets of vectors to an index, removes them, or changes the default set, while others read the index.
 
-The manifest of the index is replaced in one step (`ralm.folders.changes`): whoever has the index open keeps what was
-opened, and whoever is killed on the way leaves the index as it was.
+The manifest of the index is replaced in one step (`ralm.folders.changes`). A process that has the index open keeps what
+it opened, and a process that is killed on the way leaves the index unchanged.
 """
 
 from collections.abc import Iterator
@@ -44,24 +44,24 @@ def add_vectors(
     default: bool = True,
     force: bool = False,
 ) -> Manifest:
-    """Encode the passages of an index and add the vectors to it, as a set of this name; the new manifest.
+    """Encode the passages of an index and add the vectors to it as a set with this name; returns the new manifest.
 
-    With `default` the set is searched where none is named; the first set always is. With `force` it takes the place of
-    the set that has the name, in one step: an index that is open keeps the vectors that it was opened with. What was
-    encoded is kept beside the index until the set is complete, so that the same call goes on after an interruption.
-    The hits of BM25 and of other sets keep their identity: caches and runs of them stay valid.
+    With `default` the set becomes the default; the first set always does. With `force` it replaces an existing set of
+    this name in one step; an index that is open keeps the vectors that it was opened with. What was encoded is kept
+    beside the index until the set is complete, so the same call resumes after an interruption. The identity of BM25 and
+    of other sets does not change: their caches and runs stay valid.
 
-    Raises UsageError where the name cannot be one, FolderExistsError where the index has a set of that name and there
-    is no `force`, or where another process is writing the index, and what `open_index` and `DenseBuilder` raise.
+    Raises UsageError if the name is invalid, FolderExistsError if the index already has a set of that name and `force`
+    is false or if another process is writing the index, and what `open_index` and `DenseBuilder` raise.
     """
     check_name(name)
     path = Path(index).resolve()
-    open_index(path)  # before anything is made beside what is no index
+    open_index(path)  # fails before anything is written beside a folder that is not an index
     with storage_errors(path), at_work(ENCODED, path) as work, _changing(path) as (opened, folder):
         sets = opened.vector_sets
         if name in sets.sets and not force:
             raise FolderExistsError(
-                f"{path} already has vectors {name!r}, which are kept; choose another `name`, or replace "
+                f"{path} already has vectors {name!r}, which are kept; choose another `name`, or overwrite "
                 "them with `force=True`."
             )
         record = _encode(opened, folder / _NEW, work, encoder, options)
@@ -76,26 +76,27 @@ def add_vectors(
 
 
 def remove_vectors(index: Path | str, name: str) -> Manifest:
-    """Remove a set of vectors from an index; the new manifest. Where it was the only one, the index is for BM25 alone.
+    """Remove a set of vectors from an index; returns the new manifest. Without any set left, the index is for BM25
+    only.
 
-    Raises UsageError where the index has no such set, where it is the default and there are others, or where nothing
-    would be left to search; FolderExistsError where another process is writing the index.
+    Raises UsageError if the index has no such set, if it is the default and there are others, or if nothing would be
+    left to search; FolderExistsError if another process is writing the index.
     """
     with _changing(Path(index).resolve()) as (opened, folder):
         sets = opened.vector_sets
         sets.named(name, opened.path)
         kept = {other: one for other, one in sets.sets.items() if other != name}
         if kept and name == sets.default:
-            raise UsageError(f"{name!r} are the default vectors of {opened.path}: make others the default first.")
+            raise UsageError(f"{name!r} are the default vectors of {opened.path}; make others the default first.")
         if not kept and opened.bm25_options is None:
             raise UsageError(f"{opened.path} has no BM25 and no other vectors: nothing would be left to search.")
         return _write(opened, folder, VectorSets(default=sets.default if kept else None, sets=kept))
 
 
 def set_default_vectors(index: Path | str, name: str) -> Manifest:
-    """Have a set of vectors searched where none is named; the new manifest.
+    """Make a set of vectors the default of an index; returns the new manifest.
 
-    Raises UsageError where the index has no such set, FolderExistsError where another process is writing the index.
+    Raises UsageError if the index has no such set, FolderExistsError if another process is writing the index.
     """
     with _changing(Path(index).resolve()) as (opened, folder):
         opened.vector_sets.named(name, opened.path)
@@ -104,7 +105,7 @@ def set_default_vectors(index: Path | str, name: str) -> Manifest:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[tuple[Index, Path]]:
-    """An index that nobody else changes, and the folder for what is added to it."""
+    """The index, locked against changes by other processes, and the folder for what is added to it."""
     open_index(path)
     with changed_folder(path) as folder:
         yield open_index(path), folder
@@ -113,7 +114,7 @@ def _changing(path: Path) -> Iterator[tuple[Index, Path]]:
 def _encode(
     index: Index, folder: Path, work: Path, encoder: Encoder, options: VectorOptions | None
 ) -> dict[str, JsonValue]:
-    """Write the vectors of all passages; what there is to record about them."""
+    """Write the vectors of all passages; returns what the manifest records about them."""
     with dense_extra():
         from ralm.retrieval.dense.build import DenseBuilder
     folder.mkdir()
@@ -126,7 +127,7 @@ def _encode(
 
 
 def _write(index: Index, folder: Path, sets: VectorSets) -> Manifest:
-    """The manifest of the index with these sets, and without the files of those that it had before."""
+    """Write the manifest of the index with these sets, without the files of sets that are gone."""
     before = index.manifest
     settings = {name: value for name, value in before.settings.items() if name not in (BUILT, SETTINGS)}
     settings |= {SETTINGS: sets.model_dump(mode="json"), FINGERPRINT: index.fingerprint}

@@ -1,4 +1,4 @@
-"""Which passages belong to certain titles or documents; a retriever's `without` never finds them."""
+"""Finds the passages with certain titles or documents, so that a retriever's `without` can exclude them."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ from ralm.records import IntArray
 def passages_of(passages: PassageStore, titles: Iterable[str] = (), document_ids: Iterable[str] = ()) -> IntArray:
     """The numbers (int64, rising) of the passages of documents with one of these titles or ids.
 
-    Titles are compared as `normal_title` writes them, ids as they are.
+    Titles are compared after `normal_title`, ids exactly.
     """
     wanted_titles, wanted_ids = {normal_title(title) for title in titles} - {""}, set(document_ids)
     found = []

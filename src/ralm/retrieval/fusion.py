@@ -1,6 +1,7 @@
-"""Hybrid retrieval: the rankings of several retrievers made into one.
+"""Hybrid retrieval: fuses the rankings of several retrievers into one.
 
-Knows hits alone; any retrievers over the same passages will do. Letters of shapes: Q queries, R rankings, K hits kept.
+Knows only hits; works with any retrievers over the same passages. Letters of shapes: Q queries, R rankings, K hits
+kept.
 """
 
 from collections.abc import Sequence
@@ -21,11 +22,11 @@ FusionMethod = Literal["rrf", "interpolation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionOptions:
-    """How rankings become one.
+    """How rankings are fused.
 
-    `method`: rrf (`reciprocal_ranks`) or interpolation (`interpolated_scores`). `dense_weight`: what the second ranking
-    weighs in interpolation, the first one weighing the rest. `depth`: how many hits of each ranking are looked at, or
-    as many as are asked for where that is more. Raises UsageError where a number makes no sense.
+    `method`: rrf (`reciprocal_ranks`) or interpolation (`interpolated_scores`). `dense_weight`: the weight of the
+    second ranking in interpolation; the first one gets the rest. `depth`: how many hits of each ranking are used; more
+    if more hits are asked for. Raises UsageError if a value is invalid.
     """
 
     method: Annotated[
@@ -37,20 +38,20 @@ class FusionOptions:
     dense_weight: Annotated[
         float,
         Option(
-            "Hybrid: what dense weighs in interpolation; BM25 weighs the rest.",
+            "Hybrid: weight of dense in interpolation; BM25 gets the rest.",
             least=0,
             most=1,
             needs=Needs('`method="interpolation"`', lambda fusion: fusion.method == "interpolation"),
         ),
     ] = 0.5
-    depth: Annotated[int, Option("Hits of each ranking that are looked at.", flag="")] = 100
+    depth: Annotated[int, Option("Hits of each ranking that are used.", flag="")] = 100
 
     def __post_init__(self) -> None:
         check_options(self)
 
 
 class Hybrid:
-    """BM25 and dense retrieval, or any other two over the same passages, as one retriever."""
+    """BM25 and dense retrieval, or any other two retrievers over the same passages, as one retriever."""
 
     def __init__(self, lexical: Retriever, dense: Retriever, options: FusionOptions | None = None) -> None:
         self._retrievers = (lexical, dense)
@@ -58,23 +59,22 @@ class Hybrid:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything that decides the hits: both retrievers, and how their rankings become one.
+        """Everything that decides the hits: both retrievers, and how their rankings are fused.
 
-        Raises UsageError where one of them does not say what decides its own.
+        Raises UsageError if one of them does not say what decides its hits.
         """
         lexical, dense = (config_of(retriever, "retriever") for retriever in self._retrievers)
         return {"retriever": "hybrid", "lexical": lexical, "dense": dense, **asdict(self._options)}
 
     @property
     def stable(self) -> int:
-        """As many hits as both rankings are looked at for, however few are asked for."""
+        """The depth: both rankings are asked for at least that many hits, however small `k` is."""
         return self._options.depth
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query; equal scores are ordered by passage number.
 
-        There are no more columns than the two rankings have together.
-        Raises UsageError where k is below 1.
+        There are at most as many columns as both rankings have together. Raises UsageError if k is below 1.
         """
         check_k(k)
         options = self._options
@@ -95,11 +95,11 @@ def reciprocal_ranks(rankings: Sequence[Hits], k: int, constant: int = 60) -> Hi
 
 
 def interpolated_scores(rankings: Sequence[Hits], weights: Sequence[float], k: int) -> Hits:
-    """A convex combination: a passage scores the sum over rankings of weight x its score, scaled so that the hits of a
-    query lie between 0 (the worst; also a passage that the ranking lacks) and 1 (the best).
+    """A convex combination: a passage scores the sum over rankings of weight x its scaled score. Scores are scaled per
+    query, from 0 (the worst hit; also a passage that the ranking lacks) to 1 (the best).
 
-    Bruch, Gai and Ingber, An Analysis of Fusion Functions for Hybrid Retrieval, TOIS 2023. Hits with one and the same
-    score all get 1.
+    Bruch, Gai and Ingber, An Analysis of Fusion Functions for Hybrid Retrieval, TOIS 2023. If all hits have the same
+    score, all get 1.
     """
     shares = [weight * _scaled(hits) for hits, weight in zip(rankings, weights, strict=True)]
     return _summed(rankings, shares, k)
@@ -110,7 +110,7 @@ def _found(hits: Hits) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
 
 
 def _scaled(hits: Hits) -> FloatArray:
-    """Scores between 0 and 1 within a query; 0 where there is no hit."""
+    """Scores between 0 and 1 within a query; 0 if there is no hit."""
     found = _found(hits)
     scores = hits.scores_QK.astype(np.float64)
     lowest = np.min(scores, axis=1, keepdims=True, where=found, initial=np.inf)
@@ -121,12 +121,12 @@ def _scaled(hits: Hits) -> FloatArray:
 
 
 def _summed(rankings: Sequence[Hits], shares: Sequence[FloatArray], k: int) -> Hits:
-    """The k passages of each query whose shares add up to most."""
+    """The k passages of each query with the largest sums of shares."""
     numbers = np.concatenate([hits.numbers_QK for hits in rankings], axis=1)
     order = np.argsort(numbers, axis=1, kind="stable")
     numbers = np.take_along_axis(numbers, order, axis=1)
     share = np.take_along_axis(np.concatenate(shares, axis=1), order, axis=1)
-    first = np.ones(numbers.shape, dtype=np.bool_)  # the first of the rankings that have a passage takes all shares
+    first = np.ones(numbers.shape, dtype=np.bool_)  # a passage's first entry collects the shares of the others
     first[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
     place = np.cumsum(first) - 1
     totals = np.bincount(place, weights=share.ravel())[place].reshape(share.shape)

@@ -1,9 +1,9 @@
-"""The index folder: passages and what finds them, built in one pass, opened memory-mapped.
+"""The index folder: passages and the data that finds them, built in one pass, opened memory-mapped.
 
 manifest.json     format, settings, counts, what was left out, checksums
 passages.arrow    the passages
-bm25/             the arrays of BM25, where it was built for BM25
-dense/            the vectors of the passages, where it was built for dense retrieval
+bm25/             the arrays of BM25, if it was built for BM25
+dense/            the vectors of the passages, if it was built for dense retrieval
 vectors/          sets of vectors that were added later (`ralm.retrieval.encoding`)
 """
 
@@ -47,17 +47,17 @@ _BM25: Final = "bm25"
 
 @dataclass(frozen=True)
 class Index:
-    """An open index: its passages by number, and what finds them, each made ready when it is first asked for.
+    """An open index: its passages by number, and its retrievers, each prepared on first use.
 
-    All files are open from the beginning: an index that is built again in the same place changes nothing here. Pickled
-    it is its path; where another index has taken its place, it is not opened but DamagedFolderError raised.
+    All files are opened at once, so rebuilding the index in the same place does not affect an open one. It is pickled
+    as its path; unpickling raises DamagedFolderError if another index has replaced it.
     """
 
     path: Path
     manifest: Manifest
     passages: PassageStore
     bm25_options: BM25Options | None
-    """The constants of BM25; None where the index was not built for it."""
+    """The constants of BM25; None if the index was not built for it."""
     vector_sets: VectorSets
     """The sets of vectors, and which of them is the default."""
     _mapped: Mapped | None
@@ -68,8 +68,8 @@ class Index:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A short hash of everything the index was built with: equal for equal indexes, wherever they lie, and the same
-        after vectors were added or removed."""
+        """A short hash of everything the index was built with: equal for equal indexes in any folder, and unchanged
+        when vectors are added or removed."""
         return index_fingerprint(self.manifest)
 
     @property
@@ -82,7 +82,7 @@ class Index:
     def bm25(self) -> BM25:
         """BM25 over the passages.
 
-        Raises UsageError where the index was not built for it.
+        Raises UsageError if the index was not built for it.
         """
         return BM25(self._arrays, len(self.passages), self.bm25_options, fingerprint=self.fingerprint)
 
@@ -90,15 +90,15 @@ class Index:
     def _arrays(self) -> Arrays:
         if self._mapped is None:
             raise UsageError(
-                f'{self.path} was not built for BM25: ask with `retriever="dense"`, or build it for both '
+                f'{self.path} was not built for BM25; use `retriever="dense"`, or build it for both '
                 "(`ralm index --retriever both`)."
             )
         return checked_arrays(self.path / _BM25, self._mapped)
 
     def encoder_options(self, vectors: str | None = None) -> EncoderOptions:
-        """The encoder that made the vectors of this name, or the default ones.
+        """The encoder that made the vectors with this name, or the default ones.
 
-        Raises UsageError where the index has no such vectors.
+        Raises UsageError if the index has no such vectors.
         """
         return encoder_options(self.path, self.vector_sets.named(vectors, self.path))
 
@@ -110,12 +110,12 @@ class Index:
         encoder: Encoder | None = None,
         any_encoder: bool = False,
     ) -> "Dense":
-        """Dense retrieval of the passages by the vectors of this name, or the default ones; queries are encoded as the
-        index says, or by `encoder`.
+        """Dense retrieval of the passages by the vectors with this name, or the default ones. Queries are encoded by
+        `encoder`, or by the encoder that the index names.
 
-        Raises UsageError where the index has no such vectors, OtherEncoderError where the encoder of queries has other
+        Raises UsageError if the index has no such vectors, OtherEncoderError if the encoder of queries has other
         weights than the one the index was built with (unless `any_encoder`) or gives vectors of another length,
-        ModelError where it cannot be loaded, MissingExtraError where the extra `dense` is not installed.
+        ModelError if it cannot be loaded, MissingExtraError if the extra `dense` is not installed.
         """
         chosen = self.vector_sets.named(vectors, self.path)
         encoder = encoder or load_encoder(self.encoder_options(vectors))
@@ -146,15 +146,15 @@ def build_index(
     build: BuildOptions | None = None,
     force: bool = False,
 ) -> Manifest:
-    """Write an index of passages numbered from 0, whole or not at all, in one pass and bounded memory.
+    """Write an index of passages numbered from 0, atomically, in one pass and bounded memory.
 
-    It is for BM25 with `options`, unless `bm25` is false, and for dense retrieval where there is an `encoder`, with
-    vectors stored as `vectors` says. `describe` is called when the passages have run out, and what it gives is recorded
-    in the manifest: where they came from, how they were split, what was left out. `build` bounds the memory of BM25 and
-    says how many processes analyse. Passages of one document must follow each other to be counted as one.
+    It is for BM25 with `options` unless `bm25` is false, and for dense retrieval if an `encoder` is given, with vectors
+    stored as `vectors` says. `describe` is called after the last passage; the manifest records what it returns: where
+    the passages came from, how they were split, what was left out. `build` bounds the memory of BM25 and says how many
+    processes analyse. Passages of one document must be consecutive to count as one document.
 
-    What was encoded is kept beside `out` until the index is complete: a build that was interrupted goes on from there.
-    Raises UsageError where it is for neither, FolderExistsError, CorpusError where there are no passages, StorageError,
+    Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them. Raises
+    UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages, StorageError,
     WorkerError, and for dense retrieval what `DenseBuilder` raises.
     """
     if not (bm25 or encoder):
@@ -180,7 +180,7 @@ def build_index(
 def _add_all(
     passages: Iterable[Passage], terms: Builder | None, dense: "DenseBuilder | None", advance: Advance
 ) -> dict[str, int]:
-    """Give each passage to the builders; how many documents and passages there were."""
+    """Give each passage to the builders; returns the numbers of documents and passages."""
     documents, document, count = 0, None, 0
     for passage in passages:
         if terms:
@@ -198,7 +198,7 @@ def _add_all(
 
 
 def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
-    """Open an index; `options` replace the constants of BM25 that it was built with.
+    """Open an index; `options` override the constants of BM25 that it was built with.
 
     Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError.
     """
@@ -207,12 +207,12 @@ def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
 
 
 def check_index(path: Path | str) -> tuple[list[str], list[str]]:
-    """Read every byte of an index: what is damaged, a few words each; and the files, larger than 64 MiB, that could be
-    compared by samples alone, since the index was built before manifests held checksums of whole files.
+    """Read every byte of an index. Returns what is damaged, a few words each, and the files that could only be compared
+    by samples: those above 64 MiB in an index from before manifests held checksums of whole files.
 
-    What opening does not look at is compared, and every posting, term and passage checked. Of vectors only their number
-    is, beside the checksum. Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError,
-    the last where the manifest cannot be believed.
+    This also compares what opening skips, and checks every posting, term and passage. Vectors are checked only by their
+    number and the checksum. Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError, or DamagedFolderError
+    if the manifest itself is invalid.
     """
     path = Path(path)
     damaged, sampled = read_every_byte(path, KIND)
@@ -237,8 +237,7 @@ def _open(path: Path, options: BM25Options | None) -> Index:
     passages = PassageStore(path / PASSAGES, manifest.files[PASSAGES].checksum)
     if manifest.counts.get("passages") != len(passages):
         raise DamagedFolderError(
-            f"{path} is damaged: it has {len(passages):,} passages and its manifest says otherwise; build the index "
-            "again."
+            f"{path} is damaged: it has {len(passages):,} passages but its manifest disagrees; build the index again."
         )
     return Index(
         path,
@@ -252,15 +251,15 @@ def _open(path: Path, options: BM25Options | None) -> Index:
 
 
 def _same_index(path: Path, options: BM25Options | None, fingerprint: str, sets: dict[str, str]) -> Index:
-    """An index opened again in another process; vectors may have been added to it."""
+    """Open an index again in another process; vectors may have been added to it since."""
     index = open_index(path, options)
     if index.fingerprint != fingerprint or not sets.items() <= _fingerprints(index).items():
-        raise DamagedFolderError(f"{path} is not the index that was opened before: it was built again; open it anew.")
+        raise DamagedFolderError(f"{path} is not the index that was opened before: it was built again; reopen it.")
     return index
 
 
 def _fingerprints(index: Index) -> dict[str, str]:
-    """Those of the sets of vectors, by name; "" is the default one."""
+    """The fingerprints of the sets of vectors, by name; "" is the default one."""
     sets = index.vector_sets
     every = {name: one.fingerprint for name, one in sets.sets.items()}
     return every if sets.default is None else {**every, "": every[sets.default]}
@@ -282,7 +281,7 @@ def _dense_builder(
 
 @contextmanager
 def _vectors_kept(out: Path, encoder: Encoder | None) -> Iterator[None]:
-    """Hold the folder in which vectors wait, for no other process to take; it goes when the index takes its place."""
+    """Lock the work folder of the vectors against other processes; it is removed when the index is complete."""
     if encoder is None:
         yield
         return
@@ -291,7 +290,7 @@ def _vectors_kept(out: Path, encoder: Encoder | None) -> Iterator[None]:
 
 
 def _built_with(path: Path, manifest: Manifest) -> BM25Options:
-    """The constants of BM25 that the manifest names."""
+    """The constants of BM25 in the manifest."""
     bm25 = manifest.settings.get("bm25")
     constants = [bm25.get(name) for name in ("k1", "b")] if isinstance(bm25, dict) else []
     match constants:

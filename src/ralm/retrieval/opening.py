@@ -1,6 +1,6 @@
-"""Retrievers by name and options: an index, what may not be found in it, and a cache, opened as one retriever.
+"""Opens a retriever by name and options: an index, passages to exclude, and a cache, as one retriever.
 
-Knows every retriever of this package; they are imported when they are opened, so that the options cost nothing.
+Knows every retriever of this package. They are imported only when they are opened, so the options are cheap to import.
 """
 
 import logging
@@ -21,11 +21,11 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def open_retriever(index: "Index | Path | str", options: RetrieverOptions | None = None) -> Retriever:
-    """The retriever over an index that the options describe, through a cache where one is named.
+    """The retriever over an index that the options describe, with a cache if they name one.
 
-    How many passages are forbidden is logged at INFO. Raises what `open_index`, `Index.dense` and `CachedRetriever`
-    raise, UsageError where the index was not built for the retriever, CorpusError where a file of titles or documents
-    cannot be read.
+    The number of forbidden passages is logged at INFO. Raises what `open_index`, `Index.dense` and `CachedRetriever`
+    raise, UsageError if the index was not built for the retriever, CorpusError if a file of titles or documents cannot
+    be read.
     """
     from ralm.retrieval.index import Index, open_index
 
@@ -40,7 +40,7 @@ def open_retriever(index: "Index | Path | str", options: RetrieverOptions | None
 
 
 def _forbidden(index: "Index", options: RetrieverOptions) -> IntArray | None:
-    """The passages that may not be found; None where no option forbids any."""
+    """The passages that may not be found; None if no option forbids any."""
     if options.forbidden_titles is None and options.forbidden_documents is None:
         return None
     from ralm.corpus.decontamination import read_lines, read_titles

@@ -1,4 +1,4 @@
-"""Which retriever an index is asked through; knows nothing of how one is opened."""
+"""Which retriever to use over an index; knows nothing of how one is opened."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +19,13 @@ class RetrieverOptions:
     """How the passages of an index are retrieved.
 
     `retriever`: bm25, dense, hybrid (both, fused as `fusion` says), or random, the control, which draws with `seed`.
-    `vectors` names the set of vectors to search where the index has several. `query_encoder` encodes queries in place
-    of the encoder that the index names; with `any_encoder` it may be one whose vectors are others than the index was
-    built with. `search`: how much work an approximate index does. No passage of a document is found whose title stands
-    in the file `forbidden_titles`, or its id in `forbidden_documents`, one a line. `cache`: a file that keeps what is
-    retrieved, and answers what was retrieved before.
+    `vectors`: the name of the set of vectors to search. `query_encoder` encodes queries instead of the encoder that the
+    index names; with `any_encoder` its vectors may differ from those that the index was built with. `search`: how much
+    work an approximate index does. Passages of documents whose title is in the file `forbidden_titles`, or whose id is
+    in `forbidden_documents`, are never found (one per line). `cache`: a file that stores retrievals and answers
+    repeated ones.
 
-    Raises UsageError where a value makes no sense.
+    Raises UsageError if a value is invalid.
     """
 
     retriever: Annotated[

@@ -1,9 +1,9 @@
-"""Random passages: the control that says how much of a gain is due to retrieval and not to any text in front.
+"""Random passages: the control that shows how much of a gain comes from retrieval and not from just any text in front.
 
-What a query draws follows from a hash of the seed, the query, and how often the same query stood before it in the call:
-from nothing that is asked beside it.
+What a query draws depends on a hash of the seed, the query, and how often the query occurred before in the same call.
+It does not depend on the other queries.
 
-Letters of shapes: Q queries, K hits a query, M draws, some of which repeat another.
+Letters of shapes: Q queries, K hits per query, M draws, some of which are repeats.
 """
 
 import hashlib
@@ -24,10 +24,11 @@ _SPARE: Final = 8
 
 
 class RandomRetriever:
-    """Passages drawn uniformly, without repetition within a query, and the first of them whatever `k`.
+    """Passages drawn uniformly, without repetition within a query; a smaller `k` gives the first of them.
 
-    The n-th time that a query stands in a call it gets its n-th draw, whatever else is asked; every call begins anew,
-    so equal calls give equal hits. `passages`: how many there are, or the numbers (int64) of those to draw from.
+    The n-th occurrence of a query in a call gets the query's n-th draw, whatever the other queries are. Every call
+    starts over, so equal calls give equal hits. `passages`: how many there are, or the numbers (int64) of those to draw
+    from.
     """
 
     def __init__(self, passages: int | IntArray, seed: int = 0) -> None:
@@ -38,7 +39,7 @@ class RandomRetriever:
         self.stable = self._count
 
     def without(self, numbers: Iterable[int]) -> "RandomRetriever":
-        """The same control, which never draws the passages with these numbers."""
+        """The same control without the passages with these numbers."""
         drawn_from = np.arange(self._count) if self._numbers is None else self._numbers
         return RandomRetriever(np.setdiff1d(drawn_from, np.fromiter(numbers, np.int64)), self._seed)
 
@@ -49,9 +50,9 @@ class RandomRetriever:
         return {"retriever": "random", "seed": self._seed, "passages": self._count, "of": of}
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """`k` random passages for each query, or as many as there are, all with score 0.
+        """`k` random passages for each query, or all if there are fewer, all with score 0.
 
-        Raises UsageError where k is below 1.
+        Raises UsageError if k is below 1.
         """
         check_k(k)
         keys_Q = self._keys(queries)
@@ -64,7 +65,7 @@ class RandomRetriever:
         return hits
 
     def _keys(self, queries: Sequence[str]) -> NDArray[np.uint64]:
-        """What the draws of each query follow from."""
+        """The key of each query, which decides its draws."""
         before: Counter[str] = Counter()
         digests = bytearray()
         for query in queries:
@@ -75,7 +76,7 @@ class RandomRetriever:
 
 
 def _places(keys_Q: NDArray[np.uint64], count: int, k: int) -> IntArray:
-    """`k` different places below `count` for each key: drawn with repetition, those that came before left out."""
+    """`k` different places below `count` for each key: drawn with repetition, then repeats are dropped."""
     draws = k + _SPARE
     while True:
         drawn_QM = (_mixed(keys_Q[:, None], np.arange(draws, dtype=np.uint64)) % np.uint64(count)).astype(np.int64)
@@ -89,7 +90,8 @@ def _places(keys_Q: NDArray[np.uint64], count: int, k: int) -> IntArray:
 
 
 def _mixed(keys: NDArray[np.uint64], places: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The numbers of the generator SplitMix64 (Steele, Lea and Flood, 2014) at some places of the streams of keys."""
+    """Numbers of the generator SplitMix64 (Steele, Lea and Flood, 2014): for each key, those at some places of its
+    stream."""
     mixed = keys + (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

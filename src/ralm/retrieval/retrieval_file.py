@@ -1,9 +1,9 @@
 """The file of retrieved passages that the official In-Context RALM code writes and reads.
 
-A JSON list with an object per stride: `begin_location`, `end_location` (tokens), `future` (the text of the stride),
-`query`, and `retrieved_docs`, the best first, each `{"text": ..., "score": ...}` where `text` is what is put in front
-of the input, title included. An object may also have a `title` of its own, which then stands before the text. This
-package adds `id`, the document the passage comes from; the official code ignores it.
+A JSON list with one object per stride: `begin_location`, `end_location` (tokens), `future` (the text of the stride),
+`query`, and `retrieved_docs`, best first, each `{"text": ..., "score": ...}`. `text` is what is put in front of the
+input, title included. If an object has its own `title`, it is put before the text. This package adds `id`, the document
+that the passage comes from; the official code ignores it.
 """
 
 import json
@@ -51,7 +51,7 @@ _FILE = TypeAdapter(list[RetrievedStride])
 
 
 def write_retrieval_file(path: Path | str, strides: Iterable[RetrievedStride]) -> None:
-    """Write the file whole or not at all; an empty title is left out, as the official code wants it."""
+    """Write the file atomically; empty titles are omitted, as the official code expects."""
     with replaced_file(Path(path)) as stream:
         stream.write("[")
         for i, stride in enumerate(strides):
@@ -62,13 +62,13 @@ def write_retrieval_file(path: Path | str, strides: Iterable[RetrievedStride]) -
 
 
 def read_retrieval_file(path: Path | str) -> list[RetrievedStride]:
-    """The strides of a retrieval file, ours or the official code's.
+    """The strides of a retrieval file, written by this package or by the official code.
 
-    Raises RetrievalFileError where the file is missing or is no such file.
+    Raises RetrievalFileError if the file is missing or has another format.
     """
     path = Path(path)
     if not path.exists():
-        raise RetrievalFileError(f"{path} is not there; `ralm retrieve` makes such a file.")
+        raise RetrievalFileError(f"{path} does not exist; `ralm retrieve` writes such a file.")
     try:
         strides = _FILE.validate_json(read_bytes(path, RetrievalFileError))
     except ValidationError as error:
@@ -78,12 +78,12 @@ def read_retrieval_file(path: Path | str) -> list[RetrievedStride]:
             f"{path} is not a retrieval file in the official format: at {where}, {first['msg']}."
         ) from None
     if not strides:
-        raise RetrievalFileError(f"{path} holds no strides.")
+        raise RetrievalFileError(f"{path} has no strides.")
     return strides
 
 
 def hits_and_passages(strides: Sequence[RetrievedStride]) -> tuple[Hits, list[Passage]]:
-    """The file as the hits of its strides (Q rows) over the distinct passages in it, numbered as they first appear."""
+    """The file as the hits of its strides (Q rows) over its distinct passages, numbered as they first appear."""
     numbers: dict[tuple[str, str], int] = {}
     passages: list[Passage] = []
     for found in (found for stride in strides for found in stride.retrieved_docs):

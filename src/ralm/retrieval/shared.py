@@ -1,4 +1,4 @@
-"""One retrieval for all who ask with the same queries: each gets the first k of what was found."""
+"""Shares one retrieval between callers with the same queries: each gets the first k hits."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,11 @@ from ralm.retrieval.arguments import stable_hits
 
 
 class SharedRetriever:
-    """Another retriever, asked once for the same queries, with `k` the most that anyone will ask for.
+    """Asks another retriever once for the same queries, with `k`, the most that any caller will ask for.
 
-    `retrievals` counts how often it was asked. Gives what that retriever would: its hits are shared by those who want
-    different numbers of them as far as it says that they are stable, and by those who want the same number otherwise.
+    `retrievals` counts how often it was asked. The hits are those that the other retriever gives. Up to its `stable`,
+    callers that want different numbers of hits share one retrieval; beyond that, only callers that want the same number
+    do.
     """
 
     def __init__(self, retriever: Retriever, k: int) -> None:
@@ -29,7 +30,7 @@ class SharedRetriever:
         return config_of(self._retriever, "retriever")
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best passages for each query, all queries at once."""
+        """The k best passages for each query."""
         asked = (tuple(queries), max(k, self._k))
         if asked not in self._found:
             self.retrievals += 1

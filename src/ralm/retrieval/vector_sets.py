@@ -1,8 +1,8 @@
-"""The sets of vectors of an index, as its manifest names them: each with a name, a file and the encoder that made it.
+"""The sets of vectors of an index, as its manifest lists them: each with a name, a file and the encoder that made it.
 
-One of them is the default. An index that was built with vectors and never changed has one, called `MAIN`, in
-`dense/vectors.faiss`; sets that are added lie in `vectors/NAME-HASH/vectors.faiss`, where the hash is of the file, so
-that a set which replaces another of its name never lies in its place.
+One of them is the default. An index that was built with vectors and never changed has one set, called `MAIN`, in
+`dense/vectors.faiss`. Sets that were added are in `vectors/NAME-HASH/vectors.faiss`. The hash is of the file, so a set
+that replaces another of the same name never has the same path.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ from ralm.retrieval.dense.options import VECTORS, BuiltWith, EncoderOptions
 MAIN: Final = "main"
 """The name of the set that an index is built with."""
 SETTINGS: Final = "vectors"
-"""Where the settings of a manifest have the sets."""
+"""The key of the sets in a manifest's settings."""
 FINGERPRINT: Final = "fingerprint"
-"""Where the settings have the fingerprint that an index had before it was changed."""
+"""The key, in the settings, of the fingerprint that an index had before it was changed."""
 BUILT: Final = "dense"
-"""Where the settings of an index that was never changed have its set, and the folder with its file."""
+"""The key, in the settings, of the set of an index that was never changed; also the folder with its file."""
 ADDED: Final = "vectors"
-"""The folder of all sets that were added."""
+"""The folder of all added sets."""
 
 _NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _HASH_LETTERS: Final = 12
@@ -34,26 +34,26 @@ _ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
 
 
 class VectorSet(BaseModel):
-    """What must be known of a set of vectors to search it; what else was recorded is kept as it is."""
+    """What is needed to search a set of vectors; other recorded fields are kept as they are."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     file: str
     fingerprint: str
-    """A short hash of the vectors and the passages that they are of; it decides cache keys and the identity of runs."""
+    """A short hash of the vectors and their passages; it decides cache keys and the identity of runs."""
     encoder: dict[str, JsonValue]
     query_fingerprint: str
     query_reading: dict[str, JsonValue] = {}
-    """How what encoded queries read a text; empty in an index of before this was recorded."""
+    """How the query encoder reads a text; empty in an index from before this was recorded."""
 
     @property
     def built_with(self) -> BuiltWith:
-        """What the encoder of queries must be."""
+        """What the encoder of queries must match."""
         return BuiltWith(query_fingerprint=self.query_fingerprint, query_reading=self.query_reading)
 
 
 class VectorSets(BaseModel):
-    """The sets by name, and which of them is searched where none is named."""
+    """The sets by name, and which of them is the default."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -61,14 +61,14 @@ class VectorSets(BaseModel):
     sets: dict[str, VectorSet] = {}
 
     def named(self, name: str | None, index: Path) -> VectorSet:
-        """The set of this name, or the default one.
+        """The set with this name; without a name, the default.
 
-        Raises UsageError where the index has none.
+        Raises UsageError if the index has no such set.
         """
         if not self.sets:
             raise UsageError(
-                f"{index} was not built for dense retrieval: build it for that (`ralm index --retriever dense`), "
-                "or add vectors (`ralm encode`)."
+                f"{index} was not built for dense retrieval; build it with `ralm index --retriever dense`, or add "
+                "vectors with `ralm encode`."
             )
         found = self.sets.get((self.default or "") if name is None else name)
         if found is None:
@@ -77,9 +77,9 @@ class VectorSets(BaseModel):
 
 
 def vector_sets(index: Path, manifest: Manifest) -> VectorSets:
-    """The sets that a manifest names.
+    """The sets that a manifest lists.
 
-    Raises DamagedFolderError where it does not say what must be known of them.
+    Raises DamagedFolderError if something that is needed is missing or invalid.
     """
     settings = manifest.settings
     if SETTINGS not in settings and BUILT not in settings:
@@ -97,14 +97,14 @@ def vector_sets(index: Path, manifest: Manifest) -> VectorSets:
     if missing := [name for name in files if name not in manifest.files]:
         raise DamagedFolderError(f"{index} is damaged: its manifest does not name {missing[0]}; build the index again.")
     if (sets.default in sets.sets) != bool(sets.sets):
-        raise DamagedFolderError(f"{index} is damaged: its manifest names no default vectors; build the index again.")
+        raise DamagedFolderError(f"{index} is damaged: its manifest names no default set; build the index again.")
     return sets
 
 
 def encoder_options(index: Path, vectors: VectorSet) -> EncoderOptions:
     """The encoder that made a set of vectors.
 
-    Raises DamagedFolderError where it is not one of those that can be named.
+    Raises DamagedFolderError if the manifest does not describe it.
     """
     try:
         return _ENCODER_OPTIONS.validate_python(vectors.encoder)
@@ -120,7 +120,7 @@ def no_encoder(index: Path) -> DamagedFolderError:
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError where a set of vectors cannot be called so."""
+    """Raise UsageError if the name of a set of vectors is invalid."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"vectors cannot be called {name!r}: a name is up to 64 letters, digits, '-', '_' and '.', and begins with "
@@ -134,7 +134,7 @@ def folder_of(name: str, sha256: str) -> str:
 
 
 def index_fingerprint(manifest: Manifest) -> str:
-    """A short hash of everything that an index was built with: vectors that were added later do not change it."""
+    """A short hash of everything that an index was built with; adding vectors later does not change it."""
     known = manifest.settings.get(FINGERPRINT)
     if isinstance(known, str):
         return known
@@ -142,7 +142,7 @@ def index_fingerprint(manifest: Manifest) -> str:
 
 
 def set_fingerprint(manifest: Manifest, checksum: str) -> str:
-    """A short hash of a file of vectors with this checksum, and of the passages that they are of."""
+    """A short hash of a file of vectors, given by its checksum, and of the passages of the index."""
     return _short_hash({PASSAGES: manifest.files[PASSAGES].checksum, VECTORS: checksum})
 
 

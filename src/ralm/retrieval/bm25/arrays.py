@@ -94,7 +94,7 @@ class Arrays:
     def check_terms(self, terms: NDArray[np.int64], passages: int) -> None:
         """Check the postings of terms, each once, in an index of so many passages: then kernels stay in their arrays.
 
-        Raises DamagedFolderError where passages are out of range or order, or codes stand for nothing.
+        Raises DamagedFolderError if passages are out of range or order, or codes stand for nothing.
         """
         new = terms[~self._checked_V[terms]]
         for term in new.tolist():
@@ -162,7 +162,7 @@ def open_arrays(folder: Path) -> Arrays:
 def map_arrays(folder: Path) -> Mapped:
     """Map the arrays of a folder: what they hold then stays what it is, though other files take the places of these.
 
-    Raises DamagedFolderError where a file is missing or its head is not what it should be.
+    Raises DamagedFolderError if a file is missing or its head is not what it should be.
     """
     return {name: _mapped(folder / f"{name}.npy", kinds) for name, kinds in _KINDS.items()}
 

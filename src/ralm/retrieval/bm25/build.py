@@ -72,7 +72,7 @@ class Builder:
     def finish(self) -> Counts:
         """Write the arrays and remove what was spilled.
 
-        Raises CorpusError where nothing was added.
+        Raises CorpusError if nothing was added.
         """
         self._analyse()
         for ids in self._term_ids.rest():

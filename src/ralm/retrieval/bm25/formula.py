@@ -25,7 +25,7 @@ _EXACT_LENGTHS: Final = 24
 class BM25Options:
     """`k1`: how slowly repeated terms stop counting. `b`: how much long passages are marked down, from 0 to 1.
 
-    The defaults are Anserini's, which the papers use. Raises UsageError where a value makes no sense.
+    The defaults are Anserini's, which the papers use. Raises UsageError if a value makes no sense.
     """
 
     k1: Annotated[float, Option("BM25: how soon repeated terms stop counting.", most=MOST_K1)] = 0.9

@@ -22,7 +22,7 @@ class BuildOptions:
     `workers`: processes that analyse the passages, or 1 for this process alone.
 
     A script that asks for more workers must guard what it runs with `if __name__ == "__main__"`, as for any other use
-    of several processes. Raises UsageError where a number makes no sense.
+    of several processes. Raises UsageError if a number makes no sense.
     """
 
     megabytes: Annotated[

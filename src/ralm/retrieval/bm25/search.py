@@ -59,7 +59,7 @@ class BM25:
 
     `fingerprint`: a hash of the index that the arrays are of; without one the arrays themselves are hashed when
     `config` is asked for. `partition`: how many passages are scanned at a time; any number gives the same hits. Raises
-    DamagedFolderError where the arrays are not those of so many passages; the postings of a term are checked when it is
+    DamagedFolderError if the arrays are not those of so many passages; the postings of a term are checked when it is
     first asked for.
     """
 
@@ -129,7 +129,7 @@ class BM25:
         """The k best passages for each query: those that share a term with it and are not forbidden, the best first.
 
         There are as many columns as passages where k is more.
-        Raises UsageError where k is below 1.
+        Raises UsageError if k is below 1.
         """
         analyse = Analyser()
         return self.retrieve_terms([self.terms(analyse(query)) for query in queries], k, forbidden)

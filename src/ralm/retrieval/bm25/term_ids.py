@@ -53,7 +53,7 @@ class TermIds:
     def of(self, texts: Sequence[str]) -> Iterator[Ids]:
         """Hand in a batch of texts; the ids of those handed in before it, or of itself, that are done, in order.
 
-        Raises WorkerError where a process died.
+        Raises WorkerError if a process died.
         """
         self._batches += 1
         if self._workers == 1 or self._batches <= _ALONE:
@@ -91,7 +91,7 @@ class TermIds:
 
 @contextmanager
 def _alive() -> Iterator[None]:
-    """Raise WorkerError where a process has died."""
+    """Raise WorkerError if a process has died."""
     try:
         yield
     except BrokenProcessPool:

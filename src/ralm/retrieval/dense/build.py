@@ -42,7 +42,7 @@ class DenseBuilder:
 
     `work` is where vectors are kept in the meantime, until whoever holds it removes them; what an earlier build of the
     same passages with the same encoder left there is taken and not encoded again. `chunk`: passages encoded between one
-    saving and the next. `advance` is called as passages are encoded. Raises UsageError where FAISS cannot make an index
+    saving and the next. `advance` is called as passages are encoded. Raises UsageError if FAISS cannot make an index
     of this string.
     """
 
@@ -72,7 +72,7 @@ class DenseBuilder:
     def add(self, passage: Passage) -> None:
         """Encode the next passage, sooner or later.
 
-        Raises CorpusError where there is nothing in it to encode, ModelError where its vector is none.
+        Raises CorpusError if there is nothing in it to encode, ModelError if its vector is none.
         """
         if not self._encoder.text_of(passage).strip():
             raise CorpusError(
@@ -86,7 +86,7 @@ class DenseBuilder:
     def finish(self) -> dict[str, JsonValue]:
         """Write the vectors; what there is to record about them.
 
-        Raises CorpusError where nothing was added, UsageError where they are too few to train on.
+        Raises CorpusError if nothing was added, UsageError if they are too few to train on.
         """
         assert not self._waiting, "encode_rest comes first"
         if not self._count:
@@ -156,7 +156,7 @@ class DenseBuilder:
 def new_faiss_index(dimension: int, string: str) -> faiss.Index:
     """An empty FAISS index for inner products of vectors of `dimension`, made by `index_factory`.
 
-    Raises UsageError where FAISS knows no such index, or none for vectors of that dimension, or one that could not be
+    Raises UsageError if FAISS knows no such index, or none for vectors of that dimension, or one that could not be
     used: it would compare otherwise, take no vectors in order or bit by bit, or end the process.
     """
     for neighbours in re.findall(r"(?:HNSW|NSG)(\d+)", string):
@@ -208,7 +208,7 @@ def _fault(index: faiss.Index) -> str:
 def train(index: faiss.Index, vectors_PD: FloatArray, string: str) -> None:
     """Train an index on these vectors (float32).
 
-    Raises UsageError where they are too few for it.
+    Raises UsageError if they are too few for it.
     """
     try:
         index.train(vectors_PD)

@@ -24,7 +24,7 @@ def is_dpr(name: str) -> bool:
     """Whether a folder or hub model is an encoder of DPR, by its config.json; many models of sentence-transformers have
     none.
 
-    Raises OSError where the hub cannot be reached.
+    Raises OSError if the hub cannot be reached.
     """
     file = cached_file(name, "config.json", _raise_exceptions_for_missing_entries=False)
     return file is not None and json.loads(Path(file).read_text(encoding="utf-8")).get("model_type") == "dpr"
@@ -33,7 +33,7 @@ def is_dpr(name: str) -> bool:
 def load_dpr(name: str, model_kwargs: dict[str, Any]) -> list[nn.Module]:
     """The modules of a DPR encoder: its BERT, its first token, and the map where there is one.
 
-    Raises ValueError where the folder is DPR's reader, or does not say which encoder it is.
+    Raises ValueError if the folder is DPR's reader, or does not say which encoder it is.
     """
     config = AutoConfig.from_pretrained(name)
     architectures = config.architectures or []

@@ -88,7 +88,7 @@ class SentenceEncoder:
     def config(self) -> dict[str, JsonValue]:
         """The options, folders by their full names, and the fingerprints of the weights.
 
-        Raises ModelError where the two encoders of a pair give vectors of different lengths.
+        Raises ModelError if the two encoders of a pair give vectors of different lengths.
         """
         passages = _dimension(self.passage_model)
         if passages != self.dimension:
@@ -163,7 +163,7 @@ class SentenceEncoder:
 def load_sentence_transformer(name: str, options: EncoderOptions, device: str | None) -> SentenceTransformer:
     """A model of sentence-transformers, or a bare one with pooling over its tokens, by hub name or folder.
 
-    Raises ModelError where there is none, or it cannot be put on the device.
+    Raises ModelError if there is none, or it cannot be put on the device.
     """
     folder = Path(name)
     if not (folder / _ST_FOLDER).is_file():
@@ -181,7 +181,7 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
 
 
 def _check_length(name: str, length: int | None, model: SentenceTransformer) -> None:
-    """Raise UsageError where all that would be read of a text are the encoder's special tokens."""
+    """Raise UsageError if all that would be read of a text are the encoder's special tokens."""
     special = getattr(model.tokenizer, "num_special_tokens_to_add", None)
     least = 1 + (special() if special else 0)
     if length is not None and length < least:

@@ -34,7 +34,7 @@ class EncoderOptions:
     on matter most, or the first, as in the published code of REPLUG.
     `dtype`: number format of the weights; auto is as they were saved.
 
-    Raises UsageError where a length is below 1, or a choice is none of those there are.
+    Raises UsageError if a length is below 1, or a choice is none of those there are.
     """
 
     encoder: Annotated[str, Option("Dense: encoder of passages, a hub name or folder (and of queries).")]
@@ -66,7 +66,7 @@ class VectorOptions:
     `faiss`: a string of FAISS's `index_factory`: Flat is exact, SQfp16 exact over float16 vectors at half the size,
     IVF4096,Flat, IVF4096,PQ64, HNSW32 and the like are faster and approximate.
     `training_sample`: how many vectors, drawn at random, an index that is trained (IVF, PQ) is trained on at most.
-    `seed`: of that draw. Raises UsageError where a number makes no sense.
+    `seed`: of that draw. Raises UsageError if a number makes no sense.
     """
 
     faiss: Annotated[
@@ -99,7 +99,7 @@ class DenseSearchOptions:
     """How much work an approximate index does for a query; None where the index is of another kind.
 
     `nprobe`: lists that an IVF index reads; 16 where nothing is said. `ef_search`: candidates that an HNSW index keeps;
-    128 where nothing is said. Raises UsageError where one is below 1.
+    128 where nothing is said. Raises UsageError if one is below 1.
     """
 
     nprobe: Annotated[int | None, Option("Dense: lists that an IVF index reads for a query.", default_said="16")] = None

@@ -39,8 +39,8 @@ class Dense:
     """A retriever over a FAISS index of passage vectors, in the order of their numbers.
 
     `fingerprint`: a hash of the index that the vectors are of; without one the vectors themselves are hashed when
-    `config` is asked for. Raises OtherEncoderError where the encoder's vectors have another length than those of the
-    index, UsageError where the options are not of its kind.
+    `config` is asked for. Raises OtherEncoderError if the encoder's vectors have another length than those of the
+    index, UsageError if the options are not of its kind.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Dense:
 
         There are as many columns as passages where k is more. Equal scores are ordered by passage number. Rows end in
         `NO_PASSAGE` where the corpus, or the part of it that an approximate index searched, has fewer than k. Raises
-        UsageError where k is below 1, ModelError where a query's vector is none.
+        UsageError if k is below 1, ModelError if a query's vector is none.
         """
         check_k(k)
         k = min(k, max(self._index.ntotal, 1))
@@ -176,7 +176,7 @@ def open_dense(
     `index` is what messages call the index. `fingerprint` is a hash of the vectors and what they are of.
 
     `file` names the vectors where they were opened before; `passages`, `sha256`: how many vectors there must be, and
-    the checksum of the file. Raises OtherEncoderError where the encoder is another, DamagedFolderError where there are
+    the checksum of the file. Raises OtherEncoderError if the encoder is another, DamagedFolderError if there are
     no such vectors.
     """
     vectors = open_vectors(file or folder / VECTORS, folder / VECTORS, passages, sha256)
@@ -207,7 +207,7 @@ def open_vectors(file: Path, name: Path, passages: int | None = None, sha256: st
     """A FAISS index, memory-mapped where its kind allows it; `name` is what messages call it.
 
     FAISS believes what it reads, so a flat index must be of the size that it says, and others are compared with their
-    checksum, up to 4 GiB: a damaged one could end the process. Raises DamagedFolderError where the file is none, or has
+    checksum, up to 4 GiB: a damaged one could end the process. Raises DamagedFolderError if the file is none, or has
     not so many vectors as there are passages.
     """
     try:
