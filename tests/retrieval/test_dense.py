@@ -115,7 +115,7 @@ def test_effort_of_a_search(tmp_path: Path) -> None:
         dense = open_dense(tmp_path / string, encoder, options)
         shown = {name: value for name, value in dense.config.items() if name in ("query_encoder", "nprobe", "efSearch")}
         assert shown == {"query_encoder": encoder.query_config, **set_to}
-    with pytest.raises(UsageError, match="nprobe 2 is for an IVF index and this is a IndexFlatIP"):
+    with pytest.raises(UsageError, match="nprobe 2 is for an IVF index, but this is a FAISS IndexFlatIP"):
         open_dense(tmp_path / "Flat", encoder, DenseSearchOptions(nprobe=2))
     with pytest.raises(UsageError, match="`ef_search` must be at least 1, not 0"):
         DenseSearchOptions(ef_search=0)
@@ -257,7 +257,7 @@ def test_strings_that_faiss_cannot_make(tmp_path: Path) -> None:
         ("HNSW01,Flat", r"neighbours must be 2 to 2,048"),
         ("IVF2_HNSW1,Flat", r"neighbours must be 2 to 2,048"),
         ("HNSW99999999999", r"neighbours must be 2 to 2,048"),
-        ("NSG8", "IndexNSGFlat does not take vectors one part after the other"),
+        ("NSG8", "IndexNSGFlat does not take vectors in parts"),
         ("IDMap2,Flat", "IndexIDMap2 does not take vectors"),
         ("HNSW8,PQ4x4", "IndexHNSWPQ compares distances, not inner products"),
         ("IVF0,Flat", "it has no lists"),
@@ -316,7 +316,7 @@ def test_an_index_for_one_or_both(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_index(tmp_path: Path) -> None:
     (tmp_path / "vectors.faiss").write_bytes(b"nothing of the kind")
-    with pytest.raises(DamagedFolderError, match="no FAISS index"):
+    with pytest.raises(DamagedFolderError, match="is not a FAISS index"):
         open_dense(tmp_path, LetterEncoder())
 
 

@@ -1,9 +1,9 @@
-"""Building the vectors of an index from a stream of passages, so that what was encoded survives an interruption.
+"""Builds the vectors of an index from a stream of passages; encoded vectors survive an interruption.
 
-Passages are encoded a chunk at a time, the longest of a chunk first. The vectors of a chunk are kept in a work folder
-beside the index, named by what was encoded and with what, and end in a checksum; a build that begins again finds them
-there, and encodes again what is not as it was written. At the end FAISS is trained on a sample of them where its string
-asks for that, and takes them all in order.
+Passages are encoded in chunks, the longest of a chunk first. The vectors of each chunk are saved in a work folder
+beside the index, in a file that is named by a hash of what was encoded and with what, and that ends in a checksum. A
+resumed build takes the intact files and encodes the rest. At the end FAISS is trained on a sample of the vectors if its
+index needs training, and takes all vectors in order.
 """
 
 import hashlib
@@ -30,20 +30,20 @@ from ralm.retrieval.dense.options import VECTORS, VectorOptions
 
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 CHUNK: Final = 4096
-"""Passages encoded between one saving and the next."""
+"""Passages encoded between one save and the next."""
 FEWEST_NEIGHBOURS: Final = 2
-"""With fewer neighbours in a graph FAISS ends the process."""
+"""With fewer neighbours in a graph, FAISS crashes the process."""
 MOST_NEIGHBOURS: Final = 2048
-"""More would take more memory than the vectors."""
+"""A graph with more would take more memory than the vectors."""
 
 
 class DenseBuilder:
-    """Collects passages and writes their vectors into `folder`; call `add` for each in order, `encode_rest`, `finish`.
+    """Collects passages and writes their vectors into `folder`; call `add` for each passage in order, then
+    `encode_rest`, then `finish`.
 
-    `work` is where vectors are kept in the meantime, until whoever holds it removes them; what an earlier build of the
-    same passages with the same encoder left there is taken and not encoded again. `chunk`: passages encoded between one
-    saving and the next. `advance` is called as passages are encoded. Raises UsageError if FAISS cannot make an index
-    of this string.
+    `work` keeps encoded vectors in the meantime; its owner removes it. Vectors that an earlier build of the same
+    passages with the same encoder left there are reused. `chunk`: passages encoded between one save and the next.
+    `advance` is called as passages are encoded. Raises UsageError if FAISS cannot make an index of this string.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class DenseBuilder:
         self._seconds = 0.0
 
     def add(self, passage: Passage) -> None:
-        """Encode the next passage, sooner or later.
+        """Add the next passage; it is encoded when a chunk is full.
 
-        Raises CorpusError if there is nothing in it to encode, ModelError if its vector is none.
+        Raises CorpusError if it has no text to encode, ModelError if its vector is invalid.
         """
         if not self._encoder.text_of(passage).strip():
             raise CorpusError(
@@ -84,9 +84,9 @@ class DenseBuilder:
             self.encode_rest()
 
     def finish(self) -> dict[str, JsonValue]:
-        """Write the vectors; what there is to record about them.
+        """Write the vectors; returns what the manifest records about them.
 
-        Raises CorpusError if nothing was added, UsageError if they are too few to train on.
+        Raises CorpusError if nothing was added, UsageError if there are too few vectors to train on.
         """
         assert not self._waiting, "encode_rest comes first"
         if not self._count:
@@ -101,7 +101,7 @@ class DenseBuilder:
         except RuntimeError as error:
             raise UsageError(
                 f"FAISS cannot keep {self._count:,} vectors in an index {self._options.faiss!r} ({_reason(error)}); "
-                "take another one: what was encoded is kept for it."
+                "choose another kind; the encoded vectors are kept for it."
             ) from None
         return {
             "encoder": self._config,
@@ -114,7 +114,7 @@ class DenseBuilder:
         }
 
     def encode_rest(self) -> None:
-        """Have the vectors of the passages that still wait in the work folder."""
+        """Encode the passages that are still waiting, and save their vectors in the work folder."""
         passages, self._waiting = self._waiting, []
         if not passages:
             return
@@ -140,7 +140,7 @@ class DenseBuilder:
         return digest.hexdigest()
 
     def _sample(self) -> FloatArray:
-        """Vectors to train on, drawn without repetition, in the order of the passages."""
+        """The vectors to train on: drawn without repetition, in the order of the passages."""
         generator = np.random.default_rng(self._options.seed)
         size = min(self._options.training_sample, self._count)
         rows = np.sort(generator.choice(self._count, size, replace=False))
@@ -156,8 +156,8 @@ class DenseBuilder:
 def new_faiss_index(dimension: int, string: str) -> faiss.Index:
     """An empty FAISS index for inner products of vectors of `dimension`, made by `index_factory`.
 
-    Raises UsageError if FAISS knows no such index, or none for vectors of that dimension, or one that could not be
-    used: it would compare otherwise, take no vectors in order or bit by bit, or end the process.
+    Raises UsageError if FAISS does not know the string or cannot use it for that dimension, or if the index would be
+    unusable: it compares by distance, does not take vectors in parts, or would crash the process.
     """
     for neighbours in re.findall(r"(?:HNSW|NSG)(\d+)", string):
         if not FEWEST_NEIGHBOURS <= int(neighbours) <= MOST_NEIGHBOURS:
@@ -166,7 +166,7 @@ def new_faiss_index(dimension: int, string: str) -> faiss.Index:
         index = faiss.index_factory(dimension, string, faiss.METRIC_INNER_PRODUCT)
     except (RuntimeError, MemoryError) as error:
         raise _no_index(string, dimension, _reason(error)) from None
-    except TypeError:  # what is not UTF-8 is no string to FAISS
+    except TypeError:  # FAISS refuses a string that is not UTF-8
         raise _no_index(string, dimension, "it is not UTF-8") from None
     for part in _parts(index):
         fault = _fault(part)
@@ -178,12 +178,12 @@ def new_faiss_index(dimension: int, string: str) -> faiss.Index:
 def _no_index(string: str, dimension: int, reason: str) -> UsageError:
     return UsageError(
         f"FAISS cannot make an index {string!r} for vectors of {dimension} dimensions ({reason}); "
-        "see its documentation of index_factory, or take Flat."
+        "see its documentation of index_factory, or use Flat."
     )
 
 
 def _parts(index: faiss.Index) -> Iterator[faiss.Index]:
-    """An index and those within it."""
+    """An index and the indexes inside it."""
     index = faiss.downcast_index(index)
     yield index
     for name in ("index", "base_index", "refine_index", "storage"):
@@ -193,11 +193,11 @@ def _parts(index: faiss.Index) -> Iterator[faiss.Index]:
 
 
 def _fault(index: faiss.Index) -> str:
-    """Why vectors cannot be kept in an index, or not be found again; empty where they can."""
+    """Why an index cannot store vectors or find them again; empty if it can."""
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         return f"its {type(index).__name__} compares distances, not inner products"
     if isinstance(index, faiss.IndexIDMap | faiss.IndexNSG):
-        return f"its {type(index).__name__} does not take vectors one part after the other"
+        return f"its {type(index).__name__} does not take vectors in parts"
     if isinstance(index, faiss.IndexIVF) and index.nlist < 1:
         return "it has no lists"
     if isinstance(index, faiss.IndexPreTransform) and index.index.d < 1:
@@ -208,19 +208,19 @@ def _fault(index: faiss.Index) -> str:
 def train(index: faiss.Index, vectors_PD: FloatArray, string: str) -> None:
     """Train an index on these vectors (float32).
 
-    Raises UsageError if they are too few for it.
+    Raises UsageError if there are too few of them.
     """
     try:
         index.train(vectors_PD)
     except RuntimeError as error:
         raise UsageError(
-            f"a FAISS index {string!r} cannot be trained on {len(vectors_PD):,} vectors ({_reason(error)}); take one "
+            f"a FAISS index {string!r} cannot be trained on {len(vectors_PD):,} vectors ({_reason(error)}); use one "
             "with fewer lists or centroids, a larger training sample, or Flat."
         ) from None
 
 
 def _reason(error: RuntimeError | MemoryError) -> str:
-    """The last part of a message of FAISS, which begins with the place in its source."""
+    """The last part of a FAISS message, which begins with the place in its source."""
     return str(error).strip().splitlines()[-1].rpartition(": ")[2]
 
 
@@ -230,12 +230,12 @@ def _check_finite(vectors_PD: FloatArray, passages: Sequence[Passage]) -> None:
         passage = passages[int(bad[0])]
         raise ModelError(
             f"the encoder gives a vector with NaN or infinity for passage {passage.number} ({passage.text[:40]!r}); "
-            'its weights are damaged, or overflow in this number format: try `dtype="float32"`.'
+            'its weights are damaged or overflow in this number format; try `dtype="float32"`.'
         )
 
 
 def _is_whole(file: Path) -> bool:
-    """Whether a file is there and as `_save` wrote it."""
+    """Whether a file exists and is intact, as `_save` wrote it."""
     if not file.is_file():
         return False
     content = file.read_bytes()
@@ -243,15 +243,15 @@ def _is_whole(file: Path) -> bool:
 
 
 def _checksum(file: Path, content: bytes) -> bytes:
-    """That of what a file holds, under its name: another file in its place is another one."""
+    """The checksum of a file's content and name, so that a file under another name is not valid."""
     return hashlib.sha256(file.name.encode() + content).digest()
 
 
 def _save(file: Path, vectors_PD: FloatArray) -> None:
-    """Write an array whole or not at all, and its checksum behind it, where numpy does not look."""
+    """Write an array atomically, followed by its checksum, which numpy ignores."""
     partial = file.with_name(f"{file.name}.partial")
     if file.is_dir():
-        raise DamagedFolderError(f"{file} is a folder where a file is to be; remove it, and run this again.")
+        raise DamagedFolderError(f"{file} is a folder, but a file belongs there; remove it and rerun the command.")
     with storage_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()

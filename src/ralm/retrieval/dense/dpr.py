@@ -1,9 +1,9 @@
-"""DPR's encoders (and Spider, which is saved as one) as modules of sentence-transformers.
+"""Loads DPR's encoders (and Spider, which is saved in the same format) as modules of sentence-transformers.
 
-A DPR encoder is a BERT whose vector is that of its first token, with a linear map on it in some models. Transformers'
-automatic classes take every DPR folder for a question encoder, so that a context encoder would get random weights:
-the class is chosen here by what the folder says it is. Karpukhin et al., Dense Passage Retrieval for Open-Domain
-Question Answering, 2020.
+A DPR encoder is a BERT whose vector is that of its first token, in some models with a linear map on top. Transformers'
+automatic classes load every DPR folder as a question encoder, so a context encoder would get random weights. The class
+is therefore chosen here by the architecture that the folder names. Karpukhin et al., Dense Passage Retrieval for
+Open-Domain Question Answering, 2020.
 """
 
 import json
@@ -21,8 +21,8 @@ _DPR_SETTINGS: Final = ("model_type", "architectures", "projection_dim")
 
 
 def is_dpr(name: str) -> bool:
-    """Whether a folder or hub model is an encoder of DPR, by its config.json; many models of sentence-transformers have
-    none.
+    """Whether a folder or hub model is an encoder of DPR, by its config.json (many sentence-transformers models have
+    none).
 
     Raises OSError if the hub cannot be reached.
     """
@@ -31,7 +31,7 @@ def is_dpr(name: str) -> bool:
 
 
 def load_dpr(name: str, model_kwargs: dict[str, Any]) -> list[nn.Module]:
-    """The modules of a DPR encoder: its BERT, its first token, and the map where there is one.
+    """The modules of a DPR encoder: its BERT, pooling on the first token, and the linear map if it has one.
 
     Raises ValueError if the folder is DPR's reader, or does not say which encoder it is.
     """
@@ -51,7 +51,7 @@ def load_dpr(name: str, model_kwargs: dict[str, Any]) -> list[nn.Module]:
 
 
 def _as_module(bert: Any, tokenizer: Any, model_kwargs: dict[str, Any]) -> Transformer:
-    """A BERT in memory as a module, by way of a folder: modules are made from folders alone."""
+    """A BERT in memory as a module; it goes through a folder, since modules can only be loaded from folders."""
     settings = {name: value for name, value in bert.config.to_dict().items() if name not in _DPR_SETTINGS}
     bert.config = BertConfig(**settings)
     with TemporaryDirectory() as folder:

@@ -40,10 +40,10 @@ _Encode: TypeAlias = Callable[..., Any]
 
 
 class SentenceEncoder:
-    """An encoder, or a pair of them, each loaded when it is first needed; see `EncoderOptions`.
+    """An encoder or a pair of encoders, each loaded on first use; see `EncoderOptions`.
 
-    `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). `batch`: texts encoded at once, which decides the
-    speed and not the vectors.
+    `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). `batch`: texts encoded at once; it affects speed, not
+    vectors.
     """
 
     def __init__(self, options: EncoderOptions, *, device: str = "auto", batch: int = BATCH) -> None:
@@ -60,7 +60,7 @@ class SentenceEncoder:
 
     @cached_property
     def query_model(self) -> SentenceTransformer:
-        """The model that encodes queries: the same one unless the options name another."""
+        """The model that encodes queries: the same one, unless the options name another."""
         name = self._options.query_encoder
         model = self.passage_model if name is None else load_sentence_transformer(name, self._options, self._device)
         _check_length("query_length", self._options.query_length, model)
@@ -78,15 +78,15 @@ class SentenceEncoder:
 
     @property
     def query_config(self) -> dict[str, JsonValue]:
-        """What encodes queries (fingerprint, configuration, tokenizer), how it reads, and the options but for those of
-        passages and the names of folders."""
+        """What encodes queries (fingerprint, configuration, tokenizer), how it reads a text, and the options, except
+        those for passages and the names of folders."""
         model = self.query_model
         options = {name: value for name, value in asdict(self._options).items() if name not in _NOT_OF_QUERIES}
         return {"fingerprint": self.query_fingerprint, "reading": _reading(model), "model": _settings(model), **options}
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The options, folders by their full names, and the fingerprints of the weights.
+        """The options with the full paths of folders, and the fingerprints of the weights.
 
         Raises ModelError if the two encoders of a pair give vectors of different lengths.
         """
@@ -94,7 +94,7 @@ class SentenceEncoder:
         if passages != self.dimension:
             raise ModelError(
                 f"the encoder of passages {self._options.encoder} gives vectors of {passages} dimensions, that of "
-                f"queries {self._options.query_encoder} of {self.dimension}; give two encoders that belong together."
+                f"queries {self._options.query_encoder} of {self.dimension}; choose two encoders that belong together."
             )
         own = self.passage_model is self.query_model
         names = {"encoder": _full_name(self._options.encoder), "query_encoder": _full_name(self._options.query_encoder)}
@@ -106,23 +106,24 @@ class SentenceEncoder:
         }
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
-        """The vectors (float32, Q x D) of queries; of one that is too long the end is read, or as the options say."""
+        """The vectors (float32, Q x D) of queries; a query that is too long keeps its end, unless the options say
+        otherwise."""
         model = self.query_model
         with _cut_on(model, "left" if self._options.query_keeps == "last" else "right"):
             return self._encode(model, model.encode_query, queries, self._options.query_length, None)
 
     def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
-        """The vectors (float32, P x D) of passages; of one that is too long the beginning is read.
+        """The vectors (float32, P x D) of passages; a passage that is too long keeps its beginning.
 
-        `advance` is called as passages are done, some at a time.
+        `advance` is called as passages are encoded, several at a time.
         """
         model = self.passage_model
         texts = [self.text_of(passage) for passage in passages]
         return self._encode(model, model.encode_document, texts, self._options.passage_length, advance)
 
     def text_of(self, passage: Passage) -> str:
-        """What is read of a passage: title, separator, text; DPR was trained with [SEP] as separator, others see white
-        space."""
+        """What is encoded of a passage: title, separator, text. DPR was trained with [SEP] as the separator; other
+        encoders get a line break."""
         if not self._options.titles or not passage.title:
             return passage.text
         return f"{passage.title}{self._separator}{passage.text}"
@@ -139,8 +140,8 @@ class SentenceEncoder:
         length: int | None,
         advance: Advance | None,
     ) -> FloatArray:
-        """Encode texts the longest first, so that those of a batch have about the same length and memory runs out at
-        once if it does; half a pair of surrogates, which no tokenizer takes, is read as U+FFFD."""
+        """Encode texts, the longest first, so that texts of a batch have similar lengths and memory runs out at once if
+        it does. Unpaired surrogates, which no tokenizer accepts, become U+FFFD."""
         limits = {} if length is None else {"processing_kwargs": {"text": {"max_length": length, "truncation": True}}}
         texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
         vectors_TD = np.empty((len(texts), _dimension(model)), dtype=np.float32)
@@ -161,9 +162,9 @@ class SentenceEncoder:
 
 
 def load_sentence_transformer(name: str, options: EncoderOptions, device: str | None) -> SentenceTransformer:
-    """A model of sentence-transformers, or a bare one with pooling over its tokens, by hub name or folder.
+    """A model of sentence-transformers, or a bare model with pooling over its tokens, by hub name or folder.
 
-    Raises ModelError if there is none, or it cannot be put on the device.
+    Raises ModelError if there is no such model, or it cannot be moved to the device.
     """
     folder = Path(name)
     if not (folder / _ST_FOLDER).is_file():
@@ -181,7 +182,7 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
 
 
 def _check_length(name: str, length: int | None, model: SentenceTransformer) -> None:
-    """Raise UsageError if all that would be read of a text are the encoder's special tokens."""
+    """Raise UsageError if only the encoder's special tokens would fit into this length."""
     special = getattr(model.tokenizer, "num_special_tokens_to_add", None)
     least = 1 + (special() if special else 0)
     if length is not None and length < least:
@@ -190,7 +191,7 @@ def _check_length(name: str, length: int | None, model: SentenceTransformer) -> 
 
 @contextmanager
 def _readable(length: int | None) -> Iterator[None]:
-    """Within, an encoder that fails on as many tokens as were asked for is a sentence; none says how many it takes."""
+    """Turn an encoder's failure on long texts into a ModelError; encoders do not say how many tokens they can take."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -199,14 +200,14 @@ def _readable(length: int | None) -> Iterator[None]:
         if length is None:
             raise
         raise ModelError(
-            f"the encoder cannot read texts of up to {length} tokens ({first_line(error)}); lower `passage_length` or "
-            "`query_length`, or leave it out."
+            f"the encoder cannot read texts of up to {length} tokens ({first_line(error)}); lower or omit "
+            "`passage_length` or `query_length`."
         ) from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers from drawing bars, and from telling that BERT's pooler, which nothing here uses, is missing."""
+    """Keep transformers from drawing bars and from warning that BERT's pooler, which is not used here, is missing."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -218,7 +219,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _cut_on(model: SentenceTransformer, side: str) -> Iterator[None]:
-    """Have texts that are too long lose their beginning (left) or their end (right)."""
+    """Truncate texts that are too long on the left (their beginning) or on the right (their end)."""
     tokenizer = model.tokenizer
     before = getattr(tokenizer, "truncation_side", None)
     if before is None:
@@ -233,12 +234,12 @@ def _cut_on(model: SentenceTransformer, side: str) -> Iterator[None]:
 
 def _dimension(model: SentenceTransformer) -> int:
     dimension = model.get_embedding_dimension()
-    assert dimension is not None, "every module that ends a model says how long its vectors are"
+    assert dimension is not None, "the last module of a model knows the length of its vectors"
     return dimension
 
 
 def _fingerprint(model: SentenceTransformer) -> str:
-    """A hash of all weights but those of BERT's pooler, which no vector is made with and many folders lack."""
+    """A hash of all weights except BERT's pooler, which no vector depends on and many folders lack."""
     digest = hashlib.sha256()
     for name, weights in sorted(model.state_dict().items()):
         if ".pooler." in name:
@@ -249,7 +250,8 @@ def _fingerprint(model: SentenceTransformer) -> str:
 
 
 def _reading(model: SentenceTransformer) -> dict[str, JsonValue]:
-    """What the modules of a model make of a text beside their weights: few names, so that they outlast versions."""
+    """How the modules of a model read a text, apart from their weights; few names, so that they stay the same across
+    versions."""
     modules = [module for module in model.modules() if type(module).__module__.startswith(_ST_PACKAGE)][1:]
     pooling = [module for module in modules if isinstance(module, Pooling)]
     return {
@@ -264,7 +266,7 @@ def _reading(model: SentenceTransformer) -> dict[str, JsonValue]:
 
 
 def _settings(model: SentenceTransformer) -> str:
-    """A hash of all else that the model's own files say: its architecture, and its tokenizer."""
+    """A hash of everything else in the model's own files: its architecture and its tokenizer."""
     digest = hashlib.sha256()
     for module in model.modules():
         described = module.get_config_dict() if hasattr(module, "get_config_dict") else {}

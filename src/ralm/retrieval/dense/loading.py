@@ -1,4 +1,4 @@
-"""The way into dense retrieval for those who may not have the extra `dense`."""
+"""Loads dense retrieval, which needs the extra `dense`, or says what to install."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,10 +23,10 @@ def dense_extra() -> Iterator[None]:
 
 
 def load_encoder(options: EncoderOptions, *, device: str = "auto") -> Encoder:
-    """An encoder by hub name or folder, its weights loaded when they are first needed.
+    """An encoder by hub name or folder; its weights are loaded on first use.
 
-    `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). Raises MissingExtraError at once, and ModelError when
-    the weights are needed and cannot be loaded.
+    `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). Raises MissingExtraError at once, and ModelError later
+    if the weights cannot be loaded.
     """
     with dense_extra():
         from ralm.retrieval.dense.encoder import SentenceEncoder

@@ -1,4 +1,4 @@
-"""What dense retrieval can be told, and nothing that needs the extra `dense`."""
+"""The options of dense retrieval; importing them does not need the extra `dense`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
@@ -12,7 +12,7 @@ QUERY_TOKENS: Final = 64
 """The papers' query length l for dense retrieval, in tokens of the language model."""
 
 VECTORS: Final = "vectors.faiss"
-"""The file of vectors, in the folder of those."""
+"""The name of a file of vectors."""
 
 Pooling = Literal["auto", "mean", "cls"]
 QueryEnd = Literal["last", "first"]
@@ -24,25 +24,25 @@ class EncoderOptions:
     """Which encoder, and how it makes vectors: everything that decides them, so that an index can record it.
 
     `encoder`: a hub name or folder: a sentence-transformers model, a bare BERT (Contriever), or DPR (Spider).
-    `query_encoder`: another one for queries, as DPR has it; None where one encoder does both.
-    `pooling`: mean or cls over the tokens of a bare model; auto is as its folder says, and mean where it says nothing.
-    `normalize`: vectors of length 1, so that inner products are cosines; otherwise as the encoder gives them.
-    `titles`: whether a passage's title stands before its text.
+    `query_encoder`: another encoder for queries, as in DPR; None if one encoder does both.
+    `pooling`: mean or cls over the tokens of a bare model; auto is what the model's folder says, or else mean.
+    `normalize`: scale vectors to length 1, so that inner products are cosines.
+    `titles`: whether a passage's title is put before its text.
     `query_length`, `passage_length`: the most tokens of the encoder that are read, special ones included; None is as
-    many as the encoder takes. A passage that is longer keeps its beginning.
-    `query_keeps`: which tokens of a query that is longer are read: the last, since the newest words of a text that goes
-    on matter most, or the first, as in the published code of REPLUG.
+    many as the encoder takes. A longer passage keeps its beginning.
+    `query_keeps`: which tokens of a longer query are read: the last, since the newest words matter most for what comes
+    next, or the first, as in the published code of REPLUG.
     `dtype`: number format of the weights; auto is as they were saved.
 
-    Raises UsageError if a length is below 1, or a choice is none of those there are.
+    Raises UsageError if a length is below 1 or a choice is unknown.
     """
 
     encoder: Annotated[str, Option("Dense: encoder of passages, a hub name or folder (and of queries).")]
-    query_encoder: Annotated[str | None, Option("Dense: another encoder for queries, as DPR has it.")] = None
+    query_encoder: Annotated[str | None, Option("Dense: another encoder for queries, as in DPR.")] = None
     pooling: Annotated[
-        Pooling, Option("Dense: over the tokens of a bare model; auto: as its folder says, else mean.")
+        Pooling, Option("Dense: pooling of a bare model's tokens; auto: as its folder says, else mean.")
     ] = "auto"
-    normalize: Annotated[bool, Option("Dense: cosines, not the encoder's own inner products.")] = False
+    normalize: Annotated[bool, Option("Dense: use cosines, not the encoder's own inner products.")] = False
     titles: Annotated[bool, Option("Dense: encode the title with the text.")] = True
     query_length: Annotated[
         int | None, Option("Dense: most tokens of a query that are read.", default_said="the encoder's")
@@ -63,10 +63,10 @@ class EncoderOptions:
 class VectorOptions:
     """How vectors are stored.
 
-    `faiss`: a string of FAISS's `index_factory`: Flat is exact, SQfp16 exact over float16 vectors at half the size,
-    IVF4096,Flat, IVF4096,PQ64, HNSW32 and the like are faster and approximate.
-    `training_sample`: how many vectors, drawn at random, an index that is trained (IVF, PQ) is trained on at most.
-    `seed`: of that draw. Raises UsageError if a number makes no sense.
+    `faiss`: a string of FAISS's `index_factory`. Flat is exact; SQfp16 is exact over float16 vectors, at half the size;
+    IVF4096,Flat, IVF4096,PQ64, HNSW32 and the like are faster and approximate. `training_sample`: how many vectors,
+    drawn at random, an index that needs training (IVF, PQ) is trained on at most. `seed`: the seed of that draw. Raises
+    UsageError if a value is invalid.
     """
 
     faiss: Annotated[
@@ -87,8 +87,8 @@ class VectorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltWith:
-    """What an index records of the encoder of queries that it is for: the fingerprint of its weights, and how it reads
-    a text (`Encoder.query_config`), empty where the index is older than that record."""
+    """What an index records of its encoder of queries: the fingerprint of its weights, and how it reads a text
+    (`Encoder.query_config`), which is empty if the index is older than that record."""
 
     query_fingerprint: str
     query_reading: dict[str, JsonValue] = field(default_factory=dict)
@@ -96,10 +96,10 @@ class BuiltWith:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSearchOptions:
-    """How much work an approximate index does for a query; None where the index is of another kind.
+    """How much work an approximate index does for a query; leave both out for other kinds of index.
 
-    `nprobe`: lists that an IVF index reads; 16 where nothing is said. `ef_search`: candidates that an HNSW index keeps;
-    128 where nothing is said. Raises UsageError if one is below 1.
+    `nprobe`: lists that an IVF index reads; default 16. `ef_search`: candidates that an HNSW index keeps; default 128.
+    Raises UsageError if one is below 1.
     """
 
     nprobe: Annotated[int | None, Option("Dense: lists that an IVF index reads for a query.", default_said="16")] = None

@@ -1,6 +1,6 @@
-"""Dense search: the passages whose vectors have the largest inner products with a query's, by FAISS.
+"""Dense search: finds the passages whose vectors have the largest inner products with a query's, with FAISS.
 
-Letters of shapes: Q queries, K hits a query, D dimensions.
+Letters of shapes: Q queries, K hits per query, D dimensions.
 """
 
 import hashlib
@@ -28,19 +28,20 @@ _HITS_AT_A_TIME: Final = 1 << 22
 _NPROBE: Final = 16
 _EF_SEARCH: Final = 128
 _HEAD: Final = struct.Struct("<4siqqq?i")
-"""What every FAISS index begins with: kind, dimensions, vectors, two numbers that mean nothing, trained, metric."""
+"""The head of every FAISS index: kind, dimensions, vectors, two unused numbers, trained, metric."""
 _COUNT: Final = struct.Struct("<Q")
 _FLAT: Final = b"IxFI"
 _COMPARED_BYTES: Final = 4 << 30
-"""Up to here all of an index that is not flat is compared with its checksum before it is used: some seconds at most."""
+"""An index that is not flat is compared with its checksum before use, up to this size; that takes some seconds at most.
+"""
 
 
 class Dense:
-    """A retriever over a FAISS index of passage vectors, in the order of their numbers.
+    """A retriever over a FAISS index of passage vectors, in the order of the passages' numbers.
 
-    `fingerprint`: a hash of the index that the vectors are of; without one the vectors themselves are hashed when
-    `config` is asked for. Raises OtherEncoderError if the encoder's vectors have another length than those of the
-    index, UsageError if the options are not of its kind.
+    `fingerprint`: a hash that identifies the index; without one the vectors are hashed when `config` is read. Raises
+    OtherEncoderError if the encoder's vectors have another length than those of the index, UsageError if an option is
+    for another kind of index.
     """
 
     def __init__(
@@ -63,11 +64,11 @@ class Dense:
         self._forbidden: IntArray = np.zeros(0, np.int64)
 
     def without(self, numbers: Iterable[int]) -> Self:
-        """The same retriever, which never finds the passages with these numbers.
+        """The same retriever without the passages with these numbers.
 
-        Where vectors are searched exactly, or list by list (IVF), it finds the best of the others among what is
-        searched. Other indexes are searched for so many more hits; where the graph of HNSW leads to too few of them,
-        all its vectors are compared.
+        A flat or IVF index is searched with these passages masked, so it finds the best of the others that it searches.
+        Other indexes are asked for that many more hits; if the graph of HNSW then gives too few, all its vectors are
+        compared.
         """
         other = copy(self)
         other._forbidden = np.union1d(self._forbidden, np.fromiter(numbers, np.int64))
@@ -89,11 +90,11 @@ class Dense:
         return self._known_fingerprint or hashlib.sha256(faiss.serialize_index(self._index).data).hexdigest()[:16]
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best passages for each query with their inner products; none for a query that is blank.
+        """The k best passages for each query with their inner products; none for a blank query.
 
-        There are as many columns as passages where k is more. Equal scores are ordered by passage number. Rows end in
-        `NO_PASSAGE` where the corpus, or the part of it that an approximate index searched, has fewer than k. Raises
-        UsageError if k is below 1, ModelError if a query's vector is none.
+        There are at most as many columns as passages. Equal scores are ordered by passage number. Rows end in
+        `NO_PASSAGE` if the corpus, or the part of it that an approximate index searched, has fewer than k passages.
+        Raises UsageError if k is below 1, ModelError if a query's vector is invalid.
         """
         check_k(k)
         k = min(k, max(self._index.ntotal, 1))
@@ -110,7 +111,7 @@ class Dense:
     def _search(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
         if not np.isfinite(vectors_QD).all():
             raise ModelError(
-                "the encoder gives a vector with NaN or infinity for a query; its weights are damaged, or overflow in "
+                "the encoder gives a vector with NaN or infinity for a query; its weights are damaged or overflow in "
                 "the number format that the index was built with."
             )
         if len(self._forbidden) == 0:
@@ -121,8 +122,8 @@ class Dense:
         return self._search_for_more(vectors_QD, k)
 
     def _search_for_more(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
-        """Ask for so many more hits that k are left without the forbidden ones, and compare all vectors where an HNSW
-        index finds too few."""
+        """Ask for enough hits that k are left without the forbidden ones; if an HNSW index finds too few, compare all
+        vectors."""
         allowed = self._index.ntotal - len(self._forbidden)
         scores_QM, numbers_QM = self._index.search(vectors_QD, min(k + len(self._forbidden), self._index.ntotal))
         numbers_QM[np.isin(numbers_QM, self._forbidden)] = NO_PASSAGE
@@ -138,7 +139,7 @@ class Dense:
 
 
 def _ordered(found: tuple[FloatArray, IntArray], k: int) -> tuple[IntArray, FloatArray]:
-    """The k best of the scores and numbers that FAISS found, equal scores by number, and `NO_PASSAGE` at the end."""
+    """The k best of the scores and numbers that FAISS found; equal scores by number, `NO_PASSAGE` last."""
     scores_QM, numbers_QM = found
     missing = numbers_QM == NO_PASSAGE
     order = np.lexsort((numbers_QM, np.where(missing, np.inf, -scores_QM)), axis=1)[:, :k]
@@ -148,7 +149,7 @@ def _ordered(found: tuple[FloatArray, IntArray], k: int) -> tuple[IntArray, Floa
 
 
 def _selecting(index: faiss.Index, forbidden: IntArray) -> faiss.SearchParameters | None:
-    """How FAISS is told to pass over some vectors; None for a kind of index that cannot, or not exactly."""
+    """Parameters that make FAISS skip some vectors; None for a kind of index that cannot skip them exactly."""
     if isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer):
         return faiss.SearchParameters(sel=_all_but(forbidden))
     if isinstance(index, faiss.IndexIVFFlat | faiss.IndexIVFScalarQuantizer | faiss.IndexIVFPQ):
@@ -172,12 +173,12 @@ def open_dense(
     passages: int | None = None,
     sha256: str | None = None,
 ) -> Dense:
-    """The retriever over what `DenseBuilder` wrote; `built_with` is what the encoder of queries must be, if given, and
-    `index` is what messages call the index. `fingerprint` is a hash of the vectors and what they are of.
+    """The retriever over what `DenseBuilder` wrote. `built_with` is what the encoder of queries must match, if given;
+    `index` is the name of the index in messages. `fingerprint` is a hash of the vectors and their passages.
 
-    `file` names the vectors where they were opened before; `passages`, `sha256`: how many vectors there must be, and
-    the checksum of the file. Raises OtherEncoderError if the encoder is another, DamagedFolderError if there are
-    no such vectors.
+    `file` is the path of the vectors if they are already open; `passages` and `sha256` are the expected number of
+    vectors and the checksum of the file. Raises OtherEncoderError if the encoder is another, DamagedFolderError if the
+    vectors are missing or damaged.
     """
     vectors = open_vectors(file or folder / VECTORS, folder / VECTORS, passages, sha256)
     dense = Dense(vectors, encoder, options, fingerprint=fingerprint)
@@ -187,7 +188,7 @@ def open_dense(
 
 
 def _check_encoder(index: Path, encoder: Encoder, built_with: BuiltWith) -> None:
-    advice = "use that one, or say `any_encoder=True` if you know that their vectors go together."
+    advice = "use that one, or pass `any_encoder=True` if you know that their vectors are compatible."
     if encoder.query_fingerprint != built_with.query_fingerprint:
         raise OtherEncoderError(
             f"the index at {index} was built with another encoder than this one (its weights are "
@@ -204,11 +205,11 @@ def _check_encoder(index: Path, encoder: Encoder, built_with: BuiltWith) -> None
 
 
 def open_vectors(file: Path, name: Path, passages: int | None = None, sha256: str | None = None) -> faiss.Index:
-    """A FAISS index, memory-mapped where its kind allows it; `name` is what messages call it.
+    """A FAISS index, memory-mapped if its kind allows it; `name` is its name in messages.
 
-    FAISS believes what it reads, so a flat index must be of the size that it says, and others are compared with their
-    checksum, up to 4 GiB: a damaged one could end the process. Raises DamagedFolderError if the file is none, or has
-    not so many vectors as there are passages.
+    FAISS trusts what it reads, and a damaged file could crash the process. So a flat index must have the size that its
+    head states, and other kinds are compared with their checksum, up to 4 GiB. Raises DamagedFolderError if the file is
+    not such an index, or its number of vectors is not `passages`.
     """
     try:
         size = file.stat().st_size
@@ -231,30 +232,30 @@ def open_vectors(file: Path, name: Path, passages: int | None = None, sha256: st
     try:
         return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
     except (RuntimeError, MemoryError) as error:
-        raise DamagedFolderError(f"{name} is no FAISS index ({error}); build the index again.") from None
+        raise DamagedFolderError(f"{name} is not a FAISS index ({error}); build the index again.") from None
 
 
 def _head(head: bytes, name: Path) -> tuple[bytes, int, int, int, int, bool, int]:
     if len(head) < _HEAD.size + _COUNT.size:
-        raise DamagedFolderError(f"{name} is no FAISS index: it has {len(head)} bytes; build the index again.")
+        raise DamagedFolderError(f"{name} is not a FAISS index: it has {len(head)} bytes; build the index again.")
     kind, dimension, count, first, second, trained, metric = _HEAD.unpack_from(head)
     return kind, dimension, count, first, second, trained, metric
 
 
 def _set_effort(index: faiss.Index, options: DenseSearchOptions) -> dict[str, JsonValue]:
-    """Set what the index can be set to; the values that were."""
+    """Set the search parameters of the index; returns their values."""
     effort: dict[str, JsonValue] = {}
     for name, asked, usual, kind in (
         ("nprobe", options.nprobe, _NPROBE, "IVF"),
         ("efSearch", options.ef_search, _EF_SEARCH, "HNSW"),
     ):
-        value = min(usual if asked is None else asked, max(index.ntotal, usual))  # more is no more work
+        value = min(usual if asked is None else asked, max(index.ntotal, usual))  # higher values add no work
         try:
             faiss.ParameterSpace().set_index_parameter(index, name, value)
             effort[name] = value
         except RuntimeError:
             if asked is not None:
                 raise UsageError(
-                    f"{name} {asked} is for an {kind} index and this is a {type(index).__name__}; leave it out."
+                    f"{name} {asked} is for an {kind} index, but this is a FAISS {type(index).__name__}; omit it."
                 ) from None
     return effort
