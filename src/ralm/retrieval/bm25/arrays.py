@@ -1,20 +1,20 @@
-"""The arrays of a BM25 index, by name, mapped from a folder.
+"""The arrays of a BM25 index, by name, memory-mapped from a folder.
 
-    offsets.npy        uint, terms + 1    where each term's postings begin, and where the last end
+    offsets.npy        uint, terms + 1    where each term's postings begin, and where the last ones end
     passages.npy       int32, postings    passage numbers, ascending within a term
-    codes.npy          uint8, postings    the row of the code table of each posting, or 255: it is among the escaped
-    escaped.npy        int64              the places of the postings with code 255, rising
+    codes.npy          uint8, postings    the row of each posting in the code table; 255 if it is among the escaped
+    escaped.npy        int64              the positions of the postings with code 255, rising
     escaped_rows.npy   int32              their rows of the code table
-    code_table.npy     int32, rows x 2    term frequency and passage length (as Lucene stores it); 255 is empty
-    totals.npy         int64, 2           terms in all passages, and passages that have any: what averages divide
-    vocabulary.npy     uint8              the terms in byte order, UTF-8, end to end
-    term_sizes.npy     uint, terms        how many bytes each of those has
-    term_ids.npy       int32, terms       the row of `offsets` that is its
+    code_table.npy     int32, rows x 2    term frequency and passage length (as Lucene stores it); row 255 is empty
+    totals.npy         int64, 2           terms in all passages, and passages with any term: for the average length
+    vocabulary.npy     uint8              the terms in byte order, UTF-8, concatenated
+    term_sizes.npy     uint, terms        the length of each of those in bytes
+    term_ids.npy       int32, terms       the row of each of those in `offsets`
 
-Five bytes a posting and some 15 a term, and nothing is lost. A uint is as narrow as the largest number allows.
+That is five bytes per posting and about 15 per term, without loss. A uint is as narrow as its largest number allows.
 
-Kernels check no bounds, so nothing in the files is believed, whatever checksums say: heads when files are mapped, small
-arrays as they are opened, and the postings of a term when it is first asked for.
+Kernels check no bounds, so no file is trusted, whatever its checksum: heads are checked when files are mapped, small
+arrays when they are opened, and the postings of a term on first use.
 """
 
 import math
@@ -55,14 +55,15 @@ _HEAD: Final = re.compile(
 _TERMS_AT_A_TIME: Final = 1 << 16
 
 Mapped: TypeAlias = Mapping[str, NDArray[Any]]
-"""The arrays of a folder as they stand in its files, by name."""
+"""The arrays of a folder as they are in its files, by name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """The arrays, memory-mapped; see the page's legend. Offsets, and the ends of the terms, are read and widened.
+    """The memory-mapped arrays; the module's docstring lists them. Offsets and the ends of terms are read into memory
+    as int64.
 
-    `passages` of a term, and their codes, may be given to kernels once `check_terms` has passed them.
+    Call `check_terms` before `passages` and codes of a term are given to kernels.
     """
 
     folder: Path
@@ -79,7 +80,7 @@ class Arrays:
 
     @property
     def posting_codes(self) -> PostingCodes:
-        """The codes as kernels take them."""
+        """The codes in the form that kernels take."""
         return PostingCodes(self.codes, self.escaped, self.escaped_rows)
 
     @cached_property
@@ -88,25 +89,26 @@ class Arrays:
 
     @cached_property
     def _checked_V(self) -> NDArray[np.bool_]:
-        """Which terms have been checked; written by several threads at once, which all write the same."""
+        """Which terms have been checked; several threads may write it at once, since all write the same value."""
         return np.zeros(len(self.offsets) - 1, np.bool_)
 
     def check_terms(self, terms: NDArray[np.int64], passages: int) -> None:
-        """Check the postings of terms, each once, in an index of so many passages: then kernels stay in their arrays.
+        """Check the postings of terms, each once, in an index of this many passages, so that kernels stay within their
+        arrays.
 
-        Raises DamagedFolderError if passages are out of range or order, or codes stand for nothing.
+        Raises DamagedFolderError if passages are out of range or order, or codes are invalid.
         """
         new = terms[~self._checked_V[terms]]
         for term in new.tolist():
             begin, end = int(self.offsets[term]), int(self.offsets[term + 1])
             if not is_rising_within(self.passages[begin:end], passages):
-                _damaged(self.folder, f"passages.npy has numbers out of place among the postings of term {term}")
+                _damaged(self.folder, f"passages.npy has invalid numbers among the postings of term {term}")
             if not sound_codes(self.codes, self.escaped, begin, end, len(self.code_table)):
-                _damaged(self.folder, f"codes.npy has codes without meaning among the postings of term {term}")
+                _damaged(self.folder, f"codes.npy has invalid codes among the postings of term {term}")
             self._checked_V[term] = True
 
     def check_totals(self, passages: int) -> None:
-        """Check what the formula of BM25 divides by, in an index of so many passages.
+        """Check the numbers that BM25's formula divides by, in an index of this many passages.
 
         Raises DamagedFolderError.
         """
@@ -116,7 +118,7 @@ class Arrays:
             _damaged(self.folder, f"totals.npy says {tokens:,} terms in {with_terms:,} of {passages:,} passages")
 
     def check(self, passages: int) -> None:
-        """Check everything, in an index of so many passages: every posting, and the whole vocabulary.
+        """Check everything, in an index of this many passages: every posting and the whole vocabulary.
 
         Raises DamagedFolderError.
         """
@@ -125,12 +127,12 @@ class Arrays:
         for first in range(0, terms, _TERMS_AT_A_TIME):
             self.check_terms(np.arange(first, min(first + _TERMS_AT_A_TIME, terms)), passages)
         if len(np.unique(self.term_ids)) < terms:
-            _damaged(self.folder, "term_ids.npy has a number twice")
+            _damaged(self.folder, "term_ids.npy has a duplicate number")
         if any(self._spelt(i - 1) >= self._spelt(i) for i in range(1, terms)):
-            _damaged(self.folder, "vocabulary.npy is out of order")
+            _damaged(self.folder, "vocabulary.npy is not sorted")
 
     def term(self, term: str) -> int:
-        """The row of `offsets` of a term, or -1 where no passage has it."""
+        """The row of `offsets` of a term; -1 if no passage has it."""
         row = self._found.get(term)
         if row is None:
             row = self._found[term] = self._look_up(term.encode("utf-8", "surrogatepass"))
@@ -160,15 +162,15 @@ def open_arrays(folder: Path) -> Arrays:
 
 
 def map_arrays(folder: Path) -> Mapped:
-    """Map the arrays of a folder: what they hold then stays what it is, though other files take the places of these.
+    """Map the arrays of a folder; they keep their content even if the files are replaced later.
 
-    Raises DamagedFolderError if a file is missing or its head is not what it should be.
+    Raises DamagedFolderError if a file is missing or its head is invalid.
     """
     return {name: _mapped(folder / f"{name}.npy", kinds) for name, kinds in _KINDS.items()}
 
 
 def checked_arrays(folder: Path, mapped: Mapped) -> Arrays:
-    """The arrays of a folder that was mapped, once those are checked that are read as a whole, and fit together.
+    """The mapped arrays of a folder, after the small arrays, and how they fit together, have been checked.
 
     Raises DamagedFolderError.
     """
@@ -182,53 +184,52 @@ def checked_arrays(folder: Path, mapped: Mapped) -> Arrays:
 
 
 def narrow(numbers: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
-    """The same numbers, none below 0, in as few bytes as hold the largest."""
+    """The same numbers, none negative, in the narrowest uint that holds the largest."""
     return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
 
 
 def _wrong_postings(arrays: Mapped) -> Iterator[tuple[str, str]]:
-    """What is wrong with the places of postings, by the name of the array; each is looked at once those before are
-    known to be right."""
+    """What is wrong with the positions of postings, by the name of the array. Each check relies on those before it."""
     offsets, postings = arrays["offsets"], len(arrays["passages"])
     if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != postings or (offsets[1:] < offsets[:-1]).any():
         yield "offsets", f"does not divide the {postings:,} postings among the terms"
     if len(offsets) - 1 != len(arrays["term_ids"]):
-        yield "offsets", "has another number of terms than term_ids.npy"
+        yield "offsets", "has a different number of terms than term_ids.npy"
     if len(arrays["codes"]) != postings:
         yield "codes", f"has {len(arrays['codes']):,} codes for {postings:,} postings"
     escaped = arrays["escaped"]
     if len(escaped) and not (escaped[0] >= 0 and escaped[-1] < postings and (escaped[1:] > escaped[:-1]).all()):
-        yield "escaped", "has places that do not rise, or that no posting has"
+        yield "escaped", "has positions that do not rise or are out of range"
 
 
 def _wrong_codes(arrays: Mapped) -> Iterator[tuple[str, str]]:
-    """What is wrong with the table of codes, the rows that are listed apart, and the totals."""
+    """What is wrong with the table of codes, the escaped rows and the totals."""
     table, rows, totals = arrays["code_table"], arrays["escaped_rows"], arrays["totals"]
     if table.ndim != 2 or table.shape[1] != 2 or (table < 0).any():
-        yield "code_table", "is no table of frequencies and lengths"
+        yield "code_table", "is not a table of frequencies and lengths"
     if len(rows) != len(arrays["escaped"]):
-        yield "escaped_rows", "has another number of rows than escaped.npy"
+        yield "escaped_rows", "has a different number of rows than escaped.npy"
     if len(rows) and not (rows.min() > ESCAPE and rows.max() < len(table)):
-        yield "escaped_rows", "has rows that the table of codes has not"
+        yield "escaped_rows", "has rows that are not in the table of codes"
     if len(totals) != 2:
-        yield "totals", "has not two numbers"
+        yield "totals", "does not have two numbers"
 
 
 def _wrong_vocabulary(arrays: Mapped) -> Iterator[tuple[str, str]]:
     """What is wrong with the terms."""
     sizes, ids, size = arrays["term_sizes"], arrays["term_ids"], len(arrays["vocabulary"])
     if len(sizes) != len(ids):
-        yield "term_sizes", "has another number of terms than term_ids.npy"
+        yield "term_sizes", "has a different number of terms than term_ids.npy"
     if sizes.max(initial=0) > size or int(sizes.sum(dtype=np.uint64)) != size:
         yield "term_sizes", f"does not divide the {size:,} bytes of vocabulary.npy"
     if len(ids) and not (ids.min() >= 0 and ids.max() < len(ids)):
-        yield "term_ids", "has numbers that are no term's"
+        yield "term_ids", "has numbers that no term has"
 
 
 def _mapped(file: Path, kinds: tuple[str, ...]) -> NDArray[Any]:
-    """An array, mapped; an empty one, which cannot be mapped, is made.
+    """A memory-mapped array; an empty one cannot be mapped and is created instead.
 
-    The head must be one that numpy writes for an array of one of these kinds that fills the file: nothing else is read.
+    The head must be one that numpy writes for an array of one of these dtypes, and the array must fill the file.
     """
     try:
         with file.open("rb") as stream:
@@ -237,7 +238,7 @@ def _mapped(file: Path, kinds: tuple[str, ...]) -> NDArray[Any]:
             found = _HEAD.fullmatch(head[_PREFIX:begin]) if head.startswith(b"\x93NUMPY\x01\x00") else None
             kind = found[1].decode() if found else ""
             if found is None or kind not in kinds:
-                _damaged(file.parent, f"{file.name} does not begin as such an array does")
+                _damaged(file.parent, f"{file.name} has an invalid head")
             shape = tuple(int(length) for length in found.groups()[1:] if length is not None)
             dtype, size = np.dtype(kind), os.fstat(stream.fileno()).st_size - begin
             if (len(shape) == 2) != (file.stem == _TABLE) or math.prod(shape) * dtype.itemsize != size:

@@ -1,6 +1,7 @@
-"""What takes long and can wait, made by a thread beside: whoever asks for it before it is ready goes without.
+"""Prepares something slow in a background thread; callers that need it before it is ready do without.
 
-The thread dies with the program: it is asked to stop when the interpreter ends, which waits for the step at hand alone.
+The thread ends with the program: when the interpreter exits, it asks the thread to stop and waits only for its current
+step.
 """
 
 import atexit
@@ -15,9 +16,9 @@ T = TypeVar("T")
 
 
 class Beside(Generic[T]):
-    """Something that `make` gives; `make` is called once, with a function that it must call between its steps.
+    """The result of `make`, which is called once, with a function that it must call between its steps.
 
-    Where memory does not suffice or a file is damaged there is a RalmWarning, and the thing is never ready.
+    If memory runs out or a file is damaged, a RalmWarning is given and the result is never ready.
     """
 
     def __init__(self, make: Callable[[Callable[[], None]], T]) -> None:
@@ -28,7 +29,7 @@ class Beside(Generic[T]):
         self._stop = Event()
 
     def ready(self) -> T | None:
-        """It, or None while it is being made, which begins with the first call."""
+        """The result, or None while it is being made; the first call starts making it."""
         if self._made is None and self._thread is None:
             with self._lock:
                 if self._thread is None:
@@ -39,11 +40,11 @@ class Beside(Generic[T]):
 
     @property
     def begun(self) -> bool:
-        """Whether anyone has asked for it."""
+        """Whether anyone has asked for the result."""
         return self._thread is not None
 
     def wait(self) -> None:
-        """Wait until it is ready, if it is being made."""
+        """Wait until the result is ready, if it is being made."""
         if self._thread is not None:
             self._thread.join()
 
@@ -53,7 +54,7 @@ class Beside(Generic[T]):
         except _StoppedError:
             return
         except (MemoryError, OSError, RalmError) as error:
-            why = f"streams cannot be prepared ({error!r}): queries are scanned, which is slower."
+            why = f"streams cannot be prepared ({error!r}); queries are scanned instead, which is slower."
             warnings.warn(why, RalmWarning, stacklevel=2)
         atexit.unregister(self._end)
 
@@ -67,4 +68,4 @@ class Beside(Generic[T]):
 
 
 class _StoppedError(Exception):
-    """The program ends."""
+    """The program is exiting."""

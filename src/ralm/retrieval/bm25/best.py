@@ -1,7 +1,7 @@
 """The best few of many scored passages, in a heap of keys.
 
-A key is the score, and below it the passage number turned round, so that of two keys the greater is the better: the
-higher score, and of equal scores the lower number. The worst key stands on top.
+A key is the score, followed by the inverted passage number in its low bits, so the greater of two keys is the better:
+the higher score, and for equal scores the lower number. The worst key is at the top.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ HIGHEST: Final = (1 << NUMBER_BITS) - 1
 
 @kernel
 def offer(heap: NDArray[np.int64], found: int, score: int, passage: int) -> int:
-    """Put a passage among the best where it belongs there; how many the heap then holds."""
+    """Add a passage to the heap if it is among the best; returns how many the heap then holds."""
     key = np.int64(score) << NUMBER_BITS | (HIGHEST - passage)
     if found < len(heap):
         _sift_up(heap, found, key)
@@ -30,7 +30,7 @@ def offer(heap: NDArray[np.int64], found: int, score: int, passage: int) -> int:
 
 @kernel
 def worst(heap: NDArray[np.int64], found: int) -> int:
-    """The least score among the best once the heap is full; until then 0."""
+    """The lowest score in the heap once it is full; until then 0."""
     return int(heap[0] >> NUMBER_BITS) if found == len(heap) else 0
 
 
@@ -44,7 +44,7 @@ def passage_of(key: int) -> int:
 def empty(
     heap: NDArray[np.int64], found: int, numbers: NDArray[np.int64], scores: NDArray[np.float32], unit: float
 ) -> None:
-    """Move what the heap holds to the front of `numbers` and `scores`, the best first; a score is in `unit`."""
+    """Move the heap's content to the front of `numbers` and `scores`, best first; scores are multiplied by `unit`."""
     for last in range(found - 1, -1, -1):
         key = heap[0]
         _sift_down(heap, last + 1, heap[last])
@@ -54,7 +54,7 @@ def empty(
 
 @kernel
 def _sift_up(heap: NDArray[np.int64], place: int, key: int) -> None:
-    """Let a key that is added at `place` rise to where it belongs."""
+    """Add a key at `place` and let it rise to its position."""
     while place > 0 and heap[(place - 1) // 2] > key:
         heap[place] = heap[(place - 1) // 2]
         place = (place - 1) // 2
@@ -63,7 +63,7 @@ def _sift_up(heap: NDArray[np.int64], place: int, key: int) -> None:
 
 @kernel
 def _sift_down(heap: NDArray[np.int64], size: int, key: int) -> None:
-    """Put a key in the place of the top and let it sink to where it belongs among the first `size`."""
+    """Replace the top with a key and let it sink to its position among the first `size`."""
     place = 0
     while 2 * place + 1 < size:
         child = 2 * place + 1

@@ -1,8 +1,8 @@
-"""Building the arrays of a BM25 index from a stream of passages, in bounded memory.
+"""Builds the arrays of a BM25 index from a stream of passages, in bounded memory.
 
-Passages are analysed some at a time (`ralm.retrieval.bm25.term_ids`). Their terms collect in a buffer; when it is full
-it becomes a run on disk, and at the end the runs are merged (`ralm.retrieval.bm25.runs`). What grows with the corpus in
-memory is the vocabulary, and a byte a passage.
+Passages are analysed in batches (`ralm.retrieval.bm25.term_ids`). Their terms collect in a buffer. A full buffer
+becomes a run on disk, and at the end the runs are merged (`ralm.retrieval.bm25.runs`). Only the vocabulary, and one
+byte per passage, grow in memory with the corpus.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _CHARACTERS_A_BATCH: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What went into an index."""
+    """How much went into an index."""
 
     passages: int
     terms: int
@@ -37,7 +37,7 @@ class Counts:
 class Builder:
     """Collects passages and writes the arrays into `folder`; call `add` for each passage in order, then `finish`.
 
-    To be used in a `with` block, which ends the processes that it may have begun.
+    Use it in a `with` block, which ends any worker processes that it started.
     """
 
     def __init__(self, folder: Path, build: BuildOptions | None = None) -> None:
@@ -70,7 +70,7 @@ class Builder:
             self._analyse()
 
     def finish(self) -> Counts:
-        """Write the arrays and remove what was spilled.
+        """Write the arrays and remove the runs.
 
         Raises CorpusError if nothing was added.
         """
@@ -96,7 +96,7 @@ class Builder:
         return Counts(passages, len(vocabulary), int(offsets[-1]), self._tokens)
 
     def _analyse(self) -> None:
-        """Hand on the batch, and take in what is done."""
+        """Submit the batch, and take the results that are done."""
         batch, self._batch, self._characters = self._batch, [], 0
         if batch:
             for ids in self._term_ids.of(batch):
@@ -110,7 +110,7 @@ class Builder:
             self._spill()
 
     def _spill(self) -> None:
-        """Turn the buffer into a run, and empty it."""
+        """Write the buffer as a run, and empty it."""
         if not self._buffer:
             return
         terms, lengths = (np.concatenate(parts) for parts in zip(*self._buffer, strict=True))
@@ -126,7 +126,7 @@ class Builder:
 
 
 def _write_vocabulary(folder: Path, vocabulary: dict[str, int]) -> None:
-    """The terms in the order of their bytes, which is that of their characters, for binary search on disk."""
+    """Write the terms in byte order, which equals the order of their characters, for binary search on disk."""
     terms = sorted(vocabulary)
     sizes = np.fromiter((len(_spelt(term)) for term in terms), np.int64, len(terms))
     np.save(folder / "term_sizes.npy", narrow(sizes))

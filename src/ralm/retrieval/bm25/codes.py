@@ -1,8 +1,9 @@
-"""The code of a posting: a byte for the pair of its term frequency and its passage's length.
+"""The code of a posting: one byte for the pair of its term frequency and its passage's length.
 
-A table has the pair of each row, the commonest pairs first. The code of a posting is its row, or `ESCAPE` where that is
-greater: the rows of those few postings are listed apart, so nothing is lost. No pair has the row `ESCAPE` itself; with
-frequency 0 it is worth nothing, so that a loop over postings may go on over it and add what was escaped afterwards.
+A table holds the pair of each row, the commonest pairs first. The code of a posting is its row, or `ESCAPE` if the row
+is greater. The rows of those few postings are listed separately, so nothing is lost. No pair has the row `ESCAPE`
+itself: that row has frequency 0 and adds nothing, so a loop over postings can treat it like any other, and the escaped
+postings are added afterwards.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ _USUAL_FREQUENCIES: Final = 256
 
 
 class PostingCodes(NamedTuple):
-    """The codes of all postings, and of those that are `ESCAPE` the places, rising, and the rows."""
+    """The codes of all postings, and the positions (rising) and rows of those whose code is `ESCAPE`."""
 
     codes: NDArray[np.uint8]
     escaped: NDArray[np.int64]
@@ -29,7 +30,7 @@ class PostingCodes(NamedTuple):
 
 @kernel
 def row_of(codes: NDArray[np.uint8], escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], posting: int) -> int:
-    """The row of the code table of a posting; too slow for loops over all postings of a term."""
+    """The row of a posting in the code table; too slow for loops over all postings of a term."""
     code = codes[posting]
     return int(code) if code != ESCAPE else _escaped_row(escaped, escaped_rows, posting)
 
@@ -41,7 +42,7 @@ def _escaped_row(escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], po
 
 @kernel
 def is_rising_within(numbers: NDArray[np.int32], count: int) -> bool:
-    """Whether numbers rise, none equal to the one before, from 0 or more to below `count`."""
+    """Whether numbers are strictly rising, at least 0 and below `count`."""
     if len(numbers) == 0:
         return True
     wrong = 0
@@ -52,9 +53,10 @@ def is_rising_within(numbers: NDArray[np.int32], count: int) -> bool:
 
 @kernel
 def sound_codes(codes: NDArray[np.uint8], escaped: NDArray[np.int64], begin: int, end: int, rows: int) -> bool:
-    """Whether the codes from `begin` to `end` are rows of a table of so many, or `ESCAPE` where they are listed apart.
+    """Whether the codes from `begin` to `end` are valid: rows of a table with `rows` rows, or `ESCAPE` and listed as
+    escaped.
 
-    The list of places must have been checked: rising, and within the codes.
+    The list of escaped positions must have been checked: rising, and within the codes.
     """
     highest = np.uint8(0)
     escapes = 0
@@ -72,9 +74,9 @@ def sound_codes(codes: NDArray[np.uint8], escaped: NDArray[np.int64], begin: int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodeTable:
-    """`pairs` (int32, C x 2): frequency and length as Lucene stores it, of each row.
+    """`pairs` (int32, C x 2): the frequency, and the length as Lucene stores it, of each row.
 
-    `usual`, `rare_pairs` and `rare` tell the row of a pair that is written as `frequency << 8 | length byte`.
+    `usual`, `rare_pairs` and `rare` map a pair, written as `frequency << 8 | length byte`, to its row.
     """
 
     pairs: NDArray[np.int32]
@@ -92,7 +94,7 @@ class CodeTable:
 
 
 class PairCounts:
-    """How often each pair of term frequency and length byte was seen: a table, and a counter for huge frequencies."""
+    """Counts pairs of term frequency and length byte: in a table, and in a counter for very high frequencies."""
 
     def __init__(self) -> None:
         self._usual = np.zeros(_USUAL_FREQUENCIES << 8, np.int64)

@@ -1,4 +1,4 @@
-"""What streams over one index share, made once for all who search it: at once, or by a thread beside the queries."""
+"""Prepares what streams over one index share, once for all callers: at once, or in a background thread."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -15,9 +15,9 @@ from ralm.retrieval.bm25.stream import Collection, Stream
 
 
 class Collecting:
-    """Makes the collection when it is first asked for; safe to use from several threads.
+    """Makes the collection on first use; safe to use from several threads.
 
-    `with_terms`: how many of the passages have any term. `impact_C` are the impacts of the code table's rows.
+    `with_terms`: how many of the passages have any term. `impact_C`: the impacts of the code table's rows.
     """
 
     def __init__(self, arrays: Arrays, passages: int, with_terms: int, impact_C: NDArray[np.float64]) -> None:
@@ -30,7 +30,7 @@ class Collecting:
         self.beside: Beside[Collection] = Beside(self._make_beside)
 
     def collection(self) -> Collection:
-        """The collection, made now if need be, by reading the commonest terms' postings."""
+        """The collection; the first call makes it by reading the postings of the commonest terms."""
         with self._lock:
             self._collection = self._collection or self._make(cores())
             return self._collection
@@ -41,7 +41,7 @@ class Collecting:
         return Collection(self._arrays, self._passages, idf_V, self._impact_C, common)
 
     def _make_beside(self, going_on: Callable[[], None]) -> Collection:
-        """The same by one thread, with the kernels of streams loaded, so that no query waits for them."""
+        """Make it with one thread, and load the kernels of streams, so that no query waits for them."""
         with self._lock:
             self._collection = self._collection or self._make(1, going_on)
         Stream(self._collection, 1).search([[]])

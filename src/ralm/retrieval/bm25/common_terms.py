@@ -1,8 +1,8 @@
-"""The commonest terms of an index, laid out so that one passage can be asked for without reading a list of postings.
+"""The commonest terms of an index, laid out so that one passage can be scored without reading a list of postings.
 
-Most postings are those of a few hundred terms. For each of them and each block of 16 passages this holds the most that
-the term can add to a passage of the block, as a byte; and for each word of 64 passages bits that say which have the
-term, with the number of its postings before them. It is worked out in one pass over those postings.
+Most postings belong to a few hundred terms. For each of them and each block of 16 passages, this holds the most that
+the term can add to a passage of the block, as a byte. For each word of 64 passages it holds bits for the passages with
+the term, and the number of the term's postings before the word. One pass over those postings computes it.
 
 Letters of shapes: V terms of the index, M common terms, B blocks, W words, C rows of the code table.
 """
@@ -23,16 +23,17 @@ from ralm.retrieval.bm25.points import FRACTION_BITS, UNIT, fill_points
 BLOCK_BITS: Final = 4
 WORD_BITS: Final = 6
 STEP_BITS: Final = FRACTION_BITS - 6
-"""A step, in which bounds are given, in binary places of a fixed-point score: 1/64."""
+"""Bounds are given in steps of 1/64; this is the size of a step in binary places of a fixed-point score."""
 _COMMON: Final = 48
-"""A term is common if it stands in one passage of so many: its idf is then below 4, and a byte holds its steps."""
+"""A term is common if at least one in this many passages has it: its idf is then below 4, so its steps fit into a byte.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommonTerms:
     """`row_V` (int32): the row of each term among the common ones, -1 for a rare one. `highest_MB` (uint8): the most
-    that a term adds to a passage of each block where it stands in the query once, in steps, rounded up. `present_MW`
-    (uint64): which passages have it. `before_MW` (uint32): how many of its postings come before each word.
+    that a term which occurs once in the query adds to a passage of each block, in steps, rounded up. `present_MW`
+    (uint64): which passages have the term. `before_MW` (uint32): how many of its postings come before each word.
 
     Four blocks make a word: B is 4 W.
     """
@@ -51,8 +52,8 @@ def find_common_terms(
     threads: int = 1,
     before_each: Callable[[], None] | None = None,
 ) -> CommonTerms:
-    """Read the postings of the common terms once. `idf_V` is the idf of every term; with one thread, the work is done
-    in the caller's, and `before_each` is called before every term: what it raises ends the work."""
+    """Read the postings of the common terms once. `idf_V` is the idf of every term. With one thread, the work runs in
+    the caller's thread. `before_each` is called before every term; an exception from it ends the work."""
     terms = np.flatnonzero(np.diff(arrays.offsets) * _COMMON >= passages)
     row_V = np.full(len(idf_V), -1, np.int32)
     row_V[terms] = np.arange(len(terms))
@@ -84,7 +85,7 @@ def steps(points: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def _each(work: Callable[[int], None], count: int, threads: int) -> None:
-    """Do all pieces of a piece of work, by several threads."""
+    """Call `work` for each number below `count`, on several threads."""
     if threads == 1:
         for piece in range(count):
             work(piece)

@@ -1,4 +1,4 @@
-"""How kernels are compiled: by numba, without the lock of Python, and kept on disk where a folder can be written."""
+"""How kernels are compiled: by numba, without Python's lock, and cached on disk if a folder can be written."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +7,9 @@ import numba as nb
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function when it is first called.
+    """Compile a function on its first call.
 
-    Where neither the installation nor the user's own cache folder can be written, every process compiles anew.
+    If neither the installation nor the user's cache folder can be written, every process compiles anew.
     """
     try:
         return nb.njit(cache=True, nogil=True)(function)

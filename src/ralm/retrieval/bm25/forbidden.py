@@ -1,4 +1,4 @@
-"""Passages that must not be hits, for each query: the text's own, or those of titles that an evaluation leaves out."""
+"""Passages that must not be hits of a query: those of the text itself, or of titles that an evaluation excludes."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
@@ -10,7 +10,7 @@ from ralm.retrieval.bm25.compiled import kernel
 
 
 class Forbidden(NamedTuple):
-    """Lists of rising passage numbers end to end, and which list is each query's, -1 for none.
+    """Lists of rising passage numbers, concatenated, and which list each query uses, -1 for none.
 
     Letters of shapes: F lists, Q queries.
     """
@@ -26,24 +26,26 @@ class Forbidden(NamedTuple):
 
     @classmethod
     def to_all(cls, passages: Iterable[int], queries: int) -> Self:
-        """The same passages are forbidden to every query."""
+        """The same passages are forbidden for every query."""
         return cls.of([passages], np.zeros(queries, np.int64))
 
     @classmethod
     def of(cls, lists: Sequence[Iterable[int]], list_Q: NDArray[np.int64]) -> Self:
-        """Lists of passage numbers, in any order, and which of them each query may not find; -1 for none."""
-        assert (list_Q < len(lists)).all(), "a query with a list that is not there"
+        """Lists of passage numbers, in any order, and which of them applies to each query; -1 for none."""
+        assert (list_Q < len(lists)).all(), "a query refers to a list that does not exist"
         rising = [np.unique(np.fromiter(numbers, np.int64)) for numbers in lists]
         ends = np.cumsum([0, *map(len, rising)], dtype=np.int64)
         return cls(ends, np.concatenate([*rising, np.zeros(0, np.int64)]), list_Q)
 
     def to_each(self, queries: int) -> Self:
-        """Of one list alone, for so many queries."""
+        """The same single list, for this many queries."""
         return self._replace(list_Q=np.zeros(queries, np.int64))
 
     def also(self, passages: NDArray[np.int64]) -> Self:
-        """The same, and these passages to every query too."""
-        lists = np.split(self.passages, self.ends_F[1:-1]) if len(self.ends_F) > 1 else []  # split makes one of none
+        """The same, with these passages forbidden for every query too."""
+        lists = (
+            np.split(self.passages, self.ends_F[1:-1]) if len(self.ends_F) > 1 else []
+        )  # split gives one list even without any
         return self.of([passages, *(np.concatenate([passages, own]) for own in lists)], self.list_Q + 1)
 
     def some(self, first: int, last: int) -> Self:

@@ -1,11 +1,11 @@
-"""The BM25 of Lucene (since version 8): what one occurrence of a query term in a passage is worth.
+"""The BM25 of Lucene (since version 8): what one occurrence of a query term in a passage adds to its score.
 
     score(q, d) = sum over terms t of q:  idf(t) * tf / (tf + k1 * (1 - b + b * length(d) / average length))
     idf(t)      = ln(1 + (N - df(t) + 0.5) / (df(t) + 0.5))
 
-A term that stands twice in the query counts twice. N and the average are over passages that have any term. Lengths are
-counted in terms and rounded to one byte as Lucene's norms are. Scores are summed as integers, so that the sum does not
-depend on its order and equal passages score equal.
+A term that occurs twice in the query counts twice. N and the average are over passages that have any term. Lengths are
+counted in terms and rounded to one byte like Lucene's norms. Scores are summed as integers, so the sum does not depend
+on its order, and equal passages score equal.
 """
 
 from dataclasses import dataclass
@@ -17,39 +17,39 @@ from numpy.typing import NDArray
 from ralm.options import Option, check_options
 
 MOST_K1: Final = 1000.0
-"""Beyond it the worth of one occurrence drowns in the steps of a fixed-point score."""
+"""With a higher k1, one occurrence adds less than the resolution of a fixed-point score."""
 _EXACT_LENGTHS: Final = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BM25Options:
-    """`k1`: how slowly repeated terms stop counting. `b`: how much long passages are marked down, from 0 to 1.
+    """`k1`: how slowly repeated terms stop counting. `b`: how strongly long passages are penalised, from 0 to 1.
 
-    The defaults are Anserini's, which the papers use. Raises UsageError if a value makes no sense.
+    The defaults are Anserini's, which the papers use. Raises UsageError if a value is invalid.
     """
 
-    k1: Annotated[float, Option("BM25: how soon repeated terms stop counting.", most=MOST_K1)] = 0.9
-    b: Annotated[float, Option("BM25: how much long passages are marked down.", most=1)] = 0.4
+    k1: Annotated[float, Option("BM25: how slowly repeated terms stop counting.", most=MOST_K1)] = 0.9
+    b: Annotated[float, Option("BM25: how strongly long passages are penalised.", most=1)] = 0.4
 
     def __post_init__(self) -> None:
         check_options(self)
 
 
 def idf(document_frequency: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
-    """The weight (float64) of terms that stand in so many of `passages` passages."""
+    """The weight (float64) of terms with these document frequencies among `passages` passages."""
     return np.log1p((passages - document_frequency + 0.5) / (document_frequency + 0.5))
 
 
 def impact(
     frequency: NDArray[np.int64], length: NDArray[np.int64], average_length: float, options: BM25Options
 ) -> NDArray[np.float64]:
-    """What is multiplied with the idf (float64, below 1): term frequencies in passages of so many terms."""
+    """The factor of the idf (float64, below 1), for term frequencies in passages with these lengths in terms."""
     relative = length / average_length if average_length > 0 else np.zeros(len(length))
     return frequency / (frequency + options.k1 * (1 - options.b + options.b * relative))
 
 
 def length_bytes(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Lengths as the bytes in which Lucene stores them: exact below 24, then four significant bits."""
+    """Lengths as the bytes in which Lucene stores them: exact below 24, above that four significant bits."""
     long = np.maximum(lengths - _EXACT_LENGTHS, 0)
     bits = np.zeros_like(long)
     nonzero = long > 0
@@ -60,7 +60,7 @@ def length_bytes(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def stored_lengths(codes: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The lengths that Lucene reads back from its bytes."""
+    """The lengths that Lucene decodes from its bytes."""
     code = codes.astype(np.int64) - _EXACT_LENGTHS
     shift = (code >> 3) - 1
     rounded = np.where(shift < 0, code & 7, ((code & 7) | 8) << np.maximum(shift, 0))

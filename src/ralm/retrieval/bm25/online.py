@@ -1,8 +1,9 @@
-"""Streams for queries that come one call at a time, as generation asks them: several texts may be under way at once.
+"""Streams for queries that come one call at a time, as in generation; several texts may be in progress at once.
 
-A query belongs to the text whose last query it shares most terms with, if these are many: queries of a few words that
-have one or two in common are no text that goes on. What a stream needs of the index takes long to lay out, so it is
-laid out beside the queries, once most of them have followed others; until then, and for all that follow none, scans.
+A query belongs to the text whose last query shares the most terms with it, if there are enough of them: short queries
+that share one or two terms do not belong to one text. The data that a stream needs takes long to prepare, so it is
+prepared in the background once most queries follow others. Until then, and for queries that follow no other, scans are
+used.
 """
 
 from collections import deque
@@ -16,20 +17,20 @@ from ralm.retrieval.bm25.beside import Beside
 from ralm.retrieval.bm25.stream import Collection, Stream
 
 PATIENCE: Final = 64
-"""The last queries, of which most must have followed another before any is answered by a stream."""
+"""How many recent queries are looked at; most of them must follow another one before streams are used."""
 SHARED_TERMS: Final = 4
-"""Terms that a query must have in common with the one that it follows."""
+"""Terms that a query must share with the one that it follows."""
 _FOLLOWED: Final = 2
-"""Queries that must have followed each other before their text has a stream: to begin one takes as long as a scan."""
+"""Queries that must have followed each other before their text gets a stream; starting one takes as long as a scan."""
 _TEXTS: Final = 8
-"""Texts under way that are remembered, and as many queries that none has followed; each stream holds some 5 bytes a
+"""How many texts in progress are kept, and as many queries that none has followed; each stream holds about 5 bytes per
 passage."""
 
 
 @dataclass(slots=True, eq=False)
 class _Text:
-    """A text under way: the terms of its last query, how many followed the first, and its stream for `k` hits once it
-    has one."""
+    """A text in progress: the terms of its last query, how many queries followed the first, and its stream, if it has
+    one, which gives `k` hits."""
 
     last: frozenset[int]
     followed: int = 0
@@ -38,8 +39,8 @@ class _Text:
 
 
 class Online:
-    """The texts under way; safe to use from several threads. `overlap` is the share of a query's terms that must stand
-    in the query before; `collection` is what streams need."""
+    """The texts in progress; safe to use from several threads. `overlap` is the share of a query's terms that must
+    occur in the query before; `collection` is the data that streams need."""
 
     def __init__(self, overlap: float, collection: Beside[Collection]) -> None:
         self._overlap = overlap
@@ -50,7 +51,8 @@ class Online:
 
     @contextmanager
     def stream_of(self, query: Sequence[int], k: int) -> Iterator[Stream | None]:
-        """The stream of the text that a query (term numbers) belongs to, for this thread alone; None: use a scan."""
+        """The stream of the text that a query (term numbers) belongs to, locked for this thread; None means: use a
+        scan."""
         text, most_follow = self._take(frozenset(query))
         try:
             yield self._stream(text, query, k) if most_follow and text.followed >= _FOLLOWED else None
@@ -59,7 +61,7 @@ class Online:
                 self._texts = _remembered([*self._texts, text])
 
     def _take(self, terms: frozenset[int]) -> tuple[_Text, bool]:
-        """The text that a query belongs to, taken out of the list, and whether most queries lately followed others."""
+        """Take the text that a query belongs to out of the list; also whether most recent queries followed others."""
         with self._lock:
             nearest = max(self._texts, key=lambda text: len(text.last & terms), default=None)
             least = max(self._overlap * len(terms), SHARED_TERMS)
@@ -83,7 +85,7 @@ class Online:
 
 
 def _remembered(texts: list[_Text]) -> list[_Text]:
-    """The last of the texts under way and of the queries that none has followed: neither drive out the others."""
+    """The most recent texts in progress and the most recent queries without a follower; neither displaces the other."""
     if len(texts) <= _TEXTS:
         return texts
     alone = [text for text in texts if text.followed == 0]

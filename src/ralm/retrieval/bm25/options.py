@@ -1,4 +1,4 @@
-"""How an index of BM25 is built; knows nothing of how it is done, so that a command line can name it at once."""
+"""How an index of BM25 is built; cheap to import, since it knows nothing of how that is done."""
 
 import os
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ def cores() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """`megabytes`: memory for terms on their way to the disk, and for merging them; the vocabulary comes on top.
-    `workers`: processes that analyse the passages, or 1 for this process alone.
+    """`megabytes`: memory for terms before they are written to disk, and for merging; the vocabulary needs more on top.
+    `workers`: processes that analyse the passages; 1 is this process only.
 
-    A script that asks for more workers must guard what it runs with `if __name__ == "__main__"`, as for any other use
-    of several processes. Raises UsageError if a number makes no sense.
+    A script that uses several workers must guard its code with `if __name__ == "__main__"`, as with any use of
+    multiprocessing. Raises UsageError if a value is invalid.
     """
 
     megabytes: Annotated[
         float,
         Option(
-            "BM25: megabytes for postings on their way to the disk; the vocabulary comes on top.",
+            "BM25: megabytes for buffered postings; the vocabulary needs more on top.",
             most=MOST_MEGABYTES,
             above=True,
             flag="memory",

@@ -1,6 +1,6 @@
-"""Streams on several cores: each goes through a run of queries of its own, and then helps whoever has most left.
+"""Streams on several cores: each takes a run of consecutive queries, and then helps the one with most left.
 
-Streams are fastest on queries that follow each other, so runs are long; texts differ in cost, so they are not fixed.
+Streams are fastest on consecutive queries, so runs are long. Texts differ in cost, so runs are not fixed.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def search_streams(
     scores_QK: NDArray[np.float32],
     workers: int,
 ) -> None:
-    """Fill in the hits of queries (term numbers), which the collection must bear, by so many threads."""
+    """Fill in the hits of queries (term numbers), which the collection must bear, with this many threads."""
     runs = Runs(len(queries), workers)
 
     def serve(worker: int) -> None:
@@ -40,7 +40,7 @@ def search_streams(
 
 
 class Runs:
-    """What is left to do for each of some workers: one run each of the numbers below `count`."""
+    """The work left for each of some workers: one run each of the numbers below `count`."""
 
     def __init__(self, count: int, workers: int, step: int = BATCH) -> None:
         borders = [count * worker // workers for worker in range(workers + 1)]
@@ -49,7 +49,7 @@ class Runs:
         self._lock = Lock()
 
     def take(self, worker: int) -> range:
-        """The next of a worker's own run, or of the second half of the longest that is left; empty where none is."""
+        """The next piece of a worker's own run, or of the second half of the longest run; empty when all is done."""
         with self._lock:
             if not self._left[worker]:
                 longest = max(range(len(self._left)), key=lambda other: len(self._left[other]))

@@ -1,7 +1,8 @@
-"""Postings that wait on disk: runs, each sorted by term and then by passage, and how they are merged.
+"""Sorted runs of postings on disk, and how they are merged.
 
-A run is a bufferful of consecutive passages, and a later run has later passages: so merging is taking each term's
-postings from one run after the other, for some terms at a time.
+A run holds the postings of consecutive passages, as many as fit into the buffer, sorted by term and then by passage.
+Later runs have later passages. So merging takes each term's postings from one run after the other, for a range of terms
+at a time.
 """
 
 from collections.abc import Iterator
@@ -21,14 +22,14 @@ _INT: Final = np.dtype(np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Postings of one bufferful in a file of int32: terms, postings of each, then all passages, all frequencies."""
+    """Postings of one buffer in a file of int32: terms, number of postings of each, all passages, all frequencies."""
 
     file: Path
     terms: int
     postings: int
 
     def read(self, begin: int, count: int) -> NDArray[np.int32]:
-        """A stretch of the file, in numbers."""
+        """`count` numbers of the file, from number `begin` on."""
         return np.fromfile(self.file, _INT, count, offset=begin * _INT.itemsize)
 
     def terms_before(self, term: int) -> int:
@@ -39,14 +40,14 @@ class Run:
 
 
 class _Reader:
-    """Reads a run from its first term to its last, as many terms at a time as are asked for."""
+    """Reads a run from its first term to its last, a range of terms at a time."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._term = self._posting = 0
 
     def read_below(self, term: int) -> tuple[NDArray[np.int32], ...]:
-        """Terms not read yet that are below `term`: terms, postings of each, passages, frequencies."""
+        """The unread terms below `term`: terms, number of postings of each, passages, frequencies."""
         run, begin = self._run, self._posting
         count = run.terms_before(term) - self._term
         terms, sizes = run.read(self._term, count), run.read(run.terms + self._term, count)
@@ -57,7 +58,7 @@ class _Reader:
 
 
 def write_run(file: Path, *parts: NDArray[np.int32]) -> Run:
-    """Write what `sort_by_term` gives."""
+    """Write the result of `sort_by_term`."""
     with file.open("wb") as stream:
         for part in parts:
             stream.write(part.data)
@@ -65,7 +66,7 @@ def write_run(file: Path, *parts: NDArray[np.int32]) -> Run:
 
 
 def offsets_of(runs: list[Run], terms: int) -> NDArray[np.int64]:
-    """Where the postings of each term begin, and after them where the last ones end."""
+    """Where the postings of each term begin, and where the last ones end."""
     offsets = np.zeros(terms + 1, np.int64)
     for run in runs:
         offsets[run.read(0, run.terms) + 1] += run.read(run.terms, run.terms)
@@ -80,7 +81,7 @@ def write_postings(
     table: CodeTable,
     at_a_time: int,
 ) -> None:
-    """Merge the runs into the arrays of passages and codes, so many postings at a time."""
+    """Merge the runs into the arrays of passages and codes, about `at_a_time` postings at a time."""
     readers = [_Reader(run) for run in runs]
     total = int(offsets[-1])
     escaped, escaped_rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
@@ -105,13 +106,13 @@ def write_postings(
 
 
 def begin_array(stream: BinaryIO, dtype: DTypeLike, length: int) -> None:
-    """Write the head of an .npy file; the numbers follow piece by piece."""
+    """Write the head of an .npy file; the numbers are written after it, piece by piece."""
     descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
     np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": (length,)})
 
 
 def _some_terms(offsets: NDArray[np.int64], postings: int) -> Iterator[tuple[int, int]]:
-    """Ranges of terms with at most so many postings, or of one term."""
+    """Ranges of terms with at most `postings` postings, or of one term."""
     first, terms = 0, len(offsets) - 1
     while first < terms:
         last = int(np.searchsorted(offsets, offsets[first] + postings, side="right")) - 1
@@ -123,7 +124,7 @@ def _some_terms(offsets: NDArray[np.int64], postings: int) -> Iterator[tuple[int
 def _merge(
     readers: list[_Reader], first: int, last: int, offsets: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Passages and frequencies of terms first to last from all runs; a later run has later passages."""
+    """Passages and frequencies of terms `first` to `last` from all runs, in the order of the runs."""
     count = int(offsets[last] - offsets[first])
     passages, frequencies = np.empty(count, np.int32), np.empty(count, np.int32)
     filled = offsets[first:last] - offsets[first]
@@ -137,9 +138,10 @@ def _merge(
 def sort_by_term(
     terms: NDArray[Any], begins: NDArray[Any], vocabulary: int, first: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """Postings of consecutive passages, numbered from `first`: terms, postings of each, passages, frequencies.
+    """Sort the postings of consecutive passages, numbered from `first`, by term; returns terms, number of postings of
+    each, passages, frequencies.
 
-    Counts the passages of each term, then places each posting behind those of its term that stand already.
+    Counts the passages of each term, then appends each posting to those of its term.
     """
     sizes = np.zeros(vocabulary, np.int32)
     last_seen = np.full(vocabulary, -1, np.int32)
@@ -180,9 +182,9 @@ def _place(
     passages: NDArray[Any],
     frequencies: NDArray[Any],
 ) -> None:
-    """Append each term's postings of a run to what is there of it already."""
+    """Append each term's postings of a run to those from earlier runs."""
     i = 0
-    for term, size in zip(terms, sizes):  # noqa: B905 - numba knows no strict
+    for term, size in zip(terms, sizes):  # noqa: B905 - numba does not support strict
         to = filled[term]
         for j in range(size):
             passages[to + j] = run_passages[i + j]

@@ -1,8 +1,8 @@
-"""The kernel of a scan: every posting of a query's terms is read once, partition by partition of the passages.
+"""The kernel of a scan: reads every posting of a query's terms once, partition by partition of the passages.
 
-Nothing is remembered from query to query, so it serves any queries, and few of them best.
+It keeps nothing between queries, so it serves any queries; it is the best choice for a few.
 
-Letters of shapes: Q queries, K hits a query, T distinct terms of a query, C rows of the code table.
+Letters of shapes: Q queries, K hits per query, T distinct terms of a query, C rows of the code table.
 """
 
 from typing import Final
@@ -35,7 +35,7 @@ def scan(
     numbers_QK: NDArray[np.int64],
     scores_QK: NDArray[np.float32],
 ) -> None:
-    """Each query's best passages, the best first; what is not filled stays as it was.
+    """Fill in each query's best passages, best first; the rest of each row is left unchanged.
 
     The terms of query q, with their postings, weights and counts, are those from `ends[q]` to `ends[q + 1]`.
     """
@@ -60,9 +60,9 @@ def scan(
 def _points(
     weights: NDArray[np.float64], counts: NDArray[np.int64], impact_C: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], float]:
-    """What all occurrences of each term in the query add for each code (int32), and the unit.
+    """What all occurrences of each term in the query add, for each code (int32), and the unit.
 
-    Units grow by powers of two where a query is so long that its scores could not be held in 31 bits.
+    If a query is so long that its scores would not fit into 31 bits, the unit grows by powers of two.
     """
     unit = UNIT
     while unit < 1 and (weights * counts).sum() / unit + counts.sum() >= HIGHEST:
@@ -85,7 +85,7 @@ def _add(
     size: int,
     sums: NDArray[np.int32],
 ) -> int:
-    """Add a term's postings in a partition to its sums; the first posting beyond it."""
+    """Add a term's postings in a partition to the sums; returns the first posting beyond the partition."""
     rows, escaped, escaped_rows = codes
     begin = posting
     while posting < stop and passages[posting] < base + size:
@@ -99,7 +99,7 @@ def _add(
 
 @kernel
 def _strike_out(forbidden: Forbidden, query: int, base: int, sums: NDArray[np.int32]) -> None:
-    """Let the passages that a query may not find score nothing."""
+    """Set the scores of the passages that a query may not find to 0."""
     listed = forbidden_to(forbidden, query)
     for place in range(np.searchsorted(listed, base), np.searchsorted(listed, base + len(sums))):
         sums[listed[place] - base] = 0
@@ -107,7 +107,7 @@ def _strike_out(forbidden: Forbidden, query: int, base: int, sums: NDArray[np.in
 
 @kernel
 def _collect(sums: NDArray[np.int32], base: int, heap: NDArray[np.int64], found: int) -> int:
-    """Offer the passages of a partition that may be among the best; how many those then are.
+    """Offer the passages of a partition that may be among the best; returns how many the heap then holds.
 
     Later passages have higher numbers, so they must score more than the worst.
     """

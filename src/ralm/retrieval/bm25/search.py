@@ -1,13 +1,13 @@
-"""BM25 search: the exact best passages for queries, the best of three ways chosen by what is asked.
+"""BM25 search: the exact best passages for queries, by whichever of three ways suits them.
 
     many queries that overlap    a stream on each core (`ralm.retrieval.bm25.stream`, `...parallel`)
     queries one call at a time   the stream of the text that they belong to, once there are many (`...online`)
     all others                   scans: every posting of the terms is read once (`ralm.retrieval.bm25.scan`)
 
 All sum the same fixed-point integers, and equal scores are ordered by passage number, so all give the same hits. The
-kernels hold no lock, so queries are spread over the cores.
+kernels release Python's lock, so queries are spread over the cores.
 
-Letters of shapes: Q queries, K hits a query.
+Letters of shapes: Q queries, K hits per query.
 """
 
 import hashlib
@@ -43,24 +43,23 @@ PARTITION: Final = 1 << 17
 _QUERIES_A_TASK: Final = 16
 
 STREAM_PASSAGES: Final = 1 << 15
-"""Below so many passages a scan takes less than 0.05 ms, and compiling streams on a new machine some seconds."""
+"""With fewer passages a scan takes less than 0.05 ms, while compiling streams on a new machine takes some seconds."""
 STREAM_QUERIES: Final = 64
-"""Fewer queries than this are not worth a stream: the first of each pays for all its terms."""
+"""Fewer queries than this are not worth a stream: the first query of each has to add all its terms."""
 STREAM_OVERLAP: Final = 0.5
-"""The share of a query's terms that have to stand in the query before."""
+"""The share of a query's terms that must occur in the query before."""
 _PAIRS: Final = 64
-"""Queries that are compared with the one before to tell whether most overlap."""
+"""How many queries are compared with the one before to tell whether most overlap."""
 _PASSAGES_A_HIT: Final = 100
-"""Where more than one passage of so many is asked for, a scan is as fast."""
+"""If more than one in this many passages is asked for, a scan is as fast."""
 
 
 class BM25:
     """A retriever over the arrays of an index of `passages` passages; safe to use from several threads.
 
-    `fingerprint`: a hash of the index that the arrays are of; without one the arrays themselves are hashed when
-    `config` is asked for. `partition`: how many passages are scanned at a time; any number gives the same hits. Raises
-    DamagedFolderError if the arrays are not those of so many passages; the postings of a term are checked when it is
-    first asked for.
+    `fingerprint`: a hash that identifies the index; without one the arrays are hashed when `config` is read.
+    `partition`: how many passages are scanned at a time; it does not affect the hits. Raises DamagedFolderError if the
+    arrays do not fit this many passages. The postings of a term are checked on first use.
     """
 
     def __init__(
@@ -87,25 +86,26 @@ class BM25:
         self._without = Forbidden.to_all([], 0)
 
     def without(self, numbers: Iterable[int]) -> Self:
-        """The same retriever, which never finds the passages with these numbers: the best of the others, exactly."""
+        """The same retriever without the passages with these numbers; it finds the exact best of the others."""
         other = copy(self)
         other._without = Forbidden.to_all(np.union1d(self._without.passages, np.fromiter(numbers, np.int64)), 0)
         return other
 
     @property
     def collection(self) -> Collection:
-        """What streams over this index share; made when first asked for, by reading the commonest terms' postings."""
+        """The data that streams over this index share; made on first use by reading the postings of the commonest
+        terms."""
         return self._collecting.collection()
 
     @property
     def beside(self) -> Beside[Collection]:
-        """The same, made by a thread beside the queries."""
+        """The same data, made in a background thread."""
         return self._collecting.beside
 
     @property
     def config(self) -> dict[str, JsonValue]:
         """Everything that decides the hits: the index, the analysis of queries, the constants of the formula, and which
-        passages are left out."""
+        passages are excluded."""
         config: dict[str, JsonValue] = {
             "retriever": "bm25",
             "fingerprint": self._fingerprint,
@@ -118,7 +118,7 @@ class BM25:
 
     @property
     def stable(self) -> int:
-        """However many hits are asked for, the first of them are the best."""
+        """The number of passages: however many hits are asked for, the first of them are the same."""
         return self._passages
 
     @cached_property
@@ -126,20 +126,19 @@ class BM25:
         return self._known_fingerprint or _digest(self._arrays)
 
     def retrieve(self, queries: Sequence[str], k: int, forbidden: Forbidden | None = None) -> Hits:
-        """The k best passages for each query: those that share a term with it and are not forbidden, the best first.
+        """The k best passages for each query: those that share a term with it and are not forbidden, best first.
 
-        There are as many columns as passages where k is more.
-        Raises UsageError if k is below 1.
+        There are at most as many columns as passages. Raises UsageError if k is below 1.
         """
         analyse = Analyser()
         return self.retrieve_terms([self.terms(analyse(query)) for query in queries], k, forbidden)
 
     def terms(self, words: Sequence[str]) -> list[int]:
-        """The numbers of those analysed words that some passage has, repeats included."""
+        """The numbers of the analysed words that occur in some passage, repeats included."""
         return [row for word in words if (row := self._arrays.term(word)) >= 0]
 
     def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> Hits:
-        """The same for queries whose terms were looked up before."""
+        """The same for queries given as term numbers."""
         check_k(k)
         forbidden = self._forbidden(len(queries), forbidden)
         k = min(k, max(self._passages, 1))
@@ -166,7 +165,7 @@ class BM25:
         return hits
 
     def _forbidden(self, queries: int, forbidden: Forbidden | None) -> Forbidden:
-        """What no query may find, with what each of these may not."""
+        """What is forbidden for all queries, together with what is forbidden for each."""
         left_out = self._without.passages
         if forbidden is None:
             return self._without.to_each(queries) if len(left_out) else Forbidden.none(queries)
@@ -195,7 +194,7 @@ class BM25:
         numbers_QK: NDArray[np.int64],
         scores_QK: NDArray[np.float32],
     ) -> None:
-        """Fill in the hits of some queries, their distinct terms laid end to end."""
+        """Fill in the hits of some queries by a scan."""
         counters = [Counter(query) for query in queries]
         ends = np.cumsum([0] + [len(counter) for counter in counters])
         terms = np.array([term for counter in counters for term in counter], np.int64)
@@ -210,7 +209,7 @@ class BM25:
 
 
 def _digest(arrays: Arrays) -> str:
-    """A short hash of all arrays, which are read for it."""
+    """A short hash of all arrays; reads them in full."""
     digest = hashlib.sha256()
     for field in fields(arrays):
         array = getattr(arrays, field.name)
@@ -220,7 +219,7 @@ def _digest(arrays: Arrays) -> str:
 
 
 def _overlap(queries: Sequence[Sequence[int]]) -> bool:
-    """Whether most terms of the queries, as far as some of them tell, stand in the query before."""
+    """Whether most terms of the queries occur in the query before, judged by a sample."""
     some = [(set(queries[i - 1]), set(queries[i])) for i in range(1, len(queries), -(-len(queries) // _PAIRS))]
     shared = sum(len(before & query) for before, query in some)
     return shared >= STREAM_OVERLAP * sum(len(query) for _, query in some)

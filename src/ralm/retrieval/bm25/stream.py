@@ -1,10 +1,10 @@
-"""Stream search: exact BM25 for queries that overlap from one to the next, as those of strides do.
+"""Stream search: exact BM25 for consecutive queries that overlap, such as those of strides.
 
-Each query is worked out from the one before (`stream_kernel`); what that needs is kept here, for all
-partitions of the passages. A batch of queries goes through one partition after the other, so that a partition's sums
-stay in cache; a batch of one is the way of generation, where the next query is not known yet.
+Each query is computed from the one before (`stream_kernel`); the state for that is kept here, for all partitions of the
+passages. A batch of queries goes through one partition after the other, so that a partition's sums stay in cache.
+Generation uses batches of one, since the next query is not known yet.
 
-Letters of shapes: Q queries, K hits a query, V terms of the index, T terms known to the stream, C rows of the code
+Letters of shapes: Q queries, K hits per query, V terms of the index, T terms known to the stream, C rows of the code
 table, P partitions.
 """
 
@@ -47,7 +47,8 @@ class Collection:
     common: CommonTerms
 
     def bears(self, queries: Sequence[Sequence[int]]) -> bool:
-        """Whether a stream can hold the bounds of all queries in 16 bits: three times over, while terms come and go."""
+        """Whether a stream can hold the bounds of all queries in 16 bits, with a factor of three to spare while terms
+        change."""
         sizes_Q = np.fromiter(map(len, queries), np.int64, len(queries))
         if sizes_Q.max(initial=0) * (self.most_steps + 1) <= _MOST_STEPS:
             return True
@@ -63,9 +64,9 @@ class Collection:
 
 
 class Stream:
-    """Answers queries in order, each from the one before; for one thread at a time.
+    """Answers queries in order, each computed from the one before; for one thread at a time.
 
-    `k` hits a query; `partition` passages at a time (a multiple of 1,024; any gives the same hits).
+    `k`: hits per query. `partition`: passages at a time, a multiple of 1,024; it does not affect the hits.
     """
 
     def __init__(self, collection: Collection, k: int, partition: int = PARTITION) -> None:
@@ -84,7 +85,7 @@ class Stream:
         self._begin()
 
     def _begin(self) -> None:
-        """Know no terms, and stand before the first query."""
+        """Reset: no known terms, and no query yet."""
         collection = self._collection
         partitions = max(1, -(-collection.passages // self._partition))
         rows = max(1, min(_FIRST_ROWS, _TABLE_NUMBERS // len(collection.impact_C)))
@@ -146,7 +147,7 @@ class Stream:
         _empty(heaps_QK, found_Q, numbers_QK, scores_QK)
 
     def _make_room(self, terms: NDArray[np.int64]) -> None:
-        """Have rows in the tables for the terms: in larger ones, or, where those would be too large, in empty ones."""
+        """Make rows in the tables for the terms: enlarge the tables, or reset them if they would become too large."""
         rows = self._known + int(np.count_nonzero(self._row_V[terms] < 0))
         if rows <= len(self._standing_T):
             return
@@ -161,7 +162,7 @@ class Stream:
 
 
 def _longer(table: NDArray[Any], rows: int) -> NDArray[Any]:
-    """A table with so many more rows of zeros."""
+    """A table with this many more rows of zeros."""
     return np.concatenate([table, np.zeros((rows, *table.shape[1:]), table.dtype)]) if rows else table
 
 
@@ -196,7 +197,7 @@ def _learn(
     words_T: NDArray[np.int64],
     frequency_T: NDArray[np.int64],
 ) -> int:
-    """Give each term that is new a row of the tables; how many rows are taken then."""
+    """Give each new term a row of the tables; returns how many rows are used then."""
     for term in terms:
         if row_V[term] >= 0:
             continue
@@ -220,7 +221,7 @@ def _empty(
     numbers_QK: NDArray[np.int64],
     scores_QK: NDArray[np.float32],
 ) -> None:
-    """Write down what the heaps hold."""
+    """Write the content of the heaps into the hits."""
     for query in range(len(found_Q)):
         empty(heaps_QK[query], found_Q[query], numbers_QK[query], scores_QK[query], UNIT)
 
@@ -240,10 +241,11 @@ def _differences(
     NDArray[np.int64],
     NDArray[np.int64],
 ]:
-    """Queries as distinct terms, rare ones first, with counts, and what changes from each to the next, removals first.
+    """Queries as distinct terms with counts, rare terms first, and the changes from each query to the next, removals
+    first.
 
-    `before` are the terms of the query before the first; `standing_T` is how often each stands there, and then in the
-    last.
+    `before` holds the terms of the query before the first one. `standing_T` holds how often each term occurs in that
+    query, and afterwards in the last one.
     """
     queries = len(ends) - 1
     term_ends, change_ends = np.zeros(queries + 1, np.int64), np.zeros(queries + 1, np.int64)
@@ -298,7 +300,7 @@ def _changes(
     m: int,
     sign: int,
 ) -> int:
-    """Note the rows whose count rises (sign 1) or falls (-1)."""
+    """Record the rows whose count rises (sign 1) or falls (-1)."""
     for row in rows:
         change = wanted_T[row] - standing_T[row]
         if change * sign > 0:

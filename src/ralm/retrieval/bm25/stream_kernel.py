@@ -1,14 +1,14 @@
-"""The kernel of stream search: consecutive queries, each worked out from the last, partition by partition.
+"""The kernel of stream search: consecutive queries, each computed from the last, partition by partition.
 
-    rare terms     their sum is kept exactly for every passage: a term that comes is added, one that goes subtracted
-    common terms   their postings are never walked through: what they can add at most to a block is kept instead
-    blocks         of 16 passages: only where the bound reaches the k-th best score are passages bounded one by one, and
-                   only those whose own bound still reaches it are scored
+    rare terms     their sum is kept exactly for every passage: new terms are added, removed ones subtracted
+    common terms   their postings are not read; the most that they can add to a block is kept instead
+    blocks         of 16 passages: passages are bounded one by one only if their block's bound reaches the k-th best
+                   score, and scored only if their own bound still reaches it
 
-The threshold is high from the start: the best passages of the query before are scored first.
+The threshold is high from the start, since the best passages of the query before are scored first.
 
 Letters of shapes: W queries, T terms known to the stream, C rows of the code table, S slices of postings by partition,
-K hits a query, N passages, B blocks, P partitions, F lists of forbidden passages.
+K hits per query, N passages, B blocks, P partitions, F lists of forbidden passages.
 """
 
 from typing import Final, NamedTuple
@@ -24,12 +24,12 @@ from ralm.retrieval.bm25.forbidden import Forbidden, forbidden_to
 from ralm.retrieval.bm25.vectors import LANES, MARKS, bound_lanes, count_bits, highest, lowest_bit, tighten
 
 ALIGNED: Final = LANES * MARKS
-"""Passages of a partition must be a multiple of this."""
+"""The passages of a partition must be a multiple of this."""
 _UP: Final = (1 << STEP_BITS) - 1
 
 
 class Postings(NamedTuple):
-    """The index: all postings, and the layout of the common terms (`CommonTerms`) row after row."""
+    """The index: all postings, and the layout of the common terms (`CommonTerms`), row after row."""
 
     passages: NDArray[np.int32]
     codes: PostingCodes
@@ -47,7 +47,7 @@ class Terms(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """Queries as terms with counts, rare ones first; and what changes from each query to the next, removals first."""
+    """Queries as terms with counts, rare terms first, and the changes from each query to the next, removals first."""
 
     ends_W: NDArray[np.int64]
     terms: NDArray[np.int64]
@@ -60,9 +60,9 @@ class Queries(NamedTuple):
 class State(NamedTuple):
     """What is known of all passages at the last query; bounds are in steps, rounded up.
 
-    `sums_N` (int32): exact, of the rare terms. `rare_B` (uint16): at least the highest of them in a block. `common_B`
-    (uint16): the sum of the common terms' maxima. `bound_B` (uint16): at least the highest score in a block. `kept_PK`
-    (int64), `kept_P`: the best passages of each partition.
+    `sums_N` (int32): exact sums of the rare terms. `rare_B` (uint16): at least the highest of those in a block.
+    `common_B` (uint16): the sum of the common terms' maxima. `bound_B` (uint16): at least the highest score in a block.
+    `kept_PK` (int64), `kept_P`: the best passages of each partition.
     """
 
     sums_N: NDArray[np.int32]
@@ -74,7 +74,7 @@ class State(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The common terms of the query at hand, the heaviest first."""
+    """The common terms of the current query, the heaviest first."""
 
     terms: NDArray[np.int64]
     words: NDArray[np.int64]
@@ -93,7 +93,7 @@ def sweep(
     heaps_WK: NDArray[np.int64],
     found_W: NDArray[np.int64],
 ) -> None:
-    """Bring the state from query to query, and fill the heap of each with its best passages."""
+    """Advance the state from query to query, and fill the heap of each query with its best passages."""
     most = len(queries.terms)
     wanted = Wanted(np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int32))
     floors_K = np.empty(heaps_WK.shape[1], np.int64)
@@ -124,7 +124,7 @@ def sweep(
 def _change_common(
     postings: Postings, terms: Terms, queries: Queries, here: State, w: int, base: int, size: int
 ) -> None:
-    """Bring the bounds of the common terms to a query; what comes may raise every block's bound."""
+    """Update the bounds of the common terms for a query; a new term may raise every block's bound."""
     blocks = (size + LANES - 1) >> BLOCK_BITS
     common_B, bound_B = here.common_B[:blocks], here.bound_B[:blocks]
     for i in range(queries.change_ends_W[w], queries.change_ends_W[w + 1]):
@@ -157,7 +157,7 @@ def _raise(sums: NDArray[np.uint16], bounds: NDArray[np.uint16], row: NDArray[np
 def _change_rare(
     postings: Postings, terms: Terms, queries: Queries, here: State, w: int, number: int, base: int
 ) -> None:
-    """Bring the sums of the rare terms to a query, and the bounds of the blocks that gain."""
+    """Update the sums of the rare terms for a query, and the bounds of the blocks that gain."""
     passages = postings.passages
     codes, escaped, _ = postings.codes
     sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
@@ -187,7 +187,7 @@ def _change_rare(
 def _change_escaped(
     postings: Postings, here: State, base: int, begin: int, end: int, points_C: NDArray[np.int32], times: int
 ) -> None:
-    """The same for those of some postings whose code does not tell their row."""
+    """The same for the escaped postings of a range."""
     _, escaped, escaped_rows = postings.codes
     for i in range(np.searchsorted(escaped, begin), np.searchsorted(escaped, end)):
         passage = postings.passages[escaped[i]] - base
@@ -201,7 +201,7 @@ def _change_escaped(
 
 @kernel
 def _common_terms(terms: Terms, queries: Queries, w: int, wanted: Wanted) -> int:
-    """Put the common terms of a query into `wanted`; how many there are."""
+    """Put the common terms of a query into `wanted`; returns how many there are."""
     count = 0
     for i in range(queries.ends_W[w], queries.ends_W[w + 1]):
         term = queries.terms[i]
@@ -227,7 +227,7 @@ def _collect(
     floors_K: NDArray[np.int64],
     lanes: NDArray[np.int32],
 ) -> int:
-    """Offer the passages of a partition that may be among the best; how many those then are."""
+    """Offer the passages of a partition that may be among the best; returns how many the heap then holds."""
     sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
     floor = _floor(postings, terms, here, wanted, count, forbidden, base, heap, found, floors_K)
     least = max(floor, np.int64(1))
@@ -275,7 +275,7 @@ def _floor(
     found: int,
     floors_K: NDArray[np.int64],
 ) -> int:
-    """What the k-th best passage scores at least: by the partitions before, and the kept passages of this one."""
+    """A lower bound of the k-th best score, from the partitions before and the kept passages of this one."""
     for i in range(found):
         floors_K[i] = heap[i]
     for i in range(here.kept_P[0]):
@@ -323,6 +323,6 @@ def _common_score(postings: Postings, terms: Terms, wanted: Wanted, count: int, 
 
 @kernel
 def _is_in(numbers: NDArray[np.int64], number: int) -> bool:
-    """Whether a number is among these rising ones."""
+    """Whether a number is in a rising array."""
     place = np.searchsorted(numbers, number) if len(numbers) else 0
     return bool(place < len(numbers) and numbers[place] == number)

@@ -1,8 +1,8 @@
-"""Texts to the ids of their terms, in this process and, once there are many, in others.
+"""Turns texts into the ids of their terms, in this process and, once there are many, in worker processes.
 
-An id is the place of a term in the order in which terms are first seen, so it does not matter who works them out: other
-processes number terms for themselves, and say which are new to them; here those are numbered anew, text by text in the
-order in which they came.
+An id is the position of a term in the order in which terms are first seen, so it does not matter which process computes
+it. Worker processes number terms on their own and report terms that are new to them. This process renumbers those, text
+by text in the original order.
 """
 
 import os
@@ -26,19 +26,19 @@ from ralm.errors import WorkerError
 from ralm.retrieval.analysis import Analyser
 
 Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
-"""The term ids of some texts end to end, and how many each text has."""
+"""The term ids of some texts, concatenated, and how many each text has."""
 
 _ALONE: Final = 16
-"""Batches that are analysed here before other processes are begun: small corpora do not wait for those."""
+"""Batches that are analysed here before worker processes are started, so that small corpora do not wait for them."""
 _REMEMBERED: Final = 1 << 18
 _LONGEST_REMEMBERED: Final = 64
 _MOST_TERMS: Final = 1 << 20
 
 
 class TermIds:
-    """The vocabulary of a corpus, and the ids of its texts, which are handed in batch by batch.
+    """The vocabulary of a corpus and the ids of its texts, which are submitted batch by batch.
 
-    With `workers` above 1 that many other processes share the work; call `close` when done.
+    With `workers` above 1, that many processes share the work; call `close` at the end.
     """
 
     def __init__(self, workers: int = 1) -> None:
@@ -51,7 +51,7 @@ class TermIds:
         self._ids_there: dict[int, array[int]] = {}
 
     def of(self, texts: Sequence[str]) -> Iterator[Ids]:
-        """Hand in a batch of texts; the ids of those handed in before it, or of itself, that are done, in order.
+        """Submit a batch of texts; gives the ids of the batches that are done, in order.
 
         Raises WorkerError if a process died.
         """
@@ -69,12 +69,12 @@ class TermIds:
             yield self._next()
 
     def rest(self) -> Iterator[Ids]:
-        """The ids of the texts that are not done yet."""
+        """The ids of the batches that are not done yet."""
         while self._pending:
             yield self._next()
 
     def close(self) -> None:
-        """End the other processes."""
+        """End the worker processes."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -103,9 +103,9 @@ def _alive() -> Iterator[None]:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Processes begun here do not hear an interrupt or the end of the terminal: these are for the one that begins them.
+    """Processes started inside ignore an interrupt or the end of the terminal; the parent process handles those.
 
-    They are begun as work is handed in, and would print a traceback if they heard it while they load.
+    They start when work is submitted, and would print a traceback if they were interrupted while they load.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
@@ -115,9 +115,9 @@ def _deaf() -> Iterator[None]:
 
 
 class _IdsOfRun(dict[str, tuple[int, ...]]):
-    """The term ids of a run of characters without white space, worked out once; new terms enter the vocabulary.
+    """The term ids of a run of characters without white space, cached; new terms enter the vocabulary.
 
-    Most of a text is repetition, so this is what makes building fast. Forgets everything when it is full.
+    Most of a text repeats, so this is what makes building fast. The cache is cleared when it is full.
     """
 
     def __init__(self, vocabulary: dict[str, int]) -> None:
@@ -145,9 +145,9 @@ class _IdsOfRun(dict[str, tuple[int, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What another process made of a batch: ids in its own numbering, and the terms that were new to it.
+    """What a worker process made of a batch: ids in its own numbering, and the terms that were new to it.
 
-    `anew`: it has forgotten its numbering before.
+    `anew`: it cleared its numbering before this batch.
     """
 
     process: int
@@ -158,7 +158,7 @@ class _Answer:
 
 
 def _begin() -> None:
-    """Prepare another process, which ends with the one that has begun it, however that ends."""
+    """Prepare a worker process; it ends when its parent ends, for whatever reason."""
     global _there
     Thread(target=_end_with_parent, daemon=True).start()
     _there = _IdsOfRun({})
@@ -175,7 +175,7 @@ def _end_with_parent() -> None:
 
 
 def _work(texts: Sequence[str]) -> _Answer:
-    """Analyse a batch in another process."""
+    """Analyse a batch in a worker process."""
     vocabulary = _there._vocabulary
     anew = len(vocabulary) > _MOST_TERMS
     if anew:

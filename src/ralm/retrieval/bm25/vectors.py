@@ -1,10 +1,10 @@
-"""The vector instructions of stream search, which numba cannot be brought to make from loops.
+"""The vector instructions of stream search, which numba cannot generate from loops.
 
-LLVM turns each operation into a few instructions where the processor has 512-bit vectors, and into more elsewhere. No
-bounds are checked: arrays must hold what is asked for.
+LLVM turns each operation into a few instructions if the processor has 512-bit vectors, and into more otherwise. Bounds
+are not checked: arrays must be large enough.
 """
 
-# ruff: noqa: ARG001  (an intrinsic is given the types of its arguments, and generates code that has their values)
+# ruff: noqa: ARG001  (an intrinsic gets the types of its arguments; the code that it generates gets their values)
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -26,8 +26,8 @@ _I1, _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 def tighten(
     _typing: Any, bounds: Any, rare: Any, common: Any, first: Any, least: Any
 ) -> tuple[Any, Callable[..., Any]]:
-    """Lower 64 uint16 `bounds` from `first` on to the sums of `rare` and `common`; which of them then are at least
-    `least`, as the bits of a uint64."""
+    """Lower 64 uint16 `bounds` from `first` on to the sums of `rare` and `common`; returns which of them then are at
+    least `least`, as the bits of a uint64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place, bound = arguments[3:]
@@ -68,12 +68,12 @@ def bound_lanes(
     block: Any,
     least: Any,
 ) -> tuple[Any, Callable[..., Any]]:
-    """Bound the 16 passages of a block; which of them reach `least`, as the bits of a uint64.
+    """Bound the 16 passages of a block; returns which of them reach `least`, as the bits of a uint64.
 
-    A passage's bound, in steps of `1 << bits`, is its score from `first` on (int32, rounded up), and for each of
-    `count` terms that it has, the term's maximum in the block. Term i has its bits of `present` (uint64, 64 passages
-    each) from `words[i]` (int64) on, its bytes of `maxima` (uint8, 16 passages each) from four times that, and stands
-    `times[i]` (int32) times in the query. The bounds are left in `lanes` (int32).
+    A passage's bound, in steps of `1 << bits`, is its score from `first` on (int32, rounded up), plus, for each of
+    `count` terms that it has, the term's maximum in the block times its count in the query. The bits of term i are in
+    `present` (uint64, 64 passages each) from `words[i]` (int64) on, its bytes in `maxima` (uint8, 16 passages each)
+    from four times that on; it occurs `times[i]` (int32) times in the query. The bounds are written to `lanes` (int32).
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -112,7 +112,7 @@ def bound_lanes(
 
 @intrinsic
 def lowest_bit(_typing: Any, word: Any) -> tuple[Any, Callable[..., Any]]:
-    """The place of the lowest set bit of a uint64 that is not 0, as an int64."""
+    """The position of the lowest set bit of a uint64 that is not 0, as an int64."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], _I1(1))
@@ -138,14 +138,14 @@ def _neighbours(context: Any, builder: Any, array_type: Any, array: Any, first: 
 
 
 def _load(builder: Any, pointer: Any, bits: int) -> Any:
-    """Load a vector that is aligned as its elements of so many bits are."""
+    """Load a vector that is aligned to its elements of this many bits."""
     loaded = builder.load(pointer)
     loaded.align = bits // 8
     return loaded
 
 
 def _splat(builder: Any, value: Any, width: int) -> Any:
-    """A vector of one value `width` times."""
+    """A vector with one value `width` times."""
     undefined = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
     single = builder.insert_element(undefined, value, _I32(0))
     return builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(_I32, width), None))
