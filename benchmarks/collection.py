@@ -1,4 +1,4 @@
-"""What retrieval is measured on: passages and stride queries as numbers of terms, the same for every engine."""
+"""The data that retrieval is measured on: passages and stride queries as term numbers, the same for every engine."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ _WORDS_OF_A_TEXT: Final = 6000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collection:
-    """`terms` (int32): the terms of all passages end to end, the i-th passage up to `ends[i]` (int64).
+    """`terms` (int32): the terms of all passages, concatenated; the i-th passage ends at `ends[i]` (int64).
 
     `queries`: term numbers, repeats included, in the order of the text.
     """
@@ -44,12 +44,12 @@ class Collection:
             begin = end
 
     def texts(self) -> Iterator[str]:
-        """The passages, as texts of words that analysis leaves as they are."""
+        """The passages as texts of words that analysis does not change."""
         return (" ".join([f"w{term}" for term in passage]) for passage in self)
 
 
 def real_passages() -> Iterator[str]:
-    """In passages of 100 words: the corpora beside the checkout, which must be there, and Python's documentation."""
+    """Passages of 100 words, from the corpora beside the checkout (required) and Python's documentation."""
     for name in _CORPORA:
         with gzip.open(DATA / f"{name}.jsonl.gz", "rt", encoding="utf-8") as stream:
             for line in stream:
@@ -59,7 +59,7 @@ def real_passages() -> Iterator[str]:
 
 
 def real_collection() -> Collection:
-    """The same, with queries over text that is not in it: windows of 24 words, three words apart."""
+    """The same passages, with queries from held-out text: windows of 24 words, three words apart."""
     analyse = Analyser()
     vocabulary: dict[str, int] = {}
     passages = [[vocabulary.setdefault(term, len(vocabulary)) for term in analyse(text)] for text in real_passages()]

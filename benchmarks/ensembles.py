@@ -1,13 +1,13 @@
-"""Ensembles of 10 documents (REPLUG) against the plain loop of 10 separate passes a stride: same model, same process.
+"""Ensembles of 10 documents (REPLUG) against the plain loop of 10 separate passes per stride: same model, same process.
 
     python -m benchmarks.ensembles [--strides 64] [--plain-strides 2] [--dtype float32 bfloat16]
 
-GPT-2 124M's shape with random weights; documentation that Python carries, with passages of the rest of it; windows of
-1,024 tokens, documents of at most 256, a stride of 4 tokens. The plain loop is the official code's: float32, a window
-at a time, all its logits, once a document; it is timed on a few strides, since all its passes are alike. The engine
-reads the same strides in sliding windows, and a whole block of 256 tokens in blocked windows. Time is that of the
-processor, so that a machine which does something else too gives the same ratios. Where engine and loop read the same,
-the greatest difference of a log-probability is printed.
+The model has GPT-2 124M's shape and random weights. The text is part of Python's own documentation, the passages come
+from the rest of it. Windows have 1,024 tokens, documents at most 256, strides 4. The plain loop is that of the official
+code: float32, one window at a time, all its logits, once per document. It is timed on a few strides, since all its
+passes are alike. The engine reads the same strides in sliding windows, and a whole block of 256 tokens in blocked
+windows. Times are processor times, so other load on the machine does not change the ratios. If engine and loop read the
+same, the greatest difference of a log-probability is printed.
 """
 
 import argparse
@@ -36,7 +36,7 @@ STRIDE = 4
 
 @dataclass(frozen=True)
 class Task:
-    """Some strides, what was found for them, and the documents as token ids."""
+    """Some strides, their hits, and the documents as token ids."""
 
     prepared: PreparedText
     rows: Sequence[int]
@@ -44,13 +44,13 @@ class Task:
     documents: PassageDocuments
 
     def mixed(self, row: int, log_probs_KT: FloatArray) -> FloatArray:
-        """The ensemble of what the documents of a row give."""
+        """The ensemble of the log-probabilities that the documents of a row give."""
         log_weights_QK = document_log_weights(self.hits, OPTIONS)
         return mixture(log_probs_KT, log_weights_QK[row, : len(log_probs_KT)])
 
 
 def task_for(material: Material, windows: Windows, strides: int) -> Task:
-    """Retrieve ten passages for each of so many strides."""
+    """Retrieve ten passages for each of this many strides."""
     prepared = prepared_for(material, windows, STRIDE)
     hits = retrieve(prepared, material.model.tokenizer, material.index.bm25, OPTIONS.hits)
     documents = PassageDocuments(
@@ -60,7 +60,7 @@ def task_for(material: Material, windows: Windows, strides: int) -> Task:
 
 
 def run_plain(material: Material, task: Task) -> list[FloatArray]:
-    """A pass for every document of every stride."""
+    """One pass for every document of every stride."""
     tokens, plan, found = task.prepared.tokens, task.prepared.plan, []
     for row in task.rows:
         window = tokens[int(plan.end_R[row]) - LENGTH : int(plan.end_R[row])]
@@ -86,14 +86,14 @@ def run_engine(material: Material, task: Task) -> list[FloatArray]:
 def timed(
     run: Callable[[Material, Task], list[FloatArray]], material: Material, task: Task
 ) -> tuple[float, list[FloatArray]]:
-    """Processor seconds a stride, and the log-probabilities."""
+    """Processor seconds per stride, and the log-probabilities."""
     begin = time.process_time()
     found = run(material, task)
     return (time.process_time() - begin) / len(task.rows), found
 
 
 def distinct(task: Task) -> int:
-    """How many documents the strides have between them: the passes of a block."""
+    """The number of distinct documents among the strides, which is the number of passes of a block."""
     return len({number for row in task.rows for number, _ in task.hits.of(row)})
 
 

@@ -2,11 +2,11 @@
 
     python -m benchmarks.generation [--dtypes float32,bfloat16] [--threads 1] [--rounds 5] [--out FILE]
 
-GPT-2 124M's shape with random weights (what is measured is time), prompts of 128 tokens, documents of 180 to 256. The
-baseline is the model as transformers loads it, which goes on from the prompt alone with transformers' own cache.
-Retrieval itself is left out: hits are made up, so that at every retrieval, every 4 tokens, a given share of the
-documents is another than before. Both generate rounds of 4 tokens (one retrieval each) in turns; a figure is the median
-of rounds. What is read before the first token is not counted. Prints a table; with --out also a JSON object a line.
+The model has GPT-2 124M's shape and random weights, since only time is measured. Prompts have 128 tokens, documents 180
+to 256. The baseline is the model as transformers loads it, which continues the prompt alone with transformers' own
+cache. Retrieval itself is not measured: hits are synthetic, and every 4 tokens, at each retrieval, a given share of the
+documents is replaced. Both generate rounds of 4 tokens (one retrieval each) in turns; a figure is the median of rounds.
+Reading before the first token is not counted. Prints a table; --out also writes one JSON object per line.
 """
 
 import argparse
@@ -38,7 +38,7 @@ WORDS = "the a of passage model time window token document that was read in fron
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table."""
+    """One row of the table."""
 
     generation: str
     prompts: int
@@ -51,7 +51,7 @@ class Row:
 
 
 class ChangingHits:
-    """The same k passages again and again, but for a share of them that is replaced at every retrieval."""
+    """Gives the same k passages every time, except that a share of them is replaced at every retrieval."""
 
     config: dict[str, JsonValue] = {"retriever": "changing hits"}  # noqa: RUF012
 
@@ -62,7 +62,7 @@ class ChangingHits:
         self._rows: list[list[int]] = []
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """Documents are replaced in turn, as many as make up the share over time."""
+        """Replaces documents in turn, so many that their share is right over time."""
         while len(self._rows) < len(queries):
             self._rows.append([self._fresh() for _ in range(k)])
         for row in self._rows:
@@ -83,7 +83,7 @@ class ChangingHits:
 
 
 def in_turns(steps: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Milliseconds of each kind of step: the medians of rounds of 4, taken in turns, the first round left out."""
+    """Milliseconds of each kind of step: medians of rounds of 4, taken in turns, without the first round."""
     seconds = np.empty((rounds + 1, len(steps)))
     for number in range(rounds + 1):
         for kind, step in enumerate(steps):
@@ -111,7 +111,8 @@ def plain(model: PreTrainedModel, prompt: IntArray) -> Callable[[], None]:
 
 @dataclass(frozen=True)
 class Case:
-    """What is generated: how many prompts at once, documents each (0: none), share of them that changes, sampling."""
+    """What is generated: the number of prompts at once, documents for each (0: none), the share of them that changes,
+    sampling."""
 
     documents: int
     changed: float = 0.0

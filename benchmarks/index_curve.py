@@ -1,10 +1,10 @@
-"""What indexing costs as the corpus grows, and what it will cost for the 21 million passages of DPR's Wikipedia.
+"""What indexing costs as the corpus grows, and a prediction for the 21 million passages of DPR's Wikipedia.
 
     python -m benchmarks.index_curve [PASSAGES ...]
 
-Runs `ralm index` on so many passages of the synthetic collection (100,000, 500,000 and 2,000,000 unless told), each in
-processes of its own. Prints seconds, bytes on disk, and the peak of resident memory of the process and of its helpers
-together; then where the straight lines through the two largest lead. Smaller ones do not fill the buffers.
+Runs `ralm index` on these numbers of passages of the synthetic collection (default 100,000, 500,000 and 2,000,000),
+each in its own processes. Prints seconds, bytes on disk, and the peak of resident memory of the process and its workers
+together; then extrapolates a straight line through the two largest. Smaller ones do not fill the buffers.
 """
 
 import json
@@ -24,7 +24,7 @@ COLUMNS = ("seconds", "index MB", "BM25 MB", "peak MB")
 
 
 def write_corpora(folder: Path, sizes: list[int]) -> None:
-    """A JSON-lines file for each size."""
+    """Write a JSON-lines file for each size."""
     for size in sizes:
         with (folder / f"{size}.jsonl").open("w") as file:
             for number, text in enumerate(synthetic.collection(size).texts()):
@@ -32,7 +32,7 @@ def write_corpora(folder: Path, sizes: list[int]) -> None:
 
 
 def measure(folder: Path, size: int) -> tuple[float, ...]:
-    """Index one file; what it took."""
+    """Index one file; returns what it cost."""
     out = folder / f"index-{size}"
     begin, peak = time.perf_counter(), 0.0
     command = [sys.executable, "-m", "ralm", "index", str(folder / f"{size}.jsonl"), "--out", str(out)]
@@ -48,13 +48,13 @@ def measure(folder: Path, size: int) -> tuple[float, ...]:
 
 
 def resident(process: int) -> float:
-    """Megabytes that a process and all below it hold, without the files that they map."""
+    """Megabytes that a process and its descendants hold, without the files that they map."""
     folder = Path("/proc") / str(process)
     try:
         status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
         below = [int(child) for file in folder.glob("task/*/children") for child in file.read_text().split()]
         return int(status["RssAnon"].split()[0]) * 1024 / 1e6 + sum(map(resident, below))
-    except (OSError, KeyError):  # it has just ended
+    except (OSError, KeyError):  # the process has just ended
         return 0.0
 
 

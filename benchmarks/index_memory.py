@@ -2,9 +2,9 @@
 
     python -m benchmarks.index_memory [PASSAGES] [SOURCE.jsonl.gz]
 
-Builds an index of so many passages (15,000 unless told) and one of ten times as many, each in a process of its own, and
-prints peak resident memory, processor time, bytes a posting, and the ratio to the smaller one. Buffers are small enough
-that both spill. Reads the Encyclopaedia Britannica beside the checkout, or makes words up where it is absent.
+Builds an index of this many passages (default 15,000) and one of ten times as many, each in its own process. Prints
+peak resident memory, its ratio to that of the smaller index, processor time and bytes per posting. Buffers are so small
+that both builds spill. Reads the Encyclopaedia Britannica beside the checkout, or generates words if it is missing.
 """
 
 import gzip
@@ -44,11 +44,11 @@ def made_up_texts() -> Iterator[str]:
 
 
 def measure(passages: int, source: Path) -> dict[str, float]:
-    """Build an index of so many passages in this process."""
+    """Build an index of this many passages in this process."""
     texts = texts_of(source) if source.exists() else made_up_texts()
     numbered = (Passage(number=i, document_id="", title="", text=text) for i, text in zip(count(), texts, strict=False))
     with tempfile.TemporaryDirectory() as folder:
-        # The kernels are compiled or loaded before the clock starts.
+        # Compile or load the kernels before the clock starts.
         build_index([Passage(number=0, document_id="", title="", text="warm up")], Path(folder) / "first")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         begin = process_time()
@@ -66,7 +66,7 @@ def measure(passages: int, source: Path) -> dict[str, float]:
 
 
 def measured_apart(passages: int, source: Path) -> dict[str, float]:
-    """The same in a process of its own, whose peak is nobody else's."""
+    """The same in its own process, so that the peak is its own."""
     command = [sys.executable, "-m", "benchmarks.index_memory", "--measure", str(passages), str(source)]
     row: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return row

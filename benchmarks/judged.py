@@ -1,4 +1,4 @@
-"""Collections with queries and relevance judgements, and the measures of a ranking against them."""
+"""Collections with queries and relevance judgements, and measures of rankings against them."""
 
 import html
 import json
@@ -15,7 +15,7 @@ from ralm.records import Hits, Passage
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Passages, queries, and for each query the numbers of the passages that are relevant to it."""
+    """Passages, queries, and for each query the numbers of its relevant passages."""
 
     passages: list[Passage]
     queries: list[str]
@@ -23,7 +23,7 @@ class Judged:
 
 
 def xquad(folder: Path) -> Judged:
-    """The English part of XQuAD: every paragraph a passage, every question answered in one of them."""
+    """The English part of XQuAD: every paragraph is a passage, and every question is answered in one of them."""
     passages: list[Passage] = []
     queries: list[str] = []
     relevant: list[set[int]] = []
@@ -38,10 +38,10 @@ def xquad(folder: Path) -> Judged:
 
 
 def cacm(folder: Path) -> Judged:
-    """CACM: every record a passage, whole; the topics that have a relevant record.
+    """CACM: every whole record is a passage; the topics are those with a relevant record.
 
-    The file of judgements writes 55 of its 796 records without leading zeros (CACM-756), so that they match none.
-    They count as relevant and not found, as in the figures that others publish.
+    The file of judgements writes 55 of its 796 records without leading zeros (CACM-756), so they match no record. They
+    count as relevant but not found, as in published figures.
     """
     passages: list[Passage] = []
     with tarfile.open(folder / "cacm.tar.gz") as archive:
@@ -78,12 +78,12 @@ def mean_precision(hits: Hits, relevant: Sequence[Collection[int]], k: int) -> f
 
 
 def mean_average_precision(hits: Hits, relevant: Sequence[Collection[int]]) -> float:
-    """MAP: the precision at the rank of each relevant passage, 0 for those not found."""
+    """MAP: the precision at the rank of each relevant passage, 0 for those that are not found."""
     return sum(_average_precision(hits, row, numbers) for row, numbers in enumerate(relevant)) / len(relevant)
 
 
 def mean_ndcg(hits: Hits, relevant: Sequence[Collection[int]], k: int) -> float:
-    """nDCG at k with judgements of yes or no: gains of 1 / log2(1 + rank) over those of the best possible ranking."""
+    """nDCG at k with binary judgements: gains of 1 / log2(1 + rank), relative to those of the best possible ranking."""
     total = 0.0
     for row, numbers in enumerate(relevant):
         gains = [1 / log2(1 + rank) for rank, (number, _) in enumerate(hits.of(row)[:k], 1) if number in numbers]

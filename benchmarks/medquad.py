@@ -2,10 +2,10 @@
 
     python -m benchmarks.medquad [TOKENS]
 
-Reads the beginning (16,384 tokens unless told) of two held-out texts of MedQuAD, one on topics that the corpus shares
-and one on others, without retrieval, with random passages and with BM25's; once with all passages of the corpus, once
-without those that share a run of 13 words with the held-out text. Prints the table of docs/results.md. The data are
-looked for beside the checkout.
+Reads the beginning (default 16,384 tokens) of two held-out texts of MedQuAD, one on topics that the corpus shares and
+one on others: without retrieval, with random passages and with BM25's. It does so once with all passages of the corpus
+and once without those that share a run of 13 words with the held-out text. Prints the table of docs/results.md. The
+data must be beside the checkout.
 """
 
 import sys
@@ -39,7 +39,7 @@ def read_with(model: LanguageModel, text: str, tokens: int, index: Index, retrie
 
 
 def rows_of(model: LanguageModel, name: str, text: str, tokens: int, folder: Path) -> Sequence[str]:
-    """The table's rows for one held-out text."""
+    """The rows of the table for one held-out text."""
     rows = []
     for forbidden in ([], [text]):
         passages = make_passages(

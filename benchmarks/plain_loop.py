@@ -1,8 +1,8 @@
-"""In-Context RALM's evaluation as its authors' loop does it: what the scoring engine is measured against.
+"""In-Context RALM's evaluation in the form of its authors' loop: the baseline of the scoring engine.
 
-One window of the last L tokens at a time, its beginning overwritten by the document; all its logits are computed, and
-the loss of the last tokens is kept (Ram et al., 2023, section 5). Reranking reads every candidate like this (section
-6.1) and keeps the one under which the tokens before the targets are likeliest.
+It reads one window of the last L tokens at a time, with its beginning overwritten by the document, computes all its
+logits, and keeps the loss of the last tokens (Ram et al., 2023, section 5). Reranking reads every candidate like this
+(section 6.1) and keeps the one under which the tokens before the targets are likeliest.
 """
 
 from collections.abc import Sequence

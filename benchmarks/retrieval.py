@@ -2,10 +2,10 @@
 
     python -m benchmarks.retrieval [--passages N ...] [--repeats R] [--out FILE]
 
-Prints, for each collection, milliseconds a query (the median of some runs, the queries in their order) and how many
-times as long the others take; then how the cost grows with the number of passages, and what that says of 21 million.
-`--out` appends JSON lines: text, engine, passages, k, cores, ms_per_query. Every engine, with whatever threads it has,
-is kept to one core, but for `stream, all cores`. Take care that the machine has nothing else to do. Linux only.
+Prints, for each collection, milliseconds per query (the median of some runs, queries in their order) and how many times
+as long the others take; then how the cost grows with the number of passages, and a prediction for 21 million. `--out`
+appends JSON lines: text, engine, passages, k, cores, ms_per_query. Every engine, whatever its threads, is pinned to one
+core, except `stream, all cores`. Nothing else should run on the machine. Linux only.
 """
 
 import argparse
@@ -38,7 +38,7 @@ Row: TypeAlias = dict[str, Any]
 
 
 def built(folder: Path, texts: Iterable[str]) -> BM25:
-    """Our index; says what it took."""
+    """Our index; prints what it cost."""
     folder.mkdir()
     begin, busy = time.perf_counter(), time.process_time()
     with Builder(folder) as builder:
@@ -61,7 +61,7 @@ def built(folder: Path, texts: Iterable[str]) -> BM25:
 
 
 def median(engine: engines.Engine, k: int, queries: int, repeats: int) -> float:
-    """Milliseconds a query, after a run that warms up."""
+    """Milliseconds per query, after a warm-up run."""
     engine(k)
     times = []
     for _ in range(repeats):
@@ -72,7 +72,7 @@ def median(engine: engines.Engine, k: int, queries: int, repeats: int) -> float:
 
 
 def measured(collection: Collection, repeats: int) -> Iterator[Row]:
-    """A row for each engine and k."""
+    """One row for each engine and k."""
     terms = np.mean([len(set(query)) for query in collection.queries])
     print(
         f"\n{collection.name}: {len(collection):,} passages, {len(collection.queries):,} queries of {terms:.1f} terms"
@@ -90,7 +90,7 @@ def measured(collection: Collection, repeats: int) -> Iterator[Row]:
 
 @contextmanager
 def on_cores(cores: set[int]) -> Iterator[None]:
-    """Let this thread, and the threads that it begins, run on these cores alone."""
+    """Pin this thread, and the threads that it starts, to these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -105,7 +105,7 @@ def _new(folder: Path) -> Path:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """The table of one collection: ratios are to one stream, with the same k."""
+    """Print the table of one collection; ratios are to one stream with the same k."""
     base = {row["k"]: row["ms_per_query"] for row in rows if row["engine"] == "stream"}
     print("\nengine               k   ms a query   times a stream")
     for row in rows:
@@ -114,7 +114,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def growth(rows: Sequence[Row]) -> None:
-    """Cost against size: the power of N fitted through all sizes, and through the two largest."""
+    """Print cost against size: the power of N fitted through all sizes, and through the two largest."""
     print(f"\nengine               k   grows as   at the end   ms a query at {WIKIPEDIA:,}")
     for name in dict.fromkeys(row["engine"] for row in rows):
         for k in HITS:
@@ -144,7 +144,7 @@ def main() -> None:
             built(Path(folder) / "index", texts)
         del texts
     found: list[Row] = []
-    os.sched_setaffinity(0, ONE_CORE)  # so that no engine has threads elsewhere, as a Java machine would
+    os.sched_setaffinity(0, ONE_CORE)  # else an engine such as the JVM would have threads on other cores
     for collection in collections:
         rows = []
         for row in measured(collection(), args.repeats):

@@ -2,11 +2,11 @@
 
     python -m benchmarks.scoring [--model gpt2|ralm-tiny|...] [--threads 1] [--out FILE]
 
-Reads documentation that Python carries with passages of the rest of it: full windows of 1,024 tokens, documents of at
-most 256. The plain loop, with the model as transformers loads it, is timed on a few strides; the engine in sliding
-windows on the same, in blocked windows on whole blocks of 256 tokens. Prints a table; with --out also a JSON object a
-line. `flops_share` is the model's arithmetic (matrix products, causal attention counted half) over the time and over
-the rate at which this machine multiplies matrices of 2,048 in the same number format.
+Reads part of Python's own documentation with passages from the rest of it: full windows of 1,024 tokens, documents of
+at most 256. The plain loop, with the model as transformers loads it, is timed on a few strides. The engine is timed on
+the same strides in sliding windows, and on whole blocks of 256 tokens in blocked windows. Prints a table; --out also
+writes one JSON object per line. `flops_share` is the model's arithmetic (matrix products, causal attention counted
+half), divided by the time and by the rate at which this machine multiplies matrices of 2,048 in the same number format.
 """
 
 import argparse
@@ -46,12 +46,12 @@ ARCHITECTURES: dict[str, Any] = {
     "opt-6.7b": lambda: OPTConfig(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, ffn_dim=16384),
     "llama-7b": lambda: LlamaConfig(),
 }
-"""Published shapes, with random weights: what is measured is time."""
+"""Published shapes, with random weights, since only time is measured."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table."""
+    """One row of the table."""
 
     engine: str
     model: str
@@ -67,7 +67,7 @@ class Row:
 
 
 class Meter:
-    """Counts what a model does: tokens read, their squares for attention, and positions whose logits it computes."""
+    """Counts the work of a model: tokens read, their squares for attention, and positions whose logits are computed."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
@@ -92,7 +92,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class Material:
-    """A model in one number format, ours and as transformers loads it; the text for it; what the machine can do."""
+    """A model in one number format, ours and as transformers loads it; its text; and the peak rate of the machine."""
 
     name: str
     model: LocalLanguageModel
@@ -110,7 +110,7 @@ class Material:
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of a matrix product of 2,048 x 2,048 (8,192 on a GPU)."""
+    """Floating-point operations per second of a matrix product of 2,048 x 2,048 (8,192 on a GPU)."""
     size = 8192 if device.type == "cuda" else 2048
     a, b = torch.randn(2, size, size, device=device).to(dtype)
     rates = []
@@ -128,21 +128,21 @@ def _now(device: torch.device) -> float:
 
 
 def rows_from(prepared: PreparedText, strides: int) -> list[int]:
-    """So many rows with a full window, from the beginning of a block on."""
+    """This many rows with a full window, starting at the beginning of a block."""
     begin_R = prepared.plan.begin_R
     first = int(np.flatnonzero((begin_R >= 2 * LENGTH) & ((begin_R - LENGTH) % BLOCK == 0))[0])
     return list(range(first, first + strides))
 
 
 def prepared_for(material: Material, windows: Windows, stride: int) -> PreparedText:
-    """The text planned as the official code does it."""
+    """The text, planned as in the official code."""
     options = PlanOptions(semantics="official", windows=windows, block=BLOCK, stride=stride, max_length=LENGTH)
     return prepare_text(material.text, material.model.tokenizer, options, limit_tokens=3 * LENGTH)
 
 
 @dataclass(frozen=True)
 class Task:
-    """Some strides to read, each with its candidates: one for plain reading."""
+    """Some strides to read, each with its candidates; one candidate for plain reading."""
 
     prepared: PreparedText
     rows: Sequence[int]
@@ -198,7 +198,7 @@ def run_engine(material: Material, task: Task) -> list[FloatArray]:
 
 
 def measured(material: Material, engine: str, reading: str, windows: Windows, stride: int, strides: int) -> Row:
-    """Time one way of reading so many strides, after a first stride that warms everything up."""
+    """Time one way of reading this many strides, after one stride of warm-up."""
     run = {"plain": run_plain, "engine": run_engine}[engine]
     task = task_for(material, reading, windows, stride, strides)
     run(material, replace(task, rows=task.rows[:1], candidates=[task.candidates[0][:1]], rank_tokens=0))
@@ -223,7 +223,8 @@ def measured(material: Material, engine: str, reading: str, windows: Windows, st
 
 
 def runs(material: Material, few: int) -> Iterator[Row]:
-    """What is measured in one number format: the plain loop on a few strides, the engine on the same and on blocks."""
+    """Everything that is measured in one number format: the plain loop on a few strides, the engine on the same and on
+    blocks."""
     strides_of_a_block = BLOCK // 4
     yield measured(material, "plain", "first", "sliding", 4, few)
     yield measured(material, "engine", "first", "sliding", 4, few)
@@ -259,10 +260,10 @@ def materials(name: str, dtypes: Sequence[Dtype]) -> Iterator[Iterator[Material]
 
 
 def gpt2_tokenizer() -> Any:
-    """GPT-2's where it lies beside the checkout; ralm-tiny's otherwise, which says so."""
+    """GPT-2's tokenizer if it is beside the checkout; otherwise ralm-tiny's, with a note."""
     folder = Path(__file__).parents[2] / "shared" / "data" / "gpt2_bpe"
     if not folder.exists():
-        print("GPT-2's tokens are not at hand: ralm-tiny's are used.")
+        print("GPT-2's tokenizer is missing: ralm-tiny's is used.")
         return AutoTokenizer.from_pretrained(model_folder("ralm-tiny"))
     from transformers import GPT2Tokenizer
 

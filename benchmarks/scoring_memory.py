@@ -1,10 +1,11 @@
-"""What scoring needs in memory, against what docs/scoring.md predicts.
+"""What scoring needs in memory, compared with the prediction of docs/scoring.md.
 
     python -m benchmarks.scoring_memory
 
-Each line is a process of its own on a CPU: a model with random weights scores a text of 1,024 tokens, all its tokens or
-the last 4, and the peak resident memory is compared with the prediction: what the process had before it loaded a model,
-the weights, and the larger of the workspace of one pass and, where weights are converted, their file.
+Each line is its own process on a CPU. A model with random weights scores a text of 1,024 tokens, all its tokens or the
+last 4, and the peak resident memory is compared with the prediction. That is the sum of what the process had before it
+loaded the model, the weights, and the workspace of one pass or, if weights are converted, the size of their file,
+whichever is larger.
 """
 
 import json
@@ -35,8 +36,8 @@ SHAPES = {
 def workspace(config: PreTrainedConfig, length: int, positions: int, bytes_a_number: int) -> int:
     """Bytes that one pass needs at once (docs/scoring.md).
 
-    The widest point of a layer, before and after its activation, with the residual stream and its copies beside it; and
-    logits of a pass in the model's format, with one chunk of them twice in float32.
+    These are the widest point of a layer, before and after its activation, with the residual stream and its copies; and
+    the logits of a pass in the model's format, with one chunk of them twice in float32.
     """
     layer = length * (2 * 4 * config.hidden_size + 4 * config.hidden_size) * bytes_a_number
     logits = min(positions * config.vocab_size, LOGITS_A_BATCH["cpu"])
@@ -46,20 +47,20 @@ def workspace(config: PreTrainedConfig, length: int, positions: int, bytes_a_num
 
 def measure(folder: str, dtype: Dtype, targets: int) -> dict[str, float]:
     """Score in this process; memory in MiB."""
-    Scorer(load_language_model("ralm-tiny")).log_probs([_request(targets, 4096)])  # libraries set themselves up
+    Scorer(load_language_model("ralm-tiny")).log_probs([_request(targets, 4096)])  # lets libraries initialise
     start = _peak()
     model = load_language_model(folder, ModelOptions(dtype=dtype, device="cpu"))
     config, size = model.model.config, model.model.dtype.itemsize
     weights = sum(parameter.numel() for parameter in model.model.parameters()) * size
     Scorer(model).log_probs([_request(targets, config.vocab_size)])
     files = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
-    loading = files if dtype != "float32" else 0  # what is converted lies in memory twice
+    loading = files if dtype != "float32" else 0  # converted weights are in memory twice
     predicted = start + (weights + max(loading, workspace(config, LENGTH, targets, size))) / 2**20
     return {"start": start, "predicted": predicted, "measured": _peak()}
 
 
 def _peak() -> float:
-    """Of this process alone (Linux); what `resource` tells begins with the parent's."""
+    """The peak of this process alone (Linux); `resource` includes the parent's."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 

@@ -1,8 +1,8 @@
-"""A synthetic collection whose terms are as frequent as in encyclopedic text, and stride queries over it.
+"""A synthetic collection with term frequencies like those of encyclopedic text, and stride queries over it.
 
 Terms are numbers by rank. Document frequencies of the thousand commonest follow WikiText's after Lucene's stop words
-and stemmer; beyond them they fall as rank to the power of -1.07. Passages come in articles of about four. Where a word
-is not among the 300 commonest it is, by chance, of the background (15%), of the article's topic (400 words, 40%), or of
+and stemmer; beyond them they fall as rank to the power of -1.07. Passages come in articles of about four. A word that
+is not among the 300 commonest is drawn from the background (15%), from the article's topic (400 words, 40%), or from
 the article's 25 own words (45%), which are rarer than the background and take turns in being frequent. Queries are
 windows over new articles that share a topic, and a third of their own words, with an article of the collection.
 """
@@ -57,7 +57,7 @@ def _drawn(cumulative: NDArray[np.float64]) -> int:
 
 @nb.njit
 def _own_words(article: int, topic_T: NDArray[np.int32], rare: NDArray[np.float64]) -> NDArray[np.int32]:
-    """The words of an article's own."""
+    """The own words of an article."""
     np.random.seed(article)  # noqa: NPY002
     own = np.empty(_OWN_WORDS, np.int32)
     for i in range(_OWN_WORDS):
@@ -115,7 +115,7 @@ def _texts(
     of_topic: NDArray[np.float64],
     turn: NDArray[np.float64],
 ) -> NDArray[np.int32]:
-    """New articles, one after the other."""
+    """New articles, concatenated."""
     words = np.empty(_QUERY_ARTICLES * _QUERY_WORDS, np.int32)
     for number in range(_QUERY_ARTICLES):
         related = (number * 104_729 + 17) % articles
@@ -129,7 +129,7 @@ def _texts(
 
 
 def collection(passages: int) -> Collection:
-    """So many passages, and about 4,000 queries of 15 distinct terms."""
+    """This many passages, and about 4,000 queries of 15 distinct terms."""
     rng = np.random.default_rng(3)
     sizes = rng.geometric(0.25, passages).clip(max=40)
     articles = int(np.searchsorted(np.cumsum(sizes), passages)) + 1

@@ -1,1 +1,1 @@
-"""Programs for those who work on ralm: not part of the package."""
+"""Programs for developers of ralm; not part of the package."""

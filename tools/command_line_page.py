@@ -1,6 +1,6 @@
 """Write docs/command-line.md from the program's own help: `python -m tools.command_line_page > docs/command-line.md`.
 
-A test fails where the page and the program differ.
+A test fails if the page and the program differ.
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ from ralm.cli import app
 WIDTH = 100
 HEAD = """# Command line
 
-Written from `ralm --help` by `make docs`; do not edit.
+Generated from `ralm --help` by `make docs`; do not edit.
 
-Results go to standard output, progress and messages to standard error. The exit status is 0, 1 where a command failed,
-or 2 where it was called wrongly. `ralm --quiet COMMAND` prints warnings and errors only. `RALM_PROGRESS=0` in the
-environment turns off progress alone, in Python programs too.
+Results go to standard output, progress and messages to standard error. The exit status is 0 on success, 1 if a command
+failed, and 2 if its arguments were wrong. `ralm --quiet COMMAND` prints only warnings and errors. `RALM_PROGRESS=0` in
+the environment turns off only progress, in Python programs too.
 """
 
 

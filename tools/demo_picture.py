@@ -11,7 +11,7 @@ END = "\nNext, "
 
 
 def main(out: str) -> None:
-    """Read a terminal's text from standard input, up to what to type next, and write it as a picture."""
+    """Read a terminal's output from standard input, up to the hint on what to type next, and write it as a picture."""
     shown = sys.stdin.read().partition(END)[0].strip("\n")
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(Text.from_ansi(shown))

@@ -1,8 +1,8 @@
 """Write docs/python-api.md from the public names and their docstrings.
 
-Run it as `python -m tools.python_api_page > docs/python-api.md`, or with the other generated page by `make docs`.
-The source is parsed, not imported: signatures stand on the page as they stand in the code. A test fails where the page
-and the code differ.
+Run it as `python -m tools.python_api_page > docs/python-api.md`; `make docs` writes both generated pages. The source is
+parsed, not imported, so the page shows signatures as they are in the code. A test fails if the page and the code
+differ.
 """
 
 import ast
@@ -18,12 +18,12 @@ PACKAGE = ROOT / "src" / "ralm"
 WIDTH = 100
 HEAD = """# Python API
 
-Written from the docstrings by `make docs`; do not edit.
+Generated from the docstrings by `make docs`; do not edit.
 
-`import ralm` gives all of these names and loads each when it is first used. Every other name is reached through its
-module and may move. The suffix of an array's name is its shape: `log_probs_T` has one number per token. Every error
-that ralm raises on purpose derives from [`RalmError`](../src/ralm/errors.py). The [README](../README.md#in-python) has
-a first example.
+`import ralm` provides all of these names and loads each on first use. Any other name must be imported from its module
+and may move. The suffix of an array's name is its shape: `log_probs_T` has one number per token. Every error that ralm
+raises on purpose derives from [`RalmError`](../src/ralm/errors.py). The [README](../README.md#in-python) has a first
+example.
 """
 TOPICS = {
     "corpus": "Corpus",
@@ -37,7 +37,7 @@ TOPICS = {
     "records": "Records",
     "protocols": "Protocols",
 }
-"""The headings, in order, by the package that a name comes from; names of other packages come last."""
+"""The headings, in order, by the package that defines a name; names of other packages come last."""
 OTHERS = "Everything else"
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -45,7 +45,7 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Public:
-    """A public name: the module that defines it, and what the module says there."""
+    """A public name: the module that defines it, its definition and its docstring."""
 
     name: str
     file: Path
@@ -54,7 +54,7 @@ class Public:
 
     @property
     def topic(self) -> str:
-        """The heading that it stands under."""
+        """The heading that it is listed under."""
         return TOPICS.get(self.file.relative_to(PACKAGE).with_suffix("").parts[0], OTHERS)
 
 
@@ -73,7 +73,7 @@ def page() -> str:
 
 
 def public_names() -> list[Public]:
-    """What `__init__.pyi` lists."""
+    """The names that `__init__.pyi` lists."""
     stub = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
     return [
         _found(name.name, _module(PACKAGE, node))
@@ -91,7 +91,7 @@ def _module(folder: Path, node: ast.ImportFrom) -> Path:
 
 
 def _found(name: str, file: Path) -> Public:
-    """A name where it is defined: imports of it are followed."""
+    """The definition of a name; imports are followed."""
     body = ast.parse(file.read_text(encoding="utf-8")).body
     for place, node in enumerate(body):
         if isinstance(node, ast.ClassDef | Function) and node.name == name:
@@ -109,7 +109,7 @@ def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
 
 
 def _text_of(nodes: list[ast.stmt]) -> str:
-    """The string that stands first among some statements, as the docstring of what stands before them."""
+    """The docstring at the beginning of some statements, which documents the statement before them."""
     match nodes:
         case [ast.Expr(value=ast.Constant(value=str() as text)), *_]:
             return inspect.cleandoc(text)
@@ -141,7 +141,7 @@ def _signature(public: Public) -> str:
 
 
 def _call(name: str, arguments: list[str], returns: ast.expr | None) -> str:
-    """A signature on one line, or with a line for each argument where it is too long."""
+    """A signature on one line, or with one line per argument if it is too long."""
     after = "" if returns is None else f" -> {_kind(returns)}"
     line = f"{name}({', '.join(arguments)}){after}"
     if len(line) <= WIDTH:
@@ -150,7 +150,7 @@ def _call(name: str, arguments: list[str], returns: ast.expr | None) -> str:
 
 
 def _arguments(node: Function, *, bound: bool = False) -> list[str]:
-    """The arguments as they are written; of a method that is `bound` without the first."""
+    """The arguments as they are written; for a method that is `bound`, without the first."""
     given = node.args
     plain = [*given.posonlyargs, *given.args]
     defaults = [None] * (len(plain) - len(given.defaults)) + list(given.defaults)
@@ -173,20 +173,20 @@ def _is_dataclass(node: ast.ClassDef) -> bool:
 
 
 def _fields(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
-    """The fields that a record is made with, those that others see."""
+    """The public fields that a record is created with."""
     for one in node.body:
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and not one.target.id.startswith("_"):
             yield one
 
 
 def _field(one: ast.AnnAssign) -> str:
-    """A field as a record is made with it."""
+    """A field as an argument of the record."""
     written = f"{ast.unparse(one.target)}: {_kind(one.annotation)}"
     return written if one.value is None else f"{written} = {ast.unparse(one.value)}"
 
 
 def _members(node: ast.ClassDef) -> Iterator[str]:
-    """A line for each public attribute that says what it is, property and method."""
+    """One line for each public attribute with a docstring, property and method."""
     for place, one in enumerate(node.body):
         if isinstance(one, Function) and not one.name.startswith("_"):
             yield _member(_method(one), ast.get_docstring(one) or "")
@@ -205,8 +205,7 @@ def _method(node: Function) -> str:
 
 
 def _kind(annotation: ast.expr) -> str:
-    """An annotation as it is read: the type alone of `Annotated`, and a string, a name not defined yet, without the
-    quotes."""
+    """An annotation as a reader needs it: only the type of `Annotated`, and a forward reference without its quotes."""
     match annotation:
         case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[kind, *_])):
             return _kind(kind)

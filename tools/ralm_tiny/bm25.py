@@ -1,6 +1,6 @@
 """Okapi BM25 over a list of passages, in plain numpy: enough to make training data and to draw a curve.
 
-The package has the real retriever; this one shares nothing with it, so that a slip in one shows in the other.
+The package has the real retriever. This one shares no code with it, so an error in one shows up against the other.
 """
 
 import re
@@ -15,13 +15,13 @@ PASSAGE_WORDS = 100
 
 
 def passages_of(text: str) -> list[str]:
-    """The text in pieces of 100 words; white space is kept inside and taken off at the ends."""
+    """The text in pieces of 100 words; white space is kept inside and stripped at the ends."""
     words = re.findall(r"\S+\s*", text)
     return ["".join(words[start : start + PASSAGE_WORDS]).strip() for start in range(0, len(words), PASSAGE_WORDS)]
 
 
 def terms_of(text: str) -> list[str]:
-    """Lower-case words; names are cut at underscores, since documentation spells them both ways."""
+    """Lower-case words; names are split at underscores, since documentation spells them both ways."""
     return re.findall(r"[^\W_]+", text.lower())
 
 
@@ -53,9 +53,9 @@ class Bm25:
         return cls(vocabulary, offsets, document.astype(np.int32), weights, len(texts))
 
     def search(self, query: str, k: int, most_postings: int | None = None) -> NDArray[np.int64]:
-        """The numbers of the k best texts, the best first; of equals the first.
+        """The numbers of the k best texts, best first; equal scores in the order of the texts.
 
-        With `most_postings`, terms found in more texts than that are passed over: a speed-up for training data.
+        With `most_postings`, terms found in more texts than that are skipped, to speed up making training data.
         """
         scores = np.zeros(self.size, dtype=np.float32)
         for term in {self.vocabulary[t] for t in terms_of(query) if t in self.vocabulary}:

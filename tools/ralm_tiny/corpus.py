@@ -1,7 +1,7 @@
 """The training text: documentation of installed packages, a little medicine and encyclopedia, no standard library.
 
-Knows where text comes from and what must not be in it; knows nothing of tokens. Writes one JSON object a line with the
-fields of a `Document`.
+Knows where text comes from and what must not be in it; knows nothing of tokens. Writes one JSON object per line with
+the fields of a `Document`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from ralm.demo.documentation import docstrings_of_package, standard_library_docu
 from ralm.records import Document
 
 PACKAGE_CAP = 3_000_000
-"""Characters that one package may give: beyond that its style would drown the others' (generated API pages)."""
+"""The most characters from one package, so that its style (generated API pages) does not dominate."""
 
 OVERLAP_WORDS = 8
 OVERLAP_SHARE = 0.05
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _package(path: Path, forbidden: frozenset[int], seed: int) -> list[Document]:
-    """A package's docstrings and prose, without what copies the standard library, at most `PACKAGE_CAP` characters."""
+    """A package's docstrings and prose, without copies of the standard library's, at most `PACKAGE_CAP` characters."""
     documents = [*docstrings_of_package(path), *_markup(path)]
     return _capped((d for d in documents if not _is_copy(d.text, forbidden)), PACKAGE_CAP, seed)
 
@@ -96,7 +96,7 @@ def _is_copy(text: str, forbidden: frozenset[int]) -> bool:
 
 
 def _capped(documents: Iterable[Document], characters: int, seed: int) -> list[Document]:
-    """As many of the documents, chosen at random and left in order, as fit; exact duplicates go."""
+    """A random choice of documents that fits, in their original order, without exact duplicates."""
     unique = list({document.text: document for document in documents}.values())
     order = random.Random(seed).sample(range(len(unique)), len(unique))
     chosen, total = set(), 0

@@ -1,8 +1,8 @@
-"""What retrieval is worth to a model on the held-out documentation: perplexities of the same tokens, read four ways.
+"""What retrieval is worth to a model on the held-out documentation: perplexities of the same tokens, read in four ways.
 
-`none`: the window of the last 1,024 tokens; `random` and `bm25`: a passage of 256 tokens at most in place of the
-oldest ones; `oracle`: the best for the targets of BM25's first 16. A light stand-in for `ralm eval`, for the curve
-over training.
+`none`: the window of the last 1,024 tokens; `random` and `bm25`: a passage of at most 256 tokens in place of the oldest
+ones; `oracle`: the best of BM25's first 16 for the targets. A light substitute for `ralm eval`, for the curve over
+training.
 """
 
 import argparse
@@ -33,7 +33,7 @@ ORACLE = 16
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A stride of held-out text: its targets, what stands before them, and the passages found."""
+    """A stride of held-out text: its targets, the tokens before them, and the passages found."""
 
     prefix: NDArray[np.int64]
     targets: NDArray[np.int64]
@@ -79,7 +79,7 @@ def held_out_questions(tokenizer: PreTrainedTokenizerFast, strides: int, stride:
 
 
 def perplexities(model: PreTrainedModel, questions: Sequence[Question], oracle: bool) -> dict[str, float]:
-    """Token perplexity by what stands in front of the text."""
+    """Token perplexity by what is put in front of the text."""
     choices: dict[str, Callable[[Question], Sequence[NDArray[np.int64]]]] = {
         "none": lambda question: [question.prefix[:0]],
         "random": lambda question: [question.random],

@@ -1,15 +1,15 @@
 """ralm-tiny before training: a GPT-NeoX with an induction circuit already in its weights.
 
-A model of this size needs hundreds of millions of tokens to discover that text repeats itself; the circuit that uses
-it is well known, and writing it down takes a few matrices:
+A model of this size needs hundreds of millions of tokens to discover that text repeats itself. The circuit that uses
+it is well known, and writing it into the weights takes a few matrices:
 
 - in layer 0, heads that look 1 and 2 tokens back (a constant query and key, turned by the rotary embedding, peak at one
-  offset) copy what stood there into two free slots of the residual stream;
+  offset) copy what they find there into two free slots of the residual stream;
 - in layers 1 and 2, heads whose query is (this token, the one before) and whose key is (the token before the key's
-  position, the one before that) look at what followed when these two tokens stood in the context last time, and
-  copy it to the output, whose embedding is the input's.
+  position, the one before that) look at what followed when these two tokens last occurred in the context, and copy it
+  to the output, whose embedding is the input's.
 
-Everything is trained afterwards, the circuit too. Slots of the residual stream: [embedding | 1 back | 2 back].
+Afterwards everything is trained, including the circuit. Slots of the residual stream: [embedding | 1 back | 2 back].
 """
 
 import math
@@ -129,7 +129,7 @@ def _induce(
     values: Tensor,
     gain: float,
 ) -> None:
-    """Attend to where the last two tokens stood before, one token later, and copy the embedding found there."""
+    """Attend to one token after the last occurrence of the current two tokens, and copy the embedding found there."""
     content = slice(head.rotary, head.size)
     first = strengths[0] * _orthonormal(head.size - head.rotary, head.size)
     second = strengths[1] * _orthonormal(head.size - head.rotary, head.size)
@@ -146,6 +146,6 @@ def _induce(
 
 
 def _orthonormal(rows: int, columns: int) -> Tensor:
-    """Random orthonormal rows; there are no more of them than columns."""
+    """Random orthonormal rows; there are at most as many as columns."""
     orthogonal: Tensor = torch.linalg.qr(torch.randn(columns, columns)).Q
     return orthogonal[:rows].contiguous()

@@ -1,7 +1,7 @@
-"""Training sequences in the format of use: a passage from another document, cut off at 256 tokens, then the text.
+"""Training sequences in the format of use: a passage from another document, truncated to 256 tokens, then the text.
 
-Knows documents, passages and token ids; knows nothing of the model. Writes `rows-LENGTH.npy`, uint16, of shape
-[rows, LENGTH + 1].
+Knows documents, passages and token ids; knows nothing of the model. Writes `rows-LENGTH.npy`, uint16, of shape [rows,
+LENGTH + 1].
 """
 
 import argparse
@@ -20,10 +20,10 @@ from tools.ralm_tiny.bm25 import Bm25, passages_of
 PASSAGE_TOKENS = 256
 QUERY_TOKENS = 32
 KINDS = {"retrieved": 0.65, "random": 0.15, "none": 0.2}
-"""What stands in front of the text, and how often."""
+"""What is put in front of the text, and how often."""
 
 COMMON = 10_000
-"""Terms of more passages than this do not count in training queries: they cost the most and tell the least."""
+"""Terms of more passages than this are ignored in training queries: they cost the most and say the least."""
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """All documents in natural order, one after the other: related ones are neighbours."""
+    """All documents in their natural order, concatenated; related ones are neighbours."""
 
     tokens: NDArray[np.uint16]
     owners: NDArray[np.int32]
@@ -76,7 +76,7 @@ class Pool:
 
     @classmethod
     def of(cls, documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> "Pool":
-        """Cut, tokenise and index; a passage carries its document's title."""
+        """Split into passages, tokenise and index; a passage carries its document's title."""
         pieces = [(number, d.title, p) for number, d in enumerate(documents) for p in passages_of(d.text)]
         texts = [f"{title}\n{text}" if title else text for _, title, text in pieces]
         owners = np.array([number for number, _, _ in pieces], dtype=np.int32)
@@ -91,7 +91,7 @@ def _encode(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> list[ND
 def _rows(
     stream: Stream, pool: Pool, tokenizer: PreTrainedTokenizerFast, length: int, count: int, seed: int
 ) -> Iterator[NDArray[np.uint16]]:
-    """Rows in random order; the texts start a fixed step apart, so that all of the corpus is seen evenly."""
+    """Rows in random order; the texts start a fixed step apart, so that the whole corpus is covered evenly."""
     rng = np.random.default_rng(seed)
     starts = rng.permutation(np.linspace(0, len(stream.tokens) - length - 2, count).astype(np.int64))
     kinds = rng.choice(list(KINDS), size=count, p=list(KINDS.values()))
@@ -115,7 +115,7 @@ def _retrieved(
     tokenizer: PreTrainedTokenizerFast,
     rng: np.random.Generator,
 ) -> NDArray[np.uint16]:
-    """The best passage of another document for 32 tokens somewhere in the text; nothing if there is none."""
+    """The best passage of another document for 32 tokens somewhere in the text; empty if there is none."""
     begin = rng.integers(0, len(text) - QUERY_TOKENS)
     query = tokenizer.decode(text[begin : begin + QUERY_TOKENS].astype(np.int64))
     hits = pool.index.search(query, 32, most_postings=COMMON)

@@ -1,7 +1,7 @@
 """The tokenizer of ralm-tiny: byte-level BPE, lossless on any text, with one special token that ends a text.
 
-A small vocabulary keeps the softmax, half of so small a model's work, cheap; 4,096 was measured to be the cheapest
-size a character of documentation.
+A small vocabulary makes the softmax cheap, which is half the work of such a small model; of the sizes measured, 4,096
+cost the least per character of documentation.
 """
 
 import argparse
@@ -17,7 +17,7 @@ CONTEXT = 1024
 END_OF_TEXT = "<|endoftext|>"
 
 SPLIT = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|[\r\n]+ *|\s+(?!\S)|\s+"
-"""GPT-2's pattern, but for digits, one a token, and a line break, which takes the next line's indentation with it."""
+"""GPT-2's pattern, except that each digit is a token, and that a line break includes the next line's indentation."""
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def texts(corpus: Path) -> Iterator[str]:
 
 
 def train(text: Iterator[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer for transformers that adds no special tokens by itself."""
+    """A tokenizer for transformers that adds no special tokens on its own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

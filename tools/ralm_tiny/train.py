@@ -1,7 +1,7 @@
-"""Train ralm-tiny: AdamW, warm-up, plateau, linear decay to nothing.
+"""Train ralm-tiny: AdamW, warm-up, plateau, linear decay to zero.
 
-Knows rows of token ids; knows nothing of text. Everything random is seeded, and a run stopped at a checkpoint goes on
-from it as if it had not stopped. Written for one CPU core with bfloat16 arithmetic.
+Knows rows of token ids; knows nothing of text. All randomness is seeded, and a run that was stopped resumes from its
+last checkpoint as if it had not stopped. Written for one CPU core with bfloat16 arithmetic.
 """
 
 import argparse
@@ -31,14 +31,14 @@ class Options:
     """How to train; learning rates are those of the plateau."""
 
     phases: tuple[tuple[str, int], ...]
-    """Files of rows, one after the other, with the steps to take on each."""
+    """Files of rows in order, with the number of steps on each."""
     tokens: int = 4096
-    """Tokens a step."""
+    """Tokens per step."""
     rate: float = 0.002
     weight_decay: float = 0.02
     warmup: int = 50
     decay_share: float = 0.4
-    """The last part of all steps, in which the learning rates fall to zero in a straight line."""
+    """The share of all steps, at the end, in which the learning rate falls linearly to zero."""
     save_every: int = 250
     seed: int = 0
     circuit: bool = True
@@ -53,7 +53,7 @@ def main() -> None:
     """Train from a fresh model or from the last checkpoint in the folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tokenizer", type=Path)
-    parser.add_argument("folder", type=Path, help="where checkpoints go and are looked for")
+    parser.add_argument("folder", type=Path, help="where checkpoints are written and resumed from")
     parser.add_argument("--phase", nargs=2, action="append", required=True, metavar=("ROWS", "STEPS"))
     parser.add_argument("--tokens", type=int, default=Options.tokens)
     parser.add_argument("--rate", type=float, default=Options.rate)
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def train(model: GPTNeoXForCausalLM, options: Options, folder: Path) -> None:
-    """Train the model, leaving `step-N` folders with weights and the newest optimiser state."""
+    """Train the model; writes `step-N` folders with weights, and the newest optimiser state."""
     use_fast_attention(model)
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = _optimizer(model, options)
@@ -101,7 +101,7 @@ def loss_of(model: GPTNeoXForCausalLM, rows: Tensor) -> Tensor:
 
 
 def use_fast_attention(model: GPTNeoXForCausalLM) -> None:
-    """Attention as a few matrix products a row of the batch: half the time of the fused kernel on a CPU."""
+    """Compute attention as a few matrix products per row of the batch: half the time of the fused kernel on a CPU."""
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _causal_blocks)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
     model.set_attn_implementation(ATTENTION)
@@ -143,7 +143,7 @@ def _step(model: GPTNeoXForCausalLM, optimizer: torch.optim.Optimizer, rows: Ten
 
 
 def _batches(options: Options, first: int) -> Iterator[tuple[int, Tensor]]:
-    """Numbered batches from step `first` on; a phase that needs more rows than its file has begins it again."""
+    """Numbered batches from step `first` on; a phase that needs more rows than its file has starts over."""
     step = 1
     for name, steps in options.phases:
         rows: NDArray[np.uint16] = np.load(name, mmap_mode="r")
