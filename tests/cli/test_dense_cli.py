@@ -124,7 +124,7 @@ def test_a_second_set_of_vectors(work: Path, model: Path, tmp_path: Path) -> Non
     made = ["index", work / "corpus.jsonl", "--out", tmp_path / "i", "--words", 10]
     assert ralm(*made).status == 0
     query = ["search", tmp_path / "i", "sheep on the hill", "-k", 4, "--retriever"]
-    failed(ralm(*query, "dense"), 2, "or add vectors (`ralm encode`)")
+    failed(ralm(*query, "dense"), 2, "or add vectors with `ralm encode`")
     encode = ["encode", tmp_path / "i", "--encoder"]
     answer = ralm(*encode, work / "bert", "--passage-length", 40)
     assert answer.status == 0, answer.err

@@ -19,11 +19,11 @@ class RetrieverOptions:
     """How the passages of an index are retrieved.
 
     `retriever`: bm25, dense, hybrid (both, fused as `fusion` says), or random, the control, which draws with `seed`.
-    `vectors`: the name of the set of vectors to search. `query_encoder` encodes queries instead of the encoder that the
-    index names; with `any_encoder` its vectors may differ from those that the index was built with. `search`: how much
-    work an approximate index does. Passages of documents whose title is in the file `forbidden_titles`, or whose id is
-    in `forbidden_documents`, are never found (one per line). `cache`: a file that stores retrievals and answers
-    repeated ones.
+    `vectors`: the name of the set of vectors to search, if the index has several. `query_encoder` encodes queries
+    instead of the encoder that the index names; with `any_encoder` its vectors may differ from those that the index was
+    built with. `search`: how much work an approximate index does. `forbidden_titles` and `forbidden_documents`: files
+    with one title or document id per line; passages of those documents are never found. `cache`: a file that stores
+    retrievals and answers repeated ones.
 
     Raises UsageError if a value is invalid.
     """

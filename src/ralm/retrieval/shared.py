@@ -11,7 +11,7 @@ from ralm.retrieval.arguments import stable_hits
 
 
 class SharedRetriever:
-    """Asks another retriever once for the same queries, with `k`, the most that any caller will ask for.
+    """Asks another retriever once for repeated queries, with `k`, the most hits that any caller will ask for.
 
     `retrievals` counts how often it was asked. The hits are those that the other retriever gives. Up to its `stable`,
     callers that want different numbers of hits share one retrieval; beyond that, only callers that want the same number

@@ -157,7 +157,7 @@ def new_faiss_index(dimension: int, string: str) -> faiss.Index:
     """An empty FAISS index for inner products of vectors of `dimension`, made by `index_factory`.
 
     Raises UsageError if FAISS does not know the string or cannot use it for that dimension, or if the index would be
-    unusable: it compares by distance, does not take vectors in parts, or would crash the process.
+    unusable: it compares by distance, does not take vectors in order or in parts, or would crash the process.
     """
     for neighbours in re.findall(r"(?:HNSW|NSG)(\d+)", string):
         if not FEWEST_NEIGHBOURS <= int(neighbours) <= MOST_NEIGHBOURS:

@@ -96,9 +96,9 @@ class BuiltWith:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSearchOptions:
-    """How much work an approximate index does for a query; leave both out for other kinds of index.
+    """How much work an approximate index does for a query; None for other kinds of index.
 
-    `nprobe`: lists that an IVF index reads; default 16. `ef_search`: candidates that an HNSW index keeps; default 128.
+    `nprobe`: lists that an IVF index reads; 16 if None. `ef_search`: candidates that an HNSW index keeps; 128 if None.
     Raises UsageError if one is below 1.
     """
 

@@ -32,8 +32,8 @@ _HEAD: Final = struct.Struct("<4siqqq?i")
 _COUNT: Final = struct.Struct("<Q")
 _FLAT: Final = b"IxFI"
 _COMPARED_BYTES: Final = 4 << 30
-"""An index that is not flat is compared with its checksum before use, up to this size; that takes some seconds at most.
-"""
+"""An index that is not flat is compared with its checksum before use, up to this size, which takes some seconds at
+most."""
 
 
 class Dense:
