@@ -1,7 +1,7 @@
 """The kernel of stream search: consecutive queries, each computed from the last, partition by partition.
 
     rare terms     their sum is kept exactly for every passage: new terms are added, removed ones subtracted
-    common terms   their postings are not read; the most that they can add to a block is kept instead
+    common terms   their postings are not traversed; the most that they can add to a block is kept instead
     blocks         of 16 passages: passages are bounded one by one only if their block's bound reaches the k-th best
                    score, and scored only if their own bound still reaches it
 
