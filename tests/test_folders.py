@@ -220,7 +220,7 @@ def test_force_replaces_what_an_earlier_version_wrote_and_what_is_damaged(tmp_pa
 def test_what_came_to_be_in_the_meantime_is_kept_and_so_is_what_was_made(tmp_path: Path) -> None:
     for number, name in enumerate(("index.finished", "index.finished-2"), 1):
         with (
-            pytest.raises(FolderExistsError, match=f"is kept, and what was made is in .*{name}\\."),
+            pytest.raises(FolderExistsError, match=f"is kept, and the new output is in .*{name}\\."),
             new_folder(tmp_path / "index", kind="index", force=False) as folder,
         ):
             (folder / "whole").write_text(str(number))
@@ -234,7 +234,7 @@ def test_what_came_to_be_in_the_meantime_is_kept_and_so_is_what_was_made(tmp_pat
 def test_a_file_that_a_user_added_in_the_meantime_is_kept(tmp_path: Path) -> None:
     write(tmp_path / "index", "old")
     with (
-        pytest.raises(FolderExistsError, match="what was made is in .*finished"),
+        pytest.raises(FolderExistsError, match="the new output is in .*finished"),
         new_folder(tmp_path / "index", kind="index", force=True),
     ):
         (tmp_path / "index" / "notes.txt").write_text("years of work")
@@ -277,7 +277,7 @@ def test_a_link_to_a_file_goes_on_working(tmp_path: Path) -> None:
 def test_the_folder_that_one_is_in_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(UsageError, match="is the folder that you are in, or one above it"):
+    with pytest.raises(UsageError, match="is the current folder or one of its parents"):
         write(Path(path), force=True)
     assert names(tmp_path) == ["here"]
 
@@ -315,7 +315,7 @@ def test_where_the_new_one_cannot_be_moved_the_old_one_comes_back(
         return rename(source, target)
 
     monkeypatch.setattr(Path, "rename", refused)
-    with pytest.raises(FolderExistsError, match=r"what was made is in .*index\.finished\."):
+    with pytest.raises(FolderExistsError, match=r"the new output is in .*index\.finished\."):
         write(tmp_path / "index", "new", force=True)
     assert (tmp_path / "index/data/numbers.npy").read_text() == "old"
     assert (tmp_path / "index.finished/data/numbers.npy").read_text() == "new"
@@ -452,7 +452,7 @@ def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     write(tmp_path / "index")
     assert names(tmp_path) == ["index"]
     killed_while_writing(tmp_path / "index")
-    with pytest.raises(StorageError, match="its disk has no locks to tell. Remove it if no process is writing"):
+    with pytest.raises(StorageError, match="its disk has no file locks. Remove it if no process is writing"):
         write(tmp_path / "index", force=True)
 
 

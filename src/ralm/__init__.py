@@ -1,7 +1,7 @@
 """Retrieval-augmented language models that need no change to the model.
 
-`__init__.pyi` lists the public names. Each is loaded when it is first used, so that `import ralm` waits for nothing.
-CONTRIBUTING.md says what they belong to; everything else is reached by its module and may move.
+`__init__.pyi` lists the public names. Each is loaded on first use, so that `import ralm` is fast. CONTRIBUTING.md maps
+the modules. Everything else is imported from its module and may move.
 """
 
 import lazy_loader

@@ -1,7 +1,7 @@
-"""`python -m ralm` is `ralm`: both begin here.
+"""The entry point of both `ralm` and `python -m ralm`.
 
-While the program is imported an interrupt ends it at once: nothing has to be cleaned up yet, and a
-traceback is of no use.
+An interrupt during the imports ends the program at once: there is nothing to clean up yet, and a traceback would not
+help.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""Asking parts, whoever wrote them: what they give is checked before anything is done with it."""
+"""Calls parts, our own and those of users, and checks what they return before it is used."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,10 @@ from ralm.records import NO_PASSAGE, Hits, IntArray
 
 
 def ask(retriever: Retriever, queries: Sequence[str], k: int, passages: int | None = None) -> Hits:
-    """The k best of so many passages for each query, checked, and at least one column; `None`: not known how many.
+    """The k best passages for each query, checked, with at least one column.
 
-    Raises RetrieverError where what the retriever gives are no hits of these queries.
+    `passages` is the number of passages in the corpus; None if it is not known. Raises RetrieverError if the retriever
+    returns something other than valid hits for these queries.
     """
     k = k if passages is None else min(k, max(passages, 1))
     hits = retriever.retrieve(queries, k)
@@ -27,9 +28,9 @@ def ask(retriever: Retriever, queries: Sequence[str], k: int, passages: int | No
 
 
 def config_of(part: object, what: str) -> dict[str, JsonValue]:
-    """Everything that decides the results of a part, as it says itself; `what` is what messages call it.
+    """The `config` of a part: everything that decides its results. Messages call the part `what`.
 
-    Raises UsageError where it does not say, or says it with values that JSON cannot hold.
+    Raises UsageError if there is no `config`, or if it has values that JSON cannot hold.
     """
     config: Mapping[str, JsonValue] | None = getattr(part, "config", None)
     if config is None:
@@ -44,7 +45,7 @@ def config_of(part: object, what: str) -> dict[str, JsonValue]:
 
 
 def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str:
-    """What is wrong with hits; empty where nothing is."""
+    """What is wrong with hits; empty if they are valid."""
     if not isinstance(hits, Hits):
         return f"gives {type(hits).__name__} and not Hits"
     numbers, scores = hits.numbers_QK, hits.scores_QK
@@ -66,7 +67,7 @@ def _fault_of_numbers(numbers: IntArray, passages: int | None) -> str:
         return f"gives passage {numbers[wrong][0]}{known}"
     none = numbers == NO_PASSAGE
     if (none[:, :-1] & ~none[:, 1:]).any():
-        return "gives a passage behind a place without one"
+        return "gives a passage after an empty place"
     rising = np.sort(numbers, axis=1)
     twice = (rising[:, 1:] == rising[:, :-1]) & (rising[:, 1:] != NO_PASSAGE)
     if twice.any():

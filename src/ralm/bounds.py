@@ -1,4 +1,4 @@
-"""The bounds of arguments: a number that lies within them, or one sentence that names the argument.
+"""Bounds checks for arguments: an error is one sentence that names the argument.
 
 Option records declare their bounds instead (`options.Option`).
 """
@@ -9,24 +9,24 @@ from typing import Final
 from ralm.errors import UsageError
 
 MOST: Final = 2**31 - 1
-"""The largest count that an option may be: lengths, passages and lists are numbered in 32 bits somewhere below."""
+"""The largest count that an option accepts: some code below numbers lengths, passages and lists in 32 bits."""
 MOST_SEEDS: Final = 2**63 - 1
 
 
 def check_count(name: str, value: int, *, least: int = 1, most: int = MOST) -> None:
-    """Raise UsageError where a whole number is below `least` or above `most`."""
+    """Raise UsageError if a whole number is below `least` or above `most`."""
     if not least <= value <= most:
         bound = f"at least {least:,}" if value < least else f"at most {most:,}"
         raise UsageError(f"`{name}` must be {bound}, not {value}.")
 
 
 def check_seed(name: str, value: int) -> None:
-    """Raise UsageError where a number cannot be the seed of a generator."""
+    """Raise UsageError if a number cannot seed a random generator."""
     check_count(name, value, least=0, most=MOST_SEEDS)
 
 
 def check_number(name: str, value: float, *, least: float, most: float, above: bool = False) -> None:
-    """Raise UsageError where a number is not one, infinite, below `least` (or not above it) or above `most`."""
+    """Raise UsageError if a number is NaN, infinite, above `most`, or below `least` (with `above`: not above it)."""
     enough = value > least if above else value >= least
     if not (math.isfinite(value) and enough and value <= most):
         lower = f"above {least:g}" if above else f"at least {least:g}"

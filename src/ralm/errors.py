@@ -1,48 +1,48 @@
-"""Every error that ralm raises on purpose, on one page.
+"""Every error that ralm raises on purpose.
 
-A message says what was wrong, where, and what to do about it, in one sentence or two. The command line prints the
-message alone and exits with `exit_status`; a traceback is always a bug of ours.
+A message says what was wrong, where, and what to do about it, in one or two sentences. The command line prints only the
+message and exits with `exit_status`. A traceback is always a bug in ralm.
 
-    RalmError                    anything below
-    +-- UsageError               an option or argument makes no sense (exit status 2)
-    +-- InputError               a file that was given cannot be read as what it should be
+    RalmError                    all errors below
+    +-- UsageError               an option or argument is invalid (exit status 2)
+    +-- InputError               an input file is missing or malformed
     |   +-- CorpusError          a source of documents
     |   +-- TextError            a text to evaluate
     |   +-- RetrievalFileError   a file of retrieved passages (the official JSON)
     +-- FolderError              a folder that ralm writes and reads: an index, a run
-    |   +-- FolderExistsError    the output is already there
+    |   +-- FolderExistsError    the output already exists
     |   +-- NotAFolderOfThisKindError
     |   +-- DamagedFolderError   truncated or altered
-    |   +-- NewerFormatError     written by a later ralm
-    |   +-- OlderFormatError     written by a ralm whose format is no longer read
-    |   +-- OtherEncoderError    an index of vectors that another encoder made
-    +-- StorageError             the disk is full, or will not take the file
-    +-- WorkerError              a process that worked for this one has died
-    +-- PartError                a part that was plugged in does not keep its contract
-    |   +-- RetrieverError       a retriever that gives what are no hits
-    |   +-- RerankerError        a reranker that gives what are no hits, or others than it was given
-    |   +-- ReaderError          a reader whose weights are no average
-    +-- ModelError               a language model, encoder or tokenizer that cannot be loaded or used as asked
-    +-- MissingExtraError        an optional dependency that is not installed
+    |   +-- NewerFormatError     written by a newer version of ralm
+    |   +-- OlderFormatError     written in a format that is no longer supported
+    |   +-- OtherEncoderError    vectors that were made by a different encoder
+    +-- StorageError             the disk is full, or the file cannot be written
+    +-- WorkerError              a worker process died
+    +-- PartError                a custom part does not keep the contract of its protocol
+    |   +-- RetrieverError       a retriever returned invalid hits
+    |   +-- RerankerError        a reranker returned invalid hits, or hits that it was not given
+    |   +-- ReaderError          a reader returned invalid fronts or weights
+    +-- ModelError               a language model, encoder or tokenizer cannot be loaded or used as asked
+    +-- MissingExtraError        an optional dependency is not installed
 
-`RalmWarning` is what a figure should not be read without, where it is no error.
+`RalmWarning` is a warning that readers of a figure should see.
 """
 
 
 class RalmError(Exception):
-    """The root of the tree: catch this to catch everything that ralm raises on purpose."""
+    """The base class of all errors that ralm raises on purpose; catch it to catch them all."""
 
     exit_status = 1
 
 
 class UsageError(RalmError):
-    """An option or argument makes no sense; the message names the value and the choices."""
+    """An option or argument is invalid; the message names the value and the choices."""
 
     exit_status = 2
 
 
 class InputError(RalmError):
-    """A file that was given cannot be read as what it should be."""
+    """An input file is missing, malformed or of the wrong kind."""
 
 
 class CorpusError(InputError):
@@ -62,11 +62,11 @@ class FolderError(RalmError):
 
 
 class FolderExistsError(FolderError):
-    """The output folder is already there and nothing said to replace it."""
+    """The output already exists, or another process is writing it."""
 
 
 class NotAFolderOfThisKindError(FolderError):
-    """The path is no such folder: missing, a file, or something else's folder."""
+    """The path is not a folder of this kind: it is missing, a file, or a different kind of folder."""
 
 
 class DamagedFolderError(FolderError):
@@ -74,48 +74,48 @@ class DamagedFolderError(FolderError):
 
 
 class NewerFormatError(FolderError):
-    """The folder was written in a format later than this version of ralm knows."""
+    """The folder was written in a newer format than this version of ralm reads."""
 
 
 class OlderFormatError(FolderError):
-    """The folder was written in a format that this version of ralm no longer reads."""
+    """The folder was written in an old format that this version of ralm no longer reads."""
 
 
 class OtherEncoderError(FolderError):
-    """The vectors of an index were made by another encoder than the one that is to encode queries."""
+    """The vectors of an index were made by a different encoder than the one that encodes queries."""
 
 
 class StorageError(RalmError):
-    """The disk is full or refuses the file; what was there before is untouched."""
+    """The disk is full, or the file cannot be written; what was there before is untouched."""
 
 
 class WorkerError(RalmError):
-    """A process that worked for this one has died."""
+    """A worker process died."""
 
 
 class ModelError(RalmError):
-    """A language model, an encoder or a tokenizer cannot be loaded, or cannot do what is asked of it."""
+    """A language model, an encoder or a tokenizer cannot be loaded or used as asked."""
 
 
 class PartError(RalmError):
-    """A part that was plugged in, such as your own reader, does not keep the contract of its protocol."""
+    """A custom part, such as your own reader, does not keep the contract of its protocol."""
 
 
 class RetrieverError(PartError):
-    """A retriever gives something that is no hits of the queries that it was asked."""
+    """A retriever returned something other than valid hits for its queries."""
 
 
 class RerankerError(PartError):
-    """A reranker gives something that is no choice among the hits that it was given."""
+    """A reranker returned something other than a choice among the hits that it was given."""
 
 
 class ReaderError(PartError):
-    """A reader gives something that is no reading of the hits that it was given."""
+    """A reader returned invalid fronts for the hits that it was given."""
 
 
 class MissingExtraError(RalmError):
-    """An optional dependency is not installed; the message names the extra that brings it."""
+    """An optional dependency is not installed; the message names the extra to install."""
 
 
 class RalmWarning(UserWarning):
-    """Something that a figure should not be read without; the command line prints it as one line."""
+    """A warning that readers of a figure should see; the command line prints it as one line."""

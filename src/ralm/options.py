@@ -2,8 +2,8 @@
 
     stride: Annotated[int, Option("Number of tokens between retrievals.")] = 4
 
-Name, type, default, bounds, choices, help, and what the option needs to have an effect are then in one place. The flags
-of a command, the values of a sweep and the JSON schema of a request are made from it; this module knows none of them.
+This puts the name, type, default, bounds, choices, help, and conditions of an option in one place. The flags of a
+command, the values of a sweep and the JSON schema of a request are made from it. Knows nothing of any of these.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,10 @@ from ralm.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an option needs to have an effect: `met` tells it of the record that holds the option, `said` says it.
+    """The condition for an option to have an effect.
 
-    A sentence names arguments as messages do: `windows="blocked"` in backticks.
+    `met` takes the record that holds the option and says whether the condition holds. `said` is the condition in words,
+    with arguments in backticks as in messages: `windows="blocked"`.
     """
 
     said: str
@@ -29,11 +30,11 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is to be known of an option besides its name, type and default.
+    """What an option declares besides its name, type and default.
 
-    `least` and `most` bound a number; whole numbers are counts from 1 unless `least` says otherwise, and with `above` a
-    number must be above `least`. `default_said` says what the default is where the value does not (None, mostly).
-    `flag` is what the command line calls the option where that is not the field's name; "" where it has no flag.
+    `least` and `most` bound a number. `least` defaults to 1 for whole numbers and to 0 for others. With `above`, the
+    number must be above `least`. `default_said` describes the default if the value does not explain itself (mostly
+    None). `flag` is the name on the command line if it differs from the field's name; "" means no flag.
     """
 
     help: str
@@ -46,7 +47,7 @@ class Option:
     needs: Needs | None = None
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]) -> Any:
-        """The schema of the type with help and bounds: pydantic asks for it, for a request's field or a recipe."""
+        """The schema of the type with help and bounds; pydantic calls this for a field of a request or a recipe."""
         schema = handler(core_schema) | {"description": self.help}
         for number in (schema, *schema.get("anyOf", ())):
             if number.get("type") in ("integer", "number"):
@@ -55,7 +56,7 @@ class Option:
         return schema
 
     def check(self, name: str, kind: Any, value: Any) -> None:
-        """Raise UsageError where a value of this type lies outside the bounds, or is none of the choices."""
+        """Raise UsageError if a value of this type is outside the bounds or not one of the choices."""
         kinds = without_none(kind)
         if value is None and kinds != kind:
             return
@@ -71,7 +72,7 @@ class Option:
 
 
 class Declared(NamedTuple):
-    """A field of a record, its type, and how it is declared."""
+    """A field of a record, its type, and its declaration as an option."""
 
     field: "Field[Any]"
     kind: Any
@@ -80,7 +81,7 @@ class Declared(NamedTuple):
 
 @cache
 def declared(record: type) -> tuple[Declared, ...]:
-    """The options of a record; a field without an `Option` is none."""
+    """The options of a record: its fields that are annotated with an `Option`."""
     return tuple(
         Declared(field, kind, mark)
         for field in fields(record)
@@ -91,21 +92,21 @@ def declared(record: type) -> tuple[Declared, ...]:
 
 
 def check_options(record: Any) -> None:
-    """Raise UsageError where an option of a record lies outside its bounds, or is none of its choices.
+    """Raise UsageError if an option of a record is outside its bounds or not one of its choices.
 
-    Records call this as they are made, so that a command, a script, a sweep and a server are told the same.
+    Records call this on creation, so that a command, a script, a sweep and a server report the same errors.
     """
     for field, kind, option in declared(type(record)):  # type: ignore[arg-type]
         option.check(field.name, kind, getattr(record, field.name))
 
 
 def annotation(of: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type, and what `Annotated` says of it."""
+    """A type without `Annotated`, and the metadata of `Annotated`."""
     return (get_args(of)[0], of.__metadata__) if get_origin(of) is Annotated else (of, ())
 
 
 def without_none(kind: Any) -> Any:
-    """The type of what a value is where it is not None."""
+    """The type without `None`."""
     if get_origin(kind) is UnionType or str(get_origin(kind)) == "typing.Union":
         return next(one for one in get_args(kind) if one is not NoneType)
     return kind

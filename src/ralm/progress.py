@@ -1,6 +1,6 @@
-"""Progress on standard error, for whatever takes more than a second: a bar in a terminal, else a line now and then.
+"""Progress on standard error for work that takes more than a second: a bar in a terminal, else a line now and then.
 
-`RALM_PROGRESS=0` in the environment turns all of it off.
+The environment variable `RALM_PROGRESS=0` turns it off.
 """
 
 import os
@@ -17,31 +17,31 @@ from rich.text import Text
 
 SECONDS_A_LINE: Final = 30.0
 SWITCH: Final = "RALM_PROGRESS"
-"""The variable of the environment that is 0 where no progress is to be shown."""
+"""The environment variable that turns progress off if it is 0."""
 
 
 class _Rate(ProgressColumn):
-    """How many are done in a second."""
+    """How many items are done per second."""
 
     def render(self, task: Task) -> Text:
-        """Empty until something was done."""
+        """Empty until the first item is done."""
         return Text("" if task.speed is None else f"{task.speed:,.0f}/s")
 
 
 class Advance(Protocol):
-    """What moves a bar on."""
+    """A function that advances a progress bar."""
 
     def __call__(self, steps: int = 1) -> None:
-        """Say that `steps` more are done."""
+        """Report that `steps` more are done."""
 
 
 def _unseen(steps: int = 1) -> None:
-    """Where there is no bar to move on."""
+    """Used if no progress is shown."""
 
 
 @contextmanager
 def progress_bar(description: str, total: int | None = None, *, shown: bool = True) -> Iterator[Advance]:
-    """A bar that is gone when the work is done; where standard error is no terminal, a line every half minute."""
+    """A bar that disappears when the work is done; a line every 30 seconds if standard error is not a terminal."""
     if not shown or os.environ.get(SWITCH) == "0":
         yield _unseen
         return
@@ -67,7 +67,7 @@ def progress_bar(description: str, total: int | None = None, *, shown: bool = Tr
 
 @contextmanager
 def no_progress() -> Iterator[None]:
-    """Within, neither this process nor those that it starts show progress."""
+    """Inside the block, this process and the processes that it starts show no progress."""
     before = os.environ.get(SWITCH)
     os.environ[SWITCH] = "0"
     try:
@@ -80,7 +80,7 @@ def no_progress() -> Iterator[None]:
 
 
 class _Lines:
-    """How far the work is, as lines for a log; work that is done before the first of them writes none."""
+    """Progress as log lines; work that takes less than `SECONDS_A_LINE` writes none."""
 
     def __init__(self, description: str, total: int | None) -> None:
         self._description = description

@@ -1,6 +1,6 @@
-"""The seams of ralm: what a stage may ask of the parts it is handed, one to three verbs each.
+"""The protocols of ralm: what each stage expects of the parts that it is given, with one to three methods each.
 
-Whatever has these verbs fits: the parts of this package, a fake in a test, or a user's own class.
+Any class with these methods works: the parts of this package, a fake in a test, or your own class.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,17 +24,17 @@ from ralm.records import (
 
 
 class Tokenizer(Protocol):
-    """Text to the language model's token ids, and back: all that a tokenizer must be able to do.
+    """Converts text to the language model's token ids and back. These two methods are all that a tokenizer needs.
 
-    What `FullTokenizer` lists beyond that is optional. Where a tokenizer lacks a member, `ralm.lm.tokenizer` fills in
-    what the member's docstring says.
+    The other members of `FullTokenizer` are optional. If a tokenizer lacks one, `ralm.lm.tokenizer` uses the default
+    that the member's docstring states.
     """
 
     def encode(self, text: str) -> IntArray:
         """Token ids (int64) of a text, without special tokens."""
 
     def decode(self, tokens: IntArray) -> str:
-        """The text of token ids, special tokens written out."""
+        """The text of token ids, including special tokens."""
 
 
 @runtime_checkable
@@ -43,48 +43,48 @@ class FullTokenizer(Tokenizer, Protocol):
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """What the tokenizer puts around a text by itself, and its BOS. Without this member: nothing, and no BOS."""
+        """The special tokens that the tokenizer adds to a text, and its BOS. Without this member: none, and no BOS."""
 
     @property
     def end_token(self) -> int | None:
-        """The id of the end-of-text token, where there is one. Without this member: there is none."""
+        """The id of the end-of-text token, or None. Without this member: None."""
 
     @property
     def unknown_token(self) -> int | None:
-        """The id of the token that stands for what the tokenizer does not know. Without this member: there is none, so
-        no share of the text is reported as unknown."""
+        """The id of the token for text that the tokenizer does not know, or None. Without this member: None, and no
+        share of the text is reported as unknown."""
 
     def token_of(self, text: str) -> int | None:
-        """The id of the token that is written exactly so, else of the unknown token; None where there is neither.
+        """The id of the token that is spelled exactly like `text`, else of the unknown token, else None.
         Without this member: None. Rolling windows then begin with the end-of-text token."""
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
         """The ids (int64, N) of a text, and the first and one past the last character of each (int64, N x 2).
 
-        Without this member the tokens are found in the text by what they decode to, which is slower.
+        Without this member, the spans are found by decoding the tokens, which is slower.
         """
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        """Token ids (int64) of a document as it stands in the prompt: with the special tokens that the tokenizer adds
-        by itself (a BOS for OPT and LLaMA), cut to `max_tokens`. Without this member: the same, put together from
+        """Token ids (int64) of a document as it stands in the prompt, cut to `max_tokens`. They include the special
+        tokens that the tokenizer adds (a BOS for OPT and LLaMA). Without this member: the same, built from
         `special_tokens` and `encode`."""
 
 
 class LanguageModel(Protocol):
-    """A frozen causal language model that scores: it gives the log-probabilities of given tokens.
+    """A frozen causal language model that computes the log-probabilities of given tokens.
 
     Scoring is enough for evaluation, reranking and ensembles over a text. `ralm.lm.scoring.Scorer` merges requests into
-    passes, remembers what was scored and checks what a model gives, so that a model need not.
+    passes, caches scores and checks what a model returns, so that a model does not have to.
 
-    A model may have two more members. `merges_prefixes` (bool): whether a pass that is the beginning of another may be
-    read off the longer one; without it, True, which is right for every causal model except those that read a token
-    differently depending on how many come after it (LongRoPE). `vocabulary` (int): how many token ids the model knows;
-    with it, ids beyond are refused before anything is read.
+    A model may have two more members. `merges_prefixes` (bool) says whether the scores of a pass that is a prefix of
+    another may be taken from the longer one. The default, True, is right for every causal model except those that read
+    a token differently depending on how many tokens follow it (LongRoPE). `vocabulary` (int) is the number of token
+    ids of the model; if it is given, larger ids are rejected before the model is called.
     """
 
     @property
     def name(self) -> str:
-        """What the model is called in messages: a hub name or a folder."""
+        """The name of the model in messages: a hub name or a folder."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -92,7 +92,7 @@ class LanguageModel(Protocol):
 
     @property
     def max_length(self) -> int:
-        """The most tokens that the model can read at once."""
+        """The maximum number of tokens that the model can read at once."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -101,37 +101,37 @@ class LanguageModel(Protocol):
     def score(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
         """For each pass, in order, the natural log-probability (float32, P) of each of its targets.
 
-        Passes come longest first. The arrays may come as a list, or one after the other as results become known: then a
-        killed run loses only what was not yet given. -inf stands for a token that cannot come.
+        Passes come longest first. The model may return a list, or yield each array as soon as it is computed; then a
+        killed run loses only what was not yet yielded. -inf is the log-probability of an impossible token.
         """
 
 
 Tier: TypeAlias = Literal["all", "chosen", "likeliest"]
-"""Which next tokens a model gives log-probabilities of; see `WritingModel.tier`."""
+"""Which next tokens a model returns log-probabilities for; see `WritingModel.tier`."""
 
 
 class Continuations(Protocol):
-    """Texts that a language model is in the middle of."""
+    """Texts that a language model is continuing."""
 
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        """What the model says of the next token of B texts (int64) of at least one token each.
+        """The log-probabilities of the next token of B texts (int64), each of at least one token.
 
-        Each text is read as if it stood alone. What it shares with those of the call before need not be read again.
-        `wanted` (int64, C) are the token ids to give; the model's `tier` says what is given without it, and whether it
-        may be given.
+        Each text is read independently. A model may reuse what a text shares with the texts of the previous call.
+        `wanted` (int64, C) lists the token ids to return. The model's `tier` says what is returned without it, and
+        whether it is supported.
         """
 
 
 class WritingModel(LanguageModel, Protocol):
-    """A language model that also says what may come next, so that texts can be written with it."""
+    """A language model that also predicts the next token, so that it can generate text."""
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """The token ids that end a text, so that generation stops at them; may be empty."""
+        """The token ids at which generation stops; may be empty."""
 
     @property
     def tier(self) -> Tier:
-        """Which next tokens `Continuations.next_tokens` gives.
+        """Which next tokens `Continuations.next_tokens` returns.
 
         `all`: the whole vocabulary without `wanted`, exactly the wanted ids with it. `chosen`: the k likeliest tokens
         without `wanted`, exactly the wanted ids with it. `likeliest`: the k likeliest tokens; `wanted` is not
@@ -139,11 +139,11 @@ class WritingModel(LanguageModel, Protocol):
         """
 
     def continuations(self) -> Continuations:
-        """Stand ready to go on from texts, none of which was read yet."""
+        """A new `Continuations` object that has not read any text."""
 
 
 class Encoder(Protocol):
-    """Texts in, vectors of D dimensions out: the larger an inner product, the likelier a passage answers a query."""
+    """Turns texts into vectors of D dimensions; a larger inner product means a better match of query and passage."""
 
     @property
     def dimension(self) -> int:
@@ -151,74 +151,74 @@ class Encoder(Protocol):
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything about the encoder that decides the vectors."""
+        """Everything about the encoder that affects the vectors."""
 
     @property
     def query_fingerprint(self) -> str:
-        """A short hash of what encodes queries: equal for equal weights, whatever folder they came from."""
+        """A short hash of the query encoder: equal for equal weights, regardless of their folder."""
 
     @property
     def query_config(self) -> dict[str, JsonValue]:
-        """Everything about the encoder that decides the vectors of queries; under `reading`, how it reads a text."""
+        """Everything about the encoder that affects the query vectors; `reading` says how it reads a text."""
 
     def text_of(self, passage: Passage) -> str:
-        """What is read of a passage."""
+        """The text of a passage that the encoder reads."""
 
     def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
-        """The vectors (float32, P x D) of P passages; `advance` is called as they are done."""
+        """The vectors (float32, P x D) of P passages; `advance` is called as passages are done."""
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
         """The vectors (float32, Q x D) of Q queries."""
 
 
 class Retriever(Protocol):
-    """Queries in, passages out.
+    """Finds passages for queries.
 
-    A retriever may also have `stable`, a number: up to so many hits, asking for fewer gives the first of them. A sweep
-    then retrieves once for all its points; without it, once for each number of passages.
+    A retriever may also have `stable` (int): up to this `k`, a smaller `k` returns a prefix of the hits of a larger
+    one. A sweep then retrieves once for all its points; without it, once for each number of passages.
     """
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Everything that decides the hits, as JSON: a cache, a run and a resumed run tell retrievers apart by it."""
+        """Everything that affects the hits, as JSON; caches and resumed runs compare it to tell retrievers apart."""
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
-        """The k best passages for each query, all queries at once; in fewer columns where there are fewer."""
+        """The k best passages for each query. The hits may have fewer than k columns."""
 
 
 class Rows(Protocol):
-    """Places where texts go on, R of them: the strides of a text, or prompts that are being written on."""
+    """R places where texts continue: the strides of a text, or prompts that are being completed."""
 
     def __len__(self) -> int:
         """R."""
 
     @property
     def queries(self) -> Sequence[str]:
-        """What the retriever was asked for each row; empty for a row that does not retrieve."""
+        """The query of each row; empty if the row does not retrieve."""
 
     @property
     def strides(self) -> IntArray:
-        """Which stride of its text each row is (int64, R), from 0. Random draws for a row follow from it, so that they
-        do not depend on the rows beside it."""
+        """The index of each row's stride in its text (int64, R), from 0. It seeds the random draws for the row, so that
+        they do not depend on the other rows of a batch."""
 
     def prefix(self, row: int) -> str:
-        """The text before a row, from its beginning."""
+        """The whole text before a row."""
 
     def prefix_log_probs(
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
     ) -> list[FloatArray]:
-        """For each (row, passage) the log-probabilities (float32) of the last `tokens` tokens of the row's prefix when
-        the passage stands in front; fewer where the prefix is shorter, and possibly none.
+        """For each (row, passage), the log-probabilities (float32) of the last `tokens` tokens of the row's prefix,
+        with the passage in front. If the prefix is shorter, there are fewer of them, possibly none.
 
-        The reading model scores them, or another `model` in tokens of its own. Raises UsageError where the passage and
+        The reading model scores them, or another `model` with its own tokenizer. Raises UsageError if the passage and
         the tokens do not fit into the model.
         """
 
     def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:
-        """For each (row, passage) the log-probabilities (float32) that the reading model gives the row's targets when
-        the passage stands in front.
+        """For each (row, passage), the log-probabilities (float32) of the row's targets under the reading model, with
+        the passage in front.
 
-        Raises UsageError where the text after the rows is not known: while it is being written.
+        Raises UsageError during generation, when the text after the rows is not known yet.
         """
 
 
@@ -226,64 +226,64 @@ class Reranker(Protocol):
     """Chooses which hits of each row are read.
 
     A reranker may have two more members. `needs_targets` (bool) says that it looks at the text to be predicted, so that
-    generation refuses it at once. `model` is the language model that it ranks with, if it has one of its own: what
-    stands first in a reading is then checked for that model too.
+    generation refuses it at once. `model` is the language model that it ranks with, if it differs from the reading
+    model; the first tokens of a reading are then checked for that model too.
     """
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Everything about the reranker that decides its choice. The key `reranker` names it."""
+        """Everything that affects the choice. The key `reranker` holds its name."""
 
     @property
     def candidates(self) -> int:
-        """How many hits of a row it chooses from."""
+        """The number of hits of a row that it chooses from."""
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
-        """The k best of each row's hits, the best first, fewer where there are fewer; with scores of its own."""
+        """The k best hits of each row, best first, or all if a row has fewer, with the reranker's scores."""
 
 
 class Documents(Protocol):
-    """Passages as they stand in front of a context, as token ids of the reading model."""
+    """Passages as token ids of the reading model, ready to put in front of a context."""
 
     def __getitem__(self, number: int) -> IntArray:
-        """The token ids (int64) of a passage: title, newline, text, with the special tokens that stand first, cut to
-        the plan's `document_tokens`. For `NO_PASSAGE`, what stands there without one."""
+        """The token ids (int64) of a passage: leading special tokens, title, newline, text, cut to the plan's
+        `document_tokens`. For `NO_PASSAGE`, the tokens that are used without a passage."""
 
     def passage(self, number: int) -> Passage:
         """The passage itself."""
 
     def encode(self, text: str) -> IntArray:
-        """The token ids (int64) of any text as it would stand in front, cut in the same way."""
+        """The token ids (int64) of any text as it would stand in front, with special tokens and cut like a passage."""
 
     def encode_next(self, text: str) -> IntArray:
-        """The token ids (int64) of a text that follows another one in front, without special tokens; cut as well."""
+        """The token ids (int64) of a text that follows another one in front: no special tokens, cut like a passage."""
 
 
 class Reader(Protocol):
-    """Says what stands in front of each row's context: which passages, laid out how, weighted how.
+    """Decides what stands in front of each row's context: which passages, in which layout, with which weights.
 
-    With several fronts a row is read once behind each of them, and the distributions are averaged (REPLUG, Eq. 2). An
-    optional attribute `joined` says how many passages stand in one front at most (1 where it is missing), so that
-    lengths that cannot fit are refused before anything is retrieved.
+    If there are several fronts, the model reads the row once after each front, and the distributions are averaged
+    (REPLUG, Eq. 2). An optional attribute `joined` is the largest number of passages in one front (default 1), so that
+    lengths that cannot fit are refused before retrieval.
     """
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Everything about the reader that decides the figures. The key `reader` names it."""
+        """Everything about the reader that affects the figures. The key `reader` holds its name."""
 
     @property
     def hits(self) -> int:
-        """How many passages are retrieved for a row."""
+        """The number of passages to retrieve for a row."""
 
     def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
-        """What stands in front of one row, given the passage number and score of its hits, the best first.
+        """The fronts of one row, given the (passage number, score) pairs of its hits, best first.
 
-        There is at least one hit: a row without hits is read without a passage. The weights sum to 1.
+        There is at least one hit; a row without hits is read without a passage. The weights must sum to 1.
         """
 
 
 def check_length(model: LanguageModel, max_length: int) -> None:
-    """Raise UsageError where a model would be asked to read more than it can."""
+    """Raise UsageError if `max_length` exceeds what the model can read."""
     if max_length > model.max_length:
         raise UsageError(
             f"`max_length` {max_length} is beyond the {model.max_length} tokens that {model.name} can read; "

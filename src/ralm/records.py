@@ -1,7 +1,7 @@
-"""The small immutable records that stages hand on.
+"""The small immutable records that stages pass to each other.
 
-Knows shapes and nothing else: no file, no model, no index. Letters used for shapes, here and elsewhere:
-Q queries (rows of a plan), K hits a query, N tokens of a text, T target tokens, V vocabulary.
+Knows only shapes; knows nothing of files, models or indexes. Letters for shapes, here and elsewhere: Q queries (rows of
+a plan), K hits per query, N tokens of a text, T target tokens, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ FloatArray: TypeAlias = NDArray[np.float32]
 Number = TypeVar("Number", np.int64, np.float32)
 
 NO_PASSAGE = -1
-"""The passage number that stands where there is none: fewer hits than k, or a stride read without retrieval."""
+"""The passage number that means no passage: a query with fewer hits than k, or a stride read without retrieval."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpecialTokens:
-    """What a tokenizer puts around every text by itself, as token ids (int64), either of which may be empty.
+    """The special tokens that a tokenizer adds around every text, as token ids (int64); both arrays may be empty.
 
-    `before` it, a BOS in OPT and LLaMA; `after` it, an EOS in some. `begin` is the id of the BOS where it has one,
-    whether it puts it there or not.
+    `before` comes before the text (a BOS in OPT and LLaMA), `after` comes after it (an EOS in some). `begin` is the id
+    of the BOS, even if the tokenizer does not add it; None if there is no BOS.
     """
 
     before: IntArray
@@ -45,7 +45,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of a document: what is indexed, retrieved, and put in front of the model's input."""
+    """A piece of a document: the unit that is indexed, retrieved and put in front of the model's input."""
 
     number: int
     """Its position in the corpus, from 0."""
@@ -55,12 +55,12 @@ class Passage:
 
     @property
     def contents(self) -> str:
-        """What is indexed and what is read: title, newline, text; the text alone where there is no title."""
+        """The text that is indexed and read: title, newline, text; only the text if there is no title."""
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 
 def padded(rows: Sequence[Sequence[float] | NDArray[Any]], fill: float, dtype: type[Number]) -> NDArray[Number]:
-    """Rows of different lengths as one array (R x K), each filled up on the right; at least one column."""
+    """Rows of different lengths as one array (R x K), padded on the right, with at least one column."""
     counts_R = np.array([len(row) for row in rows], dtype=np.int64)
     there_RK = np.arange(max(1, counts_R.max(initial=1))) < counts_R[:, None]
     padded_RK = np.full(there_RK.shape, fill, dtype=dtype)
@@ -70,15 +70,15 @@ def padded(rows: Sequence[Sequence[float] | NDArray[Any]], fill: float, dtype: t
 
 
 Passages: TypeAlias = Sequence[Passage]
-"""Passages by number: a store on disk or a list in memory."""
+"""Passages by number: a store on disk, or a list in memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hits:
-    """The passages found for Q queries, the best first.
+    """The passages found for Q queries, best first.
 
-    `numbers_QK` (int64) holds passage numbers and `scores_QK` (float32) their scores; a row with fewer than K hits ends
-    in `NO_PASSAGE` with score 0. K may be less than was asked for where no query has more hits.
+    `numbers_QK` (int64) holds passage numbers and `scores_QK` (float32) their scores. A row with fewer than K hits is
+    padded with `NO_PASSAGE` and score 0. K may be less than requested if no query has more hits.
     """
 
     numbers_QK: IntArray
@@ -91,12 +91,12 @@ class Hits:
 
     @classmethod
     def none(cls, queries: int, k: int) -> Self:
-        """`k` columns without a passage for each query, to be filled in."""
+        """`k` columns of `NO_PASSAGE` for each query."""
         return cls(np.full((queries, k), NO_PASSAGE, dtype=np.int64), np.zeros((queries, k), dtype=np.float32))
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[Sequence[int] | IntArray, Sequence[float] | FloatArray]]) -> Self:
-        """The passage numbers and scores of each query, as many as it has; at least one column."""
+        """Hits from the passage numbers and scores of each query, padded, with at least one column."""
         return cls(
             padded([numbers for numbers, _ in rows], NO_PASSAGE, np.int64),
             padded([scores for _, scores in rows], 0, np.float32),
@@ -104,14 +104,14 @@ class Hits:
 
     @classmethod
     def from_pairs(cls, rows: Sequence[Sequence[tuple[int, float]]]) -> Self:
-        """The (passage number, score) pairs of each query, the best first, as `of` gives them; a row may be empty."""
+        """Hits from each query's (passage number, score) pairs, best first, as `of` returns them; rows may be empty."""
         return cls.of_rows([([number for number, _ in row], [score for _, score in row]) for row in rows])
 
     def __len__(self) -> int:
         return len(self.numbers_QK)
 
     def spread(self, rows: IntArray, count: int) -> "Hits":
-        """The same hits as these rows of `count`; the others have none."""
+        """These hits as the given `rows` of `count` rows; the other rows have no hits."""
         spread = Hits.none(count, self.numbers_QK.shape[1])
         spread.numbers_QK[rows], spread.scores_QK[rows] = self.numbers_QK, self.scores_QK
         return spread
@@ -121,17 +121,17 @@ class Hits:
         return Hits(numbers_QK=self.numbers_QK[:, :k], scores_QK=self.scores_QK[:, :k])
 
     def of(self, query: int) -> list[tuple[int, float]]:
-        """The passage number and score of each hit of one query, the best first."""
+        """The (passage number, score) pairs of the hits of one query, best first."""
         row = zip(self.numbers_QK[query].tolist(), self.scores_QK[query].tolist(), strict=True)
         return [(number, score) for number, score in row if number != NO_PASSAGE]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Front:
-    """What stands before the context in one reading of a row: one passage, several joined, or none.
+    """What stands in front of the context in one reading of a row: one passage, several joined, or none.
 
-    `tokens` (int64) are read first. `passages` are the numbers of the passages they hold; the first one is credited
-    with the reading. `log_weight` is the natural logarithm of the reading's weight in the row's average.
+    The model reads `tokens` (int64) first. `passages` are the numbers of the passages in them; the first one is
+    credited with the reading. `log_weight` is the natural logarithm of the reading's weight in the row's average.
     """
 
     tokens: IntArray
@@ -140,16 +140,16 @@ class Front:
 
     @property
     def passage(self) -> int:
-        """The passage that is credited with the reading, or `NO_PASSAGE`."""
+        """The passage credited with the reading, or `NO_PASSAGE`."""
         return self.passages[0] if self.passages else NO_PASSAGE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One thing to score: the log-probability of each target, read after the document and the context.
+    """A request to score targets: the log-probability of each, given the document and the context.
 
-    The model reads `[document; context; targets]`, three int64 vectors of token ids of which the first two may be
-    empty. Where both are empty the first target has nothing to be conditioned on: a request like that is a bug.
+    The model reads `[document; context; targets]`, three int64 vectors of token ids. The first two may be empty, but
+    not both: then nothing would precede the first target, and the request is a bug.
     """
 
     document: IntArray
@@ -161,31 +161,31 @@ class Request:
         assert len(self.document) + len(self.context) > 0, "a target with nothing before it"
 
     def __len__(self) -> int:
-        """The number of tokens the model reads, targets included."""
+        """The number of tokens that the model reads, including the targets."""
         return len(self.document) + len(self.context) + len(self.targets)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """Tokens that a language model reads once, and the places of those whose log-probability is wanted.
+    """Tokens that a language model reads once, and the positions whose log-probabilities are requested.
 
-    `tokens_N` and `targets_P` are int64. The places rise, and each is at least 1 and below N: the token at every place
-    is predicted from all tokens before it.
+    `tokens_N` and `targets_P` are int64. `targets_P` is in ascending order, and each position is at least 1 and below
+    N. The token at each position is predicted from all tokens before it.
     """
 
     tokens_N: IntArray
     targets_P: IntArray
 
     def __len__(self) -> int:
-        """The number of tokens the model reads: all but the last, which is only predicted."""
+        """The number of tokens that the model reads: all but the last, which is only predicted."""
         return len(self.tokens_N) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NextTokens:
-    """What a language model says of the next token of B texts: natural log-probabilities (float32) of C tokens each.
+    """Predictions of the next token of B texts: the natural log-probabilities (float32) of C tokens each.
 
-    `tokens_BC` (int64) says which tokens these are; None stands for the whole vocabulary in the order of ids.
+    `tokens_BC` (int64) holds the ids of these tokens; None means the whole vocabulary in the order of ids.
     """
 
     log_probs_BC: FloatArray
@@ -198,10 +198,10 @@ class NextTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Provenance:
-    """Where each of T target tokens came from, of K documents: a row per target.
+    """How much each of K passages contributed to each of T target tokens, one row per target.
 
-    `passages_TK` (int64) are the passages read for the target, `NO_PASSAGE` where there are fewer than K;
-    `posteriors_TK` (float32) the share of the target's probability that came from each, which sum to 1.
+    `passages_TK` (int64) holds the passages read for the target, padded with `NO_PASSAGE`. `posteriors_TK` (float32)
+    holds the share of the target's probability that came from each passage; a row sums to 1.
     """
 
     passages_TK: IntArray
@@ -212,7 +212,7 @@ class Provenance:
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[IntArray, FloatArray]]) -> Self:
-        """The passages and posteriors of each target, as many as it has; at least one column."""
+        """Provenance from the passages and posteriors of each target, padded, with at least one column."""
         return cls(
             padded([passages for passages, _ in rows], NO_PASSAGE, np.int64),
             padded([posteriors for _, posteriors in rows], 0, np.float32),
@@ -221,11 +221,11 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredTokens:
-    """A row per target token, in the order of the text.
+    """The scores of T target tokens, one row per token, in text order.
 
-    `positions_T` (int64): index in the tokens of the text; `tokens_T` (int64): its id; `log_probs_T` (float32): natural
-    logarithm of its probability; `passages_T` (int64): the passage it was read with, or `NO_PASSAGE`; in an ensemble
-    the one that gave most, and `provenance` says what each gave.
+    `positions_T` (int64): index in the tokens of the text. `tokens_T` (int64): token id. `log_probs_T` (float32):
+    natural log-probability. `passages_T` (int64): the passage that the token was read with, or `NO_PASSAGE`; in an
+    ensemble, the passage that contributed most. `provenance` then holds the contribution of each passage.
     """
 
     positions_T: IntArray

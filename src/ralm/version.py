@@ -1,3 +1,3 @@
-"""The one place that states the version of the package."""
+"""The version of the package, stated only here."""
 
 __version__ = "0.1.0"

@@ -39,7 +39,7 @@ def test_a_line_of_a_file_is_one_whatever_is_in_it(tmp_path: Path) -> None:
         ("[" * 100_000, "line 2 is not JSON"),
         ("3", "line 2 is neither a string nor an object with the string"),
         ('{"text": "x"}', "line 2 is neither a string nor an object with the string"),
-        ('"\\ud800"', "line 2 holds half a character"),
+        ('"\\ud800"', "line 2 holds a lone surrogate"),
     ],
 )
 def test_lines_that_are_no_prompt(tmp_path: Path, line: str, message: str) -> None:

@@ -320,7 +320,7 @@ def test_inputs_that_are_not_what_they_should_be(work: Path, model: Path, tmp_pa
     assert not (tmp_path / "i").exists()
     skipped = ralm("index", tmp_path / "broken.jsonl", "--out", tmp_path / "i", "--skip-bad")
     assert skipped.status == 0
-    assert "broken lines passed over: 1" in skipped.out
+    assert "broken lines skipped: 1" in skipped.out
 
 
 def test_a_damaged_index_is_refused_and_an_existing_one_kept(work: Path, tmp_path: Path) -> None:

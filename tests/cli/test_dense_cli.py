@@ -95,7 +95,7 @@ def test_what_an_interrupted_build_encoded_is_taken(work: Path, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == [".i.vectors"]
     answer = ralm(*command, "Flat")
     assert answer.status == 0, answer.err
-    assert answer.out.endswith("taken from a build that was interrupted: 3\n")
+    assert answer.out.endswith("reused from an interrupted build: 3\n")
     assert "encoded:" not in answer.out
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
 

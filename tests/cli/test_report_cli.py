@@ -90,7 +90,7 @@ def test_a_generated_text(work: Path, tiny_folders: dict[str, Path], tmp_path: P
     assert generated["gain"]["nats"] == pytest.approx(sum(token["gain"] for token in generated["tokens"]), abs=1e-4)
     assert "The dog keeps the sheep" in page.read_text(encoding="utf-8")
     shown = ralm("generate", "The dog keeps the sheep", *reading, *ensemble)
-    assert "Passages by what they gave" in shown.out
+    assert "Passages by contribution" in shown.out
 
 
 def test_options_of_generation_that_do_not_go_together(work: Path, tiny_folders: dict[str, Path]) -> None:

@@ -125,7 +125,7 @@ def test_a_file_of_titles(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="is a folder"):
         read_titles(tmp_path)
     path.write_text('\n ""\n')
-    with pytest.raises(CorpusError, match="holds no titles; write one a line"):
+    with pytest.raises(CorpusError, match="holds no titles; write one per line"):
         read_titles(path)
     path.write_text("\ufeffOne\n\n Two \n", encoding="utf-8")
     assert [normal_title(title) for title in read_titles(path)] == ["one", "two"]

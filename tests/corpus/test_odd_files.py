@@ -176,8 +176,8 @@ NO_TEXT = [
     ({"text": pa.array([b"one"])}, "the field 'text' is not text but bytes"),
     ({"text": pa.array([["one"]])}, "the field 'text' is not text but list"),
     ({"text": pa.array([Decimal("1.0")])}, "the field 'text' is not text but Decimal"),
-    ({"text": ["one"], "id": [b"\xff"]}, "the field 'id' is no name or number but bytes"),
-    ({"text": ["one"], "title": [{"a": 1}]}, "the field 'title' is no name or number but dict"),
+    ({"text": ["one"], "id": [b"\xff"]}, "the field 'id' must be text or a number, not bytes"),
+    ({"text": ["one"], "title": [{"a": 1}]}, "the field 'title' must be text or a number, not dict"),
     ({"text": invalid_utf8()}, "holds a value that cannot be read: 'utf-8' codec can't decode"),
     ({"text": ["one"], "id": pa.array([2**62], pa.timestamp("us"))}, "holds a value that cannot be read"),
     ({"text": ["one"], "title": pa.array([2**30], pa.date32())}, "holds a value that cannot be read"),
@@ -206,7 +206,7 @@ def test_parquet_that_is_damaged_in_every_place_ends_in_a_sentence_or_in_documen
 
 def test_json_objects_as_names_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": {"a": 1}, "text": "one"}\n')
-    with pytest.raises(CorpusError, match="line 1: the field 'id' is no name or number but dict"):
+    with pytest.raises(CorpusError, match="line 1: the field 'id' must be text or a number, not dict"):
         read(tmp_path / "x.jsonl")
     (tmp_path / "x.jsonl").write_text('{"id": NaN, "title": NaN, "text": "one"}\n{"id": -Infinity, "text": "two"}\n')
     assert [(document.id, document.title) for document in read(tmp_path / "x.jsonl")] == [("1", ""), ("-inf", "")]
@@ -232,7 +232,7 @@ def test_gzip_with_more_behind_it(tmp_path: Path) -> None:
     path.write_bytes(whole + gzip.compress(b'{"text": "two"}\n'))
     assert [document.text for document in read(path)] == ["one", "two"]
     path.write_bytes(whole + b"garbage")
-    with pytest.raises(CorpusError, match="x.jsonl.gz is damaged, it cannot be unpacked to its end"):
+    with pytest.raises(CorpusError, match="x.jsonl.gz is damaged and cannot be unpacked completely"):
         read(path)
 
 

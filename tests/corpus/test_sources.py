@@ -71,7 +71,7 @@ def test_reading_is_a_stream(tmp_path: Path) -> None:
         (b'{"body": "x", "id": 1}', "line 2 has no field 'text'; its fields are body, id. Name the right one"),
         (b'{"text": 3}', "line 2: the field 'text' is not text but int"),
         (b'{"text": "\xe9"}', "line 2 is not UTF-8: byte 26 is 0xe9"),
-        (b'{"text": "\\ud800"}', "line 2 holds half of a character"),
+        (b'{"text": "\\ud800"}', "line 2 holds a lone surrogate"),
         (b"[" * 100_000, "line 2 cannot be read as JSON"),
         (b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "line 2 cannot be read as JSON"),
     ],
@@ -105,7 +105,7 @@ def test_only_the_first_few_broken_lines_are_kept(tmp_path: Path) -> None:
 
 def test_all_lines_broken_is_an_error_even_when_they_may_be_passed_over(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", ROWS)
-    with pytest.raises(CorpusError, match="2 broken lines were passed over, so: .* has no field 'body'"):
+    with pytest.raises(CorpusError, match="2 broken lines were skipped, such as: .* has no field 'body'"):
         read(path, Fields(text="body"), SkippedLines())
 
 
@@ -147,10 +147,10 @@ def test_tsv_without_titles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("2\ttwo\tB\tmore\n", "line 2 has 4 fields between tabs where id, text, title are expected"),
+        ("2\ttwo\tB\tmore\n", "line 2 has 4 tab-separated fields where id, text, title are expected"),
         ("alone\n", "line 2 has 1 fields between tabs"),
-        ('2\t"never closed\tB\n', "line 2 is not quoted as CSV is"),
-        ('2\t"said" she\tB\n', "line 2 is not quoted as CSV is"),
+        ('2\t"never closed\tB\n', "line 2 is not quoted like CSV"),
+        ('2\t"said" she\tB\n', "line 2 is not quoted like CSV"),
         ("2\t\udce9\tB\n", "line 2 is not UTF-8: byte 10 is 0xe9"),
     ],
 )
@@ -264,7 +264,7 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
         read(tmp_path / "nowhere")
     with pytest.raises(CorpusError, match="holds no documents: no .txt, .*Give JSONL"):
         read(tmp_path)
-    with pytest.raises(CorpusError, match="x.pdf is of no known kind; give a folder, a file that ends in .txt"):
+    with pytest.raises(CorpusError, match="x.pdf is of an unknown type; give a folder, a file that ends in .txt"):
         read(tmp_path / "x.pdf")
     write_jsonl(tmp_path / "blank.jsonl", [{"text": " "}])
     with pytest.raises(CorpusError, match="holds no document: all of it is empty"):

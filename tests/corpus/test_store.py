@@ -96,7 +96,7 @@ def test_arrow_files_of_something_else(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "ROWS_A_BATCH", 5)
         written(path, some_passages(12))
-    with pytest.raises(DamagedFolderError, match="other batches"):
+    with pytest.raises(DamagedFolderError, match="batches have an unexpected size"):
         PassageStore(path)
 
 
@@ -110,8 +110,8 @@ def test_columns_that_are_stored_in_another_way(tmp_path: Path) -> None:
     broken = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"\xff\xfe"))
     compressed = pa.ipc.IpcWriteOptions(compression="zstd")
     for change, options, message in (
-        ({"title": pa.array(["", None])}, None, "a column is stored in another way"),
-        ({}, compressed, "a column is stored in another way"),
+        ({"title": pa.array(["", None])}, None, "a column has an unexpected layout"),
+        ({}, compressed, "a column has an unexpected layout"),
         ({"text": broken}, None, "passage 0 is not UTF-8"),
         ({"title": broken}, None, "the title of passage 0 is not UTF-8"),
         ({"text": columns["text"].dictionary_encode()}, None, "its columns are"),

@@ -52,7 +52,7 @@ def test_no_one_is_asked_for_more_than_there_is() -> None:
         ([-2], [0.0], "gives passage -2 of 5"),
         ([0], [np.nan], "score that is not finite"),
         ([0], [1e300], "score that is not finite"),
-        ([-1, 0], [0.0, 0.0], "a passage behind a place without one"),
+        ([-1, 0], [0.0, 0.0], "a passage after an empty place"),
         ([3, 1, 3], [2.0, 1.0, 1.0], "passage 3 twice"),
     ],
 )

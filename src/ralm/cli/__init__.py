@@ -1,6 +1,6 @@
-"""The command line: one file a command, each a thin skin over the library.
+"""The command line: one file per command, each a thin layer over the library.
 
-The commands import what they need when they run, not before: `ralm --help` must not wait for torch.
+Commands import what they need when they run: `ralm --help` must not wait for torch.
 """
 
 import sys
@@ -49,13 +49,13 @@ def _be_quiet(context: typer.Context, wanted: bool) -> None:
 def _ralm(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
     quiet: bool = typer.Option(
-        False, "--quiet", callback=_be_quiet, help="Print no progress and no notes; warnings and errors remain."
+        False, "--quiet", callback=_be_quiet, help="Print no progress and no notes, only warnings and errors."
     ),
 ) -> None:
     """Retrieval-augmented language models that need no change to the model.
 
-    Index a corpus, then score and generate with a frozen language model that has the right passage in front of it.
-    `ralm demo` shows it all on what is at hand.
+    Index a corpus, then score and generate text with a frozen language model that reads retrieved passages first.
+    `ralm demo` shows all of it without any download.
     """
 
 
@@ -76,18 +76,18 @@ for _name, _function in _COMMANDS.items():
 
 
 def main() -> None:
-    """Run the program; an error that ralm raises on purpose is one sentence on standard error, never a traceback."""
+    """Run the program. An error that ralm raises on purpose is printed on standard error without a traceback."""
     print_whatever_comes()
     try:
         if any("\0" in argument for argument in sys.argv):
-            raise UsageError("an argument holds a NUL character, which no text and no name has.")
+            raise UsageError("an argument holds a NUL character; remove it.")
         with signals_unwind(), library_messages():
             sys.exit(_run())
     except RalmError as error:
         complain(str(error))
         sys.exit(error.exit_status)
     except UnicodeEncodeError as error:
-        complain(f"{error.object} is not UTF-8 where it has to be: rename it, or convert it.")
+        complain(f"{error.object} is not UTF-8, which is required here; rename or convert it.")
         sys.exit(1)
     except OSError as error:
         complain(f"{error.filename or 'a file'}: {error.strerror or error}")
@@ -95,13 +95,13 @@ def main() -> None:
 
 
 def _run() -> int | None:
-    """Run what the arguments say; the exit status of what ended early, or of a wrong call."""
+    """Run the command; return the exit status if it ended early or its arguments were wrong."""
     try:
         return app(standalone_mode=False)
     except typer.Abort:
         return 1
     except Exception as error:
-        if not hasattr(error, "format_message"):  # the class of such errors is not where every typer has it
+        if not hasattr(error, "format_message"):  # not every version of typer exports the class of these errors
             raise
         shown: Any = error
         print_usage_error(shown)

@@ -1,7 +1,7 @@
-"""What the program is asked with: prompts and queries, as arguments, on standard input, or in a file.
+"""Reads prompts and queries from arguments, standard input or a file.
 
-A file of text has one a line. A file of JSON lines (.jsonl) has a string a line, or an object that holds it, so that
-it may have several lines itself.
+A text file has one per line. A JSON Lines file (.jsonl) has one string per line, or an object that contains it, so that
+a prompt or query may have several lines.
 """
 
 import json
@@ -15,14 +15,14 @@ _JSON_LINES = ".jsonl"
 
 
 def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
-    """The prompt itself, or standard input where it is `-`; without one, those of a file."""
+    """The prompt, or standard input if it is `-`; if `file` is given, the prompts of the file."""
     if file is not None:
         return _of_file(file, "prompt")
     return [_standard_input().rstrip("\n")] if prompt == "-" else [_argument(prompt or "", "the prompt")]
 
 
 def read_queries(query: str | None, file: Path | None) -> list[str]:
-    """The query itself; without one, those of a file."""
+    """The query; if `file` is given, the queries of the file."""
     return [_argument(query or "", "the query")] if file is None else _of_file(file, "query")
 
 
@@ -46,22 +46,22 @@ def _of_file(file: Path, what: str) -> list[str]:
 
 
 def _of_json(line: str, where: str, what: str) -> str:
-    """The string of a line, or what an object has by the name of `what`."""
+    """The string of a line, or the value of the key `what` if the line is an object."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
-        raise InputError(f"{where} is not JSON; a file {_JSON_LINES} has a JSON value a line.") from None
+        raise InputError(f"{where} is not JSON; a {_JSON_LINES} file has one JSON value per line.") from None
     if isinstance(found, dict):
         found = found.get(what)
     if not isinstance(found, str):
         raise InputError(f'{where} is neither a string nor an object with the string "{what}".')
     if not _is_text(found):
-        raise InputError(f"{where} holds half a character (a lone surrogate): it is no text.")
+        raise InputError(f"{where} holds a lone surrogate (half of a character), which is not valid text.")
     return found
 
 
 def _is_text(text: str) -> bool:
-    """Whether a string can be written as UTF-8; an argument that is not UTF-8 cannot, nor half a character."""
+    """Whether a string can be encoded as UTF-8; arguments that are not UTF-8 and lone surrogates cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

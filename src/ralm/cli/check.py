@@ -1,4 +1,4 @@
-"""`ralm check`: whether an index, a run or a sweep is whole, every byte of it."""
+"""`ralm check`: checks every byte of an index, a run or a sweep."""
 
 import sys
 from pathlib import Path
@@ -15,10 +15,10 @@ def check(
     ],
     json: options.Json = False,
 ) -> None:
-    """Read every byte of an index or a run and say what is damaged; the exit status is 1 where anything is.
+    """Read every byte of an index, a run or a sweep and report damage. The exit status is 1 if anything is damaged.
 
-    Opening one checks all of a small file, and samples of one above 64 MiB. This compares checksums of everything, and
-    checks that what the files say fits together.
+    Opening a folder checks small files fully, and samples of files above 64 MiB. This command compares the checksums of
+    whole files, and checks that the files are consistent with each other.
     """
     from ralm.cli.output import print_json, print_line
     from ralm.runs.check import check_folder
@@ -36,7 +36,7 @@ def check(
     if found.sampled:
         sys.stderr.write(
             f"ralm: only samples of {', '.join(found.sampled)} could be compared: this {found.kind} was written before "
-            "checksums of whole files were kept\n"
+            "checksums of whole files were stored\n"
         )
     if found.damaged:
         raise typer.Exit(1)

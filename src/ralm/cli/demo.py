@@ -1,4 +1,4 @@
-"""`ralm demo`: what retrieval does for a small language model, on this Python's own documentation."""
+"""`ralm demo`: shows what retrieval does for a small language model, on the documentation of this Python."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +13,15 @@ _FOLDER, _MODEL = Path("ralm-demo"), ModelOptions()
 
 
 def demo(
-    folder: Annotated[Path, Option("Where corpus, text, index and a report of every token are left.")] = _FOLDER,
+    folder: Annotated[
+        Path, Option("Folder for the corpus, the text, the index and a report of every token.")
+    ] = _FOLDER,
     lm: Annotated[str, Option("Causal language model to read with.")] = "ralm-tiny",
     limit_tokens: Annotated[int, Option("Number of tokens of the held-out text to score.", least=2)] = 4000,
     model_options: Annotated[ModelOptions, Flags(without=("compile",))] = _MODEL,
     json: options.Json = False,
 ) -> None:
-    """Index this Python's own documentation but for a tenth, and read that tenth without and with its passages."""
+    """Index nine tenths of this Python's documentation, and score the last tenth with and without its passages."""
     from ralm.cli.models import load_model
     from ralm.cli.output import print_demo, print_json
     from ralm.cli.shading import write_page

@@ -1,4 +1,4 @@
-"""`ralm encode`: vectors for the passages of an index that is already there."""
+"""`ralm encode`: adds vectors to an existing index."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,16 +17,16 @@ def encode(
     context: typer.Context,
     index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `ralm index` made.", show_default=False)],
     encoding: EncoderOptions,
-    vectors: Annotated[str, Option("Name of the vectors; several sets live side by side.")] = "main",
-    default: Annotated[bool, Option("Search these vectors where `vectors` names none.")] = True,
+    vectors: Annotated[str, Option("Name of the vectors; an index can have several sets.")] = "main",
+    default: Annotated[bool, Option("Search these vectors if `vectors` is not given.")] = True,
     stored: VectorOptions = _STORED,
-    device: Annotated[str, Option("Where to encode: cpu, cuda, cuda:N, or auto: a GPU if there is one.")] = "auto",
+    device: Annotated[str, Option("Where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto",
     force: options.Force = False,
 ) -> None:
-    """Encode the passages of an index and add the vectors to it, beside those that it has.
+    """Encode the passages of an index and add the vectors to it; its other vectors stay.
 
-    The index changes in one step at the end: programs that have it open keep what they opened. Rerun the command after
-    an interruption to resume: what was encoded is kept in a folder beside the index.
+    The index changes atomically at the end; programs that have it open keep the old state. Rerun the command after an
+    interruption to resume: finished vectors are kept in a folder beside the index.
     """
     from ralm.cli.output import print_encoded
     from ralm.retrieval.dense.loading import load_encoder

@@ -1,4 +1,4 @@
-"""`ralm eval`: what a text is worth to a language model, with passages in front and without."""
+"""`ralm eval`: scores a text with a language model, with and without passages in front."""
 
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
@@ -20,9 +20,9 @@ from ralm.retrieval.options import RetrieverOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What an evaluation reads, and how; a sweep does several.
+    """What an evaluation reads, and how; a sweep runs several.
 
-    Raises UsageError where options do not go together.
+    Raises UsageError if options do not go together.
     """
 
     text: Annotated[Path, typer.Argument(metavar="TEXTFILE", help="Text to evaluate, UTF-8.", show_default=False)]
@@ -44,7 +44,7 @@ class Job:
         check_options(self)
         self.plan.check_documents(1)
         if self.index and self.retrieved:
-            raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
+            raise UsageError("`index` and `retrieved` are two sources of passages: give only one of them.")
         if self.reading.reranks and not self.has_passages:
             raise UsageError("`rerank` chooses among retrieved passages: give `index` or `retrieved` too.")
         if self.reading.reader != "in-context" and not self.has_passages:
@@ -52,17 +52,17 @@ class Job:
 
     @property
     def has_passages(self) -> bool:
-        """Whether anything is retrieved."""
+        """Whether the evaluation reads passages."""
         return bool(self.index or self.retrieved)
 
     @property
     def uses(self) -> tuple[Use, ...]:
-        """What its options go with."""
+        """What its options need to have an effect."""
         asks = self.index is not None or self.plan.windows == "rolling"
         return Use(self), Use("query_tokens", asks, "`index`")
 
     def settled(self, given: Container[str]) -> Self:
-        """The same with the defaults that follow from several options, and without what has no effect."""
+        """The same job with the defaults that depend on several options, without options that have no effect."""
         reading = replace(self.reading, rerank_lm=self.reading.ranks_with)
         return replace(self, plan=options.with_query_tokens(self.plan, self.retrieval, given), reading=reading)
 
@@ -70,15 +70,15 @@ class Job:
 def evaluate(
     context: typer.Context,
     job: Job,
-    baseline: Annotated[bool, Option("Score the same targets without passages too.")] = False,
-    out: Annotated[Path | None, Option("Folder for the run: a row per token, and the summary.")] = None,
+    baseline: Annotated[bool, Option("Also score the same targets without passages.")] = False,
+    out: Annotated[Path | None, Option("Folder for the run: one row per token, and the summary.")] = None,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Score a text with a frozen language model, with retrieved passages in front and without.
+    """Score a text with a frozen language model, with or without retrieved passages in front.
 
-    Without --index or --retrieved nothing is retrieved: the plain language model. With --out, rerun the command to
-    resume a run that was killed.
+    Without --index and --retrieved, this scores the plain language model. With --out, rerun the command to resume a
+    killed run.
     """
     refuse_idle(
         context,

@@ -1,7 +1,7 @@
-"""The flags of a command, made from the option records that it takes (`ralm.options`).
+"""Makes the flags of a command from the option records that it takes (`ralm.options`).
 
-cyclopts, tyro and pydantic-settings make flags of records, too. Each wants marks of its own in the records where flags
-are to be flat, and takes two to three times as long to answer --help.
+cyclopts, tyro and pydantic-settings also make flags from records. But each needs its own annotations in the records to
+make flags flat, and takes two to three times as long to answer --help.
 """
 
 import inspect
@@ -22,14 +22,14 @@ _REQUIRED = inspect.Parameter.empty
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What a command changes in the flags of a record: those it goes `without`, and what it says of their defaults."""
+    """How a command changes the flags of a record: those that it leaves out, and descriptions of defaults."""
 
     without: tuple[str, ...] = ()
     default_said: Mapping[str, str] = field(default_factory=dict)
 
 
 class Asked(Generic[T]):
-    """A record as the flags ask for it: `make` makes it, with other values of some flags where they are handed over."""
+    """A record to be made from flags: `make` creates it; its keyword arguments override values of flags."""
 
     def __init__(self, make: Callable[..., T]) -> None:
         self.make = make
@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
     @property
     def option(self) -> Option | None:
-        """How it is declared; None for what is no flag."""
+        """Its declaration; None if it is not a flag."""
         return next((mark for mark in self.marks if isinstance(mark, Option) and mark.flag != ""), None)
 
     @property
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
     @property
     def written(self) -> str:
-        """The flag, or the name of an argument."""
+        """The flag as the user writes it, or the name of an argument."""
         if self.option is None:
             return next((mark.metavar for mark in self.marks if getattr(mark, "metavar", None)), self.name.upper())
         named = self.option.flag or self.name
@@ -71,13 +71,13 @@ class Part(NamedTuple):
 
     @property
     def negative(self) -> str:
-        """The flag that says no."""
+        """The flag that means no."""
         return "--no-" + self.written.removeprefix("--")
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as typer takes it: what is declared with an `Option` is a flag, be it a parameter of the function or
-    an option of a record that is one. What the library says of its arguments is said of the flags of this command."""
+    """The function with a signature for typer. A parameter declared with an `Option` becomes a flag, and so does each
+    option of a record that is a parameter. Error messages that name Python arguments name the flags instead."""
     taken = [Part(one.name, *annotation(one.annotation), one.default) for one in _parameters_of(function)]
     flat: dict[str, list[Part]] = {}
     for part in _flat(taken):
@@ -99,12 +99,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def kinds_of(record: type) -> dict[str, Any]:
-    """The types of what the flags of a record take, and of the records within it, by the names of the parameters."""
+    """The types of the flags of a record, including records within it, by parameter name."""
     return {part.key: without_none(part.kind) for part in _flat(parts_of(record)) if part.option}
 
 
 def names_of(record: type) -> dict[str, str]:
-    """The flags of a record by the names of its fields."""
+    """The flags of a record, by field name."""
     return {part.name: part.written for part in parts_of(record) if part.option and not part.record}
 
 
@@ -113,7 +113,7 @@ def _parameters_of(function: Callable[..., None]) -> Iterable[inspect.Parameter]
 
 
 def parts_of(record: type, base: Any = None) -> Iterator[Part]:
-    """What a record declares, with the values of `base`, one of its kind, as defaults where there is one."""
+    """The options and arguments of a record; their defaults are the values of `base` if it is such a record."""
     for one in fields(record):
         kind, marks = annotation(one.type)
         default = getattr(base, one.name) if isinstance(base, record) else _default(one)
@@ -129,7 +129,7 @@ def _default(of: "Field[Any]") -> Any:
 
 
 def _flat(parts: Iterable[Part]) -> Iterator[Part]:
-    """The parts, with what they declare in place of records."""
+    """The parts, with each record replaced by its own parts."""
     for part in parts:
         if part.record is None:
             yield part
@@ -143,7 +143,7 @@ def _flat(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 def _names(parts: Iterable[Part]) -> dict[str, str]:
-    """The flags by what messages call them: the name of a parameter, record and field, or `plot=False`."""
+    """The flags by their names in messages: a parameter, `Record.field`, or `plot=False`."""
     names: dict[str, str] = {}
     for part in parts:
         names |= {part.key: part.written, f"{part.key}=False": part.negative}
@@ -152,7 +152,7 @@ def _names(parts: Iterable[Part]) -> dict[str, str]:
 
 
 def _parameter(key: str, same: list[Part], names: Mapping[str, str]) -> inspect.Parameter:
-    """The parameter that typer makes a flag of; records that have it with other defaults keep their own."""
+    """The parameter that typer turns into a flag; records with different defaults for it keep their own."""
     part = same[0]
     if part.option is None:
         kind = Annotated[part.kind, *part.marks] if part.marks else part.kind
@@ -173,7 +173,7 @@ def _parameter(key: str, same: list[Part], names: Mapping[str, str]) -> inspect.
 
 
 def _value(part: Part, values: Mapping[str, Any]) -> Any:
-    """What the function is handed for one of its parameters."""
+    """The value that the function gets for one of its parameters."""
     if part.record is None:
         return _own_value(part, values)
     changed = next((mark for mark in part.marks if isinstance(mark, Flags)), Flags())
@@ -192,7 +192,7 @@ def _own_value(part: Part, values: Mapping[str, Any]) -> Any:
         return None if part.default is _REQUIRED else part.default
     kind = without_none(part.kind)
     value = tuple(value) if get_origin(kind) is tuple else Path(value) if kind is Path else value
-    if part.owner is None:  # a record checks its own
+    if part.owner is None:  # records check their own options
         part.option.check(part.name, part.kind, value)
     return value
 
@@ -206,7 +206,7 @@ def _required(record: type) -> list[str]:
 
 
 def _record(record: Any, base: Any, values: Mapping[str, Any], without: tuple[str, ...]) -> Any:
-    """The record with the values of its flags."""
+    """The record, created from the values of its flags."""
     parts = [part for part in parts_of(record, base) if part.name not in without]
     made = {part.name: _value(part, values) for part in parts}
     try:

@@ -1,4 +1,4 @@
-"""`ralm generate`: write on from a prompt, with a passage in front that is looked up again every few tokens."""
+"""`ralm generate`: continues a prompt, with a passage in front that is retrieved again every few tokens."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,13 +23,13 @@ def generate(
     context: typer.Context,
     lm: options.Model,
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to go on from; - reads standard input.", show_default=False)
+        str | None, typer.Argument(help="Text to continue; - reads standard input.", show_default=False)
     ] = None,
     prompts: Annotated[
         Path | None,
         Option(
-            "Go on from every line of this file instead, all of them together; .jsonl: a JSON string, or an object "
-            "with a prompt, a line."
+            "Continue every line of this file instead, in one batch; .jsonl: one JSON string, or one object with a "
+            "prompt, per line."
         ),
     ] = None,
     index: Annotated[Path | None, Option("Read with passages from this index.")] = None,
@@ -37,19 +37,19 @@ def generate(
     reading: ReadingOptions = _READING,
     generation: Annotated[GenerationOptions, Flags(default_said=options.QUERY_TOKENS_SAID)] = _GENERATION,
     baseline: Annotated[
-        bool, Option("Also score the generated text without passages, and show what they gave.")
+        bool, Option("Also score the generated text without passages, and show what the passages contributed.")
     ] = False,
     report: Annotated[
-        Path | None, Option("Write a page that shows where every token came from (one prompt only).")
+        Path | None, Option("Write an HTML page that shows the source of every token (one prompt only).")
     ] = None,
     force: options.Force = False,
     model_options: Annotated[ModelOptions, Flags(without=("compile",))] = _MODEL,
-    json: Annotated[bool, Option("Print only a JSON object for each prompt, with every token.")] = False,
+    json: Annotated[bool, Option("Print only one JSON object per prompt, with every token.")] = False,
 ) -> None:
-    """Generate with passages that are looked up as the text grows: the text, then which passage each part of it was
-    read with.
+    """Generate text with passages that are retrieved as the text grows. Print the text, then the passage behind each
+    part of it.
 
-    What is written after a prompt does not depend on the other prompts, if there are any.
+    The continuation of a prompt does not depend on other prompts.
     """
     _check(prompt, prompts, index, reading, baseline=baseline, report=report)
     refuse_idle(
@@ -113,7 +113,7 @@ def _check(
     baseline: bool,
     report: Path | None,
 ) -> None:
-    """Raise UsageError where options do not go together."""
+    """Raise UsageError if options do not go together."""
     if (prompt is None) == (prompts is None):
         raise UsageError("give either a `prompt` or `prompts` FILE.")
     if reading.reader != "in-context" and index is None:
@@ -121,6 +121,6 @@ def _check(
     if reading.reranks and index is None:
         raise UsageError("`rerank` chooses among passages of an index: give `index` too.")
     if (baseline or report) and index is None:
-        raise UsageError("`baseline` and `report` show what passages gave: give `index` too.")
+        raise UsageError("`baseline` and `report` show what passages contributed: give `index` too.")
     if report is not None and prompts is not None:
-        raise UsageError("`report` is a page of one text: give a `prompt`, not `prompts`.")
+        raise UsageError("`report` shows a single text: give a `prompt`, not `prompts`.")

@@ -1,7 +1,7 @@
-"""Options that would do nothing beside the others that were given: refused, and never passed over in silence.
+"""Refuses options that have no effect together with the other options, instead of silently ignoring them.
 
-Records say what their options need (`options.Needs`), and a command what it needs besides; knows nothing of what
-options mean.
+Records declare what their options need (`options.Needs`); commands add further needs. Knows nothing of what options
+mean.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,10 +17,10 @@ from ralm.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Options that do something only where `works`; `needs` says what to give.
+    """Options that have an effect only if `works`; `needs` says what to give.
 
-    They are named by their parameters, or by the type of the record that has them; or they are a record itself, whose
-    options have needs of their own. An option of several records does nothing only where none of them uses it.
+    `options` holds parameter names separated by spaces, the type of a record, or a record, whose options may have their
+    own needs. An option of several records is idle only if none of them uses it.
     """
 
     options: Any
@@ -29,14 +29,14 @@ class Use:
 
 
 def given_options(context: typer.Context) -> dict[str, Any]:
-    """The options that stand in the command: their parameters by name."""
+    """The options given on the command line: their parameters by name."""
     command: Any = context.command
     sources = ((parameter, context.get_parameter_source(parameter.name)) for parameter in command.params)
     return {parameter.name: parameter for parameter, source in sources if source and source.name == "COMMANDLINE"}
 
 
 def idle_options(given: Collection[str], uses: Iterable[Use]) -> dict[str, str]:
-    """Those of the given options that do nothing, by name, each with what it needs."""
+    """The given options that have no effect, by name, each with what it needs."""
     idle: dict[str, str] = {}
     of_records: dict[str, list[str | None]] = {}
     for use in uses:
@@ -54,7 +54,7 @@ def idle_options(given: Collection[str], uses: Iterable[Use]) -> dict[str, str]:
 
 
 def refuse(idle: Mapping[str, str], context: typer.Context) -> None:
-    """Raise UsageError where an option does nothing."""
+    """Raise UsageError if an option has no effect."""
     given = given_options(context)
     for name, needs in idle.items():
         option = _written(given[name], context.params.get(name)) if name in given else name
@@ -62,12 +62,12 @@ def refuse(idle: Mapping[str, str], context: typer.Context) -> None:
 
 
 def refuse_idle(context: typer.Context, *uses: Use) -> None:
-    """Raise UsageError for the first option that was given and does nothing."""
+    """Raise UsageError for the first given option that has no effect."""
     refuse(idle_options(given_options(context), uses), context)
 
 
 def _needs(record: Any, needed: str | None) -> Iterator[tuple[str, str | None]]:
-    """The options of a record and of those within it, each with what it lacks to have an effect."""
+    """The options of a record and of records within it, each with what it lacks to have an effect."""
     names = names_of(type(record))
     for part in parts_of(type(record), record):
         needs = part.option.needs if part.option else None
@@ -79,6 +79,6 @@ def _needs(record: Any, needed: str | None) -> Iterator[tuple[str, str | None]]:
 
 
 def _written(parameter: Any, value: object) -> str:
-    """An option as it stands in the command: of a pair, the one that the value means."""
+    """An option as given on the command line; of a pair such as --plot/--no-plot, the one for this value."""
     names = parameter.secondary_opts if value is False and parameter.secondary_opts else parameter.opts
     return str(max(names, key=len))

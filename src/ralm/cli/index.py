@@ -1,4 +1,4 @@
-"""`ralm index`: documents in, a searchable folder out."""
+"""`ralm index`: turns documents into a searchable index."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,30 +37,30 @@ def index(
     ],
     out: Annotated[Path, Option("Folder to write.")],
     splitting: Splitting = _SPLITTING,
-    lm: Annotated[str | None, Option("The model whose tokens `tokens` counts.")] = None,
+    lm: Annotated[str | None, Option("Language model whose tokens `tokens` counts.")] = None,
     fields: Fields = _FIELDS,
-    skipped: Annotated[bool, Option("Leave out broken lines and count them.", flag="skip-bad")] = False,
+    skipped: Annotated[bool, Option("Skip broken lines and count them.", flag="skip-bad")] = False,
     forbidden_titles: Annotated[
         Path | None, Option("Leave out documents with these titles (a file with one per line).")
     ] = None,
     decontaminate: Annotated[tuple[Path, ...], Option("Leave out passages that overlap this text; repeatable.")] = (),
     overlap: Decontamination = _OVERLAP,
     formula: BM25Options = _FORMULA,
-    build: Annotated[BuildOptions, Flags(default_said={"workers": "one a core"})] = _BUILD,
+    build: Annotated[BuildOptions, Flags(default_said={"workers": "one per core"})] = _BUILD,
     retriever: Annotated[
-        Literal["bm25", "dense", "both"], Option("What to index for; both serves hybrid retrieval too.")
+        Literal["bm25", "dense", "both"], Option("Retrieval to index for; both is also needed for hybrid retrieval.")
     ] = "bm25",
     encoding: EncoderOptions | None = None,
     vectors: VectorOptions = _VECTORS,
     device: Annotated[
-        str, Option("Dense: where to encode: cpu, cuda, cuda:N, or auto: a GPU if there is one.")
+        str, Option("Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
     ] = "auto",
     force: options.Force = False,
 ) -> None:
     """Split documents into passages and index them for BM25, dense retrieval, or both.
 
-    What dense retrieval has encoded is kept in a folder beside --out until the index is complete: the same command run
-    again after an interruption goes on from there.
+    Finished vectors are kept in a folder beside --out until the index is complete. Rerun the command after an
+    interruption to resume.
     """
     from ralm.cli.output import print_index
     from ralm.corpus.decontamination import Removals, read_titles
@@ -72,9 +72,9 @@ def index(
     from ralm.retrieval.index import KIND, build_index
 
     if (encoding is None) != (retriever == "bm25"):
-        raise UsageError('`retriever="dense"` or `"both"` and `encoder` go together: which encoder makes the vectors?')
+        raise UsageError('`retriever="dense"` or `"both"` and `encoder` go together: give both or neither.')
     if (splitting.tokens is None) != (lm is None):
-        raise UsageError("`tokens` and `lm` go together: so many tokens of which model?")
+        raise UsageError("`tokens` and `lm` go together: give both or neither.")
     dense = retriever != "bm25"
     refuse_idle(
         context,

@@ -1,4 +1,4 @@
-"""What the program says on standard error: notes on the way, and the sentence that it ends with."""
+"""Messages on standard error: notes, warnings and errors."""
 
 import io
 import logging
@@ -22,28 +22,28 @@ _ARGUMENT: Final = re.compile(r'`(?:([\w.]+)(?:=("[^"`]*"|[^"`]*))?|"([^"`]*)")`
 
 
 class ShownError(Protocol):
-    """An error of the command line's parser, which knows how it wants to be shown."""
+    """An error of the command line parser, which can print itself."""
 
     exit_code: int
 
     def show(self, file: TextIO) -> None:
-        """Write how the command is called and what was wrong."""
+        """Write the usage of the command and what was wrong."""
 
 
 def note(text: str) -> None:
-    """One line about what is going on, which `ralm --quiet` leaves out."""
+    """Print one line about what is going on, unless `ralm --quiet` is given."""
     if not _quiet.get():
         complain(text)
 
 
 def complain(text: str) -> None:
-    """One line that must be seen: a warning, or the sentence that the program ends with."""
+    """Print one line that must be seen: a warning or an error."""
     sys.stderr.write(f"ralm: {one_line(text)}\n")
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Within, there are no notes and no progress, but warnings and errors."""
+    """Inside the block, print no notes and no progress, only warnings and errors."""
     before = _quiet.set(True)
     try:
         with no_progress():
@@ -54,7 +54,7 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def library_messages() -> Iterator[None]:
-    """Within, what the library warns of and logs comes as lines of this program."""
+    """Inside the block, print warnings and log records of the library as lines of this program."""
     logger, lines = logging.getLogger("ralm"), _Lines(logging.INFO)
     level = logger.level
     logger.addHandler(lines)
@@ -92,21 +92,21 @@ def _show_warning(
 
 
 def print_usage_error(error: ShownError) -> None:
-    """How the command is called, and what was wrong with the call."""
+    """Print the usage of the command and what was wrong with the call."""
     shown = io.StringIO()
     error.show(file=shown)
     sys.stderr.write(visible(shown.getvalue()))
 
 
 def print_whatever_comes() -> None:
-    """Let no character that the encoding of a terminal or pipe lacks end the program: it is written as an escape."""
+    """Print characters that the encoding of a terminal or pipe lacks as escapes, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def with_flags(text: str, names: Mapping[str, str]) -> str:
-    """A message that names Python's arguments in backticks, with the flags of these names instead.
+    """A message with the Python arguments in backticks replaced by their flags.
 
     `stride` becomes --stride, `retriever="dense"` --retriever dense, and `force=True` --force.
     """

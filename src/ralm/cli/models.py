@@ -1,4 +1,4 @@
-"""Language models and their tokenizers by name, as several commands load them. Importing this takes seconds: torch."""
+"""Loads language models and tokenizers by name. Importing this module takes seconds, because it imports torch."""
 
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.options import ModelOptions
@@ -12,5 +12,5 @@ def load_tokenizer(name: str) -> ModelTokenizer:
 
 
 def load_model(name: str, options: ModelOptions) -> LocalLanguageModel:
-    """A model by its name, as the options say."""
+    """Load a model by name with these options."""
     return load_language_model(name, options)

@@ -1,4 +1,4 @@
-"""The options that several commands share and no record has, and a default that two records decide."""
+"""Options that several commands share and that no record has, and a default that depends on two records."""
 
 from collections.abc import Container
 from dataclasses import replace
@@ -25,7 +25,7 @@ _Asking = TypeVar("_Asking", PlanOptions, GenerationOptions)
 
 
 def with_query_tokens(options: _Asking, retrieval: RetrieverOptions, given: Container[str]) -> _Asking:
-    """The options with queries as long as the papers' are for this retriever, where no length is given."""
+    """The options with the papers' query length for this retriever, if no length is given."""
     if retrieval.is_dense and "query_tokens" not in given:
         return replace(options, query_tokens=QUERY_TOKENS)
     return options

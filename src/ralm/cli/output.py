@@ -1,4 +1,4 @@
-"""What the commands print: one JSON object, or text for a person, on standard output."""
+"""What commands print on standard output: one JSON object, or text for a person."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,22 +49,22 @@ Next, with your own text and any model of the hub:
   ralm generate "Once upon a time" --lm gpt2 --index my-index
 """
 _SOURCES = 3
-"""Passages of an ensemble that are named for a part of a text."""
+"""How many passages of an ensemble are named for a part of a text."""
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
 
 
 def print_json(value: JsonValue) -> None:
-    """One JSON value on a line of its own."""
+    """Print a JSON value on one line."""
     sys.stdout.write(to_json(value) + "\n")
 
 
 def print_line(text: str = "") -> None:
-    """One line for a person."""
+    """Print a line for a person."""
     sys.stdout.write(visible(text) + "\n")
 
 
 def print_evaluation(evaluation: Evaluation, out: Path | None) -> None:
-    """The measures of a reading, beside those of its baseline where there is one."""
+    """Print the measures of a reading, and those of its baseline if there is one."""
     rows = {"with passages" if evaluation.passages else "no retrieval": evaluation.reading.as_dict()}
     if evaluation.baseline is not None:
         rows = {"no retrieval": evaluation.baseline.as_dict(), **rows}
@@ -74,7 +74,7 @@ def print_evaluation(evaluation: Evaluation, out: Path | None) -> None:
 
 
 def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
-    """A table with a row per way of reading; the gain is that of token perplexity over the first row."""
+    """Print a table with one row per reading; the gain compares token perplexities with the first row."""
     table = Table(box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("")
     for heading in ("token ppl", "word ppl", "bits/byte", "gain", "seconds"):
@@ -95,7 +95,7 @@ def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
 
 
 def print_sweep(swept: Sweep, out: Path | None) -> None:
-    """A table with a row per value; the gain is that of token perplexity over the same text read without passages."""
+    """Print a table with one row per value; the gain compares token perplexities with and without passages."""
     table = Table(box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column(f"--{swept.option}", no_wrap=True)
     for heading in ("token ppl", "word ppl", "bits/byte", "none", "gain"):
@@ -116,7 +116,7 @@ def print_sweep(swept: Sweep, out: Path | None) -> None:
 
 
 def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: SkippedLines | None) -> None:
-    """What an index holds, and what was left out of it."""
+    """Print what an index holds, and what was left out of it."""
     counts = manifest.counts
     parts = [f"{counts[what]:,} {what}" for what in ("passages", "terms", "postings") if what in counts]
     print_line(f"{out}: {', '.join(parts)}")
@@ -126,11 +126,11 @@ def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: Skip
         if removed := removals.count(reason):
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
     if skipped is not None and skipped.count:
-        print_line(f"broken lines passed over: {skipped.count:,}; the first: {one_line(skipped.examples[0])}")
+        print_line(f"broken lines skipped: {skipped.count:,}; the first: {one_line(skipped.examples[0])}")
 
 
 def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
-    """What vectors were added to an index, and which ones it has now."""
+    """Print the vectors that were added to an index, and which ones it has now."""
     sets = vector_sets(index, manifest)
     others = [f"{other} (default)" if other == sets.default else other for other in sets.sets]
     print_line(f"{index}: vectors {', '.join(others)}")
@@ -138,7 +138,7 @@ def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
 
 
 def print_demo(folder: Path, shown: Demonstration, model: WritingModel, bm25: FromRetriever) -> None:
-    """The table, one generation with its sources, the tokens that gained most, and what to type next."""
+    """Print the table, the tokens that gained most, one generation with its sources, and commands to try next."""
     print_line(f"\n{model.name} on documentation it never saw, with passages from the rest of it:")
     print_measures({DEMO_ROWS[name]: reading.as_dict() for name, reading in shown.readings.items()})
     print_line("\nTokens that gained most from the passage in front of them:\n")
@@ -153,7 +153,7 @@ def print_demo(folder: Path, shown: Demonstration, model: WritingModel, bm25: Fr
 
 
 def print_vectors(dense: Mapping[str, JsonValue], passages: int) -> None:
-    """What the vectors of an index are, how fast they were encoded, and how many an interrupted build had left."""
+    """Print the kind of vectors, the speed of encoding, and how many came from an interrupted build."""
     encoded, seconds = number(dense["encoded"]), number(dense["encoding_seconds"])
     print_line(f"vectors of {dense['dimension']} dimensions in a FAISS index {dense['faiss']}")
     if encoded:
@@ -161,17 +161,17 @@ def print_vectors(dense: Mapping[str, JsonValue], passages: int) -> None:
             f"encoded: {encoded:,.0f} passages in {seconds:,.0f} s, {encoded / max(seconds, 1e-3):,.0f} a second"
         )
     if encoded < passages:
-        print_line(f"taken from a build that was interrupted: {passages - encoded:,.0f}")
+        print_line(f"reused from an interrupted build: {passages - encoded:,.0f}")
 
 
 def print_cache(source: PassageSource | None) -> None:
-    """How much of what was retrieved a cache had, on standard error; nothing where there is none."""
+    """Log the hit rate of the retrieval cache on standard error; nothing without a cache."""
     if isinstance(source, FromRetriever) and isinstance(cached := source.retriever, CachedRetriever):
         cached.log_hits()
 
 
 def print_passages(hits: Iterable[tuple[Passage, float]], width: int = 300) -> None:
-    """Hits for a person: rank, score, title, and the beginning of the text."""
+    """Print hits for a person: rank, score, title, and the beginning of the text."""
     for rank, (passage, score) in enumerate(hits, 1):
         print_line(f"{rank:>3}. {score:8.3f}  passage {passage.number}  {one_line(passage.title)}")
         text = " ".join(passage.text.split())
@@ -179,7 +179,7 @@ def print_passages(hits: Iterable[tuple[Passage, float]], width: int = 300) -> N
 
 
 def print_generation(prompt: str, pieces: Iterable[GeneratedText], passages: Passages) -> list[GeneratedText]:
-    """The prompt and what is written after it, as it is written; then each part with its source. The pieces again."""
+    """Print the prompt and its continuation as it is generated, then each part with its source; return the pieces."""
     sys.stdout.write(visible(prompt))
     written = []
     for piece in pieces:
@@ -195,7 +195,7 @@ def print_generation(prompt: str, pieces: Iterable[GeneratedText], passages: Pas
 def print_generations(
     prompts: Sequence[str], pieces: Iterable[tuple[int, GeneratedText]], passages: Passages
 ) -> list[list[GeneratedText]]:
-    """One generation as it is written; several one after another, once they are all there. The pieces of each again."""
+    """Print one generation as it is written, or several once all are complete; return the pieces of each."""
     if len(prompts) == 1:
         return [print_generation(prompts[0], (piece for _, piece in pieces), passages)]
     written = by_prompt(len(prompts), pieces)
@@ -208,7 +208,7 @@ def print_generations(
 def generation_as_json(
     prompt: str, written: Sequence[GeneratedText], passages: Passages, tokenizer: Tokenizer, traced: TracedText | None
 ) -> JsonValue:
-    """The parts of a generated text with their sources, and every token; where it was traced, what passages gave."""
+    """The parts of a generated text with their sources, and every token; if traced, also the gain from passages."""
     tokens = [_token_as_json(token, tokenizer) for piece in written for token in piece.tokens]
     parts: list[JsonValue] = [{"text": span.text, **_source(span.passage, passages)} for span in spans(written)]
     if traced is None:
@@ -219,7 +219,7 @@ def generation_as_json(
 
 
 def by_prompt(count: int, pieces: Iterable[tuple[int, GeneratedText]]) -> list[list[GeneratedText]]:
-    """The pieces that were written after each of so many prompts."""
+    """The generated pieces, grouped by prompt."""
     written: list[list[GeneratedText]] = [[] for _ in range(count)]
     for number, piece in pieces:
         written[number].append(piece)
@@ -227,7 +227,7 @@ def by_prompt(count: int, pieces: Iterable[tuple[int, GeneratedText]]) -> list[l
 
 
 def _token_as_json(token: GeneratedToken, tokenizer: Tokenizer) -> dict[str, JsonValue]:
-    """A token with its log-probability, its passages, and the share of its probability that each gave."""
+    """A token with its log-probability, its passages, and the share of the probability from each."""
     return {
         "token": token.token,
         "text": tokenizer.decode(np.array([token.token])),
@@ -238,7 +238,7 @@ def _token_as_json(token: GeneratedToken, tokenizer: Tokenizer) -> dict[str, Jso
 
 
 def _sources(span: GeneratedText, passages: Passages) -> str:
-    """The source of a part; of an ensemble, the passages that gave most of its probability."""
+    """The source of a part; for an ensemble, the passages that contributed most of its probability."""
     given = shares(span.tokens)
     if len(given) <= 1:
         return source_name(span.passage, passages)
@@ -254,7 +254,7 @@ def _source(number: int, passages: Passages) -> dict[str, JsonValue]:
 
 
 def source_name(number: int, passages: Passages) -> str:
-    """A passage as a person would look it up: its title or document, and its number."""
+    """The name of a passage for a person: its title or document id, and its number."""
     if number == NO_PASSAGE:
         return "no passage"
     passage = passages[number]
@@ -262,7 +262,7 @@ def source_name(number: int, passages: Passages) -> str:
 
 
 def hits_as_json(hits: Iterable[tuple[Passage, float]]) -> list[JsonValue]:
-    """Hits as the JSON answers give them."""
+    """Hits as JSON."""
     return [
         {
             "passage": passage.number,
@@ -276,5 +276,5 @@ def hits_as_json(hits: Iterable[tuple[Passage, float]]) -> list[JsonValue]:
 
 
 def number(value: JsonValue) -> float:
-    """A measure as a number; not a number where it is null."""
+    """A measure as a number; NaN if it is null."""
     return float(value) if isinstance(value, (int, float)) else float("nan")

@@ -1,4 +1,4 @@
-"""`ralm report`: where every token of a run came from, and what each passage was worth."""
+"""`ralm report`: shows the source of every token of a run, and the gain from each passage."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +25,7 @@ def report(
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Show a run's text with tokens shaded by what passages were worth to them, and the passages by what they gave."""
+    """Show the text of a run with tokens shaded by their gain from passages, and the passages that contributed most."""
     refuse_idle(
         context, Use("force", html is not None, "`html`"), Use("json", html is None, "standard output, not `html`")
     )

@@ -1,4 +1,4 @@
-"""`ralm retrieve`: the passages of every stride of a text, as the file that the official evaluation reads."""
+"""`ralm retrieve`: writes the passages of every stride of a text to a file that the official evaluation reads."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ def retrieve(
     index: options.Index,
     lm: options.Model,
     out: Annotated[Path, Option("File to write (JSON).")],
-    k: Annotated[int, Option("Passages a stride.", flag="-k")] = 16,
+    k: Annotated[int, Option("Passages per stride.", flag="-k")] = 16,
     retrieval: RetrieverOptions = _RETRIEVAL,
     plan: Annotated[
         PlanOptions, Flags(without=("document_tokens", "bos"), default_said=options.QUERY_TOKENS_SAID)
@@ -29,10 +29,10 @@ def retrieve(
     limit_tokens: options.LimitTokens = None,
     force: options.Force = False,
 ) -> None:
-    """Retrieve for every stride of a text, and write the passages as the official In-Context RALM code does.
+    """Retrieve for every stride of a text, and write the passages in the format of the official In-Context RALM code.
 
-    Only the tokenizer of the language model is needed. Use `--semantics official` and the same `--max-length` for a
-    file that the official evaluation is to read. `ralm eval --retrieved` wants the same windows.
+    Only the tokenizer of the language model is needed. If the official evaluation will read the file, use `--semantics
+    official` and the same `--max-length` as there. `ralm eval --retrieved` needs the same windows.
     """
     refuse_idle(context, Use(retrieval), Use(plan))
     plan = options.with_query_tokens(plan, retrieval, given_options(context))

@@ -1,4 +1,4 @@
-"""`ralm search`: ask an index."""
+"""`ralm search`: searches an index."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,19 +18,19 @@ _RETRIEVAL = RetrieverOptions()
 def search(
     context: typer.Context,
     index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `ralm index` made.", show_default=False)],
-    query: Annotated[str | None, typer.Argument(help="What to look for.", show_default=False)] = None,
+    query: Annotated[str | None, typer.Argument(help="What to search for.", show_default=False)] = None,
     queries: Annotated[
         Path | None,
         Option(
-            "Ask every line of this file instead; .jsonl: a JSON string, or an object with a query, a line. Answers as "
-            "JSON lines, in order."
+            "Search for every line of this file instead; .jsonl: one JSON string, or one object with a query, per "
+            "line. The output is JSON Lines, in the same order."
         ),
     ] = None,
-    k: Annotated[int, Option("Passages a query.", flag="-k")] = 10,
+    k: Annotated[int, Option("Passages per query.", flag="-k")] = 10,
     retrieval: RetrieverOptions = _RETRIEVAL,
     json: options.Json = False,
 ) -> None:
-    """Find the passages of an index that match a query best."""
+    """Find the passages of an index that best match a query."""
     from ralm.asking import ask
     from ralm.cli.asked import read_queries
     from ralm.cli.output import hits_as_json, print_cache, print_json, print_passages
@@ -49,5 +49,5 @@ def search(
         elif found:
             print_passages(found)
         else:
-            note("no passage was found: none has a word of the query that is indexed, or all are forbidden")
+            note("no passage was found: none contains an indexed word of the query, or all are forbidden")
     print_cache(source)

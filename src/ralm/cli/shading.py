@@ -1,4 +1,4 @@
-"""Reports: in the terminal, the text with tokens shaded by their gain and the passages by what they gave; as a page."""
+"""Prints reports in the terminal (tokens shaded by their gain, passages by contribution), or writes them as a page."""
 
 import sys
 from pathlib import Path
@@ -15,13 +15,13 @@ from ralm.runs.page import report_page
 from ralm.runs.report import Report
 
 FULL = 3.0
-"""The gain, in nats, at which a token's shade is full."""
+"""The gain, in nats, at which the shade of a token is strongest."""
 _HELPED, _HURT, _STEPS = (24, 122, 96), (190, 84, 32), 4
 _SHOWN_PASSAGES = 10
 
 
 def print_report(report: Report) -> None:
-    """What stands above the text, the text, and the passages that contributed most."""
+    """Print a summary, the text, and the passages that contributed most."""
     text, gain = report.text, report.text.gain
     print_line(f"{report.title}: " + ", ".join(f"{label} {value}" for label, value in report.settings.items()))
     fall = report.perplexity / report.baseline_perplexity - 1
@@ -35,7 +35,7 @@ def print_report(report: Report) -> None:
     console.print(_shaded(text, report.shown_tokens))
     if report.shown_tokens < len(text):
         print_line(f"\n(the first {report.shown_tokens:,} of {len(text):,} tokens)")
-    print_line("\nPassages by what they gave, in nats:\n")
+    print_line("\nPassages by contribution, in nats:\n")
     rows = text.contributions
     for row in rows[:_SHOWN_PASSAGES]:
         passage = text.passages[row.passage]
@@ -47,7 +47,7 @@ def print_report(report: Report) -> None:
 
 
 def write_page(file: Path, report: Report) -> None:
-    """Write the report as a page, and say where it is on standard error."""
+    """Write the report as an HTML page, and print its path on standard error."""
     with replaced_file(file) as page:
         page.write(report_page(report))
     note(f"{file} shows where every token came from; open it in a browser")
@@ -61,7 +61,7 @@ def _legend() -> Text:
 
 
 def _shaded(text: TracedText, tokens: int) -> Text:
-    """The text before the tokens, dim, and so many of them, each on a background that its gain gives."""
+    """The text before the tokens, dim, and the first `tokens` tokens, each with a background for its gain."""
     shaded = Text(visible(text.before), style="", overflow="fold")
     shaded.stylize("dim")
     for piece, gain in zip(text.texts[:tokens], text.gain_T.tolist(), strict=False):
@@ -70,7 +70,7 @@ def _shaded(text: TracedText, tokens: int) -> Text:
 
 
 def _style(gain: float) -> str:
-    """The background of a gain in nats, in a few steps; none for a small one."""
+    """The background for a gain in nats, in a few steps; none for a small gain."""
     step = round(min(1.0, abs(gain) / FULL) * _STEPS)
     if step == 0:
         return ""

@@ -1,4 +1,4 @@
-"""How the program ends when it is told to: as it does on an error, so that what was half written is removed."""
+"""Ends the program on a signal as on an error, so that incomplete output is removed."""
 
 import signal
 import sys
@@ -11,9 +11,9 @@ from typing import NoReturn
 
 @contextmanager
 def signals_unwind() -> Iterator[None]:
-    """Have SIGINT, SIGTERM and SIGHUP end the program by an exception, with exit status 128 and the signal's number.
+    """Make SIGINT, SIGTERM and SIGHUP end the program with an exception and exit status 128 + the signal's number.
 
-    The same signal again ends it at once. One that is ignored, as under nohup, stays so.
+    A second signal of the same kind ends the program at once. Ignored signals, as under nohup, stay ignored.
     """
     if current_thread() is not main_thread():
         yield

@@ -1,4 +1,4 @@
-"""`ralm sweep`: `ralm eval` under several values of one option, as a table and a plot."""
+"""`ralm sweep`: runs `ralm eval` for several values of one option, and shows a table and a plot."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from ralm.options import Option
 from ralm.retrieval.options import RetrieverOptions
 
 _FIXED: Final = ("lm", "rerank_lm", "limit_tokens", *kinds_of(ModelOptions))
-"""What all points of a sweep share: one text is read with one model, which is loaded once."""
+"""Options that all points of a sweep share: one text is read with one model, which is loaded once."""
 _KINDS: Final = {name: kind for name, kind in kinds_of(Job).items() if name not in _FIXED}
 SWEPT: Final = [name.replace("_", "-") for name in _KINDS]
 """The options that a sweep can change."""
@@ -24,7 +24,7 @@ SWEPT: Final = [name.replace("_", "-") for name in _KINDS]
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """What `ralm eval` would do for a value, and which options would do nothing then."""
+    """What `ralm eval` would do for a value, and which options would have no effect."""
 
     job: Job
     idle: dict[str, str]
@@ -33,18 +33,17 @@ class _Point:
 def sweep(
     context: typer.Context,
     asked: Asked[Job],
-    over: Annotated[str, Option("Option of `ralm eval` that changes: any but those of the text and the models.")],
-    values: Annotated[str, Option("Its values, with commas between them.")],
+    over: Annotated[str, Option("Option of `ralm eval` to vary: any except those of the text and the models.")],
+    values: Annotated[str, Option("Its values, separated by commas.")],
     out: Annotated[Path | None, Option("Folder for the table, the plot and the summary.")] = None,
-    plot: Annotated[bool, Option("Draw the plot in `out`, for which the extra `plots` is needed.")] = True,
+    plot: Annotated[bool, Option("Draw the plot in `out`; this needs the extra `plots`.")] = True,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Evaluate a text under several values of one option, each with passages and without.
+    """Evaluate a text for several values of one option, each with and without passages.
 
-    Takes the options of `ralm eval`. Every row is what it gives for a value; what several have in common is retrieved
-    and scored once. With --out, rerun the command to resume a sweep that was
-    killed.
+    Takes the options of `ralm eval`. Each row is the result of `ralm eval` for one value; shared retrievals and scores
+    are computed once. With --out, rerun the command to resume a killed sweep.
     """
     refuse_idle(context, Use("plot force", out is not None, "`out`"))
     jobs = _jobs(context, asked, over, values)
@@ -95,7 +94,7 @@ def sweep(
 
 
 def _jobs(context: typer.Context, asked: Asked[Job], over: str, values: str) -> dict[str, Job]:
-    """What `ralm eval` would do for each value."""
+    """The job of each value."""
     if over not in SWEPT:
         raise UsageError(f"`over` must be one of {', '.join(SWEPT)}, not {over!r}.")
     name = over.replace("-", "_")
@@ -116,14 +115,14 @@ def _jobs(context: typer.Context, asked: Asked[Job], over: str, values: str) -> 
 
 
 def _parsed(over: str, kind: Any, values: str) -> dict[str, Any]:
-    """The values of an option of this type, as they are written."""
+    """The values of an option of this type, by their text on the command line."""
     try:
         parsed = {value: kind(value) if kind in (int, float) else value for value in values.split(",")}
         if kind is bool:
             parsed = {value: {"true": True, "false": False}[value] for value in parsed}
     except (ValueError, KeyError):
         numbers = {int: "whole numbers", float: "numbers", bool: "true and false"}[kind]
-        raise UsageError(f"`values` of --{over} must be {numbers} with commas between them, not {values!r}.") from None
+        raise UsageError(f"`values` of --{over} must be {numbers} separated by commas, not {values!r}.") from None
     if len({*parsed.values()}) < len(values.split(",")):
         raise UsageError(f"`values` has a value twice: {values}.")
     return parsed

@@ -1,1 +1,1 @@
-"""Text in, passages out: sources, splitting, decontamination, the store on disk."""
+"""From text to passages: sources, splitting, decontamination, the store on disk."""

@@ -1,12 +1,12 @@
-"""Keeping evaluation texts out of a corpus: by the titles of their articles, and by runs of words that both share.
+"""Keeps evaluation texts out of a corpus, by article title and by shared runs of words (n-grams).
 
-Without this a passage may hold the very text that is to be predicted, and a gain says nothing. Titles remove whole
-documents, as both papers' code does; shared words remove *passages*, since a passage is what is retrieved and read, so
-a long document that quotes one evaluated sentence keeps its other passages. The rule is GPT-3's (a shared run of 13
-words) with RETRO's measure, the share of a passage that is shared, as its threshold.
+Without this, a passage may hold the very text to be predicted, and a gain means nothing. Titles remove whole documents,
+as in the code of both papers. Shared words remove *passages*, the unit that is retrieved and read, so a long document
+that quotes one evaluated sentence keeps its other passages. The rule is GPT-3's (a shared run of 13 words). The
+threshold is RETRO's measure: the share of a passage that is shared.
 
-What it cannot see: a shared run that the border between two passages cuts in two, neither part of which has `ngram`
-words; and passages of fewer words than that.
+Not detected: a shared run that is split between two passages, with fewer than `ngram` words in each; and passages of
+fewer than `ngram` words.
 """
 
 import re
@@ -35,14 +35,14 @@ _ROWS_LISTED: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decontamination:
-    """What must not be in a corpus; made with `Decontamination.of`.
+    """What must not be in a corpus; create it with `Decontamination.of`.
 
-    `titles`: documents so titled are left out, compared as `normal_title` writes them. `ngram` and `max_overlap`: a
-    passage is left out where more than this share of its runs of so many words stand in an evaluation text; 0 leaves
-    out every passage that shares a single one. Words are compared in lower case and without punctuation.
+    `titles`: documents with these titles are left out; `normal_title` normalizes both sides. `ngram` and `max_overlap`:
+    a passage is left out if more than the share `max_overlap` of its runs of `ngram` words is in an evaluation text; 0
+    leaves out every passage that shares a run. Words are compared in lower case and without punctuation.
 
-    `hashes` has 8 bytes of BLAKE2 for every such run of the evaluation texts, the same in every process. `clues` has
-    every run of a few words: all but few passages are cleared by looking up a handful of those.
+    `hashes` has an 8-byte BLAKE2 hash of every such run of the evaluation texts, the same in every process. `clues` has
+    every run of a few words: looking up a few of them clears most passages.
     """
 
     titles: frozenset[str] = frozenset()
@@ -66,10 +66,10 @@ class Decontamination:
         ngram: int = _NGRAM,
         max_overlap: float = _MAX_OVERLAP,
     ) -> "Decontamination":
-        """Forbid these titles, and runs of `ngram` words of these evaluation texts.
+        """Forbid these titles, and the runs of `ngram` words of these evaluation texts.
 
-        Raises UsageError where `ngram` is below 1, `max_overlap` is not from 0 up to but not including 1, or texts
-        were given but none is as long as `ngram` words, so that nothing could ever be found.
+        Raises UsageError if `ngram` is below 1, if `max_overlap` is below 0 or not below 1, or if texts are given but
+        all have fewer than `ngram` words, so that no overlap could ever be found.
         """
         options = cls(ngram=ngram, max_overlap=max_overlap)
         hashes: set[int] = set()
@@ -82,7 +82,7 @@ class Decontamination:
 
     @property
     def settings(self) -> dict[str, JsonValue]:
-        """What was asked for, for a manifest."""
+        """The settings for a manifest."""
         return {
             "titles": len(self.titles),
             "ngram": self.ngram,
@@ -95,7 +95,7 @@ class Decontamination:
         return bool(self.titles) and normal_title(document.title) in self.titles
 
     def overlaps(self, passage: str) -> bool:
-        """Whether the passage has too much in common with the evaluation texts."""
+        """Whether the passage shares too much with the evaluation texts."""
         if not self.hashes:
             return False
         words = _words(passage)
@@ -105,19 +105,19 @@ class Decontamination:
         return sum(1 for _ in shared) > self.max_overlap * self._runs(words)
 
     def overlap(self, passage: str) -> float:
-        """The share, from 0 to 1, of the passage's runs of `ngram` words that stand in an evaluation text."""
+        """The share, from 0 to 1, of the passage's runs of `ngram` words that are in an evaluation text."""
         words = _words(passage)
         return sum(1 for _ in self._shared(words)) / self._runs(words)
 
     def _runs(self, words: Sequence[str]) -> int:
-        """How many runs of `ngram` words there are, at least 1: too short a passage shares 0 of 1."""
+        """The number of runs of `ngram` words, at least 1: a passage that is too short shares 0 of 1."""
         return max(1, len(words) - self.ngram + 1)
 
     def _shared(self, words: Sequence[str]) -> Iterator[int]:
-        """Where the runs that stand in an evaluation text begin, each once.
+        """The start of each run that is in an evaluation text.
 
-        A run of n words holds n - c + 1 clues of c words, so exactly one of every (n - c + 1)th clue of the passage:
-        only where that one stands in an evaluation text are the runs that hold it looked up.
+        A run of n words contains n - c + 1 clues of c words, so it contains exactly one of every (n - c + 1)th clue of
+        the passage. Only if that clue is in an evaluation text are the runs that contain it looked up.
         """
         n, c = self.ngram, _clue_words(self.ngram)
         step = n - c + 1
@@ -130,7 +130,7 @@ class Decontamination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """What was left out of one document: how many passages, and why."""
+    """What was left out of one document: the number of passages, and the reason."""
 
     reason: str
     document_id: str
@@ -139,9 +139,9 @@ class Removed:
 
 
 class Removals:
-    """What was left out of a corpus, for its manifest: exact counts, and a list with a row per reason and title.
+    """What was left out of a corpus, for its manifest: exact counts, and a list with one row per reason and title.
 
-    The list has ten thousand rows at most, so that neither memory nor the manifest grows with the corpus.
+    The list has at most ten thousand rows, so that memory and manifest do not grow with the corpus.
     """
 
     def __init__(self) -> None:
@@ -158,11 +158,11 @@ class Removals:
             self._rows[key] = self._rows.get(key, 0) + removed.passages
 
     def count(self, reason: str) -> int:
-        """How many passages were left out for this reason."""
+        """The number of passages left out for this reason."""
         return self._passages[reason]
 
     def counts(self) -> dict[str, JsonValue]:
-        """How many documents (wholly or in part) and passages were left out, by reason, for the manifest."""
+        """The number of documents (fully or partly) and passages left out, by reason, for the manifest."""
         return {
             reason: {"documents": self._documents[reason], "passages": self._passages[reason]}
             for reason in sorted(self._documents)
@@ -170,11 +170,11 @@ class Removals:
 
     @property
     def unlisted(self) -> int:
-        """How many passages were left out that no row of `listed` counts, because there would be too many."""
+        """The number of removed passages that `listed` does not count, because the list is full."""
         return self._passages.total() - sum(self._rows.values())
 
     def listed(self) -> list[JsonValue]:
-        """A row per reason and title (or id, where there is no title), for the manifest: at most ten thousand."""
+        """One row per reason and title (or id, without a title), for the manifest: at most ten thousand rows."""
         return [
             {"reason": reason, "title": title, "document_id": identifier, "passages": count}
             for (reason, title, identifier), count in sorted(self._rows.items())
@@ -182,34 +182,34 @@ class Removals:
 
 
 def normal_title(title: str) -> str:
-    """A title as it is compared: without white space and quotation marks around it, in lower case.
+    """A title normalized for comparison: case-folded, without surrounding white space and quotation marks.
 
-    Nothing within it changes: neither underscores nor a qualifier in parentheses, which tells articles apart.
+    Underscores and qualifiers in parentheses stay, since they tell articles apart.
     """
     return title.strip("\"'\u201c\u201d\u2018\u2019 \t\r\n\f\v\u00a0").casefold()
 
 
 def read_titles(path: Path) -> list[str]:
-    """Forbidden titles from a file, one a line.
+    """Forbidden titles from a file, one per line.
 
-    Raises CorpusError where the file is missing, not UTF-8, or holds none.
+    Raises CorpusError if the file is missing, not UTF-8, or has no titles.
     """
     return read_lines(path, "titles", normal_title)
 
 
 def read_lines(path: Path, what: str, normal: Callable[[str], str] = str.strip) -> list[str]:
-    """The lines of a file of which `normal` leaves something; `what` they are is said in messages.
+    """The lines of a file that are not empty after `normal`; `what` names them in messages.
 
-    Raises CorpusError where the file is missing, not UTF-8, or has none.
+    Raises CorpusError if the file is missing, not UTF-8, or has no such lines.
     """
     lines = [line for line in read_utf8(path).splitlines() if normal(line)]
     if not lines:
-        raise CorpusError(f"{path} holds no {what}; write one a line.")
+        raise CorpusError(f"{path} holds no {what}; write one per line.")
     return lines
 
 
 def _take_in(text: str, ngram: int, hashes: set[int], clues: set[str]) -> int:
-    """Add the runs and the clues of an evaluation text; how many words it has."""
+    """Add the runs and the clues of an evaluation text; return its number of words."""
     words = _words(text)
     c = _clue_words(ngram)
     hashes.update(_hash(words[i : i + ngram]) for i in range(len(words) - ngram + 1))

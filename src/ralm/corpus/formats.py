@@ -1,7 +1,7 @@
-"""The formats in which documents come, each read as a stream: text, JSONL, DPR's TSV, Parquet.
+"""Readers for document formats: text, JSONL, DPR's TSV, Parquet. Each reads a stream.
 
-Knows what a record is and which of its fields make a document; knows nothing of where files are looked for. Holds
-in memory no more than the record at hand (of Parquet, a batch of them).
+Knows records and which of their fields make a document; knows nothing of where files are. Holds one record in memory
+(for Parquet, one batch of records).
 """
 
 import csv
@@ -35,25 +35,25 @@ _ROWS_A_BATCH: Final = 1024
 _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _NOT_NAMES: Final = (bytes, list, dict, tuple, set)
-_MEND: Final = "Mend it, or pass over such lines with `skipped=SkippedLines()`."
+_MEND: Final = "Fix it, or skip such lines with `skipped=SkippedLines()`."
 
 
 @dataclass(slots=True)
 class SkippedLines:
-    """The broken lines (in a folder of text, files) passed over: how many, and what was wrong with the first few."""
+    """Counts skipped broken lines (in a folder of text: files), and keeps the first few error messages."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
 
     def add(self, error: CorpusError) -> None:
-        """Count one more."""
+        """Count a skipped line."""
         self.count += 1
         if len(self.examples) < _EXAMPLES_KEPT:
             self.examples.append(str(error))
 
 
 def text_documents(files: Iterable[Path], root: Path, skipped: SkippedLines | None) -> Iterator[Document]:
-    """A document a file: its path below `root` as id, its first heading or its name as title (see `title_of`)."""
+    """One document per file: the path below `root` is the id, the first heading or file name the title (`title_of`)."""
     for file in files:
         try:
             text = read_utf8(file)
@@ -65,7 +65,7 @@ def text_documents(files: Iterable[Path], root: Path, skipped: SkippedLines | No
 
 
 def jsonl_documents(path: Path, fields: Fields, skipped: SkippedLines | None) -> Iterator[Document]:
-    """A document a line, each line a JSON object; blank lines are nothing."""
+    """One document per line, each a JSON object; blank lines are ignored."""
     for number, offset, line in _lines(path):
         if not line.strip():
             continue
@@ -79,11 +79,10 @@ def jsonl_documents(path: Path, fields: Fields, skipped: SkippedLines | None) ->
 
 
 def tsv_documents(path: Path, fields: Fields, skipped: SkippedLines | None) -> Iterator[Document]:
-    """DPR's passages: id, text and title between tabs, quoted as in CSV.
+    """DPR's passages: id, text and title separated by tabs, quoted as in CSV.
 
-    Where the first line names columns, `fields` says which are meant; without such a line the columns are DPR's.
-    Quotes are read strictly: read as leniently as `csv` does by default, one quote that is never closed would
-    swallow the rest of the file without a word.
+    If the first line is a header, `fields` names the columns to use; without a header the columns are DPR's. Quotes are
+    read strictly: in the lenient default mode of `csv`, one unclosed quote would silently swallow the rest of the file.
     """
     columns: list[str] | None = None
     for line, row in _tsv_rows(path, skipped):
@@ -101,7 +100,7 @@ def tsv_documents(path: Path, fields: Fields, skipped: SkippedLines | None) -> I
 
 
 def parquet_documents(files: Iterable[Path], fields: Fields) -> Iterator[Document]:
-    """A document a row; rows are numbered on from file to file, so that no two get the same number for an id."""
+    """One document per row; row numbers continue from file to file, so that default ids are unique."""
     row = 0
     for file in files:
         for record in _parquet_records(file, fields):
@@ -110,9 +109,9 @@ def parquet_documents(files: Iterable[Path], fields: Fields) -> Iterator[Documen
 
 
 def to_document(record: Mapping[str, object], fields: Fields, where: str, place: str) -> Document:
-    """The document in a record, called `place` where it has no id; a text that is null counts as empty.
+    """The document in a record, with `place` as id if it has none; a null text counts as empty.
 
-    Raises CorpusError, naming `where` and the fields there are, where the text is missing or is no text.
+    Raises CorpusError, naming `where` and the existing fields, if the text is missing or not a string.
     """
     if fields.text not in record:
         raise CorpusError(_no_text(where, fields, list(record)))
@@ -124,13 +123,13 @@ def to_document(record: Mapping[str, object], fields: Fields, where: str, place:
 
 
 def _name(value: object, field_name: str, where: str) -> str | None:
-    """An id or a title as text; None where there is none, for which tables have NaN too."""
+    """An id or a title as text; None if it is missing, which tables may express as NaN."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, float) and math.isnan(value):
         return None
     if isinstance(value, _NOT_NAMES):
-        raise CorpusError(f"{where}: the field {field_name!r} is no name or number but {type(value).__name__}.")
+        raise CorpusError(f"{where}: the field {field_name!r} must be text or a number, not {type(value).__name__}.")
     return str(value)
 
 
@@ -151,12 +150,12 @@ def _json_record(line: bytes, where: str, offset: int) -> Mapping[str, object]:
         record = json.loads(text)
     except json.JSONDecodeError as error:
         raise CorpusError(f"{where} is not JSON: {error.msg} at column {error.colno}. {_MEND}") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets nested as deep
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or brackets nested too deeply
         raise CorpusError(f"{where} cannot be read as JSON: {error}. {_MEND}") from None
     if not isinstance(record, dict):
         raise CorpusError(f"{where} is JSON but not an object with fields. {_MEND}")
     if b"\\u" in line and any(isinstance(value, str) and _SURROGATE.search(value) for value in record.values()):
-        raise CorpusError(f"{where} holds half of a character (a lone surrogate), which is no text. {_MEND}")
+        raise CorpusError(f"{where} holds a lone surrogate (half of a character), which is not valid text. {_MEND}")
     return record
 
 
@@ -168,15 +167,15 @@ def _is_header(row: list[str], fields: Fields) -> bool:
 def _tsv_document(row: list[str], columns: list[str], fields: Fields, where: str, place: str) -> Document:
     if not 2 <= len(row) <= len(columns):
         raise CorpusError(
-            f"{where} has {len(row)} fields between tabs where {', '.join(columns)} are expected. {_MEND}"
+            f"{where} has {len(row)} tab-separated fields where {', '.join(columns)} are expected. {_MEND}"
         )
     return to_document(dict(zip(columns, row, strict=False)), fields, where, place)
 
 
 def _tsv_rows(path: Path, skipped: SkippedLines | None) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a TSV file that are not blank, each with the number of its first line.
+    """The non-blank rows of a TSV file, each with the number of its first line.
 
-    After a row that is not quoted well reading goes on in the line after its first, wherever the quote had led.
+    After a row with broken quotes, reading resumes at the line after the row's first line.
     """
     lines = _LinesOfARow(_decoded_lines(path, skipped))
     rows = csv.reader(lines, delimiter="\t", strict=True)
@@ -188,7 +187,7 @@ def _tsv_rows(path: Path, skipped: SkippedLines | None) -> Iterator[tuple[int, l
             return
         except csv.Error as error:
             where = f"{path}, line {lines.number}"
-            message = f"{where} is not quoted as CSV is ({error}): a quote within quotes must stand twice. {_MEND}"
+            message = f"{where} is not quoted like CSV ({error}): a quote within quotes must be doubled. {_MEND}"
             _pass_over(CorpusError(message), skipped)
             lines.go_back()
             continue
@@ -197,7 +196,7 @@ def _tsv_rows(path: Path, skipped: SkippedLines | None) -> Iterator[tuple[int, l
 
 
 def _next_row(rows: Iterator[list[str]]) -> list[str]:
-    """The next row; the length that `csv` allows for a field holds for the whole process, so it is ours only here."""
+    """The next row. The field size limit of `csv` applies to the whole process, so it is raised only for this call."""
     allowed = csv.field_size_limit(_LONGEST_TSV_FIELD)
     try:
         return next(rows)
@@ -206,7 +205,7 @@ def _next_row(rows: Iterator[list[str]]) -> list[str]:
 
 
 class _LinesOfARow(Iterator[str]):
-    """Lines, of which those read since the row began can be read again, all but its first."""
+    """An iterator of lines that can go back to the second line of the current row."""
 
     def __init__(self, lines: Iterator[str]) -> None:
         self._lines = lines
@@ -221,7 +220,7 @@ class _LinesOfARow(Iterator[str]):
         return line
 
     def begin_row(self) -> None:
-        """Say that the next line is the first of a row."""
+        """Mark the next line as the first of a row."""
         self.number += len(self._row)
         self._row.clear()
 
@@ -232,7 +231,7 @@ class _LinesOfARow(Iterator[str]):
 
 
 def _decoded_lines(path: Path, skipped: SkippedLines | None) -> Iterator[str]:
-    """The lines of a file as text; one that is not UTF-8 and may be passed over becomes blank."""
+    """The lines of a file as text; a skipped line that is not UTF-8 becomes blank."""
     for number, offset, line in _lines(path):
         try:
             text = decode(line, f"{path}, line {number}", offset=offset)
@@ -243,7 +242,7 @@ def _decoded_lines(path: Path, skipped: SkippedLines | None) -> Iterator[str]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """The lines of a file, each with its number from 1 and the byte it begins at, unpacked where it is gzipped."""
+    """The lines of a file, unpacked if it is gzipped, each with its number (from 1) and byte offset."""
     offset = 0
     with _opened(path) as stream:
         try:
@@ -251,7 +250,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
                 yield number, offset, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
                 offset += len(line)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise CorpusError(f"{path} is damaged, it cannot be unpacked to its end: {error}") from None
+            raise CorpusError(f"{path} is damaged and cannot be unpacked completely: {error}") from None
         except OSError as refused:
             raise CorpusError(f"{path} cannot be read: {refused.strerror}.") from None
 
@@ -280,7 +279,7 @@ def _parquet_records(file: Path, fields: Fields) -> Iterator[Mapping[str, object
                     yield from batch.to_pylist()
         except (pa.ArrowException, OSError) as error:
             raise CorpusError(f"{file} is not a Parquet file, or damaged: {_first_line(error)}") from None
-        except (ValueError, OverflowError) as error:  # text that is not UTF-8, a date that Python has not
+        except (ValueError, OverflowError) as error:  # text that is not UTF-8, or a date that Python cannot represent
             raise CorpusError(f"{file} holds a value that cannot be read: {error}.") from None
 
 

@@ -1,6 +1,6 @@
-"""The title of a text file: its first heading where it is Markdown or reStructuredText, its name otherwise.
+"""The title of a text file: the first heading of a Markdown or reStructuredText file, the file name otherwise.
 
-Looks at the first lines only: a heading further down is that of a section.
+Looks only at the first lines: a heading further down belongs to a section.
 """
 
 import re
@@ -18,7 +18,7 @@ _RST_UNDERLINE: Final = re.compile(r"([=\-~^\"'`#*+:._])\1{2,}\s*$")
 
 
 def title_of(text: str, suffix: str, name: str) -> str:
-    """The first heading of a text with this suffix, or `name` where its kind has no headings or it has none."""
+    """The first heading of a text with this suffix; `name` if it has none or if its format has no headings."""
     lines = [match.group() for match in islice(_LINE.finditer(text), _LINES_READ)]
     if suffix in MARKDOWN_SUFFIXES:
         return _markdown_heading(lines) or name
@@ -28,7 +28,7 @@ def title_of(text: str, suffix: str, name: str) -> str:
 
 
 def _markdown_heading(lines: list[str]) -> str:
-    """The first `# heading` outside of code, or else the first line underlined with `=`."""
+    """The first `# heading` outside of code, otherwise the first line underlined with `=`."""
     in_code = False
     for line in lines:
         if _FENCE.match(line):
@@ -39,7 +39,7 @@ def _markdown_heading(lines: list[str]) -> str:
 
 
 def _underlined(lines: list[str], underline: re.Pattern[str]) -> str:
-    """The first line with an underline at least as long as itself; an overline is no heading."""
+    """The first line with an underline at least as long as the line; overlines are not headings."""
     for line, below in pairwise(line.strip() for line in lines):
         if line and underline.match(below) and len(below) >= len(line) and not underline.match(line):
             return line

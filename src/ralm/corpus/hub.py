@@ -1,6 +1,6 @@
-"""Records of Hugging Face datasets: by hub name, streamed, or from a folder on disk.
+"""Records of Hugging Face datasets: streamed from the hub, or read from a folder on disk.
 
-Needs the extra `datasets`; imported only where such a source is named.
+Needs the extra `datasets`; imported only if such a source is used.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,12 +18,12 @@ _DEFAULT_SPLIT = "train"
 
 
 def dataset_records(source: str) -> Iterator[Record]:
-    """The records of a dataset, in order: `NAME[:CONFIG][:SPLIT]` on the hub or in a folder, or a folder that
-    `save_to_disk` wrote, there with `:SPLIT` alone.
+    """The records of a dataset, in order: `NAME[:CONFIG][:SPLIT]` on the hub or in a folder, or `FOLDER[:SPLIT]` for a
+    folder that `save_to_disk` wrote.
 
-    One word after the name is a configuration where the dataset has one of that name, and a split otherwise; without
-    a split it is `train`. Raises CorpusError where there is no such dataset, configuration or split, or where a saved
-    folder has several splits and none was named.
+    A single word after the name is a configuration if the dataset has one of that name, otherwise a split. The default
+    split is `train`. Raises CorpusError if there is no such dataset, configuration or split, or if a saved folder has
+    several splits and none is named.
     """
     name, parts = _parse(source)
     try:
@@ -53,7 +53,7 @@ def _saved(folder: str, parts: list[str]) -> Iterable[Record]:
     split = parts[-1] if parts else ""
     if not isinstance(dataset, DatasetDict):
         if split:
-            raise CorpusError(f"{folder} holds one dataset without splits, so no split {split!r}; leave it out.")
+            raise CorpusError(f"{folder} holds one dataset without splits, so it has no split {split!r}; leave it out.")
         return dataset
     if split in dataset:
         return dataset[split]

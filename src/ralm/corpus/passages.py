@@ -1,4 +1,4 @@
-"""Documents in, numbered passages out: forbidden documents dropped, the rest split, overlapping passages dropped."""
+"""Turns documents into numbered passages: drops forbidden documents, splits the rest, drops overlapping passages."""
 
 from collections.abc import Iterable, Iterator
 
@@ -16,9 +16,9 @@ def make_passages(
     decontamination: Decontamination | None = None,
     removals: Removals | None = None,
 ) -> Iterator[Passage]:
-    """The passages of documents, numbered from 0 in order, one at a time; what is left out is counted in `removals`.
+    """Yield the passages of documents, numbered from 0 in order; `removals` counts what is left out.
 
-    Numbers have no gaps: a passage that is left out has none. `tokenizer` is needed where `splitting` counts tokens.
+    Numbers have no gaps: a passage that is left out gets no number. `tokenizer` is needed if `splitting` counts tokens.
     """
     splitting = splitting or Splitting()
     decontamination = decontamination or Decontamination()
@@ -34,7 +34,7 @@ def make_passages(
 def _allowed(
     document: Document, texts: Iterator[str], decontamination: Decontamination, removals: Removals
 ) -> Iterator[str]:
-    """The texts that may stay; the others are added to `removals`, once for the document."""
+    """The texts that are kept; the others are added to `removals` in one entry per document."""
     if decontamination.forbids(document):
         _remove(BY_TITLE, document, sum(1 for _ in texts), removals)
     elif not decontamination.hashes:

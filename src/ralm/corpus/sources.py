@@ -1,6 +1,6 @@
-"""Documents from wherever they lie, one at a time: folders of text, JSONL, Parquet, DPR's TSV, Hugging Face datasets.
+"""Reads documents one at a time from folders of text, JSONL, Parquet, DPR's TSV and Hugging Face datasets.
 
-Knows where to look and by which format to read; knows nothing of passages.
+Knows where to look and which format to use; knows nothing of passages.
 """
 
 import os
@@ -34,21 +34,21 @@ _SAVED_DATASET_FILES: Final = ("dataset_info.json", "dataset_dict.json", "state.
 def read_documents(
     source: str, fields: Fields | None = None, *, skipped: SkippedLines | None = None
 ) -> Iterator[Document]:
-    """The documents of a source in its order, those without text left out.
+    """The documents of a source in order, except those without text.
 
     `source` is one of:
 
-    - a folder of .txt, .text, .md, .markdown or .rst files (all below it but hidden ones, sorted by path), or one
-      such file; the id is the path below the folder, the title the first heading of a .md or .rst file and the name
-      of any other;
-    - a .jsonl, .ndjson or .tsv file (id, text, title, as DPR's), each also gzipped, a .parquet file, or a folder with
-      .parquet files, whatever else lies in it;
+    - a folder of .txt, .text, .md, .markdown or .rst files (searched recursively, sorted by path, without hidden
+      files), or one such file; the id is the path below the folder, the title the first heading of a .md, .markdown or
+      .rst file, otherwise the file name;
+    - a .jsonl, .ndjson or .tsv file (id, text, title, as DPR's), optionally gzipped, a .parquet file, or a folder with
+      .parquet files (its other files are ignored);
     - a folder that `datasets` saved, or `hf:NAME[:CONFIG][:SPLIT]`, a dataset of the Hugging Face hub or a folder
-      that `datasets` can load; one word after the name is a configuration where there is one of that name.
+      that `datasets` can load; a single word after the name is a configuration if there is one of that name.
 
-    With `skipped`, a broken line of JSONL or TSV, or a text file of a folder that is not UTF-8, is counted there and
-    passed over. Raises CorpusError where a source is missing, of no known kind, broken (naming the line), not UTF-8
-    (naming the byte), or without any document; MissingExtraError where `datasets` is needed and not there.
+    With `skipped`, broken lines of JSONL or TSV, and text files in a folder that are not UTF-8, are counted and
+    skipped. Raises CorpusError if a source is missing, of an unknown type, broken (naming the line), not UTF-8 (naming
+    the byte), or has no documents; MissingExtraError if `datasets` is needed and not installed.
     """
     found = False
     for document in _open(source, fields or Fields(), skipped):
@@ -61,7 +61,9 @@ def read_documents(
 
 def _nothing_in(source: str, skipped: SkippedLines | None) -> str:
     if skipped is not None and skipped.count:
-        return f"{source} holds no document; {skipped.count:,} broken lines were passed over, so: {skipped.examples[0]}"
+        return (
+            f"{source} holds no document; {skipped.count:,} broken lines were skipped, such as: {skipped.examples[0]}"
+        )
     return f"{source} holds no document: all of it is empty."
 
 
@@ -85,7 +87,7 @@ def _file_documents(path: Path, fields: Fields, skipped: SkippedLines | None) ->
     if name.endswith(TEXT_SUFFIXES):
         return text_documents([path], path.parent, None)
     kinds = ", ".join((*TEXT_SUFFIXES, *JSONL_SUFFIXES, _PARQUET, *TSV_SUFFIXES))
-    raise CorpusError(f"{path} is of no known kind; give a folder, a file that ends in {kinds}, or hf:NAME.")
+    raise CorpusError(f"{path} is of an unknown type; give a folder, a file that ends in {kinds}, or hf:NAME.")
 
 
 def _folder_documents(folder: Path, fields: Fields, skipped: SkippedLines | None) -> Iterator[Document]:
@@ -102,9 +104,9 @@ def _folder_documents(folder: Path, fields: Fields, skipped: SkippedLines | None
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """What lies below a folder with one of these suffixes and is no folder, sorted by path, hidden things aside.
+    """All files below a folder with one of these suffixes, sorted by path, without hidden files and folders.
 
-    A link that leads nowhere is listed too: whoever reads it says so, and no file is left out without a word.
+    Broken links are included: reading them raises an error, so that no file is silently left out.
     """
     found: list[Path] = []
     for parent, folders, names in os.walk(folder, onerror=_unreadable):

@@ -1,7 +1,7 @@
-"""Documents cut into passages that do not overlap: so many words each (the papers' 100), or so many tokens of a model.
+"""Splits documents into passages that do not overlap, of a given number of words (the papers: 100) or model tokens.
 
-A passage is a slice of its document, white space within it kept and at its ends taken off. Nothing but white space
-is lost between passages.
+A passage is a slice of its document. Inner white space is kept, white space at the ends is removed. Nothing but white
+space is lost between passages.
 """
 
 import re
@@ -20,26 +20,26 @@ _TOKENS_A_CHARACTER: Final = 4  # a character is at most four bytes, and no toke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splitting:
-    """How long a passage is: `words` between white space, or `tokens` of a language model where given.
+    """The length of a passage: `words` separated by white space, or `tokens` of a language model if given.
 
-    Raises UsageError where a length makes no sense.
+    Raises UsageError if a length is invalid.
     """
 
     words: Annotated[
         int,
         Option(
-            "Words a passage.",
+            "Words per passage.",
             needs=Needs("passages of words, not of `tokens`", lambda splitting: splitting.tokens is None),
         ),
     ] = 100
-    tokens: Annotated[int | None, Option("Tokens of `lm` a passage, instead of words.")] = None
+    tokens: Annotated[int | None, Option("Tokens of `lm` per passage, instead of words.")] = None
 
     def __post_init__(self) -> None:
         check_options(self)
 
 
 def split_text(text: str, splitting: Splitting, tokenizer: Tokenizer | None = None) -> Iterator[str]:
-    """The passages of a text in order; `tokenizer` is needed where passages are measured in tokens."""
+    """The passages of a text in order; `tokenizer` is needed if passages are measured in tokens."""
     if splitting.tokens is None:
         return split_by_words(text, splitting.words)
     assert tokenizer is not None, "passages of tokens need a tokenizer"
@@ -47,16 +47,15 @@ def split_text(text: str, splitting: Splitting, tokenizer: Tokenizer | None = No
 
 
 def split_by_words(text: str, words: int) -> Iterator[str]:
-    """Slices of `words` words, the last one shorter; words are what `str.split` gives."""
+    """Slices of `words` words, the last one possibly shorter; words are those of `str.split`."""
     return (match.group() for match in _some_words(words).finditer(text))
 
 
 def split_by_tokens(text: str, tokenizer: Tokenizer, tokens: int) -> Iterator[str]:
-    """Slices of at most `tokens` tokens; a character of several tokens is never cut through.
+    """Slices of at most `tokens` tokens; a character of several tokens is never split.
 
-    Where a single character has more than `tokens` tokens the passage is that character. Slices are of the text itself
-    even where the tokenizer changes white space as it decodes; where it changes more (case, accents) they are what it
-    decodes.
+    A single character of more than `tokens` tokens is a passage of its own. The slices come from the text itself, even
+    if decoding changes white space. If decoding changes more (case, accents), the passages are the decoded text.
     """
     ids = tokenizer.encode(text)
     begin = position = 0
@@ -69,9 +68,9 @@ def split_by_tokens(text: str, tokenizer: Tokenizer, tokens: int) -> Iterator[st
 
 
 def _whole_characters(ids: IntArray, begin: int, end: int, tokenizer: Tokenizer) -> tuple[int, str]:
-    """The place nearest to `end`, before it if there is one, where no character is cut through; and the text to there.
+    """The place nearest to `end`, preferably before it, that does not split a character; and the text up to there.
 
-    It is `end` itself where there is none within a character's length: the text has a half character of its own.
+    It is `end` itself if there is none within a character's length: then the text itself has a replacement character.
     """
     earlier = range(end, max(begin, end - _TOKENS_A_CHARACTER), -1)
     later = range(end + 1, min(len(ids), end + _TOKENS_A_CHARACTER) + 1)
@@ -83,8 +82,9 @@ def _whole_characters(ids: IntArray, begin: int, end: int, tokenizer: Tokenizer)
 
 
 def _slice_of(text: str, position: int, decoded: str) -> tuple[str, int]:
-    """The slice of `text` from `position` on that is `decoded` but for white space, without any at its ends; and where
-    it ends. `decoded` itself, and the same position, where the text goes on differently there.
+    """The slice of `text` from `position` that equals `decoded` except for white space, stripped; and where it ends.
+
+    If the text differs there: `decoded` itself, stripped, and the same position.
     """
     if text.startswith(decoded, position):
         return decoded.strip(), position + len(decoded)
@@ -101,5 +101,5 @@ def _slice_of(text: str, position: int, decoded: str) -> tuple[str, int]:
 
 @lru_cache
 def _some_words(words: int) -> re.Pattern[str]:
-    """Up to so many words with the white space between them; possessive, so that nothing is tried twice."""
+    """A pattern for up to `words` words with the white space between them; possessive, to avoid backtracking."""
     return re.compile(rf"\S++(?:\s++\S++){{0,{words - 1}}}+")

@@ -1,8 +1,8 @@
-"""The passages of a corpus on disk: one Arrow file, written as a stream, read memory-mapped, any passage by number.
+"""The passages of a corpus on disk: one Arrow file, written as a stream and memory-mapped for random access by number.
 
-Every record batch but the last has the same number of rows, so a number says where its passage is. Strings are read
-from Arrow's buffers, offsets and UTF-8 bytes, without the scalars it would make on the way. Nothing in the file is
-believed: a batch is checked when it is first read from, whatever checksums say.
+Every record batch except the last has the same number of rows, so the number of a passage gives its place. Strings are
+read directly from Arrow's buffers (offsets and UTF-8 bytes), without creating Arrow scalars. The file is not trusted:
+each batch is checked on first use, even if checksums match.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,21 +18,21 @@ from ralm.records import Passage
 
 PASSAGES: Final = "passages.arrow"
 ROWS_A_BATCH: Final = 8192
-# a batch of texts may pass the 2 GiB that the offsets of `string` reach: they may be whole books
+# the texts of a batch may exceed the 2 GiB limit of `string` offsets, for example if they are whole books
 _SCHEMA: Final = pa.schema([("document_id", pa.string()), ("title", pa.string()), ("text", pa.large_string())])
 
 _Column: TypeAlias = tuple[memoryview, memoryview]
-"""The offsets of the strings of a column, and their bytes."""
+"""The string offsets of a column, and its bytes."""
 _Batch: TypeAlias = tuple[_Column, _Column, _Column]
 _Stamp: TypeAlias = tuple[int, int, int]
-"""What tells a file from another that took its place, on the same file system: inode, size, time of change."""
+"""Tells a file from its replacement on the same file system: inode, size, modification time."""
 _Read = TypeVar("_Read")
 
 
 def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]:
-    """Write passages to `path` and hand each one on, so that they can be indexed in the same pass.
+    """Write passages to `path` and yield each one, so that they can be indexed in the same pass.
 
-    Holds one batch in memory. The file is complete when the iterator is exhausted. Numbers must run from 0.
+    Holds one batch in memory. The file is complete when the iterator is exhausted. Numbers must start at 0, in order.
     """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
         batch: list[Passage] = []
@@ -48,12 +48,12 @@ def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]
 
 
 class PassageStore(Sequence[Passage]):
-    """The passages of a corpus by number, memory-mapped: opening reads nothing, and a passage takes microseconds.
+    """The passages of a corpus by number, memory-mapped: opening reads no texts, reading a passage takes microseconds.
 
-    No number but 0 to the length is a passage's: -1 stands for "no passage" elsewhere and raises IndexError here.
-    Pickled it is its path, so that other processes map the same file; they raise DamagedFolderError where another has
-    taken its place: `checksum` (`file_checksum`) then tells a copy, as on another machine, from another corpus.
-    Raises DamagedFolderError where the file is no such store, truncated or altered, at once or when it is read.
+    Negative numbers are not supported: -1 means "no passage" elsewhere and raises IndexError here. A pickled store
+    holds only its path, so that other processes map the same file. They raise DamagedFolderError if the file was
+    replaced; `checksum` (`file_checksum`) lets them accept a copy, for example on another machine. Raises
+    DamagedFolderError, on opening or on reading, if the file is truncated, altered or not a store.
     """
 
     def __init__(self, path: Path, checksum: str | None = None) -> None:
@@ -79,7 +79,7 @@ class PassageStore(Sequence[Passage]):
     def __getitem__(self, number: slice) -> Sequence[Passage]: ...
 
     def __getitem__(self, number: int | slice) -> Passage | Sequence[Passage]:
-        """The passage with this number; a slice gives a list."""
+        """The passage with this number; a slice returns a list."""
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(len(self)))]
         if not 0 <= number < self._length:
@@ -93,7 +93,7 @@ class PassageStore(Sequence[Passage]):
             self._damaged(f"passage {number} is not UTF-8")
 
     def origins(self) -> Iterator[tuple[int, str, str]]:
-        """The number, document id and title of every passage; their texts are not read."""
+        """The number, document id and title of every passage, without reading the texts."""
         for batch in range(len(self._batches)):
             document_ids, titles, _ = self._batches[batch] or self._map(batch)
             for row in range(min(ROWS_A_BATCH, self._length - batch * ROWS_A_BATCH)):
@@ -106,7 +106,7 @@ class PassageStore(Sequence[Passage]):
     def check(self) -> None:
         """Read every passage.
 
-        Raises DamagedFolderError where one is damaged.
+        Raises DamagedFolderError if one is damaged.
         """
         for batch in range(len(self._batches)):
             read = self._read(batch)
@@ -121,7 +121,9 @@ class PassageStore(Sequence[Passage]):
         if full < 0:
             return 0
         if full and self._read(0).num_rows != ROWS_A_BATCH:
-            raise DamagedFolderError(f"{self._path} is not a store of passages: it has other batches. Build it again.")
+            raise DamagedFolderError(
+                f"{self._path} is not a store of passages: its batches have an unexpected size. Build it again."
+            )
         return full * ROWS_A_BATCH + int(self._read(full).num_rows)
 
     def _map(self, batch: int) -> _Batch:
@@ -133,20 +135,20 @@ class PassageStore(Sequence[Passage]):
         return document_ids, titles, texts
 
     def _column(self, column: pa.Array) -> _Column:
-        """The buffers of a column, which must lie in the file as they are: nothing compressed, no nulls."""
+        """The buffers of a column, which must be in the file uncompressed and without nulls."""
         width = np.int64 if column.type == pa.large_string() else np.int32
         validity, places, content = column.buffers()
         if column.offset or validity is not None or places is None or not self._holds(places, content):
-            self._damaged("a column is stored in another way")
+            self._damaged("a column has an unexpected layout")
         if places.size < (len(column) + 1) * np.dtype(width).itemsize:
-            self._damaged("a column is cut short")
+            self._damaged("a column is truncated")
         offsets = np.frombuffer(places, width, len(column) + 1)
         if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > (content.size if content else 0):
-            self._damaged("its strings are not where it says")
+            self._damaged("its string offsets are invalid")
         return offsets.data, memoryview(content or b"")
 
     def _holds(self, *buffers: pa.Buffer | None) -> bool:
-        """Whether buffers lie in the file as it is mapped."""
+        """Whether the buffers lie inside the mapped file."""
         return all(
             not part or not part.size or (part.address in self._mapped and part.address + part.size - 1 in self._mapped)
             for part in buffers
@@ -170,7 +172,7 @@ class PassageStore(Sequence[Passage]):
 
 
 def _same_store(path: Path, stamp: _Stamp, checksum: str | None) -> PassageStore:
-    """A store opened again in another process."""
+    """Open a pickled store in another process."""
     store = PassageStore(path, checksum)
     if store._stamp != stamp and (checksum is None or file_checksum(path) != checksum):
         raise DamagedFolderError(
@@ -185,7 +187,7 @@ def _stamp(path: Path) -> _Stamp:
 
 
 def _is_store(schema: pa.Schema) -> bool:
-    """Whether these are our columns; either width of string will do."""
+    """Whether these are our columns, with either width of string."""
     strings = (pa.string(), pa.large_string())
     return schema.names == _SCHEMA.names and all(field.type in strings for field in schema)
 

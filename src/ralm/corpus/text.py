@@ -1,4 +1,4 @@
-"""Reading text files: UTF-8, or one sentence that says what is wrong."""
+"""Reads UTF-8 text files; an error is one sentence that says what is wrong."""
 
 import codecs
 import stat
@@ -8,7 +8,7 @@ from typing import BinaryIO, Final
 from ralm.errors import CorpusError, InputError, TextError
 
 BYTE_ORDER_MARK: Final = "\ufeff"
-# those of UTF-32 first: in little order it begins with the mark of UTF-16
+# UTF-32 first: its little-endian mark begins with the mark of UTF-16
 _MARKS: Final = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -26,16 +26,16 @@ _LOOKED_AT: Final = 4096
 
 
 def open_file(path: Path, error: type[InputError] = CorpusError) -> BinaryIO:
-    """A file of bytes, open to be read.
+    """Open a file for reading bytes.
 
-    Raises `error` where it is missing or unreadable, and where it is a folder, a pipe, a socket or a device: reading
-    one of those may never end.
+    Raises `error` if it is missing or unreadable, or if it is a folder, a pipe, a socket or a device: reading some of
+    these might never end.
     """
     try:
         mode = path.stat().st_mode
         for is_kind, kind in _KINDS:
             if is_kind(mode):
-                raise error(f"{path} is a {kind}, not a file; write what it holds to a file first.")
+                raise error(f"{path} is a {kind}, not a file; write its content to a file first.")
         return path.open("rb")
     except FileNotFoundError:
         linked = path.is_symlink()
@@ -47,7 +47,7 @@ def open_file(path: Path, error: type[InputError] = CorpusError) -> BinaryIO:
 
 
 def read_bytes(path: Path, error: type[InputError] = CorpusError) -> bytes:
-    """The whole of a file, or `error` where it cannot be read."""
+    """The content of a file; raises `error` if it cannot be read."""
     with open_file(path, error) as stream:
         try:
             return stream.read()
@@ -56,9 +56,9 @@ def read_bytes(path: Path, error: type[InputError] = CorpusError) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """A text to evaluate, as it is in the file, line ends and all, but without a byte order mark before it.
+    """A text to evaluate, exactly as in the file (line ends included), without a leading byte order mark.
 
-    Raises TextError where the file is missing, unreadable, empty or not UTF-8.
+    Raises TextError if the file is missing, unreadable, empty or not UTF-8.
     """
     text = read_utf8(path, TextError)
     if not text.strip():
@@ -67,14 +67,14 @@ def read_text(path: Path) -> str:
 
 
 def read_utf8(path: Path, error: type[InputError] = CorpusError) -> str:
-    """The whole of a file as text, without a byte order mark; or `error` where it cannot be read or is not UTF-8."""
+    """The content of a file as text, without a byte order mark; raises `error` if it is unreadable or not UTF-8."""
     return decode(read_bytes(path, error), str(path), error).removeprefix(BYTE_ORDER_MARK)
 
 
 def decode(content: bytes, where: str, error: type[InputError] = CorpusError, *, offset: int = 0) -> str:
-    """Bytes as UTF-8 text, with line ends as they are.
+    """Decode bytes as UTF-8, with line ends unchanged.
 
-    `where` names the file in the message of `error`, and `offset` says at which byte of it `content` begins.
+    `where` names the file in the message of `error`; `offset` is the byte of the file at which `content` begins.
     """
     other = None if offset else _other_encoding(content)
     if other is not None:
@@ -89,9 +89,9 @@ def decode(content: bytes, where: str, error: type[InputError] = CorpusError, *,
 
 
 def _other_encoding(content: bytes) -> str | None:
-    """The encoding that the beginning of a file speaks for, where it is not UTF-8.
+    """The encoding that the beginning of a file suggests, if it is not UTF-8.
 
-    Without a mark, UTF-16 and UTF-32 of most languages are valid UTF-8, half or three quarters of it zero bytes.
+    Without a mark, UTF-16 and UTF-32 of most languages are valid UTF-8 with a half or three quarters of zero bytes.
     """
     for mark, name in _MARKS:
         if content.startswith(mark):

@@ -1,1 +1,1 @@
-"""What comes with the package, so that everything runs with nothing downloaded: a corpus, a small model, a demo."""
+"""The demo and its corpus, which come with the package and run without any download."""

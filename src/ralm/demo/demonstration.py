@@ -1,6 +1,6 @@
-"""The demo: this Python's own documentation as corpus, a tenth of it held out as the text to predict.
+"""The demo: the documentation of this Python as corpus, with a tenth of it held out as the text to predict.
 
-Shows on real text what retrieval does for a frozen language model: the held-out text read without retrieval, with
+Shows on real text what retrieval does for a frozen language model. The held-out text is read without retrieval, with
 random passages (the control), with BM25 passages, and with the best of BM25's first 16 (the oracle).
 """
 
@@ -38,16 +38,16 @@ INDEX: Final = "index"
 REPORT: Final = "report.html"
 
 PLAN: Final = PlanOptions(stride=4, windows="blocked", block=256, max_length=768)
-"""Blocked windows and a shorter model length than the papers', so that a laptop is done in minutes."""
+"""Blocked windows, and a shorter model length than in the papers, so that a laptop needs only minutes."""
 
 ORACLE_CANDIDATES: Final = 16
 _STRETCH: Final = 32
 
 
 def build_demo_folder(folder: Path) -> None:
-    """Write the corpus, the held-out text and the index of the demo, in the place of an older one that is as it was.
+    """Write the corpus, the held-out text and the index of the demo; an unchanged older demo is replaced.
 
-    Raises UsageError where anything else is there, files of a user's own in an older one among them.
+    Raises UsageError if anything else is there, including your own files in an older demo.
     """
     _check_place(folder)
     corpus, held_out = split_held_out(standard_library_documentation())
@@ -63,26 +63,26 @@ def build_demo_folder(folder: Path) -> None:
 
 
 def _check_place(folder: Path) -> None:
-    """Raise UsageError where the demo would replace anything but an older one that nobody has changed."""
+    """Raise UsageError if the demo would replace anything but an unchanged older demo."""
     check_output(folder, kind=KIND, force=True, also=[REPORT])
     if (folder / MANIFEST).exists():
         try:
             read_manifest(folder, kind=KIND, format_version=FORMAT_VERSION)
         except FolderError as error:
             raise UsageError(
-                f"{folder} is kept, since it is not as an older demo left it ({error}) Choose another `folder`."
+                f"{folder} is kept, because it is not an unchanged demo ({error}) Choose another `folder`."
             ) from error
 
 
 def held_out_text(documents: Sequence[Document], seed: int = 0) -> str:
-    """The held-out documents one after the other, in an order drawn at random so that any beginning is a sample."""
+    """The held-out documents concatenated in random order, so that any beginning is a random sample."""
     order = np.random.default_rng(seed).permutation(len(documents))
     return "\n\n".join(f"{documents[i].title}\n{documents[i].text}" for i in order) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
 class GainedToken:
-    """A token that its passage made likelier: the text before it, the token, the passage, and the gain in nats."""
+    """A token that its passage made more likely: the text before it, the token, the passage, and the gain in nats."""
 
     before: str
     token: str
@@ -92,7 +92,7 @@ class GainedToken:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demonstration:
-    """The held-out text read in each of the ways, by name in the order of the table."""
+    """The held-out text and its readings, by name in the order of the table."""
 
     prepared: PreparedText
     readings: dict[str, Reading]
@@ -100,12 +100,12 @@ class Demonstration:
 
     @property
     def gain_T(self) -> FloatArray:
-        """What BM25's passage was worth to each target, in nats (float32)."""
+        """The gain of each target from BM25's passage, in nats (float32)."""
         return self.readings["bm25"].scored.log_probs_T - self.readings["none"].scored.log_probs_T
 
 
 def demo_report(shown: Demonstration, model: LanguageModel) -> Report:
-    """Where the tokens read with BM25's passages came from, and what these were worth."""
+    """A report of the reading with BM25's passages: the sources of its tokens, and the gain from each passage."""
     with_passages, without = shown.readings["bm25"], shown.readings["none"]
     scored = with_passages.scored
     before, texts = shown.prepared.token_texts(scored.positions_T)
@@ -131,7 +131,7 @@ def demo_report(shown: Demonstration, model: LanguageModel) -> Report:
 def demonstrate(
     text: str, model: LanguageModel, bm25: FromRetriever, control: FromRetriever, *, limit_tokens: int
 ) -> Demonstration:
-    """Read the beginning of a text without passages, with random ones, with BM25's first, and with the best of 16."""
+    """Read the beginning of a text without passages, with random ones, with BM25's first, and with its best of 16."""
     prepared = prepare_text(text, model.tokenizer, PLAN, limit_tokens=limit_tokens)
     candidates, passages = bm25.find(prepared, model.tokenizer, ORACLE_CANDIDATES)
     random, _ = control.find(prepared, model.tokenizer, 1)
@@ -148,7 +148,7 @@ def demonstrate(
 
 
 def most_gained(shown: Demonstration, model: LanguageModel, count: int = 8, before: int = 12) -> list[GainedToken]:
-    """The targets that gained most from their passage, one a passage, each with the text before it."""
+    """The targets that gained most from their passage, at most one per passage, each with the text before it."""
     scored = shown.readings["bm25"].scored
     tokens = shown.prepared.tokens
     decode = model.tokenizer.decode
@@ -167,7 +167,7 @@ def most_gained(shown: Demonstration, model: LanguageModel, count: int = 8, befo
 
 
 def prompt_where_retrieval_helps(shown: Demonstration, model: LanguageModel, tokens: int = 48) -> str:
-    """The text before the stretch of 32 targets that gained most: a place to see what generation does with a source."""
+    """The text before the 32 consecutive targets that gained most: a prompt that shows what retrieval does."""
     stretch = np.convolve(shown.gain_T, np.ones(_STRETCH), mode="valid")
     position = int(shown.readings["bm25"].scored.positions_T[int(np.argmax(stretch))])
     return model.tokenizer.decode(shown.prepared.tokens[max(0, position - tokens) : position]).lstrip()

@@ -1,6 +1,6 @@
-"""The corpus that every Python carries: its language reference and the docstrings of its standard library.
+"""The corpus that comes with every Python: its language reference and the docstrings of its standard library.
 
-Reads source files with `ast`; imports and runs none of them. Knows nothing of passages, tokens or models.
+Parses source files with `ast`, without importing or running them. Knows nothing of passages, tokens or models.
 """
 
 import ast
@@ -15,7 +15,7 @@ from typing import TypeAlias
 from ralm.records import Document
 
 MINIMUM_WORDS = 30
-"""A document of fewer words than this is left out: there is next to nothing to retrieve in it."""
+"""Documents with fewer words are left out: they hold almost nothing to retrieve."""
 
 HELD_OUT_SHARE = 0.1
 HELD_OUT_SEED = 0
@@ -32,8 +32,8 @@ _Routine: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 def standard_library_documentation() -> list[Document]:
     """The documentation of the running Python, sorted by id: topics of the reference, modules, classes.
 
-    A topic that stands, for the most part, inside a longer one is left out, so that holding a document out of a corpus
-    leaves no copy of it behind. Some 1,000 documents of 290,000 words on Python 3.11; they differ between versions.
+    A topic is left out if most of it repeats a longer one, so that a held-out document leaves no copy in the corpus.
+    On Python 3.11 there are about 1,000 documents with 290,000 words; other versions differ.
     """
     library = Path(sysconfig.get_path("stdlib"))
     documents = [*_topics(library / "pydoc_data" / "topics.py"), *docstrings_of_package(library)]
@@ -41,12 +41,12 @@ def standard_library_documentation() -> list[Document]:
 
 
 def docstrings_of_package(path: Path) -> list[Document]:
-    """The docstrings below a folder of Python sources, sorted by id: a document per module and one per class.
+    """The docstrings below a folder of Python sources, sorted by id: one document per module and one per class.
 
-    A module's document is its docstring and its functions, a class's its docstring and its methods, each routine as
-    `def name(arguments):` with the docstring below. `path` is a package or a folder of packages; names are relative to
-    it, a package's own name included. Files that are no valid Python of this version are passed over. Of two documents
-    with the same text the first stays.
+    The document of a module holds its docstring and its functions; the document of a class holds its docstring and its
+    methods. Each function or method is `def name(arguments):` followed by its docstring. `path` is a package or a
+    folder of packages. Names are relative to it and include the package's own name. Files that are not valid for this
+    version of Python are skipped. Of documents with the same text, only the first is kept.
     """
     root = path.parent if (path / "__init__.py").exists() else path
     seen: set[str] = set()
@@ -62,9 +62,9 @@ def docstrings_of_package(path: Path) -> list[Document]:
 def split_held_out(
     documents: list[Document], share: float = HELD_OUT_SHARE, seed: int = HELD_OUT_SEED
 ) -> tuple[list[Document], list[Document]]:
-    """The documents to retrieve from, and those held out to be read: about `share` of them, in the order given.
+    """The documents to retrieve from, and the held-out ones, about `share` of all; both keep their order.
 
-    Which side a document falls on depends on its id and the seed alone, not on its neighbours.
+    The side of a document depends only on its id and the seed, not on the other documents.
     """
     held_out = [_position(document.id, seed) < share for document in documents]
     pairs = list(zip(documents, held_out, strict=True))
@@ -72,13 +72,13 @@ def split_held_out(
 
 
 def _position(identifier: str, seed: int) -> float:
-    """A number in [0, 1) that looks random and is always the same for the same id."""
+    """A pseudo-random number in [0, 1), always the same for the same id and seed."""
     digest = hashlib.sha256(f"{seed}:{identifier}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def _topics(file: Path) -> list[Document]:
-    """The topics of the language reference; none where a distribution has left them out."""
+    """The topics of the language reference; none if the distribution does not include them."""
     if not file.exists():
         return []
     kept: list[Document] = []
@@ -93,7 +93,7 @@ def _topics(file: Path) -> list[Document]:
 
 
 def _literal_topics(file: Path) -> dict[str, str]:
-    """The dictionary that the file assigns to `topics`, read without running the file."""
+    """The dictionary that the file assigns to `topics`, parsed without running the file."""
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
         match statement:
             case ast.Assign(targets=[ast.Name(id="topics")], value=value):
@@ -103,7 +103,7 @@ def _literal_topics(file: Path) -> dict[str, str]:
 
 
 def _sources(path: Path) -> Iterator[Path]:
-    """The Python files below a folder, in a fixed order, leaving out what is no documentation."""
+    """The Python files below a folder in a fixed order, without tests and bundled packages."""
     for entry in sorted(path.iterdir()):
         if entry.is_dir():
             if entry.name not in _NOT_DOCUMENTATION:
@@ -113,7 +113,7 @@ def _sources(path: Path) -> Iterator[Path]:
 
 
 def _module_name(file: Path) -> str:
-    """The dotted name of a source file: `asyncio/queues.py` is `asyncio.queues`, a package's `__init__` the package."""
+    """The dotted name of a source file: `asyncio/queues.py` is `asyncio.queues`, `asyncio/__init__.py` is `asyncio`."""
     parts = file.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
@@ -129,7 +129,7 @@ def _documents_of_module(file: Path, module: str) -> Iterator[Document]:
 
 
 def _parsed(file: Path) -> ast.Module | None:
-    """The syntax tree; none for a template or for source of another Python version."""
+    """The syntax tree; None for a template or for source of another Python version."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
@@ -150,7 +150,7 @@ def _documents_of_classes(body: list[ast.stmt], prefix: str) -> Iterator[Documen
 
 
 def _routines(body: list[ast.stmt]) -> Iterator[str]:
-    """The documented functions or methods of a body; private ones are left out, those like `__init__` are not."""
+    """The documented functions or methods of a body, without private ones but with those like `__init__`."""
     for statement in body:
         if isinstance(statement, _Routine):
             private = statement.name.startswith("_") and not statement.name.endswith("__")
@@ -161,7 +161,7 @@ def _routines(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def _entry(signature: str, docstring: str | None) -> str:
-    """A signature with its docstring indented below, as they stand in the source."""
+    """A signature with its docstring indented below, as in source code."""
     lines = (docstring or "").strip().splitlines()
     return "\n".join([signature, *(f"    {line}".rstrip() for line in lines)])
 

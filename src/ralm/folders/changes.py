@@ -1,8 +1,8 @@
-"""How a folder that ralm wrote changes in its place: files come and go, and its manifest is replaced in one step.
+"""Changes a folder of ralm in place: adds and removes files, and replaces the manifest in one step.
 
-The files that come are put into the folder first, under names that its manifest does not have; then the new manifest
-takes the place of the old one; then the files go that it no longer names. Whoever is killed on the way leaves a record
-of these files, so that those which the manifest does not name can be removed. Knows nothing of what the files mean.
+New files are moved into the folder first, under names that the old manifest does not use. Then the new manifest
+replaces the old one. Then files that it no longer names are removed. A killed process leaves a record of these files,
+so that those which the manifest does not name can be removed later. Knows nothing of what the files mean.
 """
 
 import os
@@ -20,7 +20,7 @@ RECORD: Final = "change"
 
 
 class _Change(BaseModel):
-    """The files that come and go, by their names in the folder."""
+    """The files that are added and removed, by their names in the folder."""
 
     files: list[str]
 
@@ -32,9 +32,9 @@ class _Named(BaseModel):
 
 
 def make_change(folder: Path, new: Path, work: Path) -> None:
-    """Have the files of `new` in `folder`, and its manifest, which names all files, in the place of the older one.
+    """Move the files of `new` into `folder` and replace the manifest; the new manifest names all files.
 
-    Raises FolderExistsError where something that ralm did not write has the name of a file that comes.
+    Raises FolderExistsError if something that ralm did not write has the name of a new file.
     """
     before, after = _named(folder), _named(new)
     come = sorted(after - before)
@@ -52,7 +52,7 @@ def make_change(folder: Path, new: Path, work: Path) -> None:
 
 
 def end_change(folder: Path, work: Path) -> None:
-    """Remove the files of a change, if one was begun, that the manifest of the folder does not name."""
+    """Remove the files of an unfinished change, if any, that the manifest of the folder does not name."""
     try:
         change = _Change.model_validate_json((work / RECORD).read_bytes())
         named = _named(folder)
@@ -61,19 +61,19 @@ def end_change(folder: Path, work: Path) -> None:
     for name in change.files:
         if name not in named:
             (folder / name).unlink(missing_ok=True)
-            with suppress(OSError):  # until a folder is not empty
+            with suppress(OSError):  # stops at the first folder that is not empty
                 for parent in Path(name).parents[:-1]:
                     (folder / parent).rmdir()
 
 
 def sync(folder: Path) -> None:
-    """Have a folder on the disk, with everything in it."""
+    """Sync a folder and everything in it to disk."""
     for file in [*folder.rglob("*"), folder]:
         sync_one(file)
 
 
 def sync_one(file: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
+    """Sync a file, or the names in a folder, to disk."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
-"""The manifest of a folder that ralm writes: what it is, what it holds, and whether that is as it was written.
+"""The manifest of a folder that ralm writes: what the folder is, its files, and checks that they are unchanged.
 
-Knows sizes and checksums; knows nothing of what the files mean, or of how a folder comes to its place
+Knows sizes and checksums; knows nothing of what the files mean, or of how a folder is put in place
 (`ralm.folders.outputs`).
 """
 
@@ -33,8 +33,8 @@ _Opened = TypeVar("_Opened")
 
 
 class FileEntry(BaseModel):
-    """What the manifest knows of one file: its size, a hash of it or of samples (`file_checksum`), and SHA-256 of all
-    of it; folders of earlier versions lack the last."""
+    """What the manifest says about one file: its size, a hash of the file or of samples (`file_checksum`), and the
+    SHA-256 of the whole file, which folders of earlier versions lack."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -44,9 +44,9 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a folder is: its kind and format, the settings it was made with, what it counts, the files it holds.
+    """What a folder is: its kind and format, its settings, counts and files.
 
-    `checksum` is that of all the rest (`manifest_checksum`); folders of earlier versions lack it.
+    `checksum` covers everything else in the manifest (`manifest_checksum`); folders of earlier versions lack it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -77,7 +77,7 @@ def write_manifest(
     settings: dict[str, JsonValue],
     counts: dict[str, int],
 ) -> Manifest:
-    """Describe every file that lies in `folder` now; call it last."""
+    """Write the manifest of `folder` with every file that is in it now; call it last."""
     manifest = Manifest(
         kind=kind,
         format_version=format_version,
@@ -91,13 +91,13 @@ def write_manifest(
 
 
 def _entries(folder: Path) -> dict[str, FileEntry]:
-    """Every file that lies in a folder now."""
+    """The entries of all files in a folder."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {file.relative_to(folder).as_posix(): _entry(file) for file in files}
 
 
 def _written(folder: Path, manifest: Manifest) -> Manifest:
-    """A manifest in its place, with its checksum."""
+    """Write a manifest with its checksum, and return it."""
     checksum = manifest_checksum(json.loads(manifest.model_dump_json()))
     manifest = manifest.model_copy(update={"checksum": checksum})
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -112,7 +112,7 @@ def write_changed_manifest(
     settings: dict[str, JsonValue],
     without: Collection[str] = (),
 ) -> Manifest:
-    """Describe a folder as it is to be: with the files that lie in `folder` now, and those of `before` but for some.
+    """Write the manifest of a changed folder: the files in `folder` now, and those of `before` except `without`.
 
     Call it last, within `changed_folder`.
     """
@@ -127,15 +127,15 @@ def write_changed_manifest(
 
 
 def manifest_checksum(content: dict[str, JsonValue]) -> str:
-    """SHA-256 of what a manifest says, as JSON in one fixed way of writing, but for the checksum itself."""
+    """SHA-256 of the content of a manifest as canonical JSON, without the checksum itself."""
     rest = {name: value for name, value in content.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: Path, *, kind: str, format_version: int, oldest: int = 1) -> Manifest:
-    """The manifest of a folder whose files are as they were written, in a format from `oldest` to `format_version`.
+    """The manifest of a folder whose files are unchanged and whose format is from `oldest` to `format_version`.
 
-    Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError, each with one sentence.
+    Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError.
     """
     if not folder.exists():
         bring_back(folder)
@@ -158,7 +158,7 @@ def read_manifest(folder: Path, *, kind: str, format_version: int, oldest: int =
 
 
 def kind_of(folder: Path) -> str:
-    """What kind of folder this is, by its manifest; the kinds are named by those who write them.
+    """The kind of a folder, from its manifest; the code that writes a folder names its kind.
 
     Raises NotAFolderOfThisKindError or DamagedFolderError.
     """
@@ -166,10 +166,10 @@ def kind_of(folder: Path) -> str:
 
 
 def read_every_byte(folder: Path, kind: str) -> tuple[list[str], list[str]]:
-    """What is damaged, a few words a file, and which files could be compared by samples alone: their manifest was
-    written before it held checksums of whole files.
+    """Check every byte: the damaged files with a few words each, and the files of which only samples could be compared.
 
-    Raises NotAFolderOfThisKindError, and DamagedFolderError where the manifest itself is damaged.
+    The latter have a manifest from before it held checksums of whole files. Raises NotAFolderOfThisKindError, and
+    DamagedFolderError if the manifest itself is damaged.
     """
     manifest, content = _parsed(folder, kind)
     _check_itself(folder, manifest, content)
@@ -179,8 +179,8 @@ def read_every_byte(folder: Path, kind: str) -> tuple[list[str], list[str]]:
 
 
 def opened_at_once(folder: Path, open_all: Callable[[], _Opened]) -> _Opened:
-    """What `open_all` makes of the files of a folder, all of one and the same: where another folder took its place in
-    the meantime, that one is opened."""
+    """Open the files of a folder with `open_all`, all from the same version of the folder: if the folder is replaced
+    in the meantime, the new one is opened."""
     while True:
         before = _identity(folder)
         try:
@@ -194,22 +194,22 @@ def opened_at_once(folder: Path, open_all: Callable[[], _Opened]) -> _Opened:
 
 
 class HeldFile:
-    """A file held open, so that it can be read by `path` later, and is the same then, whatever took its place.
+    """A file held open, so that `path` reads the same file later even if it was replaced.
 
-    Raises FileNotFoundError.
+    Raises FileNotFoundError if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, descriptor)
         self.path = Path(f"/dev/fd/{descriptor}")
-        """Names the open file, in this process and in those forked from it."""
+        """The path of the open file, valid in this process and its forks."""
 
 
 def file_checksum(file: Path) -> str:
-    """SHA-256 of the whole file up to 64 MiB; of its size and 64 blocks of 1 MiB spread over it above that.
+    """SHA-256 of the size and the whole file up to 64 MiB; of the size and 64 evenly spaced 1 MiB blocks above that.
 
-    Opening an index of many gigabytes must not read all of it; truncation and most damage still show.
+    Opening an index of many gigabytes must not read all of it. This still detects truncation and most damage.
     """
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
@@ -225,7 +225,7 @@ def file_checksum(file: Path) -> str:
 
 
 def whole_checksum(file: Path) -> str:
-    """SHA-256 of every byte of a file, as `sha256sum` gives it."""
+    """SHA-256 of every byte of a file, as `sha256sum` prints it."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -247,7 +247,7 @@ def _parsed(folder: Path, kind: str) -> tuple[Manifest, dict[str, JsonValue]]:
     try:
         content = json.loads(file.read_bytes())
         return Manifest.model_validate(content), content
-    except (ValueError, RecursionError) as error:  # ValidationError among them, and bytes that are no text
+    except (ValueError, RecursionError) as error:  # includes ValidationError and bytes that are not UTF-8
         errors = error.error_count() if isinstance(error, ValidationError) else 1
         raise DamagedFolderError(
             f"{file} is damaged or not a ralm manifest ({errors} errors); build the {kind} again."
@@ -255,7 +255,7 @@ def _parsed(folder: Path, kind: str) -> tuple[Manifest, dict[str, JsonValue]]:
 
 
 def _check_itself(folder: Path, manifest: Manifest, content: dict[str, JsonValue]) -> None:
-    """Check that a manifest says what it said when it was written, unless it is of a version that could not tell."""
+    """Check that a manifest was not altered since it was written, unless its version has no checksums."""
     could_tell = manifest.checksum is not None or any(entry.sha256 is not None for entry in manifest.files.values())
     if could_tell and manifest.checksum != manifest_checksum(content):
         raise DamagedFolderError(
@@ -264,7 +264,7 @@ def _check_itself(folder: Path, manifest: Manifest, content: dict[str, JsonValue
 
 
 def _identity(folder: Path) -> tuple[int, ...] | None:
-    """What tells a folder from another one that took its place: its manifest is another file."""
+    """Tells a folder from another one that replaced it: the manifest is a different file."""
     try:
         found = (folder / MANIFEST).stat()
     except OSError:
@@ -279,7 +279,7 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
 
 
 def _damage(file: Path, entry: FileEntry, *, whole: bool = False) -> str:
-    """What is wrong with a file, empty where nothing is; `whole`: every byte of it is compared."""
+    """What is wrong with a file, empty if nothing is; with `whole`, every byte is compared."""
     if not file.is_file():
         return "is missing"
     size = file.stat().st_size

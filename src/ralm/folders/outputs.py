@@ -1,7 +1,7 @@
-"""How a folder or a file that ralm writes comes to its place: under a temporary name, synced, renamed.
+"""Writes output folders and files atomically: under a temporary name, synced, then renamed.
 
-There is never half of one under the final name, nothing is replaced but what is provably ours, and what a killed
-process left is brought back or removed. Knows nothing of what the files mean, and of a manifest only whose it is.
+The final name never holds an incomplete output. Only outputs that ralm provably wrote are replaced. What a killed
+process left is restored or removed. Knows nothing of what the files mean; reads a manifest only to see who wrote it.
 """
 
 import errno
@@ -27,17 +27,17 @@ _FINISHED: Final = "finished"
 
 @contextmanager
 def new_folder(path: Path, *, kind: str, force: bool, also: Sequence[str] = ()) -> Iterator[Path]:
-    """Yield a temporary folder beside `path` that takes its place when the block ends well.
+    """Yield a temporary folder beside `path` that is renamed to `path` when the block succeeds.
 
-    Where the block fails or is interrupted the temporary folder is removed and whatever stood at `path` stays. With
-    `force` an older folder that ralm wrote is replaced, if it is of this `kind` and holds nothing but the files of its
-    manifest and those of `also`; anything else at `path` is never touched. The two exchange their names in one step
-    where the system can; where it cannot, one who is killed between two steps leaves both to `recover`. What a killed
+    If the block fails or is interrupted, the temporary folder is removed and `path` stays as it was. With `force`, an
+    older folder that ralm wrote is replaced if it is of this `kind` and holds only the files of its manifest and those
+    of `also`; anything else at `path` is never touched. The two folders exchange their names atomically if the system
+    supports it. If not, a process killed between the two renames leaves both folders to `recover`. What a killed
     process left is removed first.
 
-    Raises FolderExistsError and UsageError before any work is done (`check_output`), FolderExistsError where another
-    process is at it, and StorageError where the disk is full. Where something came to be at `path` in the meantime that
-    may not be replaced, it stays: FolderExistsError says under which name the new folder is.
+    Raises FolderExistsError and UsageError before any work is done (`check_output`), FolderExistsError if another
+    process is writing the folder, and StorageError if the disk is full. If something that may not be replaced appears
+    at `path` in the meantime, it stays, and FolderExistsError names the place of the new folder.
     """
     path = output_path(path)
     with storage_errors(path):
@@ -56,14 +56,14 @@ def new_folder(path: Path, *, kind: str, force: bool, also: Sequence[str] = ()) 
 
 @contextmanager
 def changed_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside a folder that ralm wrote, for files that are to be added to it.
+    """Yield a temporary folder beside a folder that ralm wrote, for files to add to it.
 
-    When the block ends well they are moved to that folder, and the manifest among them, which must name every file,
-    takes the place of the older one in one step. Files that it does not name are removed then; whoever has them open
-    keeps them. Where the block fails or is interrupted the folder stays as it was. What a killed process left is
+    When the block succeeds, the files are moved into that folder. They include a manifest, which must name every file
+    and atomically replaces the older one. Files that it does not name are then removed; programs that have them open
+    can still read them. If the block fails or is interrupted, the folder stays as it was. What a killed process left is
     removed first.
 
-    Raises FolderExistsError where another process is writing the folder, StorageError where the disk is full.
+    Raises FolderExistsError if another process is writing the folder, StorageError if the disk is full.
     """
     path = path.resolve()
     with storage_errors(path), at_work(PARTIAL, path) as work:
@@ -81,9 +81,9 @@ def changed_folder(path: Path) -> Iterator[Path]:
 
 
 def output_path(path: Path) -> Path:
-    """Where an output comes to be, with links followed: what a link names is replaced, and the link goes on working.
+    """The path of an output with links resolved: the target of a link is replaced, and the link keeps working.
 
-    Raises UsageError where a folder at that place would be replaced from inside.
+    Raises UsageError if this would replace the current folder or one of its parents, or if a link leads to itself.
     """
     try:
         resolved = path.resolve()
@@ -91,15 +91,15 @@ def output_path(path: Path) -> Path:
         raise UsageError(f"{path} is a link that leads to itself; choose another output.") from None
     here = Path.cwd()
     if resolved == here or resolved in here.parents:
-        raise UsageError(f"{str(path)!r} is the folder that you are in, or one above it; choose another output.")
+        raise UsageError(f"{str(path)!r} is the current folder or one of its parents; choose another output.")
     return resolved
 
 
 def check_output(path: Path, *, kind: str, force: bool, also: Sequence[str] = ()) -> None:
-    """Raise FolderExistsError where `path` is taken and `force` does not say to replace what ralm wrote there, or where
-    another process is writing it; UsageError where it holds what `force` does not replace.
+    """Raise FolderExistsError if `path` exists and `force` is not given, or if another process is writing it, and
+    UsageError if it holds something that `force` does not replace.
 
-    `new_folder` checks this too; ask before hours of work that would end there. Removes what a killed process left.
+    `new_folder` checks this too; call this before hours of work. Removes what a killed process left.
     """
     path = output_path(path)
     recover(path)
@@ -114,9 +114,9 @@ def check_output(path: Path, *, kind: str, force: bool, also: Sequence[str] = ()
 
 
 def recover(path: Path) -> None:
-    """Bring back or remove what a process left that was killed while it wrote `path`.
+    """Restore or remove what a process left that was killed while it wrote `path`.
 
-    Raises FolderExistsError where another process is writing it, UsageError where something else is in the way.
+    Raises FolderExistsError if another process is writing it, UsageError if something else is in the way.
     """
     if PARTIAL.beside(path).exists():
         with at_work(PARTIAL, path) as work:
@@ -124,7 +124,7 @@ def recover(path: Path) -> None:
 
 
 def check_output_file(path: Path, force: bool) -> None:
-    """Raise FolderExistsError where a file is there and `force` does not say to replace it.
+    """Raise FolderExistsError if the file exists and `force` is not given; UsageError if `path` is not a regular file.
 
     Removes what a killed process left.
     """
@@ -132,7 +132,7 @@ def check_output_file(path: Path, force: bool) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file to write.")
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is a device or the like; name a file to write.")
+        raise UsageError(f"{path} is not a regular file; name a file to write.")
     if path.exists() and not force:
         raise FolderExistsError(
             f"{path} already exists and is kept; choose another name, or replace it with `force=True`."
@@ -141,9 +141,9 @@ def check_output_file(path: Path, force: bool) -> None:
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[TextIO]:
-    """Yield a UTF-8 stream whose file takes the place of `path` when the block ends well, and is removed otherwise.
+    """Yield a UTF-8 stream to a temporary file that replaces `path` when the block succeeds, and is removed otherwise.
 
-    Where `path` is a link, what it names is replaced. Raises FolderExistsError where another process is writing it.
+    If `path` is a link, its target is replaced. Raises FolderExistsError if another process is writing it.
     """
     path = path.resolve()
     with storage_errors(path):
@@ -161,7 +161,7 @@ def replaced_file(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals to write into one sentence about `path`."""
+    """Turn a full disk or missing permission to write into a StorageError about `path`."""
     try:
         yield
     except OSError as error:
@@ -176,14 +176,14 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def _stands(path: Path) -> bool:
-    """Whether there is anything but an empty folder."""
+    """Whether something other than an empty folder is at `path`."""
     if path.is_dir():
         return any(path.iterdir())
     return path.exists() or path.is_symlink()
 
 
 def _kept_because(path: Path, kind: str, also: Sequence[str]) -> str:
-    """Why a folder is not replaced by one of this kind; empty where it is ours and nothing else is in it."""
+    """Why a folder may not be replaced by one of this kind; empty if it may."""
     try:
         written = _Written.model_validate_json((path / MANIFEST).read_bytes())
     except (OSError, ValidationError):
@@ -196,7 +196,7 @@ def _kept_because(path: Path, kind: str, also: Sequence[str]) -> str:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Everything in a folder but folders, by its path there; not what a killed process left of a file."""
+    """The relative paths of everything in a folder except folders; skips work folders of killed processes."""
     for entry in sorted(folder.iterdir()):
         if entry.is_symlink() or not entry.is_dir():
             yield entry.name
@@ -205,7 +205,7 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def bring_back(path: Path) -> None:
-    """Recover a folder that is out of sight, its writer having been killed, where that can be done."""
+    """Restore, if possible, a folder that a killed process moved away while replacing it."""
     work = PARTIAL.beside(path.resolve())
     if (work / _OLD).exists() and is_work_folder(work):
         with suppress(FolderExistsError, OSError):
@@ -213,18 +213,18 @@ def bring_back(path: Path) -> None:
 
 
 def _take_place(path: Path, work: Path, *, kind: str, force: bool, also: Sequence[str]) -> None:
-    """Move a finished folder to its place, and remove what others kept beside it until then."""
+    """Move a finished folder to `path`, and clear the other work folders beside it."""
     held = _note_finished(path, work)
     try:
         if _stands(path) and force and not _kept_because(path, kind, also):
             _replace(path, work)
         else:
-            (work / _NEW).rename(path)  # takes a free name or that of an empty folder, and nothing else
+            (work / _NEW).rename(path)  # succeeds only if `path` is free or an empty folder
     except OSError as error:
         elsewhere = _free_name(path)
         (work / _NEW).rename(elsewhere)
         raise FolderExistsError(
-            f"{path} could not be replaced ({error.strerror}); what stands there now is kept, and what was made is in "
+            f"{path} could not be replaced ({error.strerror}); what is there now is kept, and the new output is in "
             f"{elsewhere}."
         ) from error
     sync_one(path.parent)
@@ -233,7 +233,7 @@ def _take_place(path: Path, work: Path, *, kind: str, force: bool, also: Sequenc
 
 
 def _note_finished(path: Path, work: Path) -> list[WorkKind]:
-    """Write down that a folder is finished, with what others kept beside it until now, which is of no use then."""
+    """Record that a folder is finished, and which other work folders beside it are no longer needed; return those."""
     held = [other for other in (UNFINISHED, ENCODED) if other.is_held_here(path)]
     record = _Finished(manifest=_hash(work / _NEW), of_no_use=[other.name for other in held])
     write_whole(work / _FINISHED, record.model_dump_json())
@@ -241,7 +241,7 @@ def _note_finished(path: Path, work: Path) -> list[WorkKind]:
 
 
 def _replace(path: Path, work: Path) -> None:
-    """Put the finished folder in the place of an older one."""
+    """Replace an older folder with the finished one."""
     if exchange(work / _NEW, path):
         return
     path.rename(work / _OLD)
@@ -254,7 +254,7 @@ def _replace(path: Path, work: Path) -> None:
 
 
 def _recover(path: Path, work: Path) -> None:
-    """Leave what a killed process had finished at `path`, and nothing else of it."""
+    """Restore at `path` what a killed process had finished, and remove everything else that it left."""
     if (work / _OLD).exists() and not _stands(path):
         (work / (_NEW if (work / _NEW).exists() else _OLD)).rename(path)
     try:
@@ -271,14 +271,14 @@ def _recover(path: Path, work: Path) -> None:
 
 
 class _Finished(BaseModel):
-    """What is written down before a folder takes its place: what its manifest is, and which work ends with it."""
+    """The record written before a folder is renamed: a hash of its manifest, and the work folders no longer needed."""
 
     manifest: str
     of_no_use: list[str]
 
 
 class _Written(BaseModel):
-    """What of a manifest says that ralm wrote it, whatever else a version of ralm says there or finds damaged."""
+    """The fields that show that ralm wrote a manifest, in any version and even if the rest is damaged."""
 
     program: Literal["ralm"] = "ralm"
     kind: str
@@ -290,7 +290,7 @@ class _Written(BaseModel):
 
 
 def _hash(folder: Path) -> str:
-    """A hash of a manifest; empty where there is none."""
+    """A hash of a folder's manifest; empty if it has none."""
     file = folder / MANIFEST
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 

@@ -1,8 +1,8 @@
-"""Work folders: what a process keeps beside an output while that is not complete.
+"""Work folders: what a process keeps beside an output until the output is complete.
 
-A work folder has a marker, a file which says that ralm made it, and which is locked for as long as a process is at work
-there. So what a killed process left is told from what a living one is about, whatever process ids say, and nothing is
-ever removed from a folder that is not provably ours. Knows nothing of what the outputs are.
+A work folder has a marker file, which shows that ralm made the folder. A process locks the marker while it uses the
+folder. The lock, not a process id, tells whether the process is still running or was killed. Nothing is removed from a
+folder that ralm did not provably make. Knows nothing of what the outputs are.
 """
 
 import errno
@@ -28,7 +28,7 @@ _TOKEN: Final = uuid.uuid4().hex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkKind:
-    """A kind of work folder: its name, made of that of the output, and patterns of what we put into it."""
+    """A kind of work folder: a format for its name, given the output's name, and glob patterns of its files."""
 
     name: str
     holds: tuple[str, ...]
@@ -38,12 +38,12 @@ class WorkKind:
         return out.with_name(self.name.format(out.name))
 
     def clear(self, folder: Path) -> None:
-        """Remove what we put there, and the folder if that was all."""
+        """Remove our files, and the folder if nothing else is in it."""
         self.empty(folder)
         _remove_if_bare(folder)
 
     def empty(self, folder: Path) -> None:
-        """Remove what we put there."""
+        """Remove our files."""
         for pattern in self.holds:
             for entry in folder.glob(pattern):
                 if entry.is_dir() and not entry.is_symlink():
@@ -52,26 +52,26 @@ class WorkKind:
                     entry.unlink(missing_ok=True)
 
     def is_held_here(self, out: Path) -> bool:
-        """Whether this process is at work there."""
+        """Whether this process holds the work folder of an output."""
         return _marker(self.beside(out)).get("process") == _process()
 
 
 PARTIAL: Final = WorkKind(
     name=".{}.partial", holds=("new", "old", "finished", "finished.partial", "change", "change.partial")
 )
-"""What is being written, and what it replaces."""
+"""The output being written, and what it replaces."""
 UNFINISHED: Final = WorkKind(name="{}.unfinished", holds=("config.json", "config.json.partial", "*.journal"))
-"""What a run has scored."""
+"""The scores of an unfinished run."""
 ENCODED: Final = WorkKind(name=".{}.vectors", holds=("*.npy", "*.npy.partial"))
-"""What was encoded for an index."""
+"""The vectors encoded for an unfinished index."""
 
 
 @contextmanager
 def at_work(kind: WorkKind, out: Path) -> Iterator[Path]:
-    """Hold the work folder of an output, made where it is not there; it is removed at the end where nothing is in it.
+    """Hold the work folder of an output. It is created if missing, and removed at the end if it is empty.
 
-    Raises FolderExistsError where another process holds it, UsageError where ralm did not make it, StorageError where
-    the disk has no locks and it is there.
+    Raises FolderExistsError if another process holds it, UsageError if ralm did not make it, StorageError if it exists
+    on a disk without file locks.
     """
     folder = kind.beside(out)
     marker = _locked_marker(folder, out)
@@ -88,7 +88,7 @@ def is_work_folder(folder: Path) -> bool:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a file of a work folder, whole or not at all."""
+    """Write a file of a work folder atomically."""
     partial = file.with_name(f"{file.name}.partial")
     with partial.open("w", encoding="utf-8") as stream:
         stream.write(text)
@@ -98,16 +98,18 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def _locked_marker(folder: Path, out: Path) -> int:
-    """The marker of a folder, open and locked; it is closed, and so unlocked, when the process ends in any way."""
+    """The marker of a folder, open and locked; the lock ends when the process ends, for whatever reason."""
     while True:
         _make(folder, out)
-        with suppress(FileNotFoundError):  # the process that held it has removed it in this moment
+        with suppress(FileNotFoundError):  # the process that held it has just removed it
             marker = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 _lock(marker, folder, out)
                 if os.path.samestat(os.fstat(marker), (folder / MARKER).stat()):
                     content = json.dumps({"program": _PROGRAM, "process": _process()})
-                    os.pwrite(marker, content.ljust(_MARKER_BYTES).encode(), 0)  # others may read it at any moment
+                    os.pwrite(
+                        marker, content.ljust(_MARKER_BYTES).encode(), 0
+                    )  # one write: others may read it at any moment
                     os.fsync(marker)
                     return marker
             except BaseException:
@@ -117,7 +119,7 @@ def _locked_marker(folder: Path, out: Path) -> int:
 
 
 def _make(folder: Path, out: Path) -> None:
-    """Have a folder that is empty or ours."""
+    """Create the folder if it is missing. Raises UsageError if it exists and is neither empty nor ours."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         entries = [entry.name for entry in folder.iterdir()]
@@ -147,13 +149,13 @@ def _lock(marker: int, folder: Path, out: Path) -> None:
             raise
         if os.fstat(marker).st_size:
             raise StorageError(
-                f"{folder} was left by another process, or is in use by one: its disk has no locks to tell. Remove it "
-                f"if no process is writing {out}, or choose another output."
+                f"{folder} was left by another process, or is in use by one: its disk has no file locks. Remove "
+                f"it if no process is writing {out}, or choose another output."
             ) from None
 
 
 def _marker(folder: Path) -> dict[str, str]:
-    """What the marker says; nothing where there is none of ours."""
+    """The content of the marker; empty if there is no marker of ours."""
     try:
         content = json.loads((folder / MARKER).read_bytes())
     except (OSError, ValueError):
@@ -162,12 +164,12 @@ def _marker(folder: Path) -> dict[str, str]:
 
 
 def _process() -> str:
-    """This process and no other, also where ids of processes begin anew."""
+    """A name for this process that is unique even if process ids are reused."""
     return f"{os.getpid()}-{_TOKEN}"
 
 
 def _remove_if_bare(folder: Path) -> None:
-    """Remove a folder in which nothing is but our marker, and which is no longer of use."""
+    """Remove a folder that holds only our marker."""
     with suppress(OSError):
         if [entry.name for entry in folder.iterdir()] == [MARKER]:
             (folder / MARKER).unlink()

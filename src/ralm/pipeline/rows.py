@@ -75,10 +75,14 @@ class StrideRows:
         asked = {row for row, _ in candidates}
         rest = [row for row in rows_with_targets(plan) if row not in asked]
         others = [(row, number) for row in rest for number, _ in self._hits.of(row)[:1] or [(NO_PASSAGE, 0.0)]]
+        pairs = [*candidates, *others]
+        in_order = sorted(range(len(pairs)), key=lambda place: pairs[place][0])  # neighbours share passes
         requests = [
-            stride_request(tokens, plan, row, self._documents[number], before) for row, number in (*candidates, *others)
+            stride_request(tokens, plan, row, self._documents[number], before)
+            for row, number in (pairs[place] for place in in_order)
         ]
-        return self._scorer.log_probs(requests)[: len(candidates)]
+        scored = dict(zip(in_order, self._scorer.log_probs(requests), strict=True))
+        return [scored[place] for place in range(len(candidates))]
 
     def _by_another(self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel) -> list[FloatArray]:
         """By a model that cuts the text into tokens of its own (Table 3)."""
