@@ -148,7 +148,7 @@ def test_tsv_without_titles(tmp_path: Path) -> None:
     ("line", "says"),
     [
         ("2\ttwo\tB\tmore\n", "line 2 has 4 tab-separated fields where id, text, title are expected"),
-        ("alone\n", "line 2 has 1 fields between tabs"),
+        ("alone\n", "line 2 has 1 tab-separated fields"),
         ('2\t"never closed\tB\n', "line 2 is not quoted like CSV"),
         ('2\t"said" she\tB\n', "line 2 is not quoted like CSV"),
         ("2\t\udce9\tB\n", "line 2 is not UTF-8: byte 10 is 0xe9"),
