@@ -1,4 +1,4 @@
-"""The public names: the one list of them, read by type checkers and, through lazy_loader, by the package itself."""
+"""The public names, listed only here: type checkers read this file, and so does the package through lazy_loader."""
 
 from .corpus.decontamination import Decontamination as Decontamination, Removals as Removals
 from .corpus.passages import make_passages as make_passages

@@ -9,7 +9,7 @@ from typing import Final
 from ralm.errors import UsageError
 
 MOST: Final = 2**31 - 1
-"""The largest count that an option accepts: some code below numbers lengths, passages and lists in 32 bits."""
+"""The largest count that an option accepts: lower layers number lengths, passages and lists in 32 bits."""
 MOST_SEEDS: Final = 2**63 - 1
 
 

@@ -79,7 +79,7 @@ class LanguageModel(Protocol):
     A model may have two more members. `merges_prefixes` (bool) says whether the scores of a pass that is a prefix of
     another may be taken from the longer one. The default, True, is right for every causal model except those that read
     a token differently depending on how many tokens follow it (LongRoPE). `vocabulary` (int) is the number of token
-    ids of the model; if it is given, larger ids are rejected before the model is called.
+    ids of the model; if it is given, ids outside of this range are rejected before the model is called.
     """
 
     @property
@@ -159,7 +159,7 @@ class Encoder(Protocol):
 
     @property
     def query_config(self) -> dict[str, JsonValue]:
-        """Everything about the encoder that affects the query vectors; `reading` says how it reads a text."""
+        """Everything about the encoder that affects the query vectors; the key `reading` says how it reads a text."""
 
     def text_of(self, passage: Passage) -> str:
         """The text of a passage that the encoder reads."""
@@ -226,8 +226,8 @@ class Reranker(Protocol):
     """Chooses which hits of each row are read.
 
     A reranker may have two more members. `needs_targets` (bool) says that it looks at the text to be predicted, so that
-    generation refuses it at once. `model` is the language model that it ranks with, if it differs from the reading
-    model; the first tokens of a reading are then checked for that model too.
+    generation refuses it at once. `model` is the language model that it ranks with, if it has its own; the first
+    tokens of a reading are then checked for that model too.
     """
 
     @property

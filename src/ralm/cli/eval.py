@@ -44,7 +44,7 @@ class Job:
         check_options(self)
         self.plan.check_documents(1)
         if self.index and self.retrieved:
-            raise UsageError("`index` and `retrieved` are two sources of passages: give only one of them.")
+            raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
         if self.reading.reranks and not self.has_passages:
             raise UsageError("`rerank` chooses among retrieved passages: give `index` or `retrieved` too.")
         if self.reading.reader != "in-context" and not self.has_passages:

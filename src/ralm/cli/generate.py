@@ -123,4 +123,4 @@ def _check(
     if (baseline or report) and index is None:
         raise UsageError("`baseline` and `report` show what passages contributed: give `index` too.")
     if report is not None and prompts is not None:
-        raise UsageError("`report` shows a single text: give a `prompt`, not `prompts`.")
+        raise UsageError("`report` shows one text: give a `prompt`, not `prompts`.")

@@ -72,7 +72,7 @@ def index(
     from ralm.retrieval.index import KIND, build_index
 
     if (encoding is None) != (retriever == "bm25"):
-        raise UsageError('`retriever="dense"` or `"both"` and `encoder` go together: give both or neither.')
+        raise UsageError('`retriever="dense"` or `"both"` and `encoder` go together: neither works without the other.')
     if (splitting.tokens is None) != (lm is None):
         raise UsageError("`tokens` and `lm` go together: give both or neither.")
     dense = retriever != "bm25"

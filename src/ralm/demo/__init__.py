@@ -1,1 +1,1 @@
-"""The demo and its corpus, which come with the package and run without any download."""
+"""The demo and its corpus, which need no download."""
