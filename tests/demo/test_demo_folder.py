@@ -43,7 +43,7 @@ def test_files_of_the_user_are_kept(demo: Path, name: str) -> None:
 
 def test_what_the_user_has_changed_is_kept(demo: Path) -> None:
     (demo / "heldout.txt").write_text("a text of mine")
-    with pytest.raises(UsageError, match="is not as an older demo left it .* Choose another `folder`"):
+    with pytest.raises(UsageError, match="is not an unchanged demo .* Choose another `folder`"):
         build_demo_folder(demo)
     assert (demo / "heldout.txt").read_text() == "a text of mine"
 
