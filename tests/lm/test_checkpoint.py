@@ -88,7 +88,7 @@ def test_a_bert_is_refused_unless_it_is_a_decoder(dtype: str, tmp_path: Path) ->
         if decoder:
             load_language_model(folder, options)
         else:
-            with pytest.raises(ModelError, match=r"reads tokens with those that come after them \(bert\)"):
+            with pytest.raises(ModelError, match=r"looks at later tokens \(bert\)"):
                 load_language_model(folder, options)
 
 
@@ -121,8 +121,8 @@ def test_a_model_that_keeps_no_keys_says_so_once(tmp_path: Path, caplog: pytest.
         expected = mamba(input_ids=torch.from_numpy(TEXT)[None]).logits[0].log_softmax(-1)[[19, 6]].numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert [record.message for record in caplog.records if record.name.startswith("ralm")] == [
-        f"{tmp_path} (mamba) cannot go on from kept keys and values: every token is written after reading the whole "
-        "text anew."
+        f"{tmp_path} (mamba) cannot continue from cached keys and values: it reads the whole text again for every new "
+        "token."
     ]
 
 

@@ -143,7 +143,7 @@ def test_a_sliding_window_narrower_than_the_text() -> None:
 
 def test_texts_that_cannot_be_read(model: LocalLanguageModel) -> None:
     continuations = CachedContinuations(model.logits, POSITIONS)
-    with pytest.raises(ModelError, match="nothing to go on from"):
+    with pytest.raises(ModelError, match="cannot continue an empty text"):
         continuations.next_tokens([np.arange(3), np.arange(0)])
     with pytest.raises(ModelError, match="reads at most 64 tokens at once, not 65"):
         continuations.next_tokens([np.arange(65)])

@@ -161,7 +161,9 @@ def test_what_one_sequence_alone_cannot_have(
 
 def test_a_token_that_the_model_does_not_know(model: LocalLanguageModel) -> None:
     text = np.array([1, 2, 100_000], dtype=np.int64)
-    with pytest.raises(ModelError, match=r"token 100000 is not of the \d+ .* its tokenizer belongs to another model"):
+    with pytest.raises(
+        ModelError, match=r"token 100000 is not one of the \d+ .* its tokenizer belongs to another model"
+    ):
         Scorer(model).log_probs([Request(document=text[:0], context=text[:2], targets=text[2:])])
 
 

@@ -147,12 +147,12 @@ def test_an_end_before_all_is_read_stops_the_model() -> None:
     ("given", "message"),
     [
         ([[-1.0, -2.0]], "counting gives log-probabilities for 1 of 2 passes"),
-        ([[-1.0, -2.0], [-1.0], [-1.0]], "gives more arrays of log-probabilities than the 2 passes asked"),
+        ([[-1.0, -2.0], [-1.0], [-1.0]], "gives log-probabilities for more than the 2 passes asked for"),
         ([[-1.0, -2.0], [-1.0, -1.0]], r"gives log-probabilities of shape \(2,\) for 1 targets"),
         ([[-1.0, float("nan")], [-1.0]], "gives log-probabilities that are not numbers"),
         ([[-1.0, 0.5], [-1.0]], "gives a log-probability of 0.5; none can be above 0"),
         ([[-1.0, float("inf")], [-1.0]], "gives a log-probability of inf"),
-        ([[-1.0, "x"], [-1.0]], "gives list where log-probabilities are expected"),
+        ([[-1.0, "x"], [-1.0]], "gives list instead of log-probabilities"),
         ([-1.0, -2.0], r"gives log-probabilities of shape \(\) for 2 targets"),
     ],
 )
@@ -174,9 +174,9 @@ def test_what_cannot_come_and_what_rounding_lifts_above_zero_is_taken() -> None:
 
 def test_tokens_and_lengths_that_a_model_does_not_know_are_refused_before_it_reads() -> None:
     model = watched()
-    with pytest.raises(ModelError, match="token 100 is not of the 100 that counting knows: its tokenizer belongs"):
+    with pytest.raises(ModelError, match="token 100 is not one of the 100 that counting knows: its tokenizer belongs"):
         Scorer(model).log_probs([request([], [1], [100])])
-    with pytest.raises(ModelError, match="token -1 is not of the 100"):
+    with pytest.raises(ModelError, match="token -1 is not one of the 100"):
         Scorer(model).log_probs([request([], [-1], [3])])
     with pytest.raises(ModelError, match="counting reads at most 64 tokens at once, not 65"):
         Scorer(model).log_probs([request([], [1] * 65, [3])])

@@ -145,7 +145,7 @@ def test_passages_that_are_unknown_are_said_once() -> None:
 
 def test_half_of_a_character_is_refused(tokenizer: ModelTokenizer) -> None:
     for encode in (tokenizer.encode, tokenizer.encode_with_spans):
-        with pytest.raises(TextError, match=r"character 1 of the text is half of one.*ud800"):
+        with pytest.raises(TextError, match=r"character 1 of the text is half a character.*ud800"):
             encode("a\ud800")
 
 

@@ -70,7 +70,7 @@ def evaluate_text(
     `Scorer`, so that evaluations share what was scored. With `baseline` the same targets are scored without passages
     too.
 
-    Raises UsageError where lengths do not fit into the model, TextError where the text is too short, ModelError where a
+    Raises UsageError if lengths do not fit into the model, TextError where the text is too short, ModelError where a
     BOS is to stand first and the tokenizer has none.
     """
     scorer, reader = Scorer.of(model), reader or InContext()
@@ -121,6 +121,6 @@ def timed(prepared: PreparedText, read_text: Callable[[], ScoredTokens]) -> Read
 
 
 def check_plan(model: LanguageModel, options: PlanOptions) -> None:
-    """Raise UsageError where nothing can be read by a plan, or it would ask the model to read more than it can."""
+    """Raise UsageError if nothing can be read by a plan, or it would ask the model to read more than it can."""
     options.check_documents(1)
     check_length(model, options.max_length)

@@ -60,7 +60,7 @@ def sweep(
 ) -> Sweep:
     """Evaluate a text at every point, each with its baseline, sharing retrieval and forward passes between them.
 
-    A ranking model of a point's reranker is shared where it is a `Scorer`. Raises UsageError where a value stands there
+    A ranking model of a point's reranker is shared where it is a `Scorer`. Raises UsageError if a value stands there
     twice or there is none, and as `evaluate_text` does.
     """
     values = [point.value for point in points]

@@ -1,4 +1,4 @@
-"""Where the tokens of a text stand in it, for tokenizers that do not say so: found again by what they decode to.
+"""The character spans of the tokens of a text, for tokenizers that do not give them: found by decoding the tokens.
 
 Works on a text, token ids and a function that decodes them; knows no tokenizer.
 """
@@ -10,7 +10,7 @@ from typing import Final
 from ralm.errors import ModelError
 
 _LONGEST: Final = 32
-"""Tokens that together may make up one character, or one piece that can be told from its neighbours."""
+"""The most tokens that may together make up one character, or one piece that can be found in the text."""
 
 Span = tuple[int, int]
 
@@ -20,11 +20,11 @@ def align(
 ) -> list[Span]:
     """The first and one past the last character of each token.
 
-    Tokens that only together are text, as the bytes of a character, share a span. White space that no token decodes to
-    lies between two. A token ends in `mark` where the word goes on. What the `unknown` token stands for lies between
-    what stands before and after it.
+    Tokens that are text only together, such as the bytes of a character, share a span. White space that no token
+    decodes to lies between two spans. `mark` ends a token if its word continues. The `unknown` token covers the text
+    between its neighbours.
 
-    Raises ModelError where what the tokens decode to is not the text, small letters for large ones aside.
+    Raises ModelError if the tokens do not decode to the text; lower case for upper case is allowed.
     """
     alignment = _Alignment(text, decode, unknown, mark)
     for token in tokens:
@@ -33,7 +33,7 @@ def align(
 
 
 class _Alignment:
-    """The tokens of a text up to one of them, and where they stand."""
+    """The tokens of a text that were added so far, and their spans."""
 
     def __init__(self, text: str, decode: Callable[[Sequence[int]], str], unknown: int | None, mark: str) -> None:
         self._text = text
@@ -42,14 +42,14 @@ class _Alignment:
         self._decoded = cache(lambda tokens: decode(list(tokens)))
         self._spans: list[Span] = []
         self._at = 0
-        """The first character that stands after the tokens with a span."""
+        """The first character after the tokens that have a span."""
         self._gap = 0
-        """Unknown tokens after these."""
+        """How many unknown tokens follow them."""
         self._pending: list[int] = []
-        """Tokens after those, which are not yet text."""
+        """The tokens after those, which are not text yet."""
 
     def add(self, token: int) -> None:
-        """Find what the next token, with those that are pending, decodes to."""
+        """Find the text of the pending tokens and this one."""
         if token == self._unknown and self._gap:
             self._gap += 1
             return
@@ -66,20 +66,21 @@ class _Alignment:
             raise self._refusal()
 
     def finish(self) -> list[Span]:
-        """The spans of all tokens, of which none may be left, nor any text but white space."""
+        """The spans of all tokens; ModelError if tokens are pending or text other than white space is left."""
         self._close_gap(len(self._text))
         if self._pending or self._text[self._at :].strip():
             raise self._refusal()
         return self._spans
 
     def _pieces(self) -> list[str]:
-        """What the pending tokens may be in the text."""
+        """The texts that the pending tokens may stand for."""
         decoded = self._decoded(tuple(self._pending))
         goes_on = self._mark and decoded.endswith(self._mark)
         return [piece for piece in (decoded.removesuffix(self._mark) if goes_on else "", decoded) if piece]
 
     def _found(self, piece: str) -> Span | None:
-        """Where a piece stands: next, after white space, or after the unknown tokens, of a character each at least."""
+        """The span of a piece: next, after white space, or after the unknown tokens, which have at least one character
+        each."""
         if self._gap:
             begin = self._text.find(piece.strip() or piece, self._at + self._gap)
             return None if begin < 0 else (begin, begin + len(piece.strip() or piece))
@@ -96,7 +97,8 @@ class _Alignment:
         return at
 
     def _close_gap(self, end: int) -> None:
-        """Give the unknown tokens what stands between their neighbours: a character each, or together all of it."""
+        """Give the unknown tokens the text between their neighbours: one character each if that fits, else all of it
+        together."""
         if self._gap:
             between = range(self._at, end)
             places = [at for at in between if not self._text[at].isspace()] or list(between)
@@ -108,7 +110,7 @@ class _Alignment:
 
     def _refusal(self) -> ModelError:
         return ModelError(
-            "the tokenizer does not say where its tokens stand in a text, and what they decode to is not the text: "
+            "the tokenizer gives no character spans, and its tokens do not decode to the text: "
             f"{self._text[self._at : self._at + 40]!r} was not found. Take a model with a fast tokenizer; your own "
             "tokenizer needs `encode_with_spans`."
         )

@@ -1,8 +1,8 @@
-"""What was scored already, in a file that grows as a run goes on: a run that was killed does not score it again.
+"""A journal of what a run has scored: an append-only file, so that a killed run does not score it again.
 
 Knows requests and their log-probabilities; knows nothing of the run. A record is a key of 16 bytes, the number of
-targets, their log-probabilities (float32), and a checksum. What a crash left half written at the end is cut off, and so
-is everything behind a record that was altered: it is scored again.
+targets, their log-probabilities (float32), and a checksum. A record that a crash left incomplete is cut off, and so is
+a damaged record with everything after it. These are scored again.
 """
 
 import os
@@ -26,7 +26,7 @@ _CHECKSUM: Final = struct.Struct("<I")
 
 
 def request_key(request: Request) -> bytes:
-    """What a request is known by: a hash of all its tokens, and of which of them are targets."""
+    """The key of a request: a hash of all its tokens and of the number of targets."""
     digest = blake2b(len(request.targets).to_bytes(8, "little"), digest_size=_KEY_BYTES)
     for part in (request.document, request.context, request.targets):
         digest.update(part.tobytes())
@@ -36,7 +36,7 @@ def request_key(request: Request) -> bytes:
 class Journal:
     """Log-probabilities of requests by their keys, kept in a file; a context manager.
 
-    `reused` counts the requests that were answered from what an earlier process left.
+    `reused` counts the requests that were answered from the records of an earlier process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,12 +59,12 @@ class Journal:
         return len(self._known)
 
     def get(self, key: bytes) -> FloatArray | None:
-        """The log-probabilities (float32) of a request's targets, where they are known."""
+        """The log-probabilities (float32) of a request's targets, or None if they are not known."""
         self.reused += key in self._earlier
         return self._known.get(key)
 
     def add(self, scored: Iterable[tuple[bytes, FloatArray]]) -> None:
-        """Keep these; once this returns a killed process does not lose them."""
+        """Write these to the file; a process that is killed after this returns does not lose them."""
         records = []
         for key, log_probs in scored:
             if key not in self._known:
@@ -77,7 +77,7 @@ class Journal:
 
     def _open(self) -> BinaryIO:
         if self._path.is_dir():
-            raise DamagedFolderError(f"{self._path} is a folder where a file is to be; remove it, and run this again.")
+            raise DamagedFolderError(f"{self._path} is a folder, but must be a file; remove it and run this again.")
         stream = self._path.open("a+b")
         stream.seek(0)
         whole = self._read(stream)
@@ -86,7 +86,7 @@ class Journal:
         return stream
 
     def _read(self, stream: BinaryIO) -> int:
-        """Take in the records of a file; how many bytes of it are whole records."""
+        """Load the records of a file; returns how many bytes at its beginning are complete records."""
         whole, size = 0, os.fstat(stream.fileno()).st_size
         while len(head := stream.read(_HEAD.size)) == _HEAD.size:
             key, targets = _HEAD.unpack(head)

@@ -1,4 +1,4 @@
-"""The built-in language model by its name, beside all others by theirs."""
+"""Loading any language model by name, the built-in one included."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -11,10 +11,10 @@ TINY: Final = "ralm-tiny"
 
 
 def load_language_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:
-    """A causal language model by hub name, local folder, or as `ralm-tiny`, the one that comes with the package.
+    """A causal language model by hub name or local folder, or `ralm-tiny`, which comes with the package.
 
-    Raises ModelError where the folder or hub has no such model, its weights or tokenizer are missing, or the device is
-    not there; MissingExtraError where spreading a model over devices needs the extra `device-map`.
+    Raises ModelError if the folder or hub has no such model, its weights or tokenizer are missing, or the device does
+    not exist; MissingExtraError if spreading a model over devices needs the extra `device-map`.
     """
     model = load_folder_or_hub(model_folder(name), options)
     model.name = name
@@ -22,5 +22,5 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
 
 
 def model_folder(name: str) -> str:
-    """The folder of the built-in model where `name` is ralm-tiny; any other name as it is."""
+    """The folder of the built-in model if `name` is ralm-tiny; any other name unchanged."""
     return str(Path(str(files("ralm.lm"))) / TINY) if name == TINY else name

@@ -1,12 +1,12 @@
-"""Scoring with any language model: requests in, log-probabilities of their targets out, with nothing read twice.
+"""Scoring with any language model: requests in, log-probabilities of their targets out. Nothing is read twice.
 
-- Requests whose tokens equal another's, or are the beginning of another's, are read off one pass. In blocked windows
-  these are all strides of a block that read the same document.
-- What was scored is remembered by the whole token sequence. A request for the last targets of a sequence is answered
-  from one that had more: what ranked a passage also answers for the targets.
-- A journal, where there is one, keeps what was scored beyond this process.
+- A request whose tokens equal another's, or are a prefix of another's, shares its pass. In blocked windows these are
+  all strides of a block that read the same document.
+- Results are cached by the whole token sequence. A request for the last targets of a sequence is answered from one
+  with more targets: the pass that ranked a passage also scored the targets.
+- A journal, if given, keeps results beyond this process.
 
-Works on token ids; knows nothing of text or plans, nor of how a model reads.
+Works on token ids; knows nothing of text, plans or how a model reads.
 """
 
 from collections import Counter
@@ -24,19 +24,20 @@ from ralm.protocols import LanguageModel, Tokenizer
 from ralm.records import FloatArray, IntArray, Pass, Request
 
 TOKENS_AT_ONCE: Final = 1 << 22
-"""Tokens of the requests that are merged at once: they are copied, so not those of a whole plan."""
+"""Tokens of the requests that are merged at a time; merging copies them, so a whole plan would need too much memory."""
 _KEY_BYTES: Final = 16
 _ABOVE_ZERO: Final = 0.01
 """How far rounding may lift a log-probability above 0."""
 
 
 class Scorer:
-    """A language model, and everything that was scored with it: nothing is scored twice, and results are checked.
+    """A language model with a cache of everything it scored: nothing is scored twice, and results are checked.
 
-    It is a `LanguageModel` itself, so it can be given wherever one is wanted: evaluations then share what was scored.
+    It is a `LanguageModel` itself and works wherever one is expected; evaluations that are given the same scorer share
+    its cache.
 
-    `asked` counts the requests so far, `scored` those that this process had not scored before. With a `journal` they
-    are answered from what an earlier process left in it where it can, and kept there for the next. `progress`: whether
+    `asked` counts the requests so far, `scored` those that this process had not scored before. A `journal` answers
+    requests that an earlier process scored, and keeps the new results for the next process. `progress`: whether
     a bar shows how far the scoring is.
     """
 
@@ -52,7 +53,7 @@ class Scorer:
 
     @classmethod
     def of(cls, model: LanguageModel) -> "Scorer":
-        """The same scorer, or one for a model, which knows nothing yet."""
+        """The scorer itself if it is given one, else a new scorer for the model."""
         return model if isinstance(model, Scorer) else cls(model)
 
     @property
@@ -76,14 +77,14 @@ class Scorer:
         return self.model.tokenizer
 
     def score(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
-        """What the model itself says; nothing of it is remembered."""
+        """The model's own results, not cached."""
         return self.model.score(passes)
 
     def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
         """For each request, in order, the natural log-probability (float32) of each of its targets.
 
-        Raises ModelError where a request is longer than the model reads, where a token is not of its vocabulary, and
-        where what it gives are no log-probabilities of the targets.
+        Raises ModelError if a request is longer than the model reads, a token is not in its vocabulary, or the model
+        does not return log-probabilities of the targets.
         """
         if not requests:
             return []
@@ -109,7 +110,7 @@ class Scorer:
         return [self._known[key][-len(request.targets) :] for key, request in zip(keys, requests, strict=True)]
 
     def _answer(self, new: Sequence["_Unknown"]) -> Iterator[list[bytes]]:
-        """Answer these from the journal or the model; yields the keys of those that have become known."""
+        """Answer these from the journal or the model; yields the keys of those that are now known."""
         left = []
         for one in new:
             found = None if self._journal is None else self._journal.get(request_key(one.request))
@@ -125,14 +126,14 @@ class Scorer:
             yield [one.key for one, _ in answers]
 
     def _read(self, merged: Sequence["_Merged"]) -> Iterator["_Answers"]:
-        """What each pass says, as it comes; the longest is read first."""
+        """The answers of each pass as soon as it is read, the longest pass first."""
         merged = sorted(merged, key=lambda one: -len(one.tokens))
         passes = [one.scoring_pass() for one in merged]
         for one, scored, log_probs_P in zip(merged, passes, self._given(passes), strict=True):
             yield one.answers(scored, log_probs_P)
 
     def _given(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
-        """What the model gives for each pass, checked."""
+        """The checked log-probabilities of each pass."""
         if not passes:
             return
         name = self.model.name
@@ -145,17 +146,15 @@ class Scorer:
                     raise ModelError(f"{name} gives log-probabilities for {number:,} of {len(passes):,} passes.")
                 yield _checked(log_probs_P, one, name)
             if next(given, None) is not None:
-                raise ModelError(
-                    f"{name} gives more arrays of log-probabilities than the {len(passes):,} passes asked."
-                )
+                raise ModelError(f"{name} gives log-probabilities for more than the {len(passes):,} passes asked for.")
         finally:
             if isinstance(given, Generator):
-                given.close()  # now, not when the last reference goes: threads may be working for it
+                given.close()  # now, and not when it is garbage-collected: threads may be working for it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Unknown:
-    """A token sequence to be scored: its key, its tokens spelt as bytes, and the request with the most targets."""
+    """A token sequence to score: its key, its tokens as bytes, and its request with the most targets."""
 
     key: bytes
     spelt: bytes
@@ -171,24 +170,24 @@ _Answers: TypeAlias = Sequence[tuple[_Unknown, FloatArray]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Merged:
-    """Tokens that are read once, and all that is read off them."""
+    """Tokens that are read once, and the sequences that this pass scores."""
 
     tokens: IntArray
     unknown: list[_Unknown] = field(default_factory=list)
 
     def scoring_pass(self) -> Pass:
-        """The pass over the targets of all."""
+        """The pass that scores the targets of all sequences."""
         targets = [np.arange(len(one.request) - len(one), len(one.request)) for one in self.unknown]
         return Pass(self.tokens, np.unique(np.concatenate(targets)))
 
     def answers(self, scored: Pass, log_probs_P: FloatArray) -> _Answers:
-        """What that pass says of each."""
+        """The results of that pass for each sequence."""
         firsts = [int(np.searchsorted(scored.targets_P, len(one.request) - len(one))) for one in self.unknown]
         return [(one, log_probs_P[first : first + len(one)]) for one, first in zip(self.unknown, firsts, strict=True)]
 
 
 def _chunks(requests: Iterable[Request], tokens: int) -> Iterator[list[Request]]:
-    """Requests in order, some at a time: as many as have about so many tokens."""
+    """Requests in order, about `tokens` tokens at a time."""
     some: list[Request] = []
     read = 0
     for request in requests:
@@ -202,10 +201,10 @@ def _chunks(requests: Iterable[Request], tokens: int) -> Iterator[list[Request]]
 
 
 def _merge(unknown: Iterable[_Unknown], *, prefixes: bool) -> list[_Merged]:
-    """The token sequences to read; with `prefixes`, without those that are the beginning of others.
+    """The token sequences to read; with `prefixes`, sequences that are prefixes of others share their pass.
 
-    In lexicographic order a sequence stands before all that begin with it, and nothing else stands between them: so
-    each need be compared with its successor alone, from the last to the first.
+    In lexicographic order a sequence comes directly before all sequences that begin with it. So it is enough to compare
+    each sequence with its successor, from the last to the first.
     """
     merged: list[_Merged] = []
     longest = b""
@@ -218,12 +217,12 @@ def _merge(unknown: Iterable[_Unknown], *, prefixes: bool) -> list[_Merged]:
 
 
 def _spelt(request: Request) -> bytes:
-    """The tokens of a request as bytes that sort as the tokens do."""
+    """The tokens of a request as bytes that sort like the tokens."""
     return b"".join(part.astype(">i4").tobytes() for part in (request.document, request.context, request.targets))
 
 
 def _check_passes(passes: Sequence[Pass], name: str, max_length: int, vocabulary: int | None) -> None:
-    """Raise ModelError where a pass is too long for a model, or holds a token that it does not know."""
+    """Raise ModelError if a pass is too long for a model, or has a token that the model does not know."""
     longest = max(map(len, passes))
     if longest > max_length:
         raise ModelError(f"{name} reads at most {max_length} tokens at once, not {longest}.")
@@ -231,18 +230,19 @@ def _check_passes(passes: Sequence[Pass], name: str, max_length: int, vocabulary
         least, most = int(one.tokens_N.min()), int(one.tokens_N.max())
         if least < 0 or (vocabulary is not None and most >= vocabulary):
             raise ModelError(
-                f"token {most if least >= 0 else least} is not of the {vocabulary or 'ids'} that {name} knows: its "
+                f"token {most if least >= 0 else least} is not one of the {vocabulary or 'ids'} that {name} knows: its "
                 "tokenizer belongs to another model."
             )
 
 
 def _checked(given: object, asked: Pass, name: str) -> FloatArray:
-    """Log-probabilities as a model gives them; ModelError where they are none of the targets of a pass."""
+    """Log-probabilities as the model gave them; ModelError if they are not log-probabilities of the targets of a
+    pass."""
     try:
         with np.errstate(over="ignore"):
             log_probs_P: FloatArray = np.asarray(given, dtype=np.float32)
     except (TypeError, ValueError):
-        raise ModelError(f"{name} gives {type(given).__name__} where log-probabilities are expected.") from None
+        raise ModelError(f"{name} gives {type(given).__name__} instead of log-probabilities.") from None
     targets = len(asked.targets_P)
     if log_probs_P.shape != (targets,):
         raise ModelError(f"{name} gives log-probabilities of shape {log_probs_P.shape} for {targets:,} targets.")

@@ -1,4 +1,4 @@
-"""What a tokenizer need not say itself: the optional members of `FullTokenizer`, filled in where it lacks them.
+"""Defaults for the optional members of `FullTokenizer` that a tokenizer does not have.
 
 Works on text and token ids; knows no particular tokenizer.
 """
@@ -16,12 +16,12 @@ _NONE: Final = SpecialTokens(before=np.zeros(0, dtype=np.int64), after=np.zeros(
 
 
 def full_tokenizer(tokenizer: Tokenizer) -> FullTokenizer:
-    """The tokenizer with all members of `FullTokenizer`: its own where it has them, else what their docstrings say."""
+    """The tokenizer with all members of `FullTokenizer`; missing ones get the defaults that their docstrings name."""
     return tokenizer if isinstance(tokenizer, FullTokenizer) else _Filled(tokenizer)
 
 
 class _Filled:
-    """A tokenizer that lacks some of the optional members."""
+    """A tokenizer that lacks some of the optional members, with their defaults."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._own = tokenizer

@@ -222,7 +222,7 @@ class TokenWriter:
     def _listed(self, log_probs_KC: FloatArray, ids_KC: IntArray) -> tuple[FloatArray, IntArray]:
         """The likeliest tokens, all that a model gives, in the order of their ids.
 
-        Raises UsageError where the others would be needed: for an average, or a draw from more of them.
+        Raises UsageError if the others would be needed: for an average, or a draw from more of them.
         """
         count = ids_KC.shape[1]
         if len(ids_KC) > 1:
@@ -250,7 +250,7 @@ class _Prompt:
 def length_read(model: WritingModel, options: GenerationOptions, reader: Reader | None = None) -> int:
     """The most tokens that are read at once, the next one included.
 
-    Raises UsageError where the model cannot read as many, or the documents and a stride do not fit into them.
+    Raises UsageError if the model cannot read as many, or the documents and a stride do not fit into them.
     """
     length = model.max_length if options.max_length is None else options.max_length
     check_length(model, length)

@@ -24,8 +24,8 @@ class ReadingOptions:
     """How the passages of a row are read: chosen as `reranking` says, and put in front as `reader` says.
 
     `rerank_lm` names the language model that ranks for zero-shot reranking; None is the one that reads. `ensemble` and
-    `concatenation` are the options of those readers. Raises UsageError where a reranker chooses from fewer passages
-    than are read.
+    `concatenation` are the options of those readers. Raises UsageError if a reranker chooses from fewer passages than
+    are read.
     """
 
     reranking: Annotated[RerankOptions, Option("How passages are chosen from those that were retrieved.")] = field(
@@ -91,7 +91,7 @@ class ReadingOptions:
         return self.rerank_lm if self.reranking.method == "zero-shot" else None
 
     def reranker(self, model: LanguageModel | None = None) -> Reranker | None:
-        """The reranker, which ranks with `model` where it ranks with one of its own; None where nothing is reranked."""
+        """The reranker, which ranks with `model` where it ranks with one of its own; None if nothing is reranked."""
         return self.reranking.reranker(model)
 
 
@@ -99,15 +99,14 @@ class ReadingOptions:
 class GenerationOptions:
     """How to write on; lengths in tokens, the retrieval options with the paper's values as defaults.
 
-    `temperature` 0 is greedy; otherwise tokens are drawn from
-    the `top_k` likeliest (None: all), and of these from the likeliest that together have probability `top_p`. Writing
-    ends after `new_tokens` tokens, at the model's end-of-text token, or before the first of the `stop` strings.
-    `max_length` None is the model's own. `bos` says with which special tokens everything that is read begins, with a
-    document and without (see `beginning.Bos`); they count among the `document_tokens`, and a prompt that begins with
-    them itself has them once. Every prompt draws with a generator of its own, begun with `seed`: what is written after
-    it does not depend on the prompts beside it.
+    `temperature` 0 is greedy; otherwise tokens are drawn from the `top_k` likeliest (None: all), and of these from the
+    likeliest that together have probability `top_p`. Writing ends after `new_tokens` tokens, at the model's end-of-text
+    token, or before the first of the `stop` strings. `max_length` None is the model's own. `bos` says with which
+    special tokens everything that is read begins, with a document and without (see `beginning.Bos`); they count among
+    the `document_tokens`, and a prompt that begins with them itself has them once. Every prompt draws with a generator
+    of its own, begun with `seed`: what is written after it does not depend on the prompts beside it.
 
-    Raises UsageError where a value makes no sense.
+    Raises UsageError if a value makes no sense.
     """
 
     new_tokens: Annotated[int, Option("Most tokens to write.")] = 64

@@ -103,7 +103,7 @@ class PromptRows:
         )
 
     def _length(self, model: LanguageModel, tokens: int) -> int:
-        """The most tokens that a model ranks by; UsageError where a document and so many tokens do not fit."""
+        """The most tokens that a model ranks by; UsageError if a document and so many tokens do not fit."""
         length = min(self._options.max_length or model.max_length, model.max_length)
         check_rank_tokens(self._options.document_tokens, tokens, 0, length)
         return length

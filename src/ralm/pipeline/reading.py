@@ -29,7 +29,7 @@ _ROUNDING: Final = 1e-5
 def hits_wanted(reader: Reader, reranker: Reranker | None) -> int:
     """How many passages must be retrieved for a row.
 
-    Raises UsageError where a reranker has fewer candidates than the reader reads.
+    Raises UsageError if a reranker has fewer candidates than the reader reads.
     """
     check_count("hits", reader.hits)
     if reranker is None:
@@ -54,7 +54,7 @@ def read(
     """Score every target, each row read as `reader` says (the best passage alone without one), with the hits of the row
     or those that `reranker` chooses from them; without hits, with no passage.
 
-    Raises ReaderError or RerankerError where one of them breaks its contract, UsageError where lengths do not fit.
+    Raises ReaderError or RerankerError if one of them breaks its contract, UsageError where lengths do not fit.
     """
     scorer, reader = Scorer.of(model), reader or InContext()
     documents = PassageDocuments.planned(passages, scorer.tokenizer, prepared.plan.options)
@@ -72,7 +72,7 @@ def read(
 def chosen(reranker: Reranker, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
     """What a reranker chooses from the hits of rows, checked.
 
-    Raises RerankerError where it gives what are no hits, or passages that are not among the row's own.
+    Raises RerankerError if it gives what are no hits, or passages that are not among the row's own.
     """
     hits = hits.first(reranker.candidates)
     best = reranker.choose(rows, hits, passages, k)
@@ -94,7 +94,7 @@ def _fault_of_choice(best: Hits, hits: Hits) -> str:
 def fronts_of(reader: Reader, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
     """What stands in front of one row, checked; without hits, what stands there without a passage.
 
-    Raises ReaderError where the reader gives what are no fronts of these hits, or weights that do not sum to 1.
+    Raises ReaderError if the reader gives what are no fronts of these hits, or weights that do not sum to 1.
     """
     if not hits:
         return [Front(documents[NO_PASSAGE])]
@@ -128,7 +128,7 @@ def _fault_of_front(front: Front, found: set[int]) -> str:
 
 
 def check_room(reader: Reader, fronts: Sequence[Front], after: int, max_length: int) -> None:
-    """Raise UsageError where what stands in front leaves no room for so many tokens that must stand after it."""
+    """Raise UsageError if what stands in front leaves no room for so many tokens that must stand after it."""
     longest = max((len(front.tokens) for front in fronts), default=0)
     if longest + after > max_length:
         raise UsageError(

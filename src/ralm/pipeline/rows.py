@@ -95,7 +95,7 @@ class StrideRows:
         return scored(model, [text.request(ends[row], documents[number], tokens) for row, number in candidates])
 
     def _check(self, tokens: int) -> None:
-        """Raise UsageError where the reading model cannot read a document and so many tokens before the targets."""
+        """Raise UsageError if the reading model cannot read a document and so many tokens before the targets."""
         options = self._prepared.plan.options
         if options.windows != "rolling":
             check_rank_tokens(options.document_tokens, tokens, options.advance, options.max_length)
@@ -113,7 +113,7 @@ def scored(model: LanguageModel, requests: Sequence[Request | None]) -> list[Flo
 
 
 def check_rank_tokens(document_tokens: int, rank_tokens: int, advance: int, max_length: int) -> None:
-    """Raise UsageError where a model cannot read a document, the tokens to rank by, and the `advance` after them."""
+    """Raise UsageError if a model cannot read a document, the tokens to rank by, and the `advance` after them."""
     if document_tokens + rank_tokens + advance >= max_length:
         beside = f" beside the {advance} that the window advances at a time" if advance else ""
         raise UsageError(

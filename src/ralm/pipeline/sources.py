@@ -55,7 +55,7 @@ class FromRetriever:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything that decides which passages are found; UsageError where the retriever does not say it."""
+        """Everything that decides which passages are found; UsageError if the retriever does not say it."""
         if self._config is None:
             self._config = {"passages": self._fingerprint(), **config_of(self.retriever, "retriever")}
         return self._config
@@ -101,7 +101,7 @@ class FromFile:
         return cls(strides, config={"retrieved": path_text(file), "sha256": digest})
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
-        """Take them from the file; RetrievalFileError where it was made for something else."""
+        """Take them from the file; RetrievalFileError if it was made for something else."""
         hits, passages = hits_of_file(prepared, tokenizer, self.strides)
         return hits.first(k), passages
 
@@ -113,7 +113,7 @@ def open_source(
 ) -> PassageSource:
     """Where the passages of a text come from: an index, searched as the options say, or a file that was `retrieved`.
 
-    Raises UsageError where both are given or neither, RetrievalFileError, and what `open_retriever` raises.
+    Raises UsageError if both are given or neither, RetrievalFileError, and what `open_retriever` raises.
     """
     if index is not None and retrieved is None:
         return FromRetriever.of_index(index, options)
@@ -136,7 +136,7 @@ def retrieve(
 ) -> Hits:
     """The k best of so many passages for each stride; none for a stride that does not retrieve.
 
-    Raises RetrieverError where the retriever gives what are no hits.
+    Raises RetrieverError if the retriever gives what are no hits.
     """
     rows = np.flatnonzero(prepared.plan.retrieves_R)
     queries = stride_queries(prepared, tokenizer)
@@ -167,7 +167,7 @@ def hits_of_file(
 ) -> tuple[Hits, Passages]:
     """The hits and passages of a retrieval file for this very plan.
 
-    Raises RetrievalFileError where the file was made for another text, stride, model length or tokenizer.
+    Raises RetrievalFileError if the file was made for another text, stride, model length or tokenizer.
     """
     plan = prepared.plan
     if len(strides) != len(plan):

@@ -49,8 +49,8 @@ def prepare_text(
 ) -> PreparedText:
     """Tokenise a text and plan it; with `limit_tokens`, its beginning alone, up to the last whole character in them.
 
-    Warns (RalmWarning) where the tokenizer does not know some of the text. Raises TextError where that is most of it,
-    or where the text is too short, ModelError where the plan needs a token to stand before the text and there is none.
+    Warns (RalmWarning) if the tokenizer does not know some of the text. Raises TextError if that is most of it, or
+    where the text is too short, ModelError if the plan needs a token to stand before the text and there is none.
     """
     tokenizer = full_tokenizer(tokenizer)
     tokens, spans_N2 = tokenizer.encode_with_spans(text)

@@ -31,7 +31,7 @@ _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 def first_tokens(tokenizer: Tokenizer, bos: Bos) -> IntArray:
     """The token ids (int64) that every reading begins with; may be none.
 
-    Raises ModelError where a BOS is asked for and the tokenizer has none.
+    Raises ModelError if a BOS is asked for and the tokenizer has none.
     """
     if bos == "never":
         return _NOTHING

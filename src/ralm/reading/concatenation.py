@@ -25,7 +25,7 @@ class Concatenation:
 
     Each is cut to the plan's `document_tokens`, or with `cut_together` all of them as one, as REPLUG's code does.
 
-    Raises UsageError where there would be none.
+    Raises UsageError if there would be none.
     """
 
     documents: Annotated[int, Option("Passages that are read together.")] = 2

@@ -24,7 +24,7 @@ class PassageDocuments:
     begins with them too. Without `first`, passages are encoded with the special tokens that the tokenizer adds by
     itself, and nothing stands in front of a row without a passage, as in the official code.
 
-    Raises UsageError where there is no room for `first`.
+    Raises UsageError if there is no room for `first`.
     """
 
     def __init__(

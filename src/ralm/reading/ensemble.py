@@ -30,7 +30,7 @@ class Ensemble:
 
     `weights`: softmax(similarity / `temperature`), with temperature 1 as in the paper, or the same for every document.
 
-    Raises UsageError where the values make no ensemble.
+    Raises UsageError if the values make no ensemble.
     """
 
     documents: Annotated[int, Option("Passages that are read together.")] = 10

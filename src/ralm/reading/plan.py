@@ -1,7 +1,7 @@
 """Plans: which tokens are targets, which are the query, and which context they are read in.
 
-A plan is data with a row per stride (R rows), computed from the number of tokens alone. It is the only place that
-knows what the papers and their official code do differently (`semantics`); see docs/method.md for the list.
+A plan is data with a row per stride (R rows), computed from the number of tokens alone. It is the only place that knows
+what the papers and their official code do differently (`semantics`); see docs/method.md for the list.
 
 Both readings, and both kinds of windows, are the same two columns. `context_begin_R` is where the context of a row
 begins when there is no document, and `room_R` is how many tokens a document may have before it pushes context out at
@@ -51,7 +51,7 @@ class PlanOptions:
 
     With `document_tokens` 0 a plan is for retrieval alone: nothing can be read with it.
 
-    Raises UsageError where the values make no plan.
+    Raises UsageError if the values make no plan.
     """
 
     semantics: Annotated[
@@ -107,7 +107,7 @@ class PlanOptions:
         return self.windows == "rolling"
 
     def check_documents(self, documents: int) -> None:
-        """Raise UsageError where so many documents in one context leave no room for what must stand after them."""
+        """Raise UsageError if so many documents in one context leave no room for what must stand after them."""
         if self.document_tokens < 1:
             raise UsageError(f"`document_tokens` must be at least 1, not {self.document_tokens}.")
         step = "`block`" if self.windows == "blocked" else "`stride`"
@@ -168,7 +168,7 @@ class Plan:
 def make_plan(text_tokens: int, options: PlanOptions) -> Plan:
     """The plan of a text of `text_tokens` tokens (In-Context RALM, Eq. 3 and 4).
 
-    Raises TextError where the text has fewer than two tokens, so that there is nothing to score.
+    Raises TextError if the text has fewer than two tokens, so that there is nothing to score.
     """
     if text_tokens < 2:
         raise TextError(f"the text has {text_tokens} token(s), and the first is never scored: give a longer text.")

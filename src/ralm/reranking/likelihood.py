@@ -21,7 +21,7 @@ class ZeroShot:
     """Chooses the passage under which a language model finds the last `tokens` tokens of the prefix likeliest.
 
     In-Context RALM, section 6.1, with its 16 tokens and 16 `candidates`. `model` ranks; without one, the model that
-    reads does. Raises UsageError where a number is below 1.
+    reads does. Raises UsageError if a number is below 1.
     """
 
     candidates: int = 16
@@ -34,14 +34,14 @@ class ZeroShot:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The options, and the configuration of the ranking model; None where the reading model ranks."""
+        """The options, and the configuration of the ranking model; None if the reading model ranks."""
         model = None if self.model is None else dict(self.model.config)
         return {"reranker": "zero-shot", "candidates": self.candidates, "tokens": self.tokens, "model": model}
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
         """The k likeliest of each row's hits; their scores are total log-probabilities of the end of the prefix.
 
-        Raises UsageError where a passage and the tokens do not fit into the ranking model.
+        Raises UsageError if a passage and the tokens do not fit into the ranking model.
         """
         contested = _contested(hits)
         return _likeliest(hits, contested, rows.prefix_log_probs(contested, self.tokens, self.model), k)
@@ -52,7 +52,7 @@ class Oracle:
     """Chooses the passage under which the targets themselves are likeliest (In-Context RALM, Eq. 5 and Figure 7).
 
     It shows what the best of the candidates would be worth. It is no method, since it looks at the text to be
-    predicted. Raises UsageError where `candidates` is below 1.
+    predicted. Raises UsageError if `candidates` is below 1.
     """
 
     needs_targets: ClassVar[bool] = True
@@ -70,7 +70,7 @@ class Oracle:
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
         """The k likeliest of each row's hits; their scores are total log-probabilities of the targets.
 
-        Raises UsageError where text is being written: its targets are not known.
+        Raises UsageError if text is being written: its targets are not known.
         """
         contested = _contested(hits)
         return _likeliest(hits, contested, rows.target_log_probs(contested), k)

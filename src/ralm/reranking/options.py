@@ -16,7 +16,7 @@ Method = Literal["none", "zero-shot", "oracle", "random"]
 class RerankOptions:
     """Which reranker, and its options: `ZeroShot`, `Oracle` or `RandomChoice` of so many `candidates`.
 
-    `tokens` are those of the prefix that `zero-shot` ranks by, `seed` is that of `random`. Raises UsageError where the
+    `tokens` are those of the prefix that `zero-shot` ranks by, `seed` is that of `random`. Raises UsageError if the
     values make no sense.
     """
 

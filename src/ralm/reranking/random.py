@@ -14,8 +14,7 @@ from ralm.records import NO_PASSAGE, Hits, Passages
 class RandomChoice:
     """Chooses any of a row's candidates, all equally likely.
 
-    What a row draws follows from `seed` and its place in the text alone. Raises UsageError where a number makes no
-    sense.
+    What a row draws follows from `seed` and its place in the text alone. Raises UsageError if a number makes no sense.
     """
 
     candidates: int = 16

@@ -26,8 +26,8 @@ def check_folder(folder: Path | str) -> Checked:
     """Check an index, a run or a sweep: the checksum of every file, and of an index and a run that what they hold fits
     together.
 
-    Raises NotAFolderOfThisKindError where the folder is none of these, and DamagedFolderError, OlderFormatError or
-    NewerFormatError where its manifest is not to be believed.
+    Raises NotAFolderOfThisKindError if the folder is none of these, and DamagedFolderError, OlderFormatError or
+    NewerFormatError if its manifest is not to be believed.
     """
     folder = Path(folder)
     kind = kind_of(folder)

@@ -43,7 +43,7 @@ SUMMARY: Final = "summary.json"
 def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonValue], *, force: bool) -> None:
     """Write a run folder, whole or not at all.
 
-    Raises FolderExistsError where `out` is there and `force` does not say to replace it.
+    Raises FolderExistsError if `out` is there and `force` does not say to replace it.
     """
     table = token_table(evaluation)
     with new_folder(Path(out), kind=KIND, force=force) as folder:
@@ -71,8 +71,8 @@ class Run:
 def open_run(path: Path | str) -> Run:
     """Read a run folder for a report.
 
-    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError, and UsageError where the run has no
-    baseline or was written before runs kept their passages.
+    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError, and UsageError if the run has no baseline
+    or was written before runs kept their passages.
     """
     path = Path(path)
     return opened_at_once(path, lambda: _open(path))

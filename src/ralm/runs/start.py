@@ -46,8 +46,8 @@ def run_evaluation(
     """Evaluate a text as `evaluate_text` does, and write the run to the folder `out`, whole or not at all.
 
     If it is killed, call it again with the same arguments to resume. `name` is what reports call the text, such as its
-    path. Raises what `evaluate_text` raises, FolderExistsError where `out` exists and `force` is not set, and
-    UsageError where a run with other settings was begun there.
+    path. Raises what `evaluate_text` raises, FolderExistsError if `out` exists and `force` is not set, and UsageError
+    if a run with other settings was begun there.
     """
     options = options or PlanOptions()
     check_output(Path(out), kind=run.KIND, force=force)
@@ -120,7 +120,7 @@ def kept(
 ) -> Iterator[dict[int, Scorer]]:
     """Scorers of some models, by the id of each, that keep what they score beside `out` and reuse what was kept there.
 
-    Raises UsageError where a run with other settings was begun there and `force` is not set.
+    Raises UsageError if a run with other settings was begun there and `force` is not set.
     """
     distinct = {id(model): model for model in models if model is not None}
     with unfinished_run(Path(out), config, force=force) as folder, ExitStack() as stack:

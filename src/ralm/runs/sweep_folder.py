@@ -28,7 +28,7 @@ SUMMARY: Final = "summary.json"
 
 
 def check_plot() -> None:
-    """Raise MissingExtraError where no plot can be drawn, before hours of work that would end in one."""
+    """Raise MissingExtraError if no plot can be drawn, before hours of work that would end in one."""
     try:
         import ralm.runs.plot  # noqa: F401
     except ModuleNotFoundError as error:
@@ -44,8 +44,8 @@ def write_sweep(
 ) -> None:
     """Write a folder with the table, its plot and the summary, whole or not at all.
 
-    Raises FolderExistsError where `out` is there and `force` does not say to replace it, MissingExtraError where a plot
-    is wanted and the extra `plots` is not installed.
+    Raises FolderExistsError if `out` is there and `force` does not say to replace it, MissingExtraError where a plot is
+    wanted and the extra `plots` is not installed.
     """
     rows = swept.rows()
     with new_folder(Path(out), kind=KIND, force=force) as folder:

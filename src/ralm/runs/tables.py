@@ -78,7 +78,7 @@ def passage_table(evaluation: Evaluation) -> pa.Table:
 def traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
     """The text of a run from its tables; `run` is what it is called in messages.
 
-    Raises UsageError where the run has no baseline, DamagedFolderError where the tables are not those of a run.
+    Raises UsageError if the run has no baseline, DamagedFolderError where the tables are not those of a run.
     """
     tokens, passages = _columns(run, tokens, _READ_OF_TOKENS), _columns(run, passages, _READ_OF_PASSAGES)
     if tokens["baseline_log_prob"].null_count:

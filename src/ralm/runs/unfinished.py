@@ -26,8 +26,8 @@ def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> I
     settings left is used again.
 
     The folder is removed when the block succeeds, or fails before anything was kept; otherwise it stays. Raises
-    UsageError where a run with other settings was begun there and `force` is not set, or where the folder is not ours,
-    and FolderExistsError where another process is using it.
+    UsageError if a run with other settings was begun there and `force` is not set, or where the folder is not ours, and
+    FolderExistsError if another process is using it.
     """
     out = output_path(out)
     with storage_errors(UNFINISHED.beside(out)), at_work(UNFINISHED, out) as folder:

@@ -1,1 +1,1 @@
-"""Language models that run here, through torch and transformers."""
+"""Language models that run in this process, through torch and transformers."""

@@ -1,6 +1,6 @@
-"""The distribution over the next token of each of some texts, all of which are read whole every time.
+"""The distribution over the next token of several texts, each read whole every time.
 
-For models that keep nothing which another text could go on from. Slow, and right for whatever can be scored.
+For models without a reusable cache of keys and values. It is slow, and correct for every model that can score.
 
 Works on token ids; knows nothing of documents. Shapes: B texts, N tokens, V vocabulary.
 """
@@ -24,7 +24,7 @@ from ralm.records import FloatArray, IntArray, NextTokens
 
 
 class ReadAnew:
-    """Some texts of at most `max_length` tokens; `tokens_a_batch`, padding included, are read at once."""
+    """Texts of at most `max_length` tokens, read in batches of `tokens_a_batch` tokens, padding included."""
 
     def __init__(self, logits: ChosenLogits, max_length: int, tokens_a_batch: int | None = None) -> None:
         self._logits = logits
@@ -34,11 +34,11 @@ class ReadAnew:
 
     @torch.inference_mode()
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        """Natural log-probabilities (float32) of each possible token, or the wanted ones, after each text (int64, not
+        """Natural log-probabilities (float32) of every token, or of the `wanted` ones, after each text (int64, not
         empty).
 
-        Raises ModelError where a text is empty or longer than `max_length`, a wanted token is not of the vocabulary,
-        the device runs out of memory, or the model gives no numbers.
+        Raises ModelError if a text is empty or longer than `max_length`, a wanted token is not in the vocabulary, the
+        device runs out of memory, or the model returns NaN.
         """
         check_texts(self._logits.name, texts, self._max_length)
         found: list[FloatArray] = [np.zeros(0, dtype=np.float32)] * len(texts)

@@ -1,4 +1,4 @@
-"""A transformers model from a folder or hub, whole: what is no causal language model, or lacks weights, is refused.
+"""Loading a complete transformers model from a folder or hub; others than causal language models are refused.
 
 Knows files and classes of models; knows nothing of texts.
 """
@@ -13,15 +13,14 @@ from ralm.errors import ModelError
 from ralm.lm.local.files import no_bars
 
 _NAMED: Final = 3
-"""Weights that a message names, if more are missing."""
+"""The most weights that a message names."""
 
 
 def load_checkpoint(name: str, **options: Any) -> PreTrainedModel:
-    """The causal language model in a folder or on the hub; of a model that sees or hears too, the whole of it.
+    """The causal language model in a folder or on the hub; a multimodal model is loaded whole.
 
-    `options` are those of `from_pretrained`. Raises ModelError where there is none, where it is an encoder-decoder, and
-    where weights are missing or of another shape: transformers would make up random ones. Lets through whatever
-    transformers raises.
+    `options` are those of `from_pretrained`. Raises ModelError if it is an encoder-decoder, or if weights are missing
+    or have another shape, since transformers would fill them with random numbers. Errors of transformers pass through.
     """
     config = _config(name)
     _check_decoder(name, config)
@@ -33,7 +32,7 @@ def load_checkpoint(name: str, **options: Any) -> PreTrainedModel:
 
 
 def _config(name: str) -> PreTrainedConfig | None:
-    """The configuration; none where transformers finds the model by other ways, as through an adapter."""
+    """The configuration; None if transformers finds the model in another way, such as through an adapter."""
     try:
         return AutoConfig.from_pretrained(name)
     except (OSError, ValueError):
@@ -41,7 +40,7 @@ def _config(name: str) -> PreTrainedConfig | None:
 
 
 def _loader(config: PreTrainedConfig | None) -> Any:
-    """The class that loads a model: where its text alone has no class, the one that loads all of it."""
+    """The class that loads a model: the multimodal one if there is none for its text part alone."""
     known = type(config)
     if known not in MODEL_FOR_CAUSAL_LM_MAPPING and known in MODEL_FOR_MULTIMODAL_LM_MAPPING:
         return AutoModelForMultimodalLM
@@ -53,13 +52,13 @@ def _check_decoder(name: str, config: PreTrainedConfig | None) -> None:
         return
     if any(getattr(part, "is_encoder_decoder", False) for part in (config, config.get_text_config(decoder=True))):
         raise ModelError(
-            f"{name} is an encoder-decoder ({config.model_type}), whose decoder goes on from what its encoder has "
-            "read: give a causal language model."
+            f"{name} is an encoder-decoder ({config.model_type}), whose decoder needs the output of its encoder: "
+            "give a causal language model."
         )
 
 
 def _check_whole(name: str, missing: Collection[str], mismatched: Collection[Any]) -> None:
-    """Raise ModelError where weights had to be made up."""
+    """Raise ModelError if transformers had to fill in weights."""
     if missing:
         raise ModelError(
             f"{name} lacks weights of a language model: {_listed(missing)}. Give a checkpoint that was saved with its "
@@ -67,7 +66,7 @@ def _check_whole(name: str, missing: Collection[str], mismatched: Collection[Any
         )
     if mismatched:
         keys = [key if isinstance(key, str) else key[0] for key in mismatched]
-        raise ModelError(f"{name} has weights of another shape than its config.json says: {_listed(keys)}.")
+        raise ModelError(f"{name} has weights whose shapes do not match its config.json: {_listed(keys)}.")
 
 
 def _listed(keys: Collection[str]) -> str:

@@ -1,8 +1,8 @@
-"""Texts that a model is in the middle of: the distribution over the next token of each, with nothing read twice.
+"""The distribution over the next token of texts that grow, with a cache of keys and values: nothing is read twice.
 
-The model is told what each text is now; what it has read of it is found by the tokens. A text that grew by one token
-keeps its row of keys and values; one that changed is read anew from where it differs. Then the last tokens of all texts
-are read together, one column of one batch: whatever a text is, its distribution comes out of that pass.
+Each call gives the texts as they are now; cached prefixes are found by comparing tokens. A text that grew by one token
+keeps its row of keys and values. A text that changed is read again from where it differs. Then the last tokens of all
+texts are read together, as one column of one batch. This pass gives the distributions of all texts.
 
 Works on token ids; knows nothing of documents.
 Shapes: B texts, N tokens, V vocabulary.
@@ -27,16 +27,16 @@ from ralm.lm.local.replica import TOKENS_A_BATCH
 from ralm.records import FloatArray, IntArray, NextTokens
 
 _WORTH: Final = 8
-"""A shared beginning is kept where it is at least one in so many of a text's tokens; less is not worth a pass alone."""
+"""A shared prefix is kept if it is at least 1/8 of a text's tokens; a shorter one is not worth a pass of its own."""
 _NOTHING: Final = Kept()
 _NO_WANTED: Final = torch.zeros(0, dtype=torch.long)
 
 
 class CachedContinuations:
-    """Some texts of at most `max_length` tokens, with a row of keys and values each.
+    """Texts of at most `max_length` tokens, with a row of keys and values each.
 
-    `tokens_a_batch`: how many tokens, padding included, are read at once where several texts must be read anew. The
-    last tokens are read with `packed` weights where there are any.
+    `tokens_a_batch` is how many tokens, padding included, are read at once if several texts must be read again. The
+    last tokens are read with `packed` weights if given.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class CachedContinuations:
 
     @torch.inference_mode()
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        """Natural log-probabilities (float32) of each possible token, or the wanted ones, after each text (int64, not
+        """Natural log-probabilities (float32) of every token, or of the `wanted` ones, after each text (int64, not
         empty).
 
-        Raises ModelError where a text is empty or longer than `max_length`, a wanted token is not of the vocabulary,
-        the device runs out of memory, or the model gives no numbers.
+        Raises ModelError if a text is empty or longer than `max_length`, a wanted token is not in the vocabulary, the
+        device runs out of memory, or the model returns NaN.
         """
         check_texts(self._logits.name, texts, self._max_length)
         placed = _place(self._held, texts, self._thresholds)
         rows = [texts[one.text] for one in placed]
-        self._held = []  # until all is read
+        self._held = []  # until everything is read: an error must not leave wrong rows
         with enough_memory(self._logits, texts):
             self._rows.arrange([one.kept for one in placed], np.array([len(row) - 1 for row in rows], dtype=np.int64))
             self._read_changed(rows, [one.kept.columns for one in placed])
@@ -77,7 +77,7 @@ class CachedContinuations:
         return wanted_tokens(self._logits, found_BV, wanted)
 
     def _read_changed(self, rows: Sequence[IntArray], columns_B: Sequence[int]) -> None:
-        """Read what is not kept of each text, all but its last token."""
+        """Read the part of each text that is not cached, except its last token."""
         changed = [row for row, columns in enumerate(columns_B) if columns < len(rows[row]) - 1]
         together = [] if self._thresholds else [row for row in changed if columns_B[row] == 0]
         for batch in batches(together, rows, self._tokens):
@@ -88,22 +88,22 @@ class CachedContinuations:
             self._read_rest(row, rows[row], columns_B[row])
 
     def _read_padded(self, batch: Sequence[int], rows: Sequence[IntArray]) -> None:
-        """Read whole texts together, padded on the right, where no token sees the padding; put them in their rows."""
+        """Read whole texts together and store them in their rows; padding is on the right, where no token sees it."""
         input_BN = padded([rows[row][:-1] for row in batch])
         cache = DynamicCache()
         self._logits(input_BN, _NO_WANTED, _NO_WANTED, past_key_values=cache, use_cache=True)
         self._rows.put_all(batch, [(layer.keys, layer.values) for layer in cache.layers])
 
     def _read_rest(self, row: int, tokens: IntArray, columns: int) -> None:
-        """Read one text from `columns` on. Where its length decides how, its last token must be there to be counted:
-        its keys and values are overwritten when it is read as the last."""
+        """Read one text from `columns` on. If its length decides how it is read, its last token must be included; the
+        token's keys and values are overwritten when it is read again as the last."""
         begin = self._rows.begins(row)
         self._rows.extend_from(slice(row, row + 1), begin, begin + columns)
         rest = tokens[columns:] if self._thresholds else tokens[columns:-1]
         self._forward(torch.from_numpy(rest)[None], _NO_WANTED)
 
     def _read_last(self, rows: Sequence[IntArray]) -> FloatArray:
-        """Read the last token of every text: the distributions (float32, B x V) after them."""
+        """Read the last token of every text; returns the distributions (float32, B x V) after them."""
         last_B1 = torch.from_numpy(np.array([[tokens[-1]] for tokens in rows]))
         alone = [slice(row, row + 1) for row in range(len(rows))]
         with self._packed():
@@ -114,7 +114,7 @@ class CachedContinuations:
         return log_probs_BV.cpu().numpy()
 
     def _next(self, last_B1: torch.Tensor, batch: slice) -> torch.Tensor:
-        """The distributions after the last tokens of some rows, which are padded on the left where lengths differ."""
+        """The distributions after the last tokens of some rows, padded on the left if their lengths differ."""
         lengths_B = torch.from_numpy(self._rows.lengths_B[batch])
         longest, end = int(lengths_B.max()), self._rows.last
         self._rows.extend_from(batch, end - longest, end)
@@ -135,27 +135,27 @@ class CachedContinuations:
 
 
 def check_texts(name: str, texts: Sequence[IntArray], max_length: int) -> None:
-    """Raise ModelError where a text is empty or longer than the model reads."""
+    """Raise ModelError if a text is empty or longer than the model reads."""
     shortest, longest = min(map(len, texts)), max(map(len, texts))
     if shortest == 0:
-        raise ModelError(f"{name} has nothing to go on from: give it a prompt of at least one token.")
+        raise ModelError(f"{name} cannot continue an empty text: give it a prompt of at least one token.")
     if longest > max_length:
         raise ModelError(f"{name} reads at most {max_length} tokens at once, not {longest}.")
 
 
 def wanted_tokens(logits: ChosenLogits, log_probs_BV: FloatArray, wanted: IntArray | None) -> NextTokens:
-    """The whole vocabulary, or the wanted tokens (int64, C) of it; ModelError where it has no such token."""
+    """The whole vocabulary, or its `wanted` tokens (int64, C); ModelError if one of them is not in the vocabulary."""
     if wanted is None:
         return NextTokens(log_probs_BV)
     strange = wanted[(wanted < 0) | (wanted >= log_probs_BV.shape[1])]
     if len(strange):
-        raise ModelError(f"token {strange[0]} is not of the {logits.vocabulary} that {logits.name} knows.")
+        raise ModelError(f"token {strange[0]} is not one of the {logits.vocabulary} that {logits.name} knows.")
     return NextTokens(log_probs_BV[:, wanted], np.tile(wanted, (len(log_probs_BV), 1)))
 
 
 @contextmanager
 def enough_memory(logits: ChosenLogits, texts: Sequence[IntArray]) -> Iterator[None]:
-    """Within, a device that runs out of memory ends in a ModelError that says what to do."""
+    """Within, running out of device memory raises a ModelError that says what to do."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -167,12 +167,12 @@ def enough_memory(logits: ChosenLogits, texts: Sequence[IntArray]) -> Iterator[N
 
 
 def tokens_a_batch_of(logits: ChosenLogits) -> int:
-    """How many tokens, padding included, a model's device reads at once."""
+    """How many tokens, padding included, the device of a model reads at once."""
     return TOKENS_A_BATCH.get(logits.device.type, TOKENS_A_BATCH["cpu"])
 
 
 def batches(numbers: Iterable[int], texts: Sequence[IntArray], tokens: int) -> Iterator[list[int]]:
-    """The numbers of texts, the longest first, as many at a time as may be padded to the first."""
+    """The numbers of texts, longest first, in batches of at most `tokens` tokens when padded to the first text."""
     left = sorted(numbers, key=lambda number: -len(texts[number]))
     while left:
         count = max(1, tokens // len(texts[left[0]]))
@@ -181,7 +181,7 @@ def batches(numbers: Iterable[int], texts: Sequence[IntArray], tokens: int) -> I
 
 
 def padded(texts: Sequence[IntArray]) -> torch.Tensor:
-    """Texts (int64, B x N), the longest of which is the first, padded on the right, where no token sees the padding."""
+    """Texts (int64, B x N), longest first, padded on the right, where no token sees the padding."""
     input_BN = torch.zeros((len(texts), len(texts[0])), dtype=torch.long)
     for ids_N, text in zip(input_BN, texts, strict=True):
         ids_N[: len(text)] = torch.from_numpy(text)
@@ -190,14 +190,14 @@ def padded(texts: Sequence[IntArray]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """What stands in a row: the number of a text, and what it keeps."""
+    """The text of a row, by number, and what it keeps of the cache."""
 
     text: int
     kept: Kept = _NOTHING
 
 
 def _place(held: Sequence[IntArray], texts: Sequence[IntArray], thresholds: Sequence[int]) -> list[_Placed]:
-    """Which text goes into which row: one that goes on from a row stays there, the others fill the rows between."""
+    """Which text goes into which row: a text that continues a row stays there, the others fill the free rows."""
     placed = _grown(held, texts, thresholds)
     if not thresholds:
         placed |= _changed(held, texts, placed)
@@ -205,13 +205,13 @@ def _place(held: Sequence[IntArray], texts: Sequence[IntArray], thresholds: Sequ
     stay = {one.kept.source: one for one in placed.values() if one.kept.source < len(texts)}
     moving = [one for one in placed.values() if one.kept.source >= len(texts)]
     moving += [_Placed(text) for text in range(len(texts)) if text not in placed]
-    assert len(taken) == len(placed), "two texts that go on from one row"
+    assert len(taken) == len(placed), "two texts continue one row"
     rest = iter(moving)
     return [stay[row] if row in stay else next(rest) for row in range(len(texts))]
 
 
 def _grown(held: Sequence[IntArray], texts: Sequence[IntArray], thresholds: Sequence[int]) -> dict[int, _Placed]:
-    """The texts that are a row and one token more; where length decides how a text is read, on the same side of it."""
+    """The texts that are a row plus one token, unless the token moves the length across one of the `thresholds`."""
     rows = {tokens.tobytes(): row for row, tokens in enumerate(held)}
     placed = {}
     for number, text in enumerate(texts):
@@ -222,7 +222,7 @@ def _grown(held: Sequence[IntArray], texts: Sequence[IntArray], thresholds: Sequ
 
 
 def _changed(held: Sequence[IntArray], texts: Sequence[IntArray], placed: dict[int, _Placed]) -> dict[int, _Placed]:
-    """Of the texts that are not yet placed, those that share enough of their beginning with a row that is free."""
+    """Those of the remaining texts that share a long enough prefix with a free row."""
     free = set(range(len(held))) - {one.kept.source for one in placed.values()}
     found = {}
     for number, text in enumerate(texts):
@@ -237,7 +237,7 @@ def _changed(held: Sequence[IntArray], texts: Sequence[IntArray], placed: dict[i
 
 
 def _shared(one: IntArray, other: IntArray) -> int:
-    """How many tokens both begin with."""
+    """The length of the common prefix."""
     shortest = min(len(one), len(other))
     differ = np.flatnonzero(one[:shortest] != other[:shortest])
     return int(differ[0]) if len(differ) else shortest

@@ -1,7 +1,7 @@
-"""The scoring engine: passes in, the log-probabilities of their targets out, in batches shared out among replicas.
+"""The scoring engine: passes in, log-probabilities of their targets out. Replicas share the batches.
 
 - Passes are batched by length and read by the copies of the model (`ralm.lm.local.replica`), each in its own thread.
-- Results are given in the order of the passes, each as soon as it and all before it are known.
+- Results come in the order of the passes, each as soon as it and all before it are known.
 
 Works on token ids; knows nothing of requests, text or plans.
 """
@@ -16,12 +16,12 @@ from ralm.lm.local.replica import InFlight, Replica
 from ralm.records import FloatArray, Pass
 
 _Batch: TypeAlias = tuple[int, Sequence[Pass]]
-"""Passes that are read together, and which batch this is, from 0."""
+"""The number of a batch, from 0, and its passes."""
 _Scored: TypeAlias = tuple[int, list[FloatArray]]
 
 
 class Engine:
-    """Scores passes with one model, of which there may be several copies."""
+    """Scores passes with one model or several copies of it."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
@@ -30,8 +30,8 @@ class Engine:
     def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
         """For each pass, in order, the natural log-probability (float32) of each of its targets.
 
-        Passes that follow each other are read together where the first is the longest. Raises ModelError where one
-        pass alone is too much for the device, or the model gives no numbers.
+        Consecutive passes are read together if the first is the longest. Raises ModelError if a single pass is too
+        large for the device, or the model returns NaN.
         """
         batches = enumerate(self._batches(passes))
         if len(self._replicas) == 1:
@@ -42,7 +42,7 @@ class Engine:
             yield from log_probs
 
     def _batches(self, passes: Sequence[Pass]) -> Iterator[Sequence[Pass]]:
-        """Passes in order, as many at a time as may be padded to the first and read together."""
+        """Passes in order, in batches of as many as can be padded to the first and read together."""
         batch: list[Pass] = []
         for one in passes:
             if batch and not self._fits(batch, one):
@@ -59,7 +59,7 @@ class Engine:
 
 
 def _served(replica: Replica, take: Callable[[], _Batch | None]) -> Iterator[_Scored]:
-    """Batch after batch, read by one replica; a GPU starts one before the one before is fetched, so that it never
+    """Batch after batch, read by one replica; a GPU starts each batch before the previous one is fetched, so it never
     waits."""
     before: tuple[int, InFlight] | None = None
     while (batch := take()) is not None:
@@ -73,7 +73,8 @@ def _served(replica: Replica, take: Callable[[], _Batch | None]) -> Iterator[_Sc
 
 
 def _served_by_all(replicas: Sequence[Replica], batches: Iterator[_Batch]) -> Iterator[_Scored]:
-    """All batches, as they are finished by replicas that take the next one each time; the first error ends them all."""
+    """All batches in the order in which replicas finish them; an idle replica takes the next, the first error stops
+    all."""
     lock, finished = Lock(), SimpleQueue[_Scored | BaseException | None]()
     stopped = False
 
@@ -107,7 +108,7 @@ def _served_by_all(replicas: Sequence[Replica], batches: Iterator[_Batch]) -> It
 
 
 def _in_order(scored: Iterator[_Scored]) -> Iterator[_Scored]:
-    """Finished batches in the order of their numbers."""
+    """Finished batches, sorted by their numbers."""
     early: dict[int, list[FloatArray]] = {}
     due = 0
     for number, log_probs in scored:
@@ -118,10 +119,10 @@ def _in_order(scored: Iterator[_Scored]) -> Iterator[_Scored]:
 
 
 def lengths_read_apart(config: Any) -> list[int]:
-    """The lengths up to which, and beyond which, a model reads all tokens of a text in different ways; mostly none.
+    """The text lengths beyond which a model reads all tokens differently; empty for most models.
 
-    So it is with LongRoPE (Phi-3), which takes other frequencies for all positions once the input is long: what it
-    makes of a token depends on how many come after it.
+    LongRoPE (Phi-3) does so: it uses other frequencies for all positions once the input is long, so its result for a
+    token depends on how many tokens follow.
     """
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]

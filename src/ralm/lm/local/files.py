@@ -1,4 +1,4 @@
-"""Loading from folders and hubs: what goes wrong there, as one sentence; and without a library's own bars."""
+"""Loading from folders and hubs: errors as one sentence, and no progress bars of the libraries."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 @contextmanager
 def loading_errors(what: str, name: str) -> Iterator[None]:
-    """Turn whatever transformers raises while it loads a model or tokenizer into one sentence.
+    """Turn any error of transformers while it loads a model or tokenizer into a one-sentence ModelError.
 
     Broad on purpose: a damaged folder makes the loading code fail in ways that cannot be listed.
     """
@@ -35,10 +35,10 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """Within, transformers and the hub draw no progress bars; afterwards they do what they did before."""
+    """Within, transformers and the hub draw no progress bars; the previous settings are restored afterwards."""
     of_transformers, of_hub = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the hub's, where a variable of the environment has decided
+        warnings.simplefilter("ignore")  # the hub warns if an environment variable has the last word
         logging.disable_progress_bar()
     try:
         yield
@@ -46,12 +46,12 @@ def no_bars() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if of_transformers:
-                logging.enable_progress_bar()  # and with it the hub's
+                logging.enable_progress_bar()  # this enables the hub's too
             (enable_progress_bars if of_hub else disable_progress_bars)()
 
 
 def check_folder(name: str) -> None:
-    """Raise ModelError where `name` is a local folder that cannot hold a model, before anything is read or fetched."""
+    """Raise ModelError if `name` is a local folder that cannot be a model, before anything is read or downloaded."""
     folder = Path(name)
     if folder.is_file():
         raise ModelError(f"{name} is a file; give the folder that holds config.json and the weights.")
@@ -66,9 +66,9 @@ def check_folder(name: str) -> None:
 
 
 def check_tokenizer(name: str, own_files: Iterable[str] = ()) -> None:
-    """Raise ModelError where a local folder has no tokenizer: transformers would make up an empty one.
+    """Raise ModelError if a local folder has no tokenizer: transformers would create an empty one.
 
-    `own_files` are those that a tokenizer of its kind may be kept in, besides the usual ones.
+    `own_files` are the files of this kind of tokenizer, besides the usual ones.
     """
     folder, files = Path(name), dict.fromkeys((*_TOKENIZER_FILES, *own_files))
     if folder.is_dir() and not any((folder / file).is_file() for file in files):
@@ -80,6 +80,6 @@ def _where(name: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
+    """The first line of an error message, or the type of an error without one."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

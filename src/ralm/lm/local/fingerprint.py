@@ -1,4 +1,4 @@
-"""What a model's weights and settings are, as short hashes: equal for equal models, whatever files they came from.
+"""Short hashes of a model's weights and settings: equal for equal models, whatever files they came from.
 
 Knows modules and tensors; knows nothing of files, hubs or texts.
 """
@@ -11,20 +11,20 @@ import torch
 from transformers import PreTrainedModel
 
 _BLOCKS: Final = 64
-"""Stretches that are read of a large tensor, evenly spread: the first at its beginning, the last at its end."""
+"""How many blocks of a large tensor are read, evenly spread from its beginning to its end."""
 _BLOCK: Final = 1024
-"""Numbers in a stretch."""
+"""Numbers per block."""
 _NOT_DECISIVE: Final = {"architectures", "dtype", "id2label", "label2id", "torch_dtype", "transformers_version"}
-"""Settings that say where a model comes from, or are recorded beside it, and decide no figure."""
+"""Settings that do not affect figures: they say where a model comes from, or are recorded elsewhere."""
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
-    """A short hash of the names, shapes, number formats and values of all weights, as they stand in memory.
+    """A short hash of the names, shapes, number formats and values of all weights in memory.
 
-    Of tensors of more than 65,536 numbers it reads 64 stretches of 1,024, evenly spread from the first number to the
-    last. What training, merging or quantising does to a tensor shows in them; a change of a few rows between two
-    stretches does not. Of weights that are kept on disk while the model runs only names and shapes are read. The same
-    weights in another number format are other weights.
+    Of a tensor of more than 65,536 numbers it reads 64 blocks of 1,024, evenly spread from the first number to the
+    last. They change with training, merging or quantising; a change of a few rows between two blocks goes unnoticed. Of
+    weights that stay on disk while the model runs, only names and shapes are hashed. The same weights in another number
+    format have another hash.
     """
     digest = hashlib.sha256()
     for name, weights in sorted(model.state_dict().items()):
@@ -35,7 +35,8 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
 
 
 def settings_fingerprint(model: PreTrainedModel) -> str:
-    """A short hash of the model's configuration: what its weights do not say, as how positions are counted."""
+    """A short hash of the model's configuration, which holds what the weights do not, such as how positions are
+    counted."""
     settings = {
         name: value
         for name, value in model.config.to_dict().items()
@@ -45,7 +46,7 @@ def settings_fingerprint(model: PreTrainedModel) -> str:
 
 
 def _sample(weights: torch.Tensor) -> bytes:
-    """The bytes of a tensor, or of its stretches; only these leave its device."""
+    """The bytes of a tensor, or of its blocks if it is large; only these leave its device."""
     if weights.is_meta:
         return b""
     if weights.numel() > _BLOCKS * _BLOCK:

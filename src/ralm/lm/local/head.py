@@ -1,8 +1,8 @@
-"""The output layer of a model, computed at chosen positions alone.
+"""The output layer of a model, computed only at chosen positions.
 
-The vocabulary is the widest layer of most models: logits of a whole window cost more memory than everything else, and
-all but those at the targets are thrown away. Here the states are picked right before the output layer, so that whatever
-a family does to its logits afterwards (scaling, capping) is done to these too.
+The vocabulary is the widest layer of most models. The logits of a whole window cost more memory than everything else,
+and only those at the targets are used. So the states are picked right before the output layer. What a model family does
+to its logits afterwards (scaling, capping) still applies.
 
 Shapes: B sequences of a batch, N tokens, P positions that are wanted, H hidden size, V vocabulary.
 """
@@ -17,16 +17,16 @@ from ralm.errors import ModelError
 
 
 class ChosenLogits:
-    """A model whose logits are computed where they are wanted.
+    """A model whose logits are computed only at wanted positions.
 
-    The model itself stays as it was for everybody else: calls that do not come through this object, and calls from
-    other threads, are left alone.
+    Other uses of the model are not affected: calls that do not come through this object and calls from other threads
+    work as before.
     """
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         head = model.get_output_embeddings()
         if head is None:
-            raise ModelError(f"{name} has no output layer over a vocabulary: it is no language model.")
+            raise ModelError(f"{name} has no output layer over a vocabulary: it is not a language model.")
         self.model = model
         self.name = name
         self._wanted = threading.local()
@@ -46,19 +46,19 @@ class ChosenLogits:
     def __call__(
         self, input_BN: torch.Tensor, row_P: torch.Tensor, position_P: torch.Tensor, **options: Any
     ) -> tuple[torch.Tensor, Any]:
-        """The logits (P, V), in the model's number format, after each wanted position; and the rest of the output."""
+        """The logits (P, V), in the model's number format, after each wanted position; and the whole output."""
         self._wanted.at = (row_P, position_P)
         try:
             output = self.model(input_ids=sent(input_BN, self.device), **options)
         finally:
             self._wanted.at = None
         logits: torch.Tensor = output.logits
-        if logits.shape[:2] != (1, len(row_P)):  # a model that reaches its output layer by another way
+        if logits.shape[:2] != (1, len(row_P)):  # the model does not call its output layer in the usual way
             logits = logits[sent(row_P, logits.device), sent(position_P, logits.device)][None]
         return logits[0], output
 
     def _pick(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
-        """Replace states (B, N, H) by those that are wanted, (1, P, H)."""
+        """Replace the states (B, N, H) with the wanted ones (1, P, H)."""
         at = getattr(self._wanted, "at", None)
         if at is None:
             return None
@@ -67,7 +67,7 @@ class ChosenLogits:
         return (states_BNH[row_P, position_P][None],)
 
     def check_numbers(self, log_probs: torch.Tensor) -> None:
-        """Raise ModelError where a model has lost its numbers on the way: it says so, and never gives a figure."""
+        """Raise ModelError if a log-probability is NaN, so that no figure is made from it."""
         if bool(torch.isnan(log_probs).any()):
             dtype = str(self.model.dtype).removeprefix("torch.")
             remedy = "its weights are damaged" if dtype == "float32" else 'use `dtype="float32"` or `"bfloat16"`'
@@ -75,7 +75,7 @@ class ChosenLogits:
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of this machine's memory on a device; a GPU fetches it while it works on what came before."""
+    """A tensor in main memory, sent to a device; a GPU copies it while it still works on the previous batch."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

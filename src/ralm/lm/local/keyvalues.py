@@ -1,8 +1,8 @@
-"""Keys and values of many texts side by side: what a model remembers of the texts that it is in the middle of.
+"""The cache of keys and values of many texts, a row per text.
 
-All rows end in the same column; shorter ones begin later. So the next token of every row is one column more, written
-into room that was kept for it, and two tokens are as far apart as their columns, which is what local attention counts.
-Knows tensors; knows nothing of tokens or of what a model does with its keys.
+All rows end in the same column; shorter ones begin later. So the next token of every row goes into one new column, for
+which room was reserved. The distance of two tokens is the distance of their columns, which is what local attention
+needs. Knows tensors; knows nothing of tokens or of what a model does with its keys.
 
 Shapes: B rows, H heads, C columns, S size of a head.
 """
@@ -19,12 +19,12 @@ from transformers.cache_utils import Cache, DynamicLayer
 from ralm.records import IntArray
 
 _ROOM: Final = 64
-"""Columns that are kept free for tokens to come when tensors are made."""
+"""Columns that new tensors reserve for tokens to come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The first `columns` columns of row `source` that a row goes on from; none of any where `columns` is 0."""
+    """The first `columns` columns of row `source`, which a row continues; nothing if `columns` is 0."""
 
     source: int = 0
     columns: int = 0
@@ -41,16 +41,16 @@ class KeyValueRows:
         self.shape = (0, 0)
         """Rows and columns that the tensors have room for."""
         self.last = 0
-        """The column in which all rows end, that of their next token."""
+        """The column in which all rows end, which takes their next token."""
 
     def begins(self, row: int) -> int:
         """The column in which a row begins."""
         return self.last - int(self.lengths_B[row])
 
     def arrange(self, kept: Sequence[Kept], lengths_B: IntArray) -> None:
-        """Make rows of these lengths (int64), each with what it keeps of the rows before at its beginning.
+        """Make rows of these lengths (int64); each begins with what it keeps of a previous row.
 
-        What follows in a row until its end must be written before it is read.
+        The rest of a row must be written before it is read.
         """
         before_B, last = self.lengths_B, self.last
         fits = len(kept) <= self.shape[0] and lengths_B.max() <= last < self.shape[1]
@@ -67,8 +67,7 @@ class KeyValueRows:
             layer.move(moves, None if fits else self.shape)
 
     def put_all(self, rows: Sequence[int], layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Write whole rows: the first columns of each layer's keys and values (B, H, C, S), of which the last are more
-        than a shorter row has."""
+        """Write whole rows from each layer's keys and values (B, H, C, S); of a shorter row only its first columns."""
         while len(self.cache.layers) < len(layers):
             self.cache.layers.append(_Layer(self))
         for layer, tensors in zip(self.cache.layers, layers, strict=True):
@@ -76,17 +75,17 @@ class KeyValueRows:
                 layer.put(row, *(tensor[place, :, : self.lengths_B[row]] for tensor in tensors))
 
     def extend_from(self, rows: slice, begin: int, end: int) -> None:
-        """What the model reads next goes on from columns `begin` to `end` of these rows, and is written after them."""
+        """The model's next pass continues columns `begin` to `end` of these rows, and is written after them."""
         self.rows, self.begin, self.end = rows, begin, end
 
     def grew(self) -> None:
-        """Every row has got one token more, in the column that was free."""
+        """Count one more token in every row, written to the free column."""
         self.lengths_B = self.lengths_B + 1
         self.last += 1
 
 
 class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """The keys and values of one layer, of which a model sees what its owner says."""
+    """The keys and values of one layer; its owner decides which of them the model sees."""
 
     keys: Any
     values: Any
@@ -96,7 +95,7 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         self._owner = owner
 
     def update(self, keys_BHCS: torch.Tensor, values_BHCS: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Write new columns; all that these rows have, with them."""
+        """Write new columns; returns all columns of these rows."""
         if self.keys is None:
             self._make(keys_BHCS, values_BHCS)
         owner = self._owner
@@ -106,13 +105,13 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         return self.keys[owner.rows, :, owner.begin : end], self.values[owner.rows, :, owner.begin : end]
 
     def get_seq_length(self) -> int:
-        """Columns that the rows have already."""
+        """How many columns the rows have already."""
         return self._owner.end - self._owner.begin
 
     def move(
         self, moves: Sequence[tuple[tuple[int, int], tuple[int, int], int]], shape: tuple[int, int] | None
     ) -> None:
-        """Copy stretches of columns from one (row, column) to another; into new tensors where a shape is given."""
+        """Copy ranges of columns from one (row, column) to another; into new tensors if a shape is given."""
         if self.keys is None:
             return
         self.keys = _moved(self.keys, moves, shape)
@@ -133,7 +132,7 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
 
 
 def _zeros_like(tensor_BHCS: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Zeros, because a column that is masked is multiplied by zero, and zero times whatever stood there may be NaN."""
+    """Zeros: a masked column is multiplied by zero, and zero times uninitialised memory may be NaN."""
     rows, columns = shape
     return tensor_BHCS.new_zeros((rows, tensor_BHCS.shape[1], columns, tensor_BHCS.shape[3]))
 
@@ -143,7 +142,7 @@ def _moved(
     moves: Sequence[tuple[tuple[int, int], tuple[int, int], int]],
     shape: tuple[int, int] | None,
 ) -> torch.Tensor:
-    """The tensor after the moves; all are read before the first is written."""
+    """The tensor after the moves; all ranges are read before the first is written."""
     stretches = [tensor_BHCS[row, :, begin : begin + columns] for (row, begin), _, columns in moves]
     if shape is None:
         stretches = [stretch.clone() for stretch in stretches]

@@ -1,4 +1,4 @@
-"""A causal language model that runs here, through transformers: by hub name or folder, on CPU or GPU."""
+"""A causal language model that runs in this process, through transformers: by hub name or folder, on CPU or GPU."""
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -27,14 +27,14 @@ from ralm.protocols import Continuations
 from ralm.records import FloatArray, Pass
 
 UNLIMITED = 1 << 30
-"""The length of a model whose positions have no end (ALiBi)."""
+"""The length of a model without a limit of positions (ALiBi)."""
 
 
 class LocalLanguageModel:
     """A frozen transformers model with its tokenizer; see `load_language_model`.
 
     A `WritingModel` that gives the whole vocabulary. `copies` of the model on other devices share the scoring. Raises
-    ModelError where the model is no causal one: where what it makes of a token depends on later ones.
+    ModelError if the model is not causal, that is, if its result for a token depends on later tokens.
     """
 
     tier: Final = "all"
@@ -52,8 +52,8 @@ class LocalLanguageModel:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Name, size, number format and device of the model, whether compiled, and the fingerprints of its weights, its
-        settings and its tokenizer."""
+        """The model's name, size, number format, device, whether it is compiled, and the fingerprints of its weights,
+        settings and tokenizer."""
         return {
             "name": self.name,
             "parameters": self.model.num_parameters(),
@@ -85,16 +85,21 @@ class LocalLanguageModel:
 
     @property
     def merges_prefixes(self) -> bool:
-        """Whether what a pass says of a token is what a longer pass over the same beginning says; not with LongRoPE."""
+        """Whether a pass gives the same result for a token as a longer pass with the same prefix; False with
+        LongRoPE."""
         return not lengths_read_apart(self.model.config)
 
     def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
-        """For each pass, in order, the natural log-probability (float32) of each of its targets, as they are known."""
+        """For each pass, in order and as soon as known, the natural log-probability (float32) of each of its
+        targets."""
         return self._engine.score(passes)
 
     def continuations(self) -> Continuations:
-        """Stand ready to go on from texts, none of which was read yet: from their keys and values, or, where a probe of
-        a few tokens shows that the model keeps something else, by reading them anew for every token."""
+        """A new state for continuing texts, with an empty cache.
+
+        It caches keys and values. If a probe of a few tokens shows that this does not work with the model, it reads the
+        texts again for every token.
+        """
         if self._keeps_rows:
             return CachedContinuations(self.logits, self.max_length, packed=self._packed)
         return ReadAnew(self.logits, self.max_length)
@@ -119,8 +124,8 @@ class LocalLanguageModel:
 def load_language_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:
     """A causal language model by hub name or folder, ready to score and generate.
 
-    Raises ModelError where the folder or hub has no such model, its weights or tokenizer are missing, or the device is
-    not there; MissingExtraError where spreading a model over devices needs the extra `device-map`.
+    Raises ModelError if the folder or hub has no such model, its weights or tokenizer are missing, or the device does
+    not exist; MissingExtraError if spreading a model over devices needs the extra `device-map`.
     """
     options = options or ModelOptions()
     check_folder(name)
@@ -135,14 +140,14 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
     speed_up(model)
     copies = [deepcopy(model).to(device) for device in devices[1:]]
     loaded = LocalLanguageModel(name, model, tokenizer, copies)
-    if options.compile:  # after the first look at the model, whose few tokens are not worth compiling for
+    if options.compile:  # after the probes: their few tokens are not worth compiling for
         for one in (model, *copies):
             one.base_model.compile(dynamic=True)
     return loaded
 
 
 def model_length(model: PreTrainedModel) -> int:
-    """The number of positions that a model was built with, or `UNLIMITED` where positions have no end."""
+    """The number of positions that a model was built with, or `UNLIMITED` if there is no limit."""
     config = model.config.get_text_config()
     for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         length = getattr(config, key, None)

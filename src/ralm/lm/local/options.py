@@ -1,4 +1,4 @@
-"""How a model runs here; knows nothing of torch, so that a command line can name it at once."""
+"""Options for running a model; does not import torch, so that the command line starts fast."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -12,12 +12,12 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 class ModelOptions:
     """How to run a model.
 
-    `dtype` auto is as it was saved. `device` is cpu, cuda, cuda:N, auto (a GPU if there is one), several of them with
-    commas (a copy on each, which share the scoring), all (a copy on every GPU), or map (one copy spread over all
-    devices, for models too large for one). `compile`: let torch compile the layers, which takes minutes and pays on
-    long runs.
+    `dtype` auto keeps the number format that the model was saved in. `device` is cpu, cuda, cuda:N, auto (a GPU if
+    there is one), several separated by commas (a copy on each; the copies share the scoring), all (a copy on every
+    GPU), or map (one copy spread over all devices, for models too large for one). `compile` lets torch compile the
+    layers, which takes minutes and pays off on long runs.
 
-    Raises UsageError where `dtype` is none of the choices.
+    Raises UsageError if `dtype` is not one of the choices.
     """
 
     dtype: Annotated[Dtype, Option("Number format of the weights; auto: as the model was saved.")] = "auto"

@@ -1,8 +1,8 @@
-"""Matrix products of few rows, with weights laid out once so that a CPU reads them fast.
+"""Matrix products with few rows, with weights packed once into a layout that a CPU reads fast.
 
-Writing token by token multiplies every weight with one row a text, so that the time goes to bringing weights from
-memory. The library's products lay them out anew each time where there is more than one row: for ten rows, two to three
-times the time of reading them. oneDNN keeps its layout; the price is a second copy of the weights in memory.
+Generation multiplies every weight with one row per text, so most of the time goes to reading weights from memory. With
+more than one row, the library's products pack the weights again each time; for ten rows this takes two to three times
+as long as reading them. Here oneDNN keeps the packed layout. The cost is a second copy of the weights in memory.
 
 Knows modules and tensors; knows nothing of texts. Shapes: R rows, I inputs, O outputs.
 """
@@ -17,13 +17,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 _BYTES: Final = 1 << 31
-"""Weights that are kept twice at most: those of a larger model are left as they are."""
+"""The most bytes of weights that are packed; a larger model is left unchanged."""
 _ROWS: Final = 10
-"""The number of rows that the layout is made for; others are as right."""
+"""The number of rows that the layout is made for; other numbers give correct results too."""
 
 
 class PackedWeights:
-    """The linear layers of a model on a CPU, which use packed weights while `used` says so, in its thread alone."""
+    """The linear layers of a model on a CPU, which use packed weights within `used`, in the calling thread only."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._here = threading.local()
@@ -40,7 +40,7 @@ class PackedWeights:
             self._here.used = False
 
     def _linear(self, module: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-        """What a linear layer does from now on."""
+        """The new forward method of a linear layer."""
         plain: Any = module.forward
         weight: Any = module.weight
         weight_OI = weight.T.contiguous() if isinstance(module, Conv1D) else weight
@@ -58,14 +58,14 @@ class PackedWeights:
 
 
 def processor_packs(dtype: torch.dtype) -> bool:
-    """Whether oneDNN and this processor can multiply packed weights of a number format; bfloat16 wants AVX-512."""
+    """Whether oneDNN and this processor can multiply packed weights of a number format; bfloat16 needs AVX-512."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def packable(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The layers whose weights can be packed: none where that would not be faster, or take too much memory."""
+    """The layers whose weights can be packed; empty if that would not be faster or would take too much memory."""
     on_cpu = {parameter.device.type for parameter in model.parameters()} == {"cpu"}
     if not on_cpu or not processor_packs(model.dtype):
         return []

@@ -1,7 +1,7 @@
-"""What a model is asked before it is trusted: a few tokens, read in two ways that must come to the same.
+"""Probes of a model before it is used: a few tokens are read in two ways that must agree.
 
-No list of families is right for long, and a configuration does not say what a forward pass does. So the model itself
-shows whether it looks ahead, and whether keys and values are all that it remembers.
+A list of model families soon goes out of date, and a configuration does not say what a forward pass does. So the model
+itself is tested: whether it looks ahead, and whether a cache of keys and values is its whole state.
 
 Works on token ids. Shapes: B texts, N tokens, V vocabulary.
 """
@@ -23,20 +23,20 @@ from ralm.lm.local.head import ChosenLogits
 from ralm.records import IntArray
 
 _LENGTH: Final = 8
-"""Tokens of a probe, or as many as the model can read."""
+"""Tokens of a probe; fewer if the model cannot read as many."""
 _TRIES: Final = 3
 _EXACT: Final = 1e-3
-"""How far two readings of one text may be apart in float32, as a share of how far two texts are."""
+"""How much two readings of one text may differ in float32, as a fraction of the difference between two texts."""
 _ROUNDED: Final = 0.1
-"""The same in other number formats, where experts are chosen otherwise now and then."""
+"""The same in other number formats, in which rounding sometimes changes the choice of experts."""
 
 
 @torch.inference_mode()
 def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
-    """Raise ModelError where a model cannot read plain text, or what it makes of a token depends on later ones.
+    """Raise ModelError if a model cannot read plain text, or its result for a token depends on later tokens.
 
     Two texts that differ in their last token are read in one pass. A model that looks ahead does so in every text,
-    while rounding may show in one; so a few texts are tried before a model is refused.
+    while rounding may show in one only. So several texts must fail before a model is refused.
     """
     length = min(_LENGTH, max_length)
     for seed in range(_TRIES):
@@ -47,21 +47,21 @@ def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
         if length < 2 or not bool(apart_N[:-1].max() > _tolerance(model) * apart_N[-1]):
             return
     raise ModelError(
-        f"{name} reads tokens with those that come after them ({model.config.model_type}): it is no causal language "
-        "model, and its figures would be no probabilities of a text."
+        f"{name} looks at later tokens ({model.config.model_type}): it is not a causal language model, and its "
+        "figures would not be probabilities of a text."
     )
 
 
 def keeps_rows(logits: ChosenLogits, max_length: int) -> bool:
-    """Whether a model can go on from rows of keys and values: next tokens are as likely as when all is read anew.
+    """Whether a model can continue from cached keys and values with the same probabilities as from the whole text.
 
-    Texts that grow, change and have different lengths are tried. A model that keeps something else in its place, as
-    state-space models do, or counts positions by columns, is told from the others by what comes out.
+    Texts that grow, change and have different lengths are tried. The results differ for models that keep another kind
+    of state, such as state-space models, or that count positions by columns.
     """
     kept = _takes_rows(logits, max_length) and _agrees(logits, max_length)
     if not kept:
         logging.getLogger(__name__).warning(
-            "%s (%s) cannot go on from kept keys and values: every token is written after reading the whole text anew.",
+            "%s (%s) cannot continue from cached keys and values: it reads the whole text again for every new token.",
             logits.name,
             logits.model.config.model_type,
         )
@@ -80,12 +80,12 @@ def _agrees(logits: ChosenLogits, max_length: int) -> bool:
         return _apart(logits, max_length, [first, grown, changed]) <= _tolerance(logits.model)
     except (ModelError, torch.OutOfMemoryError):
         raise
-    except Exception:  # noqa: BLE001  # whatever a family does with a cache that is not its own
+    except Exception:  # noqa: BLE001  # a model family may fail in any way with a cache of another kind
         return False
 
 
 def _apart(logits: ChosenLogits, max_length: int, calls: Sequence[Sequence[IntArray]]) -> float:
-    """How far going on and reading anew are apart at most, as a share of how far texts are apart."""
+    """The largest difference between continuing and reading again, as a fraction of the difference between texts."""
     tokens = _LENGTH * sum(map(len, calls))
     kept = CachedContinuations(logits, max_length, tokens)
     found_BV = np.concatenate([kept.next_tokens(texts).log_probs_BC for texts in calls])
@@ -96,7 +96,7 @@ def _apart(logits: ChosenLogits, max_length: int, calls: Sequence[Sequence[IntAr
 
 
 def _texts(model: PreTrainedModel, lengths: Sequence[int], seed: int) -> list[IntArray]:
-    """Random tokens of ordinary words: those with a meaning of their own stand at both ends of a vocabulary."""
+    """Random ordinary tokens; special tokens are at both ends of a vocabulary."""
     draw = np.random.default_rng(seed)
     size = int(model.get_input_embeddings().weight.shape[0])
     return [draw.choice(np.arange(size // 8, max(size // 2, size // 8 + 1)), size=length) for length in lengths]

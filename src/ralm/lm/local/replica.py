@@ -1,14 +1,14 @@
 """One copy of a model on one device: passes in, log-probabilities out, in batches that fit into its memory.
 
-- Logits are computed at target positions alone (`ralm.lm.local.head`), and never more of them at once than fit.
-- Sequences are padded on the right: with a causal model nothing to the left can change, whatever the family does with
-  positions.
-- A device that runs out of memory gets half as much at a time from then on.
-- A GPU works on a batch while the next is prepared, and while the results of the one before are fetched.
+- Logits are computed only at target positions (`ralm.lm.local.head`), and never more at once than fit.
+- Sequences are padded on the right: padding cannot change anything to its left in a causal model, however the model
+  family counts positions.
+- After a device runs out of memory, its batches are half as large.
+- A GPU works on a batch while the next is prepared and the results of the previous one are fetched.
 
 Works on token ids; knows nothing of requests.
-Shapes: B sequences of a batch, N tokens, P targets, each read off the position before it, C positions of a chunk,
-V vocabulary.
+Shapes: B sequences of a batch, N tokens, P targets, each read from the position before it, C positions of a chunk, V
+vocabulary.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from ralm.lm.local.head import ChosenLogits, sent
 from ralm.records import FloatArray, Pass
 
 TOKENS_A_BATCH: Final = {"cpu": 1, "cuda": 65_536}
-"""Tokens of a batch, padding included. On a CPU a sequence at a time: batching adds nothing but padding there."""
+"""Tokens of a batch, padding included. A CPU reads one sequence at a time: batching would only add padding."""
 LOGITS_A_BATCH: Final = {"cpu": 1 << 26, "cuda": 1 << 29}
 """Logits of one forward pass, held in the model's number format (256 MiB in float32, 1 GiB in bfloat16)."""
 LOGITS_A_CHUNK: Final = 1 << 23
@@ -30,7 +30,7 @@ LOGITS_A_CHUNK: Final = 1 << 23
 
 
 class InFlight:
-    """A batch that the device is working on, as the log-probabilities (float32) of all its targets, in some parts."""
+    """A batch that the device is working on: the log-probabilities (float32) of all its targets, in parts."""
 
     def __init__(self, batch: Sequence[Pass], logits: ChosenLogits, parts: Sequence[torch.Tensor]) -> None:
         self.parts = parts
@@ -38,7 +38,7 @@ class InFlight:
         self._logits = logits
 
     def fetch(self) -> list[FloatArray]:
-        """Wait for the device: the log-probabilities of each pass; ModelError where they are no numbers."""
+        """Wait for the device; returns the log-probabilities of each pass. ModelError if one is NaN."""
         log_probs = torch.cat([part.cpu() for part in self.parts])
         self._logits.check_numbers(log_probs)
         ends = np.cumsum([len(one.targets_P) for one in self._batch])
@@ -46,7 +46,7 @@ class InFlight:
 
 
 class Replica:
-    """A copy of a model that remembers how much its device could take at once."""
+    """A copy of a model that remembers how much its device can read at once."""
 
     def __init__(self, logits: ChosenLogits) -> None:
         kind = logits.device.type
@@ -56,7 +56,7 @@ class Replica:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the device goes on by itself while this machine does something else."""
+        """Whether the device works asynchronously."""
         return self.logits.device.type == "cuda"
 
     def fits(self, batch: Sequence[Pass], one: Pass) -> bool:
@@ -66,24 +66,24 @@ class Replica:
         return padded <= self._tokens and targets <= self._positions
 
     def start(self, batch: Sequence[Pass]) -> InFlight:
-        """Have the device read a batch, the longest pass first, in smaller parts where it is too much.
+        """Start reading a batch, the longest pass first, in smaller parts if it does not fit.
 
-        Raises ModelError where one sequence alone is too much.
+        Raises ModelError if a single sequence does not fit.
         """
         return InFlight(batch, self.logits, self._started(batch))
 
     def _started(self, batch: Sequence[Pass]) -> list[torch.Tensor]:
-        """The log-probabilities of the targets of a batch, in as many parts as it takes."""
+        """The log-probabilities of the targets of a batch, in as many parts as needed."""
         if len(batch) == 1 and len(batch[0].targets_P) > self._positions:
             return [part for half in _halves(batch[0]) for part in self._started([half])]
         try:
             return self._log_probs(batch)
         except torch.OutOfMemoryError:
-            pass  # and leave the handler, so that the failed pass's memory can go
+            pass  # leave the handler, so that the memory of the failed pass is freed
         return [part for smaller in self._after_running_out(batch) for part in self._started(smaller)]
 
     def _after_running_out(self, batch: Sequence[Pass]) -> list[Sequence[Pass]]:
-        """The batch in two, after halving what is read at once from now on."""
+        """The two halves of a batch; from now on half as much is read at once."""
         if self.logits.device.type == "cuda":
             torch.cuda.empty_cache()
         if len(batch) > 1:

@@ -1,4 +1,4 @@
-"""A language model's own tokenizer, with the two ways in which In-Context RALM encodes.
+"""The tokenizer of a language model, with the two ways of encoding that In-Context RALM uses.
 
 Works on text and token ids; knows nothing of the model's weights.
 """
@@ -20,28 +20,31 @@ from ralm.lm.local.files import check_tokenizer, loading_errors
 from ralm.records import IntArray, SpecialTokens
 
 _GOES_ON = "@@"
-"""What ends a piece of a word that goes on, where a tokenizer of words writes them so."""
+"""The mark with which some tokenizers end a piece of a word that continues."""
 _SAMPLE = " Hello,  World!\n\tIt's 3.14 o'clock: \u00e9\u4e2d\U0001f600 </s> <|endoftext|> "
 
 
 class ModelTokenizer:
-    """The tokenizer of a model: text without special tokens, documents with the ones it adds by itself."""
+    """The tokenizer of a model: encodes text without special tokens, and documents with those it adds by default."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._tokenizer.model_max_length = int(1e30)  # lengths are the plan's business: no warnings, no cuts
+        self._tokenizer.model_max_length = int(1e30)  # the plan takes care of lengths: no warnings, no truncation
         self.fingerprint = _fingerprint(tokenizer)
         self._warned = False
 
     @property
     def end_token(self) -> int | None:
-        """The id of the end-of-text token, where there is one."""
+        """The id of the end-of-text token, or None."""
         return self._tokenizer.eos_token_id
 
     @cached_property
     def special_tokens(self) -> SpecialTokens:
-        """What the tokenizer puts around a text by itself, and its BOS: read off a text of one letter, since without
-        any nothing would tell what stands before it from what stands after it."""
+        """The special tokens that the tokenizer adds around a text by default, and its BOS.
+
+        They are read off a text of one letter: with an empty text, those before it could not be told from those after
+        it.
+        """
         bare, whole = (self._tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
         bos = self._tokenizer.bos_token_id
         places = [place for place in range(len(whole)) if bare and whole[place : place + len(bare)] == bare]
@@ -53,24 +56,25 @@ class ModelTokenizer:
         )
 
     def token_of(self, text: str) -> int | None:
-        """The id of the token that is written exactly so, else of the unknown token; None where there is neither."""
+        """The id of the token with exactly this text, else of the unknown token; None if there is neither."""
         return self._tokenizer.convert_tokens_to_ids(text)
 
     @property
     def unknown_token(self) -> int | None:
-        """The id of the token that stands for what the tokenizer does not know, where there is one."""
+        """The id of the token that stands for unknown text, or None."""
         return self._tokenizer.unk_token_id
 
     def encode(self, text: str) -> IntArray:
-        """Token ids (int64) of a text, without special tokens; TextError where it holds half of a character."""
+        """Token ids (int64) of a text, without special tokens; TextError if it contains half a character (a lone
+        surrogate)."""
         _check_characters(text)
         return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
         """The same ids (int64, N), and the first and one past the last character of each (int64, N x 2).
 
-        Tokens that share a character, as its bytes do, share its span. Raises TextError where the text holds half of a
-        character, ModelError where a tokenizer in Python does not let its tokens be found in the text.
+        Tokens that share a character, such as its bytes, share its span. Raises TextError if the text contains half a
+        character, ModelError if the tokens of a slow (Python) tokenizer cannot be found in the text.
         """
         if not self._tokenizer.is_fast:
             tokens = self.encode(text)
@@ -81,17 +85,18 @@ class ModelTokenizer:
         return np.array(encoded["input_ids"], dtype=np.int64), spans_N2
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        """Token ids (int64) of a document as it stands in the prompt: with the special tokens that the tokenizer adds
-        by itself, cut to `max_tokens` of which those are part, as the official code does."""
+        """Token ids (int64) of a document in the prompt: with the special tokens that the tokenizer adds by default,
+        cut to `max_tokens` including these, as the official code does."""
         ids = self._tokenizer.encode(text, truncation=True, max_length=max_tokens)
         if self.unknown_token in ids and not self._warned:
             self._warn_of(text, ids.count(self.unknown_token))
         return np.array(ids, dtype=np.int64)
 
     def decode(self, tokens: IntArray) -> str:
-        """The text of token ids, special tokens written out; spaces cleaned up where the tokenizer itself does so.
+        """The text of token ids, special tokens written out; spaces are cleaned up if the tokenizer does so by default.
 
-        Ids beyond the tokenizer's, which a model may have and write, are nothing: tokenizers in Python fail on some.
+        Ids that the tokenizer does not know, which a model may still generate, are skipped: slow (Python) tokenizers
+        fail on some.
         """
         known = tokens if self._tokenizer.is_fast else tokens[tokens <= self._last]
         return str(self._tokenizer.decode(known.tolist()))
@@ -101,7 +106,7 @@ class ModelTokenizer:
         return max(self._tokenizer.get_vocab().values())
 
     def _found(self, text: str, tokens: IntArray) -> list[tuple[int, int]]:
-        """The spans of tokens, by what they decode to."""
+        """The spans of tokens, found by decoding them."""
         mark = _GOES_ON if self._marks_what_goes_on() else ""
         return align(text, tokens.tolist(), self._decoded, unknown=self.unknown_token, mark=mark)
 
@@ -109,15 +114,15 @@ class ModelTokenizer:
         return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def _marks_what_goes_on(self) -> bool:
-        """Whether a piece of a word that goes on ends in a mark, which is gone once the next piece is there."""
+        """Whether a piece of a word that continues ends in a mark, which decoding removes before the next piece."""
         marked = (number for token, number in self._tokenizer.get_vocab().items() if token.endswith(_GOES_ON))
         piece = next(marked, None)
         return piece is not None and self._decoded([piece, piece]).count(_GOES_ON) == 1
 
     def _warn_of(self, document: str, unknown: int) -> None:
-        """Say once that passages hold what the tokenizer does not know."""
+        """Warn once that passages contain characters that the tokenizer does not know."""
         name = str(self._tokenizer.unk_token)
-        if unknown > document.count(name):  # a text may name the token
+        if unknown > document.count(name):  # the text itself may contain the token's name
             self._warned = True
             warnings.warn(f"passages hold characters that the tokenizer reads as {name}", RalmWarning, stacklevel=3)
 
@@ -125,30 +130,30 @@ class ModelTokenizer:
 def load_model_tokenizer(name: str) -> ModelTokenizer:
     """The tokenizer of a model, by hub name or folder.
 
-    Raises ModelError where there is none.
+    Raises ModelError if there is no tokenizer or it cannot be loaded.
     """
     if not (Path(name) / "tokenizer_config.json").is_file():
         check_tokenizer(name)
     with loading_errors("tokenizer", name):
         loaded = AutoTokenizer.from_pretrained(name)
         tokenizer = ModelTokenizer(loaded)
-    if loaded.vocab_files_names:  # ByT5's has none: its tokens are the bytes
+    if loaded.vocab_files_names:  # ByT5 has none: its tokens are bytes
         check_tokenizer(name, loaded.vocab_files_names.values())
     return tokenizer
 
 
 def _check_characters(text: str) -> None:
-    """Raise TextError where a text cannot be written as UTF-8, as no tokenizer takes it."""
+    """Raise TextError if a text cannot be encoded as UTF-8, which every tokenizer needs."""
     try:
         text.encode()
     except UnicodeEncodeError as bad:
         raise TextError(
-            f"character {bad.start:,} of the text is half of one, a lone surrogate ({text[bad.start]!r})."
+            f"character {bad.start:,} of the text is half a character, a lone surrogate ({text[bad.start]!r})."
         ) from None
 
 
 def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of all that decides the ids of a text and the text of ids, and of what is done with a sample."""
+    """A hash of everything that decides how text is encoded and ids are decoded, and of an encoded sample."""
     decisive = {
         "tokenizer": _state(tokenizer) if tokenizer.is_fast else _files(tokenizer),
         "sample": tokenizer.encode(_SAMPLE),
@@ -159,14 +164,14 @@ def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _state(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What tokenizer.json would hold, but for how the last text was cut and filled up."""
+    """The content of tokenizer.json, without the truncation and padding of the last text."""
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return str(tokenizer.backend_tokenizer.to_str())
 
 
 def _files(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The kind of a tokenizer in Python, the tokens added to its vocabulary, and what it would save."""
+    """The class of a slow (Python) tokenizer, its added tokens, and hashes of the files it would save."""
     added = [f"{number} {token!r}" for number, token in sorted(tokenizer.added_tokens_decoder.items())]
     with TemporaryDirectory() as folder:
         files = sorted(Path(file) for file in tokenizer.save_vocabulary(folder) or ())
