@@ -79,7 +79,7 @@ def test_a_document_without_room_for_what_stands_first_is_refused() -> None:
     model = begins()
     two = np.array([BEGIN, BEGIN])
     model.tokenizer.special_tokens = SpecialTokens(two, two[:0], BEGIN)
-    with pytest.raises(UsageError, match="`document_tokens` 1 have no room for the 2 special tokens"):
+    with pytest.raises(UsageError, match="`document_tokens` 1 leaves no room for the 2 special tokens"):
         evaluate_text("a b c", model, PlanOptions(document_tokens=1, max_length=20))
 
 

@@ -1,1 +1,1 @@
-"""What reading was worth: perplexities, run folders."""
+"""Evaluation: perplexities, sweeps, and the gain from passages."""

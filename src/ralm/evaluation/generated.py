@@ -1,4 +1,4 @@
-"""What passages were worth to a generated text: the same tokens are scored again without passages.
+"""The gain from passages for a generated text: the same tokens are scored again without passages.
 
 Knows generated pieces and a language model; knows nothing of how the pieces were written or how they are shown.
 """
@@ -23,11 +23,11 @@ def traced_generation(
     max_length: int | None = None,
     bos: Bos = "auto",
 ) -> TracedText:
-    """A prompt and what was written after it, each token with its gain over reading without passages.
+    """A prompt and its generated text, each token with its gain over reading without passages.
 
-    Without passages the text is read as generation reads it: it begins with the special tokens that `bos` asks for, and
-    its oldest tokens are dropped until it and the next token fit into `max_length` (None: the model's own). What a stop
-    string cut off is left out.
+    Without passages the text is read as in generation: it begins with the special tokens that `bos` selects, and its
+    oldest tokens are dropped until it and the next token fit into `max_length` (None: the model's own). Text that a
+    stop string cut off is left out.
     """
     tokens = [token for piece in pieces for token in piece.tokens]
     provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
@@ -45,7 +45,7 @@ def traced_generation(
 def _without_documents(
     prompt: str, tokens: Sequence[GeneratedToken], model: LanguageModel, max_length: int, bos: Bos
 ) -> FloatArray:
-    """The log-probability (float32, T) of each token after the text before it; the engine reads them in one pass."""
+    """The log-probability (float32, T) of each token given the text before it; the engine reads them in one pass."""
     first = first_tokens(model.tokenizer, bos)
     begin = without_first(model.tokenizer.encode(prompt), first)
     text = np.concatenate([begin, np.array([token.token for token in tokens], dtype=np.int64)])
@@ -57,8 +57,7 @@ def _without_documents(
 
 
 def _token_texts(prompt: str, pieces: Sequence[GeneratedText]) -> tuple[str, list[str]]:
-    """The text before the first token, and what each token adds. Of a character of several tokens, the last adds
-    all."""
+    """The text before the first token, and what each token adds; a character of several tokens comes with the last."""
     before, texts = prompt, list[str]()
     for piece in pieces:
         if piece.tokens:

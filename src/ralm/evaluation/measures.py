@@ -9,9 +9,9 @@ from ralm.records import ScoredTokens
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """How well a text of so many tokens, words and UTF-8 bytes was predicted, with `nll` in nats over all its targets.
+    """How well a text was predicted: its tokens, words and UTF-8 bytes, and `nll` in nats over all its targets.
 
-    `unknown_tokens` counts the tokens that stand for something the tokenizer does not know; what they hold was not
+    `unknown_tokens` counts the tokens that stand for something the tokenizer does not know; their text was not
     predicted. Perplexities divide by the counts; `ralm.reading.plan` says what counts under each semantics.
     """
 
@@ -51,7 +51,7 @@ class Measures:
 
 
 def measure(prepared: PreparedText, scored: ScoredTokens) -> Measures:
-    """The measures of a scored text, normalised as the semantics of its plan says."""
+    """The measures of a scored text, normalised according to the semantics of its plan."""
     return Measures(
         tokens=prepared.plan.counted_tokens,
         words=prepared.plan.count_words(prepared.text),
@@ -62,7 +62,7 @@ def measure(prepared: PreparedText, scored: ScoredTokens) -> Measures:
 
 
 def _perplexity(nll: float, count: int) -> float:
-    """exp(nll / count); infinite where that is too large for a float, not a number where there is nothing to count."""
+    """exp(nll / count); infinity if that is too large for a float, NaN if `count` is 0."""
     if count == 0:
         return math.nan
     try:

@@ -1,4 +1,4 @@
-"""Evaluating a text: score it with its passages, and without them over the same targets when asked."""
+"""Evaluating a text: score it with its passages and, as an optional baseline, without them over the same targets."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from ralm.records import Hits, Passages, ScoredTokens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """What one way of reading made of a text, and how long it took (seconds of wall clock, the model alone)."""
+    """The result of reading a text in one way, and how long it took (wall-clock seconds, without retrieval)."""
 
     scored: ScoredTokens
     measures: Measures
@@ -35,7 +35,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluation:
-    """A text read with its passages (or without any, where there was no source), and its baseline where asked."""
+    """A text read with its passages (without any if there was no source), and its baseline or None."""
 
     prepared: PreparedText
     reading: Reading
@@ -43,7 +43,7 @@ class Evaluation:
     passages: Passages
 
     def summary(self, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        """The measures and the configuration that gave them; with a baseline its measures and the gain over it."""
+        """The measures and their configuration; with a baseline, also its measures and the gain over it."""
         shown = {**self.reading.as_dict(), "config": config}
         if self.baseline is not None:
             shown["baseline"] = self.baseline.as_dict()
@@ -64,14 +64,14 @@ def evaluate_text(
 ) -> Evaluation:
     """Score a text stride by stride, each read with the passages of `source` (In-Context RALM, section 5; REPLUG).
 
-    `reranker` chooses among what was retrieved (`ZeroShot`, `Oracle`, `RandomChoice`); without one, the retriever's
-    order stands. `reader` says what stands in front: the best passage (`InContext`, the default), each of several alone
-    (`Ensemble`) or several together (`Concatenation`). Both may be your own: see docs/extending.md. `model` may be a
-    `Scorer`, so that evaluations share what was scored. With `baseline` the same targets are scored without passages
+    `reranker` chooses among the hits (`ZeroShot`, `Oracle`, `RandomChoice`); without one, the retriever's order is
+    kept. `reader` decides what is in front: the best passage (`InContext`, the default), each of several alone
+    (`Ensemble`) or several together (`Concatenation`). You can write your own of both: see docs/extending.md. `model`
+    may be a `Scorer`, so that evaluations share its cache. With `baseline` the same targets are scored without passages
     too.
 
-    Raises UsageError if lengths do not fit into the model, TextError where the text is too short, ModelError where a
-    BOS is to stand first and the tokenizer has none.
+    Raises UsageError if lengths do not fit into the model, TextError if the text is too short, ModelError if `bos` is
+    always and the tokenizer has no BOS.
     """
     scorer, reader = Scorer.of(model), reader or InContext()
     options = options or PlanOptions()
@@ -92,14 +92,14 @@ def evaluate_text(
 
 
 def _check_first(options: PlanOptions, model: LanguageModel, reranker: Reranker | None) -> None:
-    """Refuse special tokens that cannot stand first, for each model that reads, before anything is retrieved."""
+    """Raise if the special tokens of one of the models cannot come first, before anything is retrieved."""
     ranking: LanguageModel | None = getattr(reranker, "model", None)
     for one in (model, ranking) if ranking is not None else (model,):
         PassageDocuments.planned((), one.tokenizer, options)
 
 
 def traced(prepared: PreparedText, reading: Reading, baseline: Reading, passages: Passages) -> TracedText:
-    """A text that was read with passages, and without, as what shows where its tokens came from."""
+    """A text that was read with passages and without, as data that shows where its tokens came from."""
     scored = reading.scored
     before, texts = prepared.token_texts(scored.positions_T)
     provenance = provenance_of(scored)
@@ -121,6 +121,6 @@ def timed(prepared: PreparedText, read_text: Callable[[], ScoredTokens]) -> Read
 
 
 def check_plan(model: LanguageModel, options: PlanOptions) -> None:
-    """Raise UsageError if nothing can be read by a plan, or it would ask the model to read more than it can."""
+    """Raise UsageError if a plan cannot be read, or needs a longer context than the model has."""
     options.check_documents(1)
     check_length(model, options.max_length)

@@ -1,7 +1,7 @@
-"""A sweep: one text read under several values of one option, with as little done twice as can be.
+"""A sweep: one text evaluated with several values of one option, sharing as much work as possible.
 
-Every point is an evaluation of its own, with its no-retrieval baseline, and equals what `evaluate_text` gives for it.
-The points share a model that remembers what it scored, and retrievers that remember what they found.
+Every point is an evaluation with its no-retrieval baseline, and equals the result of `evaluate_text`. The points share
+a model that caches what it scored, and retrievers that cache what they found.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from ralm.retrieval.shared import SharedRetriever
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPoint:
-    """A value of the option that is swept over, and what it makes of the evaluation."""
+    """A value of the swept option, and the settings of its evaluation."""
 
     value: str
     plan: PlanOptions
@@ -32,7 +32,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """An evaluation for each value of an option; how many requests these had, and how many the models had to score."""
+    """An evaluation for each value of an option, and how many requests, scored requests and retrievals they took."""
 
     option: str
     evaluations: dict[str, Evaluation]
@@ -41,11 +41,11 @@ class Sweep:
     retrievals: int
 
     def rows(self) -> list[dict[str, JsonValue]]:
-        """A row per value: the measures, those without retrieval as `none_...`, and how much the former are lower."""
+        """A row per value: the measures, those without retrieval as `none_...`, and the relative gain in perplexity."""
         return [_row(self.option, value, evaluation) for value, evaluation in self.evaluations.items()]
 
     def summary(self, configs: Sequence[dict[str, JsonValue]]) -> dict[str, JsonValue]:
-        """The rows, each with the configuration that gave it, and what was shared."""
+        """The rows, each with its configuration, and the counts of requests, scored requests and retrievals."""
         points: list[JsonValue] = [{**row, "config": config} for row, config in zip(self.rows(), configs, strict=True)]
         shared: dict[str, JsonValue] = {
             "requests": self.requests,
@@ -60,12 +60,12 @@ def sweep(
 ) -> Sweep:
     """Evaluate a text at every point, each with its baseline, sharing retrieval and forward passes between them.
 
-    A ranking model of a point's reranker is shared where it is a `Scorer`. Raises UsageError if a value stands there
-    twice or there is none, and as `evaluate_text` does.
+    The ranking model of a point's reranker is shared if it is a `Scorer`. Raises UsageError if there are no points or
+    two with the same value, and what `evaluate_text` raises.
     """
     values = [point.value for point in points]
     if not values or len(set(values)) < len(values):
-        raise UsageError(f"`points` must have different values, and one at least, not {', '.join(values)!r}.")
+        raise UsageError(f"`points` must have different values, at least one, not {', '.join(values)!r}.")
     scorer, sources = Scorer.of(model), _shared_sources(points)
     evaluations = {
         point.value: evaluate_text(
@@ -92,7 +92,7 @@ def sweep(
 
 
 def _shared_sources(points: Sequence[SweepPoint]) -> dict[int, FromRetriever]:
-    """For each source that asks a retriever one that asks it once for as many hits as any of its points wants."""
+    """For each source with a retriever, one that asks it once, for as many hits as any of its points needs."""
     most: dict[int, int] = {}
     for point in points:
         most[id(point.source)] = max(most.get(id(point.source), 0), hits_wanted(point.reader, point.reranker))

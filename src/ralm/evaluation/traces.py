@@ -1,7 +1,7 @@
-"""A text whose every token knows which passages it came from: what reports show of evaluated and generated texts.
+"""A text with the passages that each token came from: the data behind reports of evaluated and generated texts.
 
-Knows tokens as text, their log-probabilities with and without documents, and the passages behind them; knows nothing of
-models, files or how it is shown.
+Knows tokens as text, their log-probabilities with and without documents, and their passages; knows nothing of models,
+files or how reports look.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ TOP_PASSAGES: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TracedText:
-    """T tokens as they stand in the text, each with what it was read with.
+    """T tokens in the order of the text, each with the passages it was read with.
 
     `before` is the text before the first token; for a generated text, the prompt. `texts` is what each token adds:
-    `before` and all of them joined are the text. `log_probs_T` (float32) are natural log-probabilities with documents
-    and `baseline_T` (float32) without; `passages` holds, by number, those that `provenance` names.
+    joined after `before` they are the text. `log_probs_T` (float32) are natural log-probabilities with documents and
+    `baseline_T` (float32) without. `passages` holds, by number, the passages that `provenance` names.
     """
 
     before: str
@@ -41,40 +41,40 @@ class TracedText:
 
     @property
     def gain_T(self) -> DoubleArray:
-        """What documents were worth to each token (float64), in nats."""
+        """The gain of each token from documents (float64), in nats."""
         return gains(self.log_probs_T, self.baseline_T)
 
     @property
     def gain(self) -> Gain:
-        """What documents were worth to all of it."""
+        """The gain of the whole text from documents."""
         return total_gain(self.provenance, self.gain_T)
 
     @property
     def contributions(self) -> list[Contribution]:
-        """What each passage was worth, the best first."""
+        """What each passage contributed, largest gain first."""
         return contributions(self.provenance, self.gain_T)
 
 
 def used_passages(provenance: Provenance, passages: Passages) -> dict[int, Passage]:
-    """The passages that were read, by number, in the order of their numbers."""
+    """The passages that were read, by number, in ascending order."""
     numbers = np.unique(provenance.passages_TK).tolist()
     return {number: passages[number] for number in numbers if number != NO_PASSAGE}
 
 
 def gain_as_json(traced: TracedText, top: int = TOP_PASSAGES) -> dict[str, JsonValue]:
-    """The gain of a text in nats, in all and a token, and the passages that contributed most."""
+    """The gain of a text in nats, in total and per token, and the `top` passages that contributed most."""
     best = traced.contributions[:top]
     return {**total_as_json(traced.gain), "passages": [contribution_as_json(row, traced.passages) for row in best]}
 
 
 def total_as_json(gain: Gain) -> dict[str, JsonValue]:
-    """A gain by the names of its fields."""
+    """The fields of a gain by name."""
     fields = asdict(gain)
     return {"nats": fields.pop("nats"), "per_token": gain.per_token, **fields}
 
 
 def contribution_as_json(row: Contribution, passages: Mapping[int, Passage]) -> dict[str, JsonValue]:
-    """A passage by its number, document and title, and what it was worth."""
+    """A passage's number, document and title, and what it contributed."""
     passage = passages[row.passage]
     named: dict[str, JsonValue] = {"passage": row.passage, "document_id": passage.document_id, "title": passage.title}
     return {**named, "gain": row.gain, "tokens": row.tokens, "helped": row.helped, "hurt": row.hurt}

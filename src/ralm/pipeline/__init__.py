@@ -1,6 +1,6 @@
-"""Where the stages meet, over one table: plan, retrieve, choose, read.
+"""The stages put together: plan, retrieve, choose, read.
 
     text --> prepare_text --> PassageSource.find: hits of each stride --> read: rerank, put in front, score
 
-Each step takes a table with a row per stride and gives one. No step knows how another did its work.
+Each stage takes a table with a row per stride and returns one. No stage knows how another works.
 """

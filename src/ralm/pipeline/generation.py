@@ -1,10 +1,10 @@
-"""Generation with passages: every s tokens retrieve, rerank, and put passages in front; then go on writing.
+"""Generation with passages: every s tokens retrieve, rerank, and put passages in front; then continue the text.
 
     p(y | x) = sum over fronts d of  weight_d  p(y | [d; x])             (REPLUG, Eq. 2)
 
-Each step draws one token from that average: with one front it is In-Context RALM, without any the plain model. All
-fronts of all prompts are read together, and prompts may join and leave between steps. What was read before is the
-model's own affair (`Continuations`). Works on token ids; knows nothing of terminals.
+Each step draws one token from this average. With one front this is In-Context RALM, without passages the plain model.
+All fronts of all prompts are read together, and prompts may join and leave between steps. The model caches what it has
+read (`Continuations`). Works on token ids; knows nothing of terminals.
 
 Shapes: K fronts of a prompt, V vocabulary.
 """
@@ -33,9 +33,9 @@ from ralm.records import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to go on from.
+    """A text to continue.
 
-    The retriever is asked with `query`; without one, with the last `query_tokens` of the text as it grows.
+    The retriever is asked with `query`; by default with the last `query_tokens` of the growing text.
     """
 
     text: str
@@ -51,11 +51,11 @@ def generate(
     reader: Reader | None = None,
     reranker: Reranker | None = None,
 ) -> Iterator[GeneratedText]:
-    """Write on from a prompt; pieces come as soon as they are certain not to belong to a stop string.
+    """Continue a prompt; pieces come as soon as they cannot belong to a stop string.
 
     Without a `source` no passage is put in front. `reader` and `reranker` are as for `evaluate_text`. Raises UsageError
-    for an empty prompt, where the document and a stride do not fit into the model's length, where `max_length` is
-    beyond it, and for a reranker that looks at the text to be predicted.
+    if the prompt is empty, if the document and a stride do not fit into the model's length, if `max_length` exceeds it,
+    or if the reranker looks at the text to be predicted.
     """
     pieces = generate_many([prompt], model, options, source, reader=reader, reranker=reranker)
     return (piece for _, piece in pieces)
@@ -70,9 +70,9 @@ def generate_many(
     reader: Reader | None = None,
     reranker: Reranker | None = None,
 ) -> Iterator[tuple[int, GeneratedText]]:
-    """Write on from many prompts together: the number of a prompt, and the next piece after it, as they come.
+    """Continue many prompts together; yields the number of a prompt and its next piece.
 
-    What is written after a prompt is what would be written after it alone. Raises as `generate` does.
+    Each prompt gets the same text as if it were alone. Raises what `generate` raises.
     """
     options = options or GenerationOptions()
     given = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in prompts]
@@ -80,7 +80,7 @@ def generate_many(
     for number, text in enumerate(tokens):
         if len(text) == 0:
             which = "the prompt" if len(prompts) == 1 else f"prompt {number + 1} of {len(prompts)}"
-            raise UsageError(f"{which} is empty: give at least one word to go on from.")
+            raise UsageError(f"{which} is empty: give at least one word to continue.")
     writer = TokenWriter(model, options, source, reader=reader, reranker=reranker)
     for text, prompt in zip(tokens, given, strict=True):
         writer.add(text, prompt.query)
@@ -104,10 +104,10 @@ def _as_text(
 
 
 class TokenWriter:
-    """Prompts that are being written on, one token each at a time; they may join and leave between steps.
+    """Continues prompts, one token each per step; prompts may join and leave between steps.
 
-    Raises UsageError for a reranker that looks at the text to be predicted, where the document and a stride do not fit
-    into the model's length, and where `max_length` is beyond it.
+    Raises UsageError if the reranker looks at the text to be predicted, if the document and a stride do not fit into
+    the model's length, or if `max_length` exceeds it.
     """
 
     def __init__(
@@ -139,12 +139,12 @@ class TokenWriter:
         self._added = 0
 
     def add(self, prompt: IntArray, query: str | None = None) -> int:
-        """Write on from a prompt of at least one token id (int64) from the next step on; the number it is known by.
+        """Add a prompt of at least one token id (int64), to be continued from the next step on; returns its number.
 
-        The retriever is asked with `query`; without one, with the last tokens of the text as it grows.
+        The retriever is asked with `query`; by default with the last tokens of the growing text.
         """
         if len(prompt) == 0:
-            raise UsageError("the prompt is empty: give at least one token to go on from.")
+            raise UsageError("the prompt is empty: give at least one token to continue.")
         text = without_first(prompt, self._first)
         state = PromptState(text, query, fronts_of(self._reader, [], self._documents))
         self._going_on[self._added] = _Prompt(state, np.random.default_rng(self._options.seed))
@@ -152,11 +152,11 @@ class TokenWriter:
         return self._added - 1
 
     def end(self, number: int) -> None:
-        """Write no more after this prompt."""
+        """Stop continuing this prompt."""
         self._going_on.pop(number, None)
 
     def step(self) -> list[tuple[int, GeneratedToken]]:
-        """The next token of every prompt that goes on, with the prompt's number; none once all have ended."""
+        """The next token of every unfinished prompt, with the prompt's number; empty once all have ended."""
         while self._going_on:
             if written := self._step():
                 return written
@@ -179,7 +179,7 @@ class TokenWriter:
         return written
 
     def _retrieve(self, prompts: Sequence[PromptState]) -> None:
-        """Choose what stands in front of some prompts for the stride that follows."""
+        """Choose the fronts of some prompts for the next stride."""
         if self._source is None or not prompts:
             return
         source, tokenizer, last = self._source, self._model.tokenizer, self._options.query_tokens
@@ -193,8 +193,8 @@ class TokenWriter:
             check_room(self._reader, prompt.fronts, self._options.stride, self._max_length)
 
     def _texts(self, prompt: PromptState) -> list[IntArray]:
-        """What is read: each front and the text, whose oldest tokens are dropped until both, and the next token, fit
-        the model."""
+        """The texts to read: each front and the prompt's text, whose oldest tokens are dropped until both and the next
+        token fit into the model."""
         fronts = [front.tokens for front in prompt.fronts]
         begins = [max(0, len(front) + len(prompt.text) + 1 - self._max_length) for front in fronts]
         return [np.concatenate([front, prompt.text[begin:]]) for front, begin in zip(fronts, begins, strict=True)]
@@ -220,9 +220,9 @@ class TokenWriter:
         return GeneratedToken(token, float(log_probs_C[drawn]), passages_K, posteriors_K)
 
     def _listed(self, log_probs_KC: FloatArray, ids_KC: IntArray) -> tuple[FloatArray, IntArray]:
-        """The likeliest tokens, all that a model gives, in the order of their ids.
+        """The tokens that a model gives, the likeliest ones only, in the order of their ids.
 
-        Raises UsageError if the others would be needed: for an average, or a draw from more of them.
+        Raises UsageError if other tokens are needed too: for an average, or for a draw from more tokens.
         """
         count = ids_KC.shape[1]
         if len(ids_KC) > 1:
@@ -241,7 +241,7 @@ class TokenWriter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prompt:
-    """A prompt and what its draws come from."""
+    """A prompt and the random generator of its draws."""
 
     state: PromptState
     generator: np.random.Generator
@@ -250,7 +250,7 @@ class _Prompt:
 def length_read(model: WritingModel, options: GenerationOptions, reader: Reader | None = None) -> int:
     """The most tokens that are read at once, the next one included.
 
-    Raises UsageError if the model cannot read as many, or the documents and a stride do not fit into them.
+    Raises UsageError if the model cannot read as many, or if the documents and a stride do not fit into them.
     """
     length = model.max_length if options.max_length is None else options.max_length
     check_length(model, length)

@@ -1,4 +1,4 @@
-"""The options of readings and of generation: which reader and reranker, and how to write on."""
+"""The options of reading and of generation: which reader and reranker, and how to continue a text."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -23,8 +23,8 @@ _DRAWN = Needs("a `temperature` above 0", lambda options: options.temperature > 
 class ReadingOptions:
     """How the passages of a row are read: chosen as `reranking` says, and put in front as `reader` says.
 
-    `rerank_lm` names the language model that ranks for zero-shot reranking; None is the one that reads. `ensemble` and
-    `concatenation` are the options of those readers. Raises UsageError if a reranker chooses from fewer passages than
+    `rerank_lm` names the language model that ranks for zero-shot reranking; None is the reading model. `ensemble` and
+    `concatenation` are the options of these readers. Raises UsageError if a reranker chooses from fewer passages than
     are read.
     """
 
@@ -87,26 +87,26 @@ class ReadingOptions:
 
     @property
     def ranks_with(self) -> str | None:
-        """The name of the model that ranks, where it is not the one that reads."""
+        """The name of the ranking model, or None if the reading model ranks."""
         return self.rerank_lm if self.reranking.method == "zero-shot" else None
 
     def reranker(self, model: LanguageModel | None = None) -> Reranker | None:
-        """The reranker, which ranks with `model` where it ranks with one of its own; None if nothing is reranked."""
+        """The reranker, or None if nothing is reranked; `model` ranks for zero-shot reranking."""
         return self.reranking.reranker(model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """How to write on; lengths in tokens, the retrieval options with the paper's values as defaults.
+    """How to continue a text; lengths in tokens, retrieval options with the paper's values as defaults.
 
     `temperature` 0 is greedy; otherwise tokens are drawn from the `top_k` likeliest (None: all), and of these from the
-    likeliest that together have probability `top_p`. Writing ends after `new_tokens` tokens, at the model's end-of-text
-    token, or before the first of the `stop` strings. `max_length` None is the model's own. `bos` says with which
-    special tokens everything that is read begins, with a document and without (see `beginning.Bos`); they count among
-    the `document_tokens`, and a prompt that begins with them itself has them once. Every prompt draws with a generator
-    of its own, begun with `seed`: what is written after it does not depend on the prompts beside it.
+    likeliest that together have probability `top_p`. Generation ends after `new_tokens` tokens, at the model's
+    end-of-text token, or before the first of the `stop` strings. `max_length` None is the model's own. `bos` says which
+    special tokens every reading begins with, with a document and without (see `beginning.Bos`). They count towards
+    `document_tokens`, and a prompt that already begins with them has them once. Every prompt has its own random
+    generator, seeded with `seed`, so its text does not depend on the other prompts.
 
-    Raises UsageError if a value makes no sense.
+    Raises UsageError if a value is out of range.
     """
 
     new_tokens: Annotated[int, Option("Most tokens to write.")] = 64

@@ -1,6 +1,6 @@
-"""Prompts that are being written on, as rerankers see them.
+"""Unfinished prompts as rerankers see them.
 
-Knows texts as token ids and what stands in front of them; knows nothing of how tokens are drawn.
+Knows texts as token ids and what is in front of them; knows nothing of how tokens are drawn.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from ralm.records import FloatArray, Front, IntArray, Passages, Request
 
 
 class PromptState:
-    """A text that is being written, what its retriever is asked if not the text, and what stands in front of it now."""
+    """A growing text, the query that replaces it for the retriever (or None), and its current fronts."""
 
     def __init__(self, text: IntArray, query: str | None, fronts: Sequence[Front]) -> None:
         self.text = text
@@ -28,7 +28,7 @@ class PromptState:
         self.written = 0
 
     def append(self, token: int) -> None:
-        """Add a token that was written."""
+        """Append a generated token."""
         self.text = np.append(self.text, token)
         self.written += 1
 
@@ -57,17 +57,17 @@ class PromptRows:
 
     @property
     def strides(self) -> IntArray:
-        """The stride of each prompt: how often passages were chosen for it before."""
+        """The stride of each prompt, from 0: how many times passages were chosen for it before."""
         return np.array([prompt.written // self._options.stride for prompt in self._prompts], dtype=np.int64)
 
     def prefix(self, row: int) -> str:
-        """The text of a prompt as far as it is written."""
+        """The text of a prompt so far."""
         return self._model.tokenizer.decode(self._prompts[row].text)
 
     def prefix_log_probs(
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
     ) -> list[FloatArray]:
-        """The log-probabilities of the end of each text behind a passage."""
+        """The log-probabilities of the end of each text after a passage."""
         if model is not None:
             return self._by_another(candidates, tokens, model)
         length = self._length(self._model, tokens)
@@ -77,13 +77,14 @@ class PromptRows:
         )
 
     def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:  # noqa: ARG002
-        """Raises UsageError: nobody knows what will be written."""
+        """Raises UsageError: the targets are not generated yet."""
         raise UsageError(
             "this reranker looks at the text to be predicted, which generation does not have: choose another one."
         )
 
     def _request(self, row: int, number: int, tokens: int, length: int) -> Request | None:
-        """None for a text of one token, which has nothing before it without a passage."""
+        """The request for a text after a passage; None for a text of one token, which has no token before its
+        target."""
         text, document = self._prompts[row].text, self._documents[number]
         begin = max(len(text) - tokens, 1)
         if begin >= len(text):
@@ -92,7 +93,7 @@ class PromptRows:
         return Request(document=document, context=text[context_begin:begin], targets=text[begin:])
 
     def _by_another(self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel) -> list[FloatArray]:
-        """By a model that cuts the texts into tokens of its own."""
+        """The same by another model, with its own tokenizer."""
         first = first_tokens(model.tokenizer, self._options.bos)
         documents = PassageDocuments(self._passages, model.tokenizer, self._options.document_tokens, first)
         length = self._length(model, tokens)
@@ -103,7 +104,7 @@ class PromptRows:
         )
 
     def _length(self, model: LanguageModel, tokens: int) -> int:
-        """The most tokens that a model ranks by; UsageError if a document and so many tokens do not fit."""
+        """The most tokens that a ranking model reads; UsageError if a document and `tokens` tokens do not fit."""
         length = min(self._options.max_length or model.max_length, model.max_length)
         check_rank_tokens(self._options.document_tokens, tokens, 0, length)
         return length

@@ -1,9 +1,9 @@
-"""Reading a prepared text: each row behind what its reader puts in front, and the average of what is predicted.
+"""Reading a prepared text: each row after the fronts of its reader, and the average of the predictions.
 
     p(y | x) = sum over fronts d of  weight_d  p(y | [d; x])              (REPLUG, Eq. 2)
 
-With one front it is In-Context RALM, without any the plain model. Letters of shapes: R rows, K fronts of a row, T
-targets.
+With one front this is In-Context RALM, without passages the plain model. Letters of shapes: R rows, K fronts of a row,
+T targets.
 """
 
 from collections.abc import Sequence
@@ -51,10 +51,11 @@ def read(
     reader: Reader | None = None,
     reranker: Reranker | None = None,
 ) -> ScoredTokens:
-    """Score every target, each row read as `reader` says (the best passage alone without one), with the hits of the row
-    or those that `reranker` chooses from them; without hits, with no passage.
+    """Score every target, each row read by `reader` with its hits, or with those that `reranker` chooses from them.
 
-    Raises ReaderError or RerankerError if one of them breaks its contract, UsageError where lengths do not fit.
+    The default reader reads the best passage alone. Without `hits` no passage is read.
+
+    Raises ReaderError or RerankerError if one of them breaks its contract, UsageError if lengths do not fit.
     """
     scorer, reader = Scorer.of(model), reader or InContext()
     documents = PassageDocuments.planned(passages, scorer.tokenizer, prepared.plan.options)
@@ -70,9 +71,9 @@ def read(
 
 
 def chosen(reranker: Reranker, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
-    """What a reranker chooses from the hits of rows, checked.
+    """The hits that a reranker chooses, checked.
 
-    Raises RerankerError if it gives what are no hits, or passages that are not among the row's own.
+    Raises RerankerError if it does not return hits, or returns passages that are not among those of the row.
     """
     hits = hits.first(reranker.candidates)
     best = reranker.choose(rows, hits, passages, k)
@@ -92,9 +93,9 @@ def _fault_of_choice(best: Hits, hits: Hits) -> str:
 
 
 def fronts_of(reader: Reader, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
-    """What stands in front of one row, checked; without hits, what stands there without a passage.
+    """The fronts of one row, checked; without hits, the front without a passage.
 
-    Raises ReaderError if the reader gives what are no fronts of these hits, or weights that do not sum to 1.
+    Raises ReaderError if the reader does not return fronts of these hits, or the weights do not sum to 1.
     """
     if not hits:
         return [Front(documents[NO_PASSAGE])]
@@ -106,7 +107,7 @@ def fronts_of(reader: Reader, hits: Sequence[tuple[int, float]], documents: Docu
 
 def _fault_of_fronts(fronts: Sequence[Front], hits: Sequence[tuple[int, float]]) -> str:
     if not isinstance(fronts, Sequence):
-        return f"gives {type(fronts).__name__} and not fronts"
+        return f"gives {type(fronts).__name__} instead of fronts"
     found = {number for number, _ in hits}
     if faults := [fault for front in fronts if (fault := _fault_of_front(front, found))]:
         return faults[0]
@@ -118,29 +119,29 @@ def _fault_of_fronts(fronts: Sequence[Front], hits: Sequence[tuple[int, float]])
 
 def _fault_of_front(front: Front, found: set[int]) -> str:
     if not isinstance(front, Front):
-        return f"gives {type(front).__name__} and not Front"
+        return f"gives {type(front).__name__} instead of a Front"
     tokens = front.tokens
     if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype != np.int64:
-        return "gives a front whose tokens are no int64 vector"
+        return "gives a front whose tokens are not an int64 vector"
     if foreign := [number for number in front.passages if number not in found]:
         return f"gives a front of passage {foreign[0]}, which is not among the hits of its row"
     return ""
 
 
 def check_room(reader: Reader, fronts: Sequence[Front], after: int, max_length: int) -> None:
-    """Raise UsageError if what stands in front leaves no room for so many tokens that must stand after it."""
+    """Raise UsageError if the longest front leaves no room for the `after` tokens that must follow it."""
     longest = max((len(front.tokens) for front in fronts), default=0)
     if longest + after > max_length:
         raise UsageError(
-            f"the reader {type(reader).__name__} puts {longest} tokens in front, and the {after} that must stand after "
-            f"them do not fit into `max_length` {max_length} as well: lower `document_tokens` or raise it."
+            f"the reader {type(reader).__name__} puts {longest} tokens in front, and the {after} that must follow them "
+            f"do not fit into `max_length` {max_length} as well: lower `document_tokens` or raise `max_length`."
         )
 
 
 def _scored(
     prepared: PreparedText, scorer: Scorer, rows: Sequence[int], fronts_R: Sequence[Sequence[Front]]
 ) -> ScoredTokens:
-    """Score the targets of rows behind each of their fronts, and average."""
+    """Score the targets of rows after each of their fronts, and average."""
     plan = prepared.plan
     requests = [
         stride_request(prepared.tokens, plan, row, front.tokens)

@@ -1,4 +1,4 @@
-"""The strides of a prepared text as rerankers see them: what stands before each, and what a model makes of it.
+"""The strides of a prepared text as rerankers see them: the text before each, and its log-probabilities.
 
 Knows a plan and how its readings begin; knows nothing of how candidates are compared.
 """
@@ -20,7 +20,7 @@ from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, Reque
 
 
 class StrideRows:
-    """The strides of a text with the hits of each, read by the model of `scorer` behind `documents`."""
+    """The strides of a text with their hits, read by the model of `scorer` after `documents`."""
 
     def __init__(
         self, prepared: PreparedText, scorer: Scorer, documents: PassageDocuments, hits: Hits, passages: Passages
@@ -51,9 +51,9 @@ class StrideRows:
     def prefix_log_probs(
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
     ) -> list[FloatArray]:
-        """The log-probabilities of the end of each prefix behind a passage.
+        """The log-probabilities of the end of each prefix after a passage.
 
-        The reading model scores the targets in the same pass, so that reading them later costs nothing.
+        The reading model scores the targets in the same pass, so reading them later costs nothing.
         """
         if model is not None:
             return self._by_another(candidates, tokens, model)
@@ -63,13 +63,13 @@ class StrideRows:
         return [one[: len(one) - int(targets_R[row])] for (row, _), one in zip(candidates, scored, strict=True)]
 
     def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:
-        """The log-probabilities of each stride's targets behind a passage."""
+        """The log-probabilities of each stride's targets after a passage."""
         return self._log_probs(candidates, 0)
 
     def _log_probs(self, candidates: Sequence[tuple[int, int]], before: int) -> list[FloatArray]:
-        """Those of so many tokens before the targets, and of the targets.
+        """The log-probabilities of the `before` tokens before the targets and of the targets.
 
-        Rows that leave no choice are scored along with them: they will be read as well, and share passes.
+        Rows without a choice are scored too, since they will be read as well and share passes.
         """
         tokens, plan = self._prepared.tokens, self._prepared.plan
         asked = {row for row, _ in candidates}
@@ -85,7 +85,7 @@ class StrideRows:
         return [scored[place] for place in range(len(candidates))]
 
     def _by_another(self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel) -> list[FloatArray]:
-        """By a model that cuts the text into tokens of its own (Table 3)."""
+        """The same by another model, with its own tokenizer (Table 3)."""
         options = self._prepared.plan.options
         max_length = min(options.max_length, model.max_length)
         check_rank_tokens(options.document_tokens, tokens, options.advance, max_length)
@@ -95,7 +95,7 @@ class StrideRows:
         return scored(model, [text.request(ends[row], documents[number], tokens) for row, number in candidates])
 
     def _check(self, tokens: int) -> None:
-        """Raise UsageError if the reading model cannot read a document and so many tokens before the targets."""
+        """Raise UsageError if the reading model cannot read a document and `tokens` tokens before the targets."""
         options = self._prepared.plan.options
         if options.windows != "rolling":
             check_rank_tokens(options.document_tokens, tokens, options.advance, options.max_length)

@@ -1,4 +1,4 @@
-"""Where the passages of a text come from: a retriever that is asked stride by stride, or a file of what was found."""
+"""The source of the passages of a text: a retriever that is asked for each stride, or a file of retrieved passages."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -34,14 +34,14 @@ class PassageSource(Protocol):
         """Everything about the source that decides which passages it gives."""
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
-        """The k best passages of each stride (fewer where there are fewer), and the passages that the hits number."""
+        """The k best hits of each stride (fewer if fewer exist), and the passages that their numbers refer to."""
 
 
 class FromRetriever:
     """Passages found by a retriever over a corpus.
 
-    `config` says by which retriever and in which corpus, for the record of a run; by default it is the retriever's own
-    with a hash of all passages.
+    `config` describes the retriever and the corpus, for the record of a run. By default it is the retriever's own with
+    a hash of all passages.
     """
 
     def __init__(self, retriever: Retriever, passages: Passages, config: dict[str, JsonValue] | None = None) -> None:
@@ -50,12 +50,12 @@ class FromRetriever:
         self._config = config
 
     def asking(self, retriever: Retriever) -> Self:
-        """The same passages, found by another retriever that gives the same hits."""
+        """The same passages, found by another retriever that returns the same hits."""
         return type(self)(retriever, self.passages, self._config)
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything that decides which passages are found; UsageError if the retriever does not say it."""
+        """Everything that decides which passages are found; UsageError if the retriever has no valid `config`."""
         if self._config is None:
             self._config = {"passages": self._fingerprint(), **config_of(self.retriever, "retriever")}
         return self._config
@@ -68,7 +68,7 @@ class FromRetriever:
 
     @classmethod
     def of_index(cls, index: Index | Path | str, options: RetrieverOptions | None = None) -> Self:
-        """The passages of an index, found as the options say.
+        """The passages of an index, retrieved according to `options`.
 
         Raises what `open_retriever` raises.
         """
@@ -84,7 +84,7 @@ class FromRetriever:
 
 @dataclass(frozen=True, slots=True)
 class FromFile:
-    """Passages found before, by `ralm retrieve` or by the official code; `config` says which file it was."""
+    """Passages from a file that `ralm retrieve` or the official code wrote; `config` identifies the file."""
 
     strides: Sequence[RetrievedStride]
     config: dict[str, JsonValue]
@@ -93,7 +93,7 @@ class FromFile:
     def read(cls, file: Path | str) -> Self:
         """The passages in a file of the official format.
 
-        Raises RetrievalFileError.
+        Raises RetrievalFileError if it is not such a file.
         """
         file = Path(file)
         strides = read_retrieval_file(file)
@@ -101,7 +101,7 @@ class FromFile:
         return cls(strides, config={"retrieved": path_text(file), "sha256": digest})
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
-        """Take them from the file; RetrievalFileError if it was made for something else."""
+        """Take the hits from the file; RetrievalFileError if it was made for another text or plan."""
         hits, passages = hits_of_file(prepared, tokenizer, self.strides)
         return hits.first(k), passages
 
@@ -111,9 +111,9 @@ def open_source(
     retrieved: Path | str | None = None,
     options: RetrieverOptions | None = None,
 ) -> PassageSource:
-    """Where the passages of a text come from: an index, searched as the options say, or a file that was `retrieved`.
+    """The source of passages: an index, searched according to `options`, or a file of `retrieved` passages.
 
-    Raises UsageError if both are given or neither, RetrievalFileError, and what `open_retriever` raises.
+    Raises UsageError if both or neither are given, RetrievalFileError, and what `open_retriever` raises.
     """
     if index is not None and retrieved is None:
         return FromRetriever.of_index(index, options)
@@ -123,7 +123,7 @@ def open_source(
 
 
 def stride_queries(prepared: PreparedText, tokenizer: Tokenizer) -> list[str]:
-    """The query of each stride, which its plan says, as text; empty for a stride that does not retrieve."""
+    """The query of each stride as text; empty for a stride that does not retrieve."""
     plan = prepared.plan
     return [
         tokenizer.decode(prepared.tokens[begin:end]) if retrieves else ""
@@ -134,9 +134,9 @@ def stride_queries(prepared: PreparedText, tokenizer: Tokenizer) -> list[str]:
 def retrieve(
     prepared: PreparedText, tokenizer: Tokenizer, retriever: Retriever, k: int = 1, passages: int | None = None
 ) -> Hits:
-    """The k best of so many passages for each stride; none for a stride that does not retrieve.
+    """The k best hits of each stride among `passages` passages; none for a stride that does not retrieve.
 
-    Raises RetrieverError if the retriever gives what are no hits.
+    Raises RetrieverError if the retriever does not return valid hits.
     """
     rows = np.flatnonzero(prepared.plan.retrieves_R)
     queries = stride_queries(prepared, tokenizer)
@@ -172,7 +172,7 @@ def hits_of_file(
     plan = prepared.plan
     if len(strides) != len(plan):
         raise RetrievalFileError(
-            f"the retrieval file has {len(strides):,} strides where this text has {len(plan):,} with stride "
+            f"the retrieval file has {len(strides):,} strides, but this text has {len(plan):,} with stride "
             f"{plan.options.stride}, model length {plan.options.max_length} and {plan.options.semantics} semantics: "
             "it was made with other settings or another `limit_tokens`, for another text or tokenizer."
         )

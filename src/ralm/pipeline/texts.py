@@ -1,4 +1,4 @@
-"""A text as the stages see it: cut into tokens, and planned."""
+"""A text as the stages see it: its tokens and its plan."""
 
 from dataclasses import dataclass
 
@@ -16,9 +16,9 @@ from ralm.records import IntArray
 class PreparedText:
     """A text, its tokens (int64, N), the first and one past the last character of each (int64, N x 2), and its plan.
 
-    In rolling windows the first token is the end-of-text token that stands before the text, and the tokenizer's special
-    tokens stand around the text: all these have no character. `unknown_tokens` of the tokens stand for something that
-    the tokenizer does not know.
+    In rolling windows the first token is an end-of-text token before the text, and the tokenizer's special tokens are
+    around the text; all these have empty spans. `unknown_tokens` is how many tokens stand for something that the
+    tokenizer does not know.
     """
 
     text: str
@@ -28,7 +28,7 @@ class PreparedText:
     unknown_tokens: int = 0
 
     def characters_before(self, row: int) -> int:
-        """How many characters of the text the prefix of a row holds, each of them whole."""
+        """How many complete characters of the text the prefix of a row holds."""
         begin = int(self.plan.begin_R[row])
         if begin == 0:
             return 0
@@ -37,7 +37,7 @@ class PreparedText:
     def token_texts(self, positions_T: IntArray) -> tuple[str, list[str]]:
         """The text before the first of some consecutive tokens, and what each of them adds to it.
 
-        A character of several tokens comes with the first of them, and what lies between two tokens with the second.
+        A character of several tokens comes with the first of them, and text between two tokens with the second.
         """
         ends_N = np.concatenate([[0], np.maximum.accumulate(self.spans_N2[:, 1])]).tolist()
         before = self.text[: ends_N[int(positions_T[0])]]
@@ -47,10 +47,10 @@ class PreparedText:
 def prepare_text(
     text: str, tokenizer: Tokenizer, options: PlanOptions, *, limit_tokens: int | None = None
 ) -> PreparedText:
-    """Tokenise a text and plan it; with `limit_tokens`, its beginning alone, up to the last whole character in them.
+    """Tokenise a text and plan it; with `limit_tokens`, only its first tokens, up to the last complete character.
 
-    Warns (RalmWarning) if the tokenizer does not know some of the text. Raises TextError if that is most of it, or
-    where the text is too short, ModelError if the plan needs a token to stand before the text and there is none.
+    Warns (RalmWarning) if the tokenizer does not know some of the text. Raises TextError if that is most of it, or if
+    the text is too short, ModelError if the plan needs a token before the text and the tokenizer has none.
     """
     tokenizer = full_tokenizer(tokenizer)
     tokens, spans_N2 = tokenizer.encode_with_spans(text)
@@ -72,7 +72,7 @@ def prepare_text(
 
 
 def _tokens_of_whole_characters(spans_N2: IntArray, limit: int) -> int:
-    """The most tokens, `limit` at most, after which no token goes on with a character that one of them has begun."""
+    """The largest number of tokens, at most `limit`, that ends with a complete character."""
     ends_N = np.maximum.accumulate(spans_N2[: limit + 1, 1])
     while limit > 0 and spans_N2[limit, 0] < ends_N[limit - 1]:
         limit -= 1
@@ -80,18 +80,20 @@ def _tokens_of_whole_characters(spans_N2: IntArray, limit: int) -> int:
 
 
 def _end_of_text(tokenizer: FullTokenizer) -> int:
-    """The token that REPLUG's code puts before a text: that of the literal <|endoftext|>, whatever the model, else the
-    unknown token. Where there is neither the code fails; then it is the tokenizer's own end-of-text token."""
+    """The token that REPLUG's code puts before a text: <|endoftext|>, whatever the model, else the unknown token.
+
+    If the tokenizer has neither, REPLUG's code fails; here the tokenizer's own end-of-text token is used.
+    """
     token = tokenizer.token_of("<|endoftext|>")
     token = tokenizer.end_token if token is None else token
     if token is None:
         raise ModelError(
-            '`windows="rolling"` begin with the token <|endoftext|>, the unknown token, or an end-of-text token, and '
-            "the tokenizer of this model has none of them; take other windows."
+            '`windows="rolling"` begin with the token <|endoftext|>, the unknown token, or an end-of-text token, but '
+            "the tokenizer of this model has none of them; use other windows."
         )
     return token
 
 
 def _nowhere(character: int, tokens: int) -> IntArray:
-    """The spans of tokens that stand for no character."""
+    """Empty spans, for tokens that stand for no character."""
     return np.full((tokens, 2), character, dtype=np.int64)

@@ -1,1 +1,1 @@
-"""How passages meet the model: plans of strides, documents placed before the context, generation."""
+"""How a model reads passages: plans of strides, documents before the context, and generated text."""

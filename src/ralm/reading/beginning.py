@@ -1,4 +1,4 @@
-"""How a reading begins: which special tokens stand in front of everything, with a document and without.
+"""How a reading begins: the special tokens that come first, with a document and without.
 
 Works on tokenizers and token ids; knows nothing of plans, passages or models.
 """
@@ -14,14 +14,14 @@ from ralm.protocols import Tokenizer
 from ralm.records import IntArray
 
 Bos = Literal["auto", "always", "never"]
-"""`auto`: the special tokens that the tokenizer itself puts first. `always`: its BOS, even where it does not put one
-there itself. `never`: none."""
+"""`auto`: the special tokens that the tokenizer puts first by default. `always`: its BOS, even if the tokenizer does
+not add it by default. `never`: none."""
 
 BosOption = Annotated[
     Bos,
     Option(
-        "Special tokens that every reading begins with, passages or none: those that the tokenizer itself puts first "
-        "(auto), its BOS in any case (always), or none (never)."
+        "Special tokens that every reading begins with, with passages or without: those that the tokenizer puts first "
+        "by default (auto), its BOS in any case (always), or none (never)."
     ),
 ]
 
@@ -29,9 +29,9 @@ _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 
 
 def first_tokens(tokenizer: Tokenizer, bos: Bos) -> IntArray:
-    """The token ids (int64) that every reading begins with; may be none.
+    """The token ids (int64) that every reading begins with; may be empty.
 
-    Raises ModelError if a BOS is asked for and the tokenizer has none.
+    Raises ModelError if `bos` is always and the tokenizer has no BOS.
     """
     if bos == "never":
         return _NOTHING
@@ -46,6 +46,6 @@ def first_tokens(tokenizer: Tokenizer, bos: Bos) -> IntArray:
 
 
 def without_first(tokens: IntArray, first: IntArray) -> IntArray:
-    """The rest of a text that begins with the same special tokens, so that they do not stand there twice."""
+    """The text without these special tokens if it begins with them, so that they do not come twice."""
     doubled = len(first) > 0 and np.array_equal(tokens[: len(first)], first)
     return tokens[len(first) :] if doubled else tokens

@@ -1,8 +1,9 @@
 """Concatenation: several documents one after the other before the context of each stride (In-Context RALM, section 8).
 
-The paper leaves open in what order and with what between them. Both published codes that read several documents at once
-(In-Context RALM's question answering, REPLUG without ensemble) put the best first; REPLUG's joins them with a newline.
-So it is here. REPLUG's cuts what it joined, so that the best may leave no room for the others; here that is a choice.
+The paper does not say in what order they come or what separates them. Both published codes that read several documents
+at once (In-Context RALM's question answering, REPLUG without ensemble) put the best first, and REPLUG's joins them with
+a newline. This module does the same. REPLUG's code cuts the joined text, so that the best document may leave no room
+for the others; here that is an option.
 
 Works on token ids; knows nothing of how passages were found or how they are scored.
 """
@@ -21,11 +22,12 @@ from ralm.records import Front
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concatenation:
-    """A context that begins with the first `documents` hits of a row, the best first; the papers' answers read 2.
+    """Puts the first `documents` hits of a row before the context, best first; the papers' question answering reads 2.
 
-    Each is cut to the plan's `document_tokens`, or with `cut_together` all of them as one, as REPLUG's code does.
+    Each is cut to the plan's `document_tokens`. With `cut_together` all of them are cut as one text, as in REPLUG's
+    code.
 
-    Raises UsageError if there would be none.
+    Raises UsageError if `documents` is below 1.
     """
 
     documents: Annotated[int, Option("Passages that are read together.")] = 2
@@ -48,13 +50,15 @@ class Concatenation:
 
     @property
     def joined(self) -> int:
-        """How many passages of the full length stand in one front."""
+        """How many passages of full length one front holds."""
         return 1 if self.cut_together else self.documents
 
     def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
-        """One front of all passages. The first is encoded as if it stood alone, with the special tokens that stand
-        before it; each further one without them and behind a newline, which counts as part of it. Cut together, they
-        are one text with newlines between them."""
+        """One front of all passages.
+
+        The first is encoded as if it were alone, with the special tokens before it. Each further one is encoded without
+        them and after a newline, which counts as part of it. With `cut_together` they are one text, joined by newlines.
+        """
         numbers = tuple(number for number, _ in hits[: self.documents])
         contents = [documents.passage(number).contents for number in numbers[1:]]
         if self.cut_together and contents:

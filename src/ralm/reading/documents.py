@@ -1,4 +1,4 @@
-"""Passages as they stand in front of a context: token ids, cut to a length, each encoded once.
+"""Passages as token ids in front of a context: cut to a length, each encoded once.
 
 Works on passages and tokenizers; knows nothing of models, or of how passages were found.
 """
@@ -20,11 +20,11 @@ NO_DOCUMENT: IntArray = np.zeros(0, dtype=np.int64)
 class PassageDocuments:
     """Passages as token ids: title, newline, text, cut to `document_tokens`.
 
-    Each begins with the special tokens `first` (int64), which count among `document_tokens`. A row without a passage
-    begins with them too. Without `first`, passages are encoded with the special tokens that the tokenizer adds by
-    itself, and nothing stands in front of a row without a passage, as in the official code.
+    Each begins with the special tokens `first` (int64), which count towards `document_tokens`. A row without a passage
+    begins with them too. If `first` is None, passages are encoded with the special tokens that the tokenizer adds by
+    default, and a row without a passage begins with nothing, as in the official code.
 
-    Raises UsageError if there is no room for `first`.
+    Raises UsageError if `document_tokens` leaves no room for `first`.
     """
 
     def __init__(
@@ -39,19 +39,19 @@ class PassageDocuments:
         self._next: dict[str, IntArray] = {}
         if first is not None and len(first) > document_tokens:
             raise UsageError(
-                f"`document_tokens` {document_tokens} have no room for the {len(first)} special tokens that stand "
+                f"`document_tokens` {document_tokens} leaves no room for the {len(first)} special tokens that come "
                 'first: raise it, or give `bos="never"`.'
             )
 
     @classmethod
     def planned(cls, passages: Passages, tokenizer: Tokenizer, options: PlanOptions) -> Self:
-        """Passages as the readings of a plan begin with them."""
+        """Passages as the options of a plan say."""
         official = options.semantics == "official"
         first = None if official else first_tokens(tokenizer, options.bos)
         return cls(passages, tokenizer, options.document_tokens, first)
 
     def __getitem__(self, number: int) -> IntArray:
-        """The token ids (int64) of a passage; for `NO_PASSAGE`, what stands there without one."""
+        """The token ids (int64) of a passage; for `NO_PASSAGE`, those that a row without a passage begins with."""
         if number not in self._encoded:
             self._encoded[number] = self._as_document(self._passages[number].contents)
         return self._encoded[number]
@@ -61,13 +61,13 @@ class PassageDocuments:
         return self._passages[number]
 
     def encode(self, text: str) -> IntArray:
-        """The token ids (int64) of a text as it would stand in front."""
+        """The token ids (int64) of a text in front of a context."""
         if text not in self._texts:
             self._texts[text] = self._as_document(text)
         return self._texts[text]
 
     def encode_next(self, text: str) -> IntArray:
-        """The token ids (int64) of a text that follows another one in front, without special tokens."""
+        """The token ids (int64) of a text that follows another one in the same front, without special tokens."""
         if text not in self._next:
             self._next[text] = self._tokenizer.encode(text)[: self._document_tokens]
         return self._next[text]

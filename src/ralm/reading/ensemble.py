@@ -21,16 +21,17 @@ from ralm.records import NO_PASSAGE, FloatArray, Front, Hits
 Weights = Literal["similarity", "uniform"]
 DoubleArray = NDArray[np.float64]
 COLDEST: Final = 1e-6
-"""The lowest temperature: the best document weighs all, and the likeliest token is drawn."""
+"""The lowest temperature: the best document has all the weight, and the likeliest token is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensemble:
     """An ensemble of the first `documents` hits of a row, with REPLUG's 10 as default.
 
-    `weights`: softmax(similarity / `temperature`), with temperature 1 as in the paper, or the same for every document.
+    `weights` are softmax(similarity / `temperature`), with temperature 1 as in the paper, or the same for every
+    document.
 
-    Raises UsageError if the values make no ensemble.
+    Raises UsageError if a value is out of range.
     """
 
     documents: Annotated[int, Option("Passages that are read together.")] = 10
@@ -62,7 +63,7 @@ class Ensemble:
         return self.documents
 
     def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
-        """Each of the first `documents` passages alone, weighted by its score."""
+        """One front for each of the first `documents` passages, weighted by its score."""
         numbers, scores = zip(*hits[: self.documents], strict=True)
         log_weights = document_log_weights(Hits.of_rows([(numbers, scores)]), self)[0].tolist()
         return [
@@ -72,9 +73,9 @@ class Ensemble:
 
 
 def document_log_weights(hits: Hits, options: Ensemble) -> DoubleArray:
-    """The logarithm of the weight (float64, Q x K) of each hit; minus infinity where there is none.
+    """The logarithm of the weight (float64, Q x K) of each hit; minus infinity for a missing hit.
 
-    The weights of a row sum to 1; a row without hits has all its weight in its first place, where no passage stands.
+    The weights of a row sum to 1. A row without hits has all its weight in its first column.
     """
     found_QK = hits.numbers_QK != NO_PASSAGE
     similarity_QK = hits.scores_QK.astype(np.float64) / options.temperature
@@ -91,18 +92,18 @@ def mixture(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArray:
 
 
 def posterior(log_probs_KT: FloatArray, log_weights_K: DoubleArray) -> FloatArray:
-    """How much of each target's probability (float32, T x K) came from each document: every row sums to 1.
+    """The share of each target's probability (float32, T x K) that came from each document: every row sums to 1.
 
     lambda_d p(y | [d; x]) / sum over d' of lambda_d' p(y | [d'; x])
     """
     joint_TK = (log_probs_KT.astype(np.float64) + log_weights_K[:, None]).T
     impossible_T = np.isneginf(joint_TK).all(axis=1)
-    joint_TK[impossible_T] = log_weights_K  # no document gives the target any probability: the weights stay as they are
+    joint_TK[impossible_T] = log_weights_K  # no document gives the target any probability: keep the weights
     return np.exp(joint_TK - log_sum_exp(joint_TK)[:, None]).astype(np.float32)
 
 
 def log_sum_exp(values: DoubleArray, axis: int = -1) -> DoubleArray:
-    """log(sum(exp)) over an axis; minus infinity where all values are."""
+    """log(sum(exp)) over an axis; minus infinity if all values are."""
     highest = values.max(axis=axis)
     highest = np.where(np.isneginf(highest), 0.0, highest)
     with np.errstate(divide="ignore"):

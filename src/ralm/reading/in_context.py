@@ -23,7 +23,7 @@ class InContext:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The name: there is nothing to choose."""
+        """The name; there are no options."""
         return {"reader": "in-context"}
 
     def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
@@ -35,7 +35,8 @@ class InContext:
 def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:
     """The request that scores the targets of one row read with one document, which may be empty.
 
-    With `before`, so many tokens of the prefix are targets too, fewer where the text begins: token 0 never is.
+    The last `before` tokens of the prefix are targets too, or fewer at the beginning of the text. Token 0 is never a
+    target.
     """
     context_begin = plan.context_begins(row, len(document))
     target_begin = max(1, int(plan.target_begin_R[row]) - before)
@@ -47,5 +48,5 @@ def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, b
 
 
 def rows_with_targets(plan: Plan) -> Sequence[int]:
-    """The rows that score something: all but a first stride that holds token 0 alone."""
+    """The rows with targets: all, except a first stride that holds only token 0."""
     return np.flatnonzero(plan.target_begin_R < plan.end_R).tolist()

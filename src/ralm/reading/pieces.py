@@ -1,6 +1,6 @@
-"""Generated tokens as text: pieces that are complete, each with its tokens and the passage it was read with.
+"""Generated tokens as text: complete pieces, each with its tokens and the passage it was read with.
 
-Works on tokens as they come; knows nothing of models.
+Works on tokens one by one; knows nothing of models.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,18 +13,18 @@ from ralm.protocols import Tokenizer
 from ralm.records import FloatArray, IntArray
 
 _DECODED_BEFORE = 8
-"""How many tokens of the prompt are decoded with the first piece, so that it joins as it would in a whole text."""
+"""How many tokens of the prompt are decoded with the first piece, so that it joins the prompt as in a whole text."""
 _LONGEST_CHARACTER = 4
-"""Bytes, and so tokens, of a character at most."""
+"""The most bytes, and so tokens, of a character."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GeneratedToken:
-    """One token that was written, and the documents it was read with.
+    """One generated token, and the documents it was read with.
 
     `log_prob` is natural, under the mixture itself (before temperature, top-k and top-p). `passages_K` (int64) are the
-    passages of the K documents, one `NO_PASSAGE` where there was none; `posteriors_K` (float32) the share of the
-    token's probability that came from each, which sum to 1.
+    passages of the K documents, or a single `NO_PASSAGE`. `posteriors_K` (float32) are the shares of the token's
+    probability that came from each; they sum to 1.
     """
 
     token: int
@@ -34,17 +34,17 @@ class GeneratedToken:
 
     @property
     def passage(self) -> int:
-        """The passage that gave most of the token's probability; may be `NO_PASSAGE`."""
+        """The passage that contributed most of the token's probability; may be `NO_PASSAGE`."""
         return int(self.passages_K[self.posteriors_K.argmax()])
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """A piece of text that was written, and the tokens it is made of.
+    """A piece of generated text, and the tokens it is made of.
 
-    `passage` is the one (or `NO_PASSAGE`) that stood in front; of several documents the one that gave most of the
-    probability of the piece's last token. Where a stop string cuts a token, the token belongs to the piece that begins
-    with its text.
+    `passage` is the passage in front (or `NO_PASSAGE`); of several, the one that contributed most of the probability of
+    the piece's last token. If a stop string cuts a token, the token belongs to the piece that has the beginning of its
+    text.
     """
 
     text: str
@@ -53,7 +53,7 @@ class GeneratedText:
 
 
 def spans(pieces: Iterable[GeneratedText]) -> Iterator[GeneratedText]:
-    """The same text with neighbouring pieces of one passage joined: which part of it was read with which passage."""
+    """The same text with neighbouring pieces of one passage joined."""
     for passage, group in groupby(pieces, key=lambda piece: piece.passage):
         run = list(group)
         tokens = tuple(token for piece in run for token in piece.tokens)
@@ -61,7 +61,7 @@ def spans(pieces: Iterable[GeneratedText]) -> Iterator[GeneratedText]:
 
 
 def shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
-    """What each passage gave of the probability of these tokens, on the average; they sum to 1, the largest first."""
+    """The average share of the tokens' probability that came from each passage, largest first; the shares sum to 1."""
     given: dict[int, float] = {}
     for token in tokens:
         for passage, share in zip(token.passages_K.tolist(), token.posteriors_K.tolist(), strict=True):
@@ -70,10 +70,10 @@ def shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
 
 
 class Pieces:
-    """Tokens as text, each piece complete: a character of several tokens comes with its last one.
+    """Turns tokens into complete pieces of text: a character of several tokens comes with its last one.
 
-    A piece is what decoding gains by its tokens after those of the piece before, since some tokenizers write the space
-    before a word only where something stands before it.
+    A piece is what its tokens add to the decoded text of the previous piece, since some tokenizers decode the space
+    before a word only if something comes before it.
     """
 
     def __init__(self, prompt: IntArray, tokenizer: Tokenizer) -> None:
@@ -90,7 +90,7 @@ class Pieces:
         return [self._take(text)]
 
     def rest(self) -> list[GeneratedText]:
-        """What no token completed before the writing ended."""
+        """The text of the tokens that were still incomplete at the end."""
         return [self._take(self._gained())] if self._pending else []
 
     def _take(self, text: str) -> GeneratedText:
@@ -106,8 +106,8 @@ class Pieces:
 
 
 def _last_of(prompt: IntArray, tokenizer: Tokenizer) -> list[int]:
-    """The last tokens of a prompt, from the beginning of a character: after half of one, tokenizers that fall back to
-    bytes decode none of the bytes that follow."""
+    """The last tokens of a prompt, from the beginning of a character. After half a character, tokenizers with byte
+    fallback decode none of the bytes that follow."""
     last = prompt[-_DECODED_BEFORE:]
     whole = (last[begin:] for begin in range(min(_LONGEST_CHARACTER, len(last))))
     without_half = (some for some in whole if "\N{REPLACEMENT CHARACTER}" not in tokenizer.decode(some))

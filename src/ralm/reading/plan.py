@@ -1,18 +1,18 @@
 """Plans: which tokens are targets, which are the query, and which context they are read in.
 
-A plan is data with a row per stride (R rows), computed from the number of tokens alone. It is the only place that knows
-what the papers and their official code do differently (`semantics`); see docs/method.md for the list.
+A plan is data with a row per stride (R rows), computed only from the number of tokens. No other module knows what the
+papers and their official code do differently (`semantics`); see docs/method.md for the list.
 
-Both readings, and both kinds of windows, are the same two columns. `context_begin_R` is where the context of a row
-begins when there is no document, and `room_R` is how many tokens a document may have before it pushes context out at
-the old end. So with a document of m tokens, a row reads
+Two columns describe both semantics and all kinds of windows. `context_begin_R` is where the context of a row begins
+without a document, and `room_R` is how many tokens a document may have before it pushes out the oldest context. So with
+a document of m tokens, a row reads
 
     [document; tokens from context_begin + max(0, m - room) up to the targets; targets]
 
 The official code lets the document overwrite the beginning of the window (room 0); the paper drops the oldest tokens
 only as far as needed (room = model length - window length). Sliding windows are blocks of one stride. In REPLUG's
-rolling windows the document stands before a window that it never changes, and an end-of-text token before the text
-takes the place of token 0: it is read and never scored.
+rolling windows the document comes before the window and never changes it, and an end-of-text token before the text is
+token 0: it is read and never scored.
 """
 
 from dataclasses import dataclass
@@ -37,21 +37,21 @@ QueryTokens = Annotated[int, Option("Number of last tokens to use as the query."
 class PlanOptions:
     """The options of In-Context RALM (Ram et al., 2023, sections 3.2 and 4.3) with the paper's values as defaults.
 
-    All lengths are in tokens of the language model: `stride` s, `query_tokens` l, `document_tokens` the cut of a
-    retrieved passage, `max_length` L. With `windows="blocked"` the beginning of the context advances every `block`
-    tokens instead of every stride, so that strides that read the same document share one forward pass.
+    All lengths are in tokens of the language model: `stride` s, `query_tokens` l, `document_tokens` the length that a
+    retrieved passage is cut to, `max_length` L. With `windows="blocked"` the beginning of the context advances every
+    `block` tokens instead of every stride, so that strides that read the same document share one forward pass.
 
-    `windows="rolling"` are those of REPLUG's code (Shi et al., 2023, do not say): an end-of-text token and the first
-    s + l tokens without retrieval, then s targets a window of s + l tokens, all of them read behind the document. The
-    query is the first l tokens of a window: all before the targets but the last. REPLUG's context_len 128 and pred_len
-    768 are `query_tokens` 127 and `stride` 769.
+    `windows="rolling"` follows REPLUG's code (Shi et al., 2023, do not describe the windows). It reads an end-of-text
+    token and the first s + l tokens without retrieval. After that, each window of s + l tokens is read after the
+    document and has s targets. The query is the first l tokens of a window: all tokens before the targets, except the
+    last. REPLUG's context_len 128 and pred_len 768 are `query_tokens` 127 and `stride` 769.
 
-    `bos` says with which special tokens every reading begins, with a document and without (see `beginning.Bos`); they
-    count among the `document_tokens`. The official code has them before documents alone.
+    `bos` says which special tokens every reading begins with, with a document and without (see `beginning.Bos`). They
+    count towards `document_tokens`. The official code has them only before documents.
 
-    With `document_tokens` 0 a plan is for retrieval alone: nothing can be read with it.
+    A plan with `document_tokens` 0 is only for retrieval and cannot be read.
 
-    Raises UsageError if the values make no plan.
+    Raises UsageError if a value is out of range or the values do not fit together.
     """
 
     semantics: Annotated[
@@ -65,7 +65,7 @@ class PlanOptions:
         Windows,
         Option(
             "sliding: all the context that fits, for every stride; blocked: it advances a block at a time; rolling: "
-            "those of REPLUG's code, of `stride` and `query_tokens` together."
+            "as in REPLUG's code, windows of `stride` plus `query_tokens` tokens."
         ),
     ] = "sliding"
     block: Annotated[
@@ -84,7 +84,7 @@ class PlanOptions:
                 f'`bos="{self.bos}"` is not what the published code does: leave out `semantics="official"`, or `bos`.'
             )
         if self.windows == "rolling" and self.semantics != "official":
-            raise UsageError('`windows="rolling"` are those of REPLUG\'s code: give `semantics="official"` with them.')
+            raise UsageError('`windows="rolling"` follows REPLUG\'s code: give `semantics="official"` with it.')
         if self.windows == "blocked" and self.block % self.stride:
             raise UsageError(f"`block` must be a multiple of `stride` {self.stride}, not {self.block}.")
         if self.document_tokens > 0:
@@ -97,17 +97,19 @@ class PlanOptions:
 
     @property
     def after_document(self) -> int:
-        """How many tokens must fit into the model behind a document."""
+        """How many tokens must fit into the model after a document."""
         return self.advance + (self.query_tokens if self.windows == "rolling" else 0)
 
     @property
     def begins_with_end_token(self) -> bool:
-        """Whether an end-of-text token is read before the text, so that the text's first token is a target too; the
-        special tokens that the tokenizer puts around a text are part of it then."""
+        """Whether an end-of-text token is read before the text, so that the text's first token is a target too.
+
+        If so, the special tokens that the tokenizer adds around a text count as part of the text.
+        """
         return self.windows == "rolling"
 
     def check_documents(self, documents: int) -> None:
-        """Raise UsageError if so many documents in one context leave no room for what must stand after them."""
+        """Raise UsageError if this many documents in one context leave no room for the tokens after them."""
         if self.document_tokens < 1:
             raise UsageError(f"`document_tokens` must be at least 1, not {self.document_tokens}.")
         step = "`block`" if self.windows == "blocked" else "`stride`"
@@ -124,9 +126,9 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A row per stride of a text of `text_tokens` tokens; all columns int64 but `retrieves_R` (bool).
+    """A row per stride of a text of `text_tokens` tokens; all columns are int64, except `retrieves_R` (bool).
 
-    The stride of row r is `begin_R[r]:end_R[r]`; its targets are the same tokens but for token 0, which has nothing
+    The stride of row r is `begin_R[r]:end_R[r]`. Its targets are the same tokens, except token 0, which has nothing
     before it and is never scored (in rolling windows it is the end-of-text token before the text). Its query is
     `query_begin_R[r]:query_end_R[r]`.
     """
@@ -146,21 +148,21 @@ class Plan:
 
     @property
     def target_begin_R(self) -> IntArray:
-        """Where the targets of each row begin; equal to `end_R` for a row without targets (token 0 alone)."""
+        """Where the targets of each row begin; equal to `end_R` for a row without targets (only token 0)."""
         return np.maximum(self.begin_R, 1)
 
     @property
     def counted_tokens(self) -> int:
-        """What token perplexity divides by: the targets, or every token of the text in the official code."""
+        """The divisor of token perplexity: the number of targets, or of all tokens of the text in the official code."""
         counts_first = self.options.semantics == "official" and not self.options.begins_with_end_token
         return self.text_tokens if counts_first else self.text_tokens - 1
 
     def count_words(self, text: str) -> int:
-        """What word perplexity divides by: words between white space, or the number of spaces in the official code."""
+        """The divisor of word perplexity: words between white space, or the number of spaces in the official code."""
         return text.count(" ") if self.options.semantics == "official" else len(text.split())
 
     def context_begins(self, row: int, document_tokens: int) -> int:
-        """The first token of the context that row `row` reads behind a document of so many tokens."""
+        """The first token of the context that row `row` reads after a document of `document_tokens` tokens."""
         pushed_out = max(0, document_tokens - int(self.room_R[row]))
         return min(int(self.context_begin_R[row]) + pushed_out, int(self.begin_R[row]))
 
@@ -187,7 +189,7 @@ def make_plan(text_tokens: int, options: PlanOptions) -> Plan:
         room_R=rows.room_R,
         query_begin_R=query_begin_R,
         query_end_R=query_end_R,
-        retrieves_R=begin_R > 0,  # before the first stride nothing stands that one could ask with
+        retrieves_R=begin_R > 0,  # there is no text before the first stride, so no query
     )
 
 
@@ -207,7 +209,7 @@ def _rows_of(text_tokens: int, options: PlanOptions) -> _Rows:
 
 
 def _paper_windows(text_tokens: int, options: PlanOptions) -> _Rows:
-    """Strides from the first token on; the document takes free room first, then that of the oldest tokens."""
+    """Strides from the first token on; the document first takes free room, then pushes out the oldest tokens."""
     begin_R = np.arange(0, text_tokens, options.stride, dtype=np.int64)
     end_R = np.minimum(begin_R + options.stride, text_tokens)
     block_end_R = np.minimum((begin_R // options.advance + 1) * options.advance, text_tokens)
@@ -216,7 +218,8 @@ def _paper_windows(text_tokens: int, options: PlanOptions) -> _Rows:
 
 
 def _official_windows(text_tokens: int, options: PlanOptions) -> _Rows:
-    """A first window of L tokens without retrieval, then a stride a window; the document overwrites its beginning."""
+    """A first window of L tokens without retrieval, then one stride per window; the document overwrites its
+    beginning."""
     length = options.max_length
     begin_R = np.concatenate([[0], np.arange(length, text_tokens, options.stride)]).astype(np.int64)
     end_R = np.minimum(np.concatenate([[length], begin_R[1:] + options.stride]), text_tokens).astype(np.int64)
@@ -226,8 +229,10 @@ def _official_windows(text_tokens: int, options: PlanOptions) -> _Rows:
 
 
 def _rolling_windows(text_tokens: int, options: PlanOptions) -> _Rows:
-    """REPLUG's: every window but the first has s + l tokens, counted up to the one before its last target, which is the
-    last that is read; so the targets of a last window that are fewer have more before them."""
+    """REPLUG's windows: all but the first have s + l tokens and end before their last target, since it is not read.
+
+    So if the last window has fewer targets, they have more tokens before them.
+    """
     window = options.stride + options.query_tokens
     begin_R = np.concatenate([[0], np.arange(window + 1, text_tokens, options.stride)]).astype(np.int64)
     end_R = np.minimum(np.concatenate([[window + 1], begin_R[1:] + options.stride]), text_tokens).astype(np.int64)

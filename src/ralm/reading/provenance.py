@@ -1,14 +1,14 @@
-"""What retrieval was worth, token by token and passage by passage, in nats.
+"""The gain from retrieval, token by token and passage by passage, in nats.
 
-Of a target y_t, read with documents after [d; x] and without after x alone:
+For a target y_t, read after [d; x] with documents and after x without:
 
     gain_t         = log p(y_t | with documents) - log p(y_t | x)
     contribution_td = posterior_td gain_t,     posterior_td = lambda_d p(y_t | [d; x]) / sum over d' of the same
 
 The posteriors of a target sum to 1 (REPLUG's ensemble, Shi et al., 2023, Eq. 2; with one document it is 1), so its
 contributions sum to its gain, and those of all passages to the gain of the text. Gains may be negative: a passage can
-hurt. A target read without a document has whatever gain was measured (both readings ask the model the same, so that is
-rounding), and no passage is given any of it.
+hurt. The gain of a target read without a document is attributed to no passage; both readings ask the model the same, so
+this gain is rounding error.
 
 Works on arrays of what was scored; knows nothing of models, texts or where passages come from. All sums are float64.
 Letters of shapes: T targets, K documents of a target.
@@ -26,10 +26,10 @@ DoubleArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one passage was worth to a text.
+    """What one passage contributed to a text.
 
-    `gain` is its share of the text's gain in nats, `tokens` the number of targets of which it gave more than any other
-    passage; `helped` of those became likelier than without documents, and `hurt` less likely.
+    `gain` is its share of the text's gain in nats. `tokens` is the number of targets to which it contributed more than
+    any other passage; `helped` of these became likelier than without documents, and `hurt` less likely.
     """
 
     passage: int
@@ -41,10 +41,10 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What retrieval was worth to a text of so many `targets`.
+    """The gain from retrieval for a text of `targets` targets.
 
-    `nats` is the sum of all gains, of which `unattributed` belongs to the targets that were read without a document;
-    `helped` targets became likelier than without documents, and `hurt` ones less likely.
+    `nats` is the sum of all gains, of which `unattributed` belongs to targets that were read without a document.
+    `helped` targets became likelier than without documents, and `hurt` targets less likely.
     """
 
     nats: float
@@ -55,7 +55,7 @@ class Gain:
 
     @property
     def per_token(self) -> float:
-        """Nats a target; not a number where there is none."""
+        """Nats per target; NaN without targets."""
         return self.nats / self.targets if self.targets else float("nan")
 
 
@@ -73,7 +73,7 @@ def gains(log_probs_T: FloatArray, baseline_T: FloatArray) -> DoubleArray:
 
 
 def attributed(provenance: Provenance, gain_T: DoubleArray) -> DoubleArray:
-    """How much of each target's gain (float64, T x K) is each document's: every row sums to the gain."""
+    """The part of each target's gain (float64, T x K) that each document contributed: every row sums to the gain."""
     posteriors_TK = provenance.posteriors_TK.astype(np.float64)
     return gain_T[:, None] * posteriors_TK / posteriors_TK.sum(axis=1, keepdims=True)
 
@@ -91,7 +91,7 @@ def total_gain(provenance: Provenance, gain_T: DoubleArray) -> Gain:
 
 
 def contributions(provenance: Provenance, gain_T: DoubleArray) -> list[Contribution]:
-    """What each passage was worth, the best first, those of equal gain by number: a row per passage that was read."""
+    """What each passage contributed, a row per passage that was read: largest gain first, equal gains by number."""
     read_TK = provenance.passages_TK != NO_PASSAGE
     numbers, places = np.unique(provenance.passages_TK[read_TK], return_inverse=True)
     gain = np.bincount(places, weights=attributed(provenance, gain_T)[read_TK], minlength=len(numbers))
@@ -105,8 +105,8 @@ def contributions(provenance: Provenance, gain_T: DoubleArray) -> list[Contribut
 
 
 def _led_by(provenance: Provenance, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The place (int64, T) among the sorted `numbers` of the passage that gave most of each target; one past the end
-    for a target without passage."""
+    """The index (int64, T) into the sorted `numbers` of the passage that contributed most to each target; one past the
+    end for a target without a passage."""
     most_T = provenance.posteriors_TK.argmax(axis=1)
     passages_T = provenance.passages_TK[np.arange(len(most_T)), most_T]
     return np.where(passages_T == NO_PASSAGE, len(numbers), np.searchsorted(numbers, passages_T))

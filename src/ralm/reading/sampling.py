@@ -1,4 +1,4 @@
-"""One token from a distribution: the likeliest, or one that is drawn.
+"""One token from a distribution: the likeliest, or one drawn at random.
 
 Works on log-probabilities; knows nothing of the model or the mixture that they came from. V: vocabulary.
 """
@@ -19,8 +19,8 @@ def sample(
 ) -> int:
     """A token id: the likeliest at temperature 0 (the first of equals), else drawn by top-k and nucleus sampling.
 
-    Of the `top_k` likeliest tokens, the nucleus is the smallest set of likeliest ones whose probability, after
-    temperature and among these, reaches `top_p`.
+    The nucleus is the smallest set of likeliest tokens whose probability reaches `top_p`, after temperature and
+    relative to the `top_k` likeliest tokens.
     """
     if temperature == 0:
         return int(np.argmax(log_probs_V))
@@ -30,7 +30,7 @@ def sample(
     if top_p < 1:
         tokens = _nucleus(weights_V, tokens, top_p)
     cumulated = np.cumsum(weights_V[tokens])
-    # in the order of ids, so that weights that change in their last digits do not change which token a draw is
+    # in the order of ids, so that a change in the last digits of the weights does not change the drawn token
     place = np.searchsorted(cumulated, generator.random() * cumulated[-1], side="right")
     return int(tokens[min(place, len(tokens) - 1)])
 
@@ -43,9 +43,9 @@ def _likeliest(weights_V: DoubleArray, count: int) -> IntArray:
 
 
 def _nucleus(weights_V: DoubleArray, tokens: IntArray, top_p: float) -> IntArray:
-    """The smallest set of largest weights among `tokens` that has `top_p` of their sum.
+    """The smallest set of largest weights among `tokens` whose sum reaches `top_p` of the total.
 
-    Weights below (1 - top_p) of the mean have together less than the share that is left out: they are not sorted.
+    Weights below (1 - top_p) of the mean sum to less than the part that is left out, so they are not sorted.
     """
     weights = weights_V[tokens]
     enough = top_p * weights.sum()

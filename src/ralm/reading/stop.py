@@ -1,4 +1,4 @@
-"""Text up to the first stop string, as its pieces come.
+"""Text up to the first stop string, piece by piece.
 
 Knows pieces of text; knows nothing of tokens or models.
 """
@@ -9,9 +9,9 @@ from ralm.reading.pieces import GeneratedText
 
 
 class UntilStop:
-    """Hands on pieces that are certain not to belong to a stop string; `found` once there was one.
+    """Passes on pieces that cannot belong to a stop string; `found` is True after a stop string.
 
-    The end of the text that could still become a stop string is held back. The stop string itself is left out.
+    The end of the text is held back while it could still become a stop string. The stop string itself is left out.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -20,7 +20,7 @@ class UntilStop:
         self._held: list[GeneratedText] = []
 
     def add(self, pieces: Sequence[GeneratedText]) -> list[GeneratedText]:
-        """What has become certain with these pieces, in order; nothing after a stop string."""
+        """The pieces that can now be passed on, in order; nothing after a stop string."""
         certain: list[GeneratedText] = []
         for piece in pieces:
             if not self.found:
@@ -29,7 +29,7 @@ class UntilStop:
         return certain
 
     def rest(self) -> list[GeneratedText]:
-        """What was held back when the writing ended; nothing after a stop string."""
+        """The pieces that were held back until the end; nothing after a stop string."""
         held, self._held = self._held, []
         return held
 
@@ -47,12 +47,12 @@ class UntilStop:
 
 
 def _overlap(text: str, string: str) -> int:
-    """The length of the longest end of `text` that is a proper beginning of `string`."""
+    """The length of the longest suffix of `text` that is a proper prefix of `string`."""
     return next((n for n in range(min(len(text), len(string) - 1), 0, -1) if text.endswith(string[:n])), 0)
 
 
 def _split(pieces: Sequence[GeneratedText], length: int) -> tuple[list[GeneratedText], list[GeneratedText]]:
-    """The first `length` characters of the pieces, and the others; a piece that is cut leaves its tokens before it."""
+    """The first `length` characters of the pieces, and the rest; the tokens of a cut piece go with its first part."""
     first, others = [], []
     for piece in pieces:
         if length >= len(piece.text):

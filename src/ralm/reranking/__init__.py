@@ -1,1 +1,1 @@
-"""Choosing among hits."""
+"""Rerankers, which choose among hits."""

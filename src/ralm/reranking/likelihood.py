@@ -1,7 +1,7 @@
-"""Choosing the passages under which a language model finds some tokens likeliest.
+"""Choosing the passages that make some tokens likeliest under a language model.
 
-Zero-shot reranking looks at the end of the prefix, the oracle at the targets themselves. Knows rows and hits; knows
-nothing of plans, prompts or how a model scores.
+Zero-shot reranking uses the end of the prefix, the oracle the targets themselves. Knows rows and hits; knows nothing of
+plans, prompts or how a model scores.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from ralm.records import FloatArray, Hits, Passages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroShot:
-    """Chooses the passage under which a language model finds the last `tokens` tokens of the prefix likeliest.
+    """Chooses the passage that makes the last `tokens` tokens of the prefix likeliest under a language model.
 
-    In-Context RALM, section 6.1, with its 16 tokens and 16 `candidates`. `model` ranks; without one, the model that
-    reads does. Raises UsageError if a number is below 1.
+    In-Context RALM, section 6.1, with its 16 tokens and 16 `candidates`. `model` ranks; by default the reading model
+    does. Raises UsageError if a number is below 1.
     """
 
     candidates: int = 16
@@ -39,7 +39,7 @@ class ZeroShot:
         return {"reranker": "zero-shot", "candidates": self.candidates, "tokens": self.tokens, "model": model}
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
-        """The k likeliest of each row's hits; their scores are total log-probabilities of the end of the prefix.
+        """The k best of each row's hits; their scores are total log-probabilities of the end of the prefix.
 
         Raises UsageError if a passage and the tokens do not fit into the ranking model.
         """
@@ -49,10 +49,10 @@ class ZeroShot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle:
-    """Chooses the passage under which the targets themselves are likeliest (In-Context RALM, Eq. 5 and Figure 7).
+    """Chooses the passage that makes the targets themselves likeliest (In-Context RALM, Eq. 5 and Figure 7).
 
-    It shows what the best of the candidates would be worth. It is no method, since it looks at the text to be
-    predicted. Raises UsageError if `candidates` is below 1.
+    It is an upper bound for choosing among the candidates, not a method, since it looks at the text to be predicted.
+    Raises UsageError if `candidates` is below 1.
     """
 
     needs_targets: ClassVar[bool] = True
@@ -68,9 +68,9 @@ class Oracle:
         return {"reranker": "oracle", "candidates": self.candidates}
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
-        """The k likeliest of each row's hits; their scores are total log-probabilities of the targets.
+        """The k best of each row's hits; their scores are total log-probabilities of the targets.
 
-        Raises UsageError if text is being written: its targets are not known.
+        Raises UsageError during generation, when the targets are not known.
         """
         contested = _contested(hits)
         return _likeliest(hits, contested, rows.target_log_probs(contested), k)
@@ -83,7 +83,7 @@ def _contested(hits: Hits) -> list[tuple[int, int]]:
 
 
 def _likeliest(hits: Hits, contested: Sequence[tuple[int, int]], log_probs: Sequence[FloatArray], k: int) -> Hits:
-    """The k best hits of each row by total log-probability (summed in float64), the first where equal."""
+    """The k best hits of each row by total log-probability (summed in float64); of equal ones the first."""
     totals: dict[int, list[float]] = {}
     for (row, _), scored in zip(contested, log_probs, strict=True):
         totals.setdefault(row, []).append(float(scored.sum(dtype=np.float64)))

@@ -1,4 +1,4 @@
-"""A reranker by its name and options, as a command line gives them."""
+"""Options that select a reranker by name, as on the command line."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -14,10 +14,10 @@ Method = Literal["none", "zero-shot", "oracle", "random"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankOptions:
-    """Which reranker, and its options: `ZeroShot`, `Oracle` or `RandomChoice` of so many `candidates`.
+    """Which reranker to use: `ZeroShot`, `Oracle` or `RandomChoice` among `candidates` passages, or none.
 
-    `tokens` are those of the prefix that `zero-shot` ranks by, `seed` is that of `random`. Raises UsageError if the
-    values make no sense.
+    `tokens` is how many tokens of the prefix `zero-shot` ranks by, `seed` that of `random`. Raises UsageError if a
+    value is out of range.
     """
 
     method: Annotated[
@@ -52,7 +52,7 @@ class RerankOptions:
         check_options(self)
 
     def reranker(self, model: LanguageModel | None = None) -> Reranker | None:
-        """The reranker; none where the retriever's order stands. `model` ranks for `zero-shot`, else the reading
+        """The reranker, or None to keep the retriever's order. `model` ranks for `zero-shot`, by default the reading
         model."""
         match self.method:
             case "none":

@@ -1,4 +1,4 @@
-"""Any of the candidates: the control of reranking."""
+"""Random choice among the candidates: the control for reranking."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,8 @@ from ralm.records import NO_PASSAGE, Hits, Passages
 class RandomChoice:
     """Chooses any of a row's candidates, all equally likely.
 
-    What a row draws follows from `seed` and its place in the text alone. Raises UsageError if a number makes no sense.
+    The choice for a row depends only on `seed` and its place in the text. Raises UsageError if a number is out of
+    range.
     """
 
     candidates: int = 16
@@ -36,8 +37,10 @@ class RandomChoice:
         draws = int(strides_Q.max(initial=-1)) + 1
         first_Q = np.random.default_rng(self.seed).random(draws)[strides_Q] * found_QK.sum(axis=1)
         keys_QK = np.random.default_rng([self.seed, 1]).random((draws, self.candidates))[strides_Q]
-        keys_QK = keys_QK[:, : hits.numbers_QK.shape[1]]  # retrievers give fewer columns where no row has more hits
-        keys_QK[np.arange(len(hits)), first_Q.astype(np.int64)] = -1  # so that any k begins with the same passage
+        keys_QK = keys_QK[:, : hits.numbers_QK.shape[1]]  # retrievers give fewer columns if no row has more hits
+        keys_QK[
+            np.arange(len(hits)), first_Q.astype(np.int64)
+        ] = -1  # so that the first passage is the same for every k
         keys_QK[~found_QK] = 2
         order_QK = np.argsort(keys_QK, axis=1, kind="stable")[:, :k]
         numbers_QK = np.take_along_axis(hits.numbers_QK, order_QK, axis=1)
