@@ -50,7 +50,7 @@ def test_what_checksums_do_not_tell(work: Path) -> None:
     mend(work / "run")
     answer = ralm("check", work / "run")
     assert answer.status == 1
-    assert "is no summary" in answer.out
+    assert "is not a summary" in answer.out
 
 
 def test_what_is_no_such_folder(work: Path) -> None:

@@ -1,4 +1,4 @@
-"""Checks that a folder that ralm wrote is whole: an index, a run or a sweep. Every byte is read.
+"""Checks that a folder written by ralm is complete: an index, a run or a sweep. Reads every byte.
 
 Knows which check each kind needs; knows nothing of what the files mean.
 """
@@ -14,8 +14,11 @@ from ralm.runs import run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What a check found: what is `damaged`, a few words each, and the files of which only samples could be compared,
-    since the folder was written before checksums of whole files were kept."""
+    """The result of a check: what is `damaged`, in a few words each, and the `sampled` files.
+
+    Only samples of `sampled` files could be compared: their folder was written before ralm kept checksums of whole
+    files.
+    """
 
     kind: str
     damaged: tuple[str, ...]
@@ -23,11 +26,11 @@ class Checked:
 
 
 def check_folder(folder: Path | str) -> Checked:
-    """Check an index, a run or a sweep: the checksum of every file, and of an index and a run that what they hold fits
-    together.
+    """Check the checksums of all files of an index, a run or a sweep, and that the contents of an index or run are
+    consistent.
 
     Raises NotAFolderOfThisKindError if the folder is none of these, and DamagedFolderError, OlderFormatError or
-    NewerFormatError if its manifest is not to be believed.
+    NewerFormatError if its manifest cannot be trusted.
     """
     folder = Path(folder)
     kind = kind_of(folder)
@@ -41,7 +44,7 @@ def check_folder(folder: Path | str) -> Checked:
 
 
 def _opening(folder: Path) -> list[str]:
-    """The damage that opening a run finds. A run without a baseline has no report, but is not damaged."""
+    """The damage found by opening a run. A run without a baseline has no report, but is not damaged."""
     try:
         run.open_run(folder)
     except DamagedFolderError as error:

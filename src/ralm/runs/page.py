@@ -1,6 +1,6 @@
-"""A report as a page that stands alone.
+"""A report as a self-contained page.
 
-The page is report.html beside this file with the data put in: nothing in it is fetched, and nothing in the text is
+The page is report.html beside this file with the data filled in. It fetches nothing, and text in it is never treated as
 markup.
 """
 
@@ -24,4 +24,4 @@ def report_page(report: Report) -> str:
         "{{title}}": html.escape(one_line(report.title)),
         "{{data}}": to_json(report.as_json()).replace("<", "\\u003c"),
     }
-    return _MARK.sub(lambda mark: parts[mark[0]], page)  # in one go: a text may hold a mark itself
+    return _MARK.sub(lambda mark: parts[mark[0]], page)  # in one pass: the text itself may contain a mark

@@ -1,4 +1,4 @@
-"""The plot of a sweep: token perplexity at every value, with passages and without. Needs the extra `plots`."""
+"""The plot of a sweep: token perplexity at every value, with passages and without. Needs the `plots` extra."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ DOTS_AN_INCH: Final = 150
 
 
 def draw_sweep(option: str, rows: Sequence[dict[str, JsonValue]], path: Path) -> None:
-    """Draw the rows of a sweep, in the order of their values where these are numbers; bars where they are names."""
+    """Draw the rows of a sweep: a line, sorted by value, if the values are numbers, else bars."""
     values = [str(row[option]) for row in rows]
     figure = Figure(figsize=INCHES, dpi=DOTS_AN_INCH, layout="constrained")
     axes = figure.subplots()

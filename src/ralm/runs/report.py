@@ -1,6 +1,6 @@
-"""A report of what retrieval was worth to the text of a run, or to a generated text, as data.
+"""A report of the gain from retrieval for the text of a run, or for a generated text, as data.
 
-Knows a traced text and what to say above it; knows nothing of pages or terminals.
+Knows a traced text and the header of its report; knows nothing of pages or terminals.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,16 +20,16 @@ from ralm.runs.settings import number_of, part_of, settings_of
 _DECIMALS: Final = 4
 _TITLE: Final = 60
 _LISTED: Final = 200
-"""How many passages that helped most, and how many that hurt most, a report holds beside those of the tokens shown."""
+"""How many of the most helpful passages, and of the most harmful, a report holds besides those of the shown tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Report:
-    """A traced text and what stands above it.
+    """A traced text and the header of its report.
 
-    `settings` says how it was read, label by label; the perplexities are a token's, with documents and without.
-    `shown_tokens` is how much of the text is shown, from its beginning. Gains are those of all of it; of its passages
-    the report holds those of the tokens shown and those that gave or took most.
+    `settings` says how it was read, by label. The perplexities are per token, with documents and without.
+    `shown_tokens` is how many tokens are shown, from the beginning of the text. Gains are those of the whole text. The
+    report holds the passages of the shown tokens and those that helped or hurt most.
     """
 
     title: str
@@ -40,7 +40,7 @@ class Report:
     shown_tokens: int
 
     def as_json(self) -> dict[str, JsonValue]:
-        """Everything that the page shows; log-probabilities, gains and posteriors to four decimals."""
+        """Everything that the page shows; log-probabilities, gains and posteriors are rounded to four decimals."""
         rows = self.text.contributions
         listed = self._listed(rows)
         return {
@@ -62,7 +62,7 @@ class Report:
         }
 
     def _listed(self, rows: Sequence[Contribution]) -> list[Contribution]:
-        """The passages that are shown, in the order of `rows`, which is that of their gains."""
+        """The passages that are shown, in the order of `rows`: largest gain first."""
         if self.shown_tokens == len(self.text):
             return list(rows)
         of_tokens = set(self.text.provenance.passages_TK[: self.shown_tokens].ravel().tolist())
@@ -71,7 +71,7 @@ class Report:
 
 
 def report_of(run: Run, tokens: int) -> Report:
-    """The report of a run, of whose text the first `tokens` tokens are shown."""
+    """The report of a run, which shows the first `tokens` tokens of its text."""
     config = part_of(run.summary, "config")
     return Report(
         title=Path(str(part_of(config, "text").get("path") or run.path)).name,
@@ -84,7 +84,7 @@ def report_of(run: Run, tokens: int) -> Report:
 
 
 def report_of_generation(text: TracedText, config: Mapping[str, JsonValue]) -> Report:
-    """The report of a generated text; `config` as that of a run, as far as generation knows it."""
+    """The report of a generated text; `config` is like that of a run, with the parts that generation has."""
     return Report(
         title=" ".join(text.before.split())[:_TITLE],
         settings=settings_of(config),
@@ -96,7 +96,7 @@ def report_of_generation(text: TracedText, config: Mapping[str, JsonValue]) -> R
 
 
 def _token(text: TracedText, place: int) -> dict[str, JsonValue]:
-    """One token by the names of the columns of a run; its passages are those that were there to read."""
+    """One token, with the column names of a run, and the passages it was read with."""
     provenance = text.provenance
     pairs = zip(provenance.passages_TK[place].tolist(), provenance.posteriors_TK[place].tolist(), strict=True)
     read = [(passage, posterior) for passage, posterior in pairs if passage != NO_PASSAGE]

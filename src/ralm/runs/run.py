@@ -1,9 +1,9 @@
-"""A run on disk: a folder with a row per target token, a summary, and the configuration and environment behind them.
+"""A run on disk: a folder with a row per target token, a summary, and their configuration and environment.
 
 tokens.parquet   position, token, text, log_prob, baseline_log_prob, gain, passage, document_id, title, and two lists:
-                 the passages it was read with, and the posterior weight of each
+                 the passages it was read with, and their posterior weights
 passages.parquet passage, document_id, title, text, gain, tokens, helped, hurt of every passage that was read
-summary.json     the measures, the configuration; where asked the baseline's measures and the gain over it
+summary.json     the measures and the configuration; with a baseline, its measures and the gain over it
 manifest.json    the configuration again, the environment, and a checksum of each file
 """
 
@@ -41,9 +41,9 @@ SUMMARY: Final = "summary.json"
 
 
 def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonValue], *, force: bool) -> None:
-    """Write a run folder, whole or not at all.
+    """Write a run folder atomically.
 
-    Raises FolderExistsError if `out` is there and `force` does not say to replace it.
+    Raises FolderExistsError if `out` exists and `force` is not set.
     """
     table = token_table(evaluation)
     with new_folder(Path(out), kind=KIND, force=force) as folder:
@@ -61,7 +61,7 @@ def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonVal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """A run that was read back: its summary, and its text with what each token came from."""
+    """A run that was read back: its summary, and its text with the passages that each token came from."""
 
     path: Path
     summary: dict[str, JsonValue]
@@ -81,7 +81,9 @@ def open_run(path: Path | str) -> Run:
 def _open(path: Path) -> Run:
     manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
     if PASSAGES not in manifest.files:
-        raise UsageError(f"{path} does not hold its passages, as runs now do: score the text again with ralm eval.")
+        raise UsageError(
+            f"{path} does not hold its passages, since an older version wrote it: score the text again with ralm eval."
+        )
     try:
         tokens, passages = (pq.read_table(path / name) for name in (TOKENS, PASSAGES))
         summary = json.loads((path / SUMMARY).read_bytes())
@@ -91,7 +93,7 @@ def _open(path: Path) -> Run:
             f"{path} is damaged: {reason}; score the text again, or restore it from a copy."
         ) from error
     if not isinstance(summary, dict):
-        raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is no summary; score the text again.")
+        raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; score the text again.")
     return Run(path=path, summary=summary, text=traced_text(path, tokens, passages))
 
 
@@ -105,7 +107,7 @@ def evaluation_config(
     reader: Reader | None = None,
     reranker: Reranker | None = None,
 ) -> dict[str, JsonValue]:
-    """Everything that decides the figures of a run, by name: equal configurations give equal figures."""
+    """Everything that determines the figures of a run, by name: equal configurations give equal figures."""
     return {
         "text": {
             "path": None if path is None else path_text(path),
@@ -121,7 +123,7 @@ def evaluation_config(
 
 
 def environment() -> dict[str, JsonValue]:
-    """What the figures of a run may depend on besides its configuration; null for a package that is not installed."""
+    """The versions that figures may depend on besides the configuration; None for a package that is not installed."""
     packages = (
         "torch",
         "transformers",
@@ -148,7 +150,7 @@ def _version(package: str) -> str | None:
 
 
 def to_json(value: JsonValue, indent: int | None = None) -> str:
-    """JSON that any reader takes and any terminal shows: a number that is infinite or none at all becomes null."""
+    """JSON that any parser accepts and any terminal can show: infinity and NaN become null."""
     return printable_json(json.dumps(_finite(value), ensure_ascii=False, indent=indent, allow_nan=False))
 
 

@@ -1,6 +1,6 @@
 """How a text was read, in a few words, from the configuration of its run.
 
-Knows what a configuration calls things; knows nothing of reports.
+Knows the names in a configuration; knows nothing of reports.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from typing import Final
 from pydantic import JsonValue
 
 JOINED: Final = "all of a token's gain counts for the first passage of its context"
-"""What the reports of runs that read several passages in one context say of attribution."""
+"""What reports say about attribution if several passages were read in one context."""
 
 
 def settings_of(config: Mapping[str, JsonValue]) -> dict[str, str]:
-    """How a text was read, a few words for each label, from the configuration of its run.
+    """How a text was read, in a few words for each label, from the configuration of its run.
 
-    A run that another program wrote may record only some of it; what is missing is left out.
+    Runs written by other programs may lack some of it; missing parts are left out.
     """
     plan, reader, model = part_of(config, "plan"), part_of(config, "reader"), part_of(config, "model")
     known = {
@@ -43,7 +43,7 @@ def _passages(source: JsonValue) -> str:
 
 
 def _named(reader: Mapping[str, JsonValue]) -> str | None:
-    """What a configuration calls its reader; an earlier version had the options under the name, as the only key."""
+    """The name of the reader in a configuration; earlier versions stored it as the only key, with the options below."""
     if "reader" in reader:
         return str(reader["reader"])
     return next((key for key, options in reader.items() if isinstance(options, dict)), None)
@@ -69,7 +69,7 @@ def _reader(reader: JsonValue, reranker: JsonValue) -> str | None:
 
 
 def _best(reranker: Mapping[str, JsonValue]) -> str:
-    """The one passage that was read, and how it was chosen."""
+    """How the single passage that was read was chosen."""
     method = reranker.get("reranker", reranker.get("method", "none"))
     if method == "none":
         return "the first passage"
@@ -86,13 +86,13 @@ def _ensemble(options: Mapping[str, JsonValue]) -> str:
 
 
 def part_of(config: Mapping[str, JsonValue], key: str) -> dict[str, JsonValue]:
-    """A part of a configuration; empty where the run had no use for it."""
+    """A part of a configuration; empty if it is missing or null."""
     part = config.get(key)
     return part if isinstance(part, dict) else {}
 
 
 def number_of(value: JsonValue) -> float:
-    """A measure; not a number where it was none, which a run has as null."""
+    """A measure; NaN if the run has null for it."""
     try:
         return float(value) if isinstance(value, (int, float)) else float("nan")
     except OverflowError:

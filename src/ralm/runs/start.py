@@ -1,6 +1,6 @@
-"""Starting a run, or resuming one that was killed: evaluate, and write the folder whole.
+"""Starting a run, or resuming one that was killed: evaluate, then write the folder atomically.
 
-While it works, what the models score lies beside the folder. Called again with the same arguments, it is not scored
+Meanwhile everything that the models score is kept beside the folder. A call with the same arguments does not score it
 again.
 """
 
@@ -43,7 +43,7 @@ def run_evaluation(
     name: Path | str | None = None,
     force: bool = False,
 ) -> Evaluation:
-    """Evaluate a text as `evaluate_text` does, and write the run to the folder `out`, whole or not at all.
+    """Evaluate a text as `evaluate_text` does, and write the run to the folder `out` atomically.
 
     If it is killed, call it again with the same arguments to resume. `name` is what reports call the text, such as its
     path. Raises what `evaluate_text` raises, FolderExistsError if `out` exists and `force` is not set, and UsageError
@@ -79,7 +79,7 @@ def run_sweep(
     plot: bool = True,
     force: bool = False,
 ) -> Sweep:
-    """Evaluate a text at every point as `sweep` does, and write the folder `out`, whole or not at all.
+    """Evaluate a text at every point as `sweep` does, and write the folder `out` atomically.
 
     If it is killed, call it again with the same arguments to resume. Raises what `sweep` and `write_sweep` raise.
     """
@@ -98,17 +98,17 @@ def run_sweep(
 def point_config(
     name: Path | str | None, text: str, model: LanguageModel, point: SweepPoint, limit_tokens: int | None
 ) -> dict[str, JsonValue]:
-    """Everything that decides the figures of a point, by name."""
+    """Everything that determines the figures of a point, by name."""
     return evaluation_config(name, text, model, point.plan, point.source, limit_tokens, point.reader, point.reranker)
 
 
 def ranking_model(reranker: Reranker | None) -> LanguageModel | None:
-    """The language model of its own that a zero-shot reranker ranks with."""
+    """The ranking model of a zero-shot reranker; None for other rerankers, and if the reading model ranks."""
     return reranker.model if isinstance(reranker, ZeroShot) else None
 
 
 def _ranking_with(reranker: Reranker | None, scorers: Mapping[int, Scorer]) -> Reranker | None:
-    """The same reranker; where it ranks with a model of its own, with the scorer of that model in its place."""
+    """The same reranker, with its ranking model replaced by the scorer of that model."""
     if isinstance(reranker, ZeroShot) and reranker.model is not None:
         return replace(reranker, model=scorers[id(reranker.model)])
     return reranker
@@ -118,7 +118,7 @@ def _ranking_with(reranker: Reranker | None, scorers: Mapping[int, Scorer]) -> R
 def kept(
     out: Path | str, config: dict[str, JsonValue], models: Sequence[LanguageModel | None], *, force: bool
 ) -> Iterator[dict[int, Scorer]]:
-    """Scorers of some models, by the id of each, that keep what they score beside `out` and reuse what was kept there.
+    """Scorers of some models, by `id(model)`, that keep what they score beside `out` and reuse what is kept there.
 
     Raises UsageError if a run with other settings was begun there and `force` is not set.
     """

@@ -2,7 +2,7 @@
 
 sweep.csv      a row per value of the option
 sweep.png      the plot
-summary.json   the rows, each with the configuration that gave it
+summary.json   the rows, each with its configuration
 manifest.json  the environment, and a checksum of each file
 """
 
@@ -28,7 +28,7 @@ SUMMARY: Final = "summary.json"
 
 
 def check_plot() -> None:
-    """Raise MissingExtraError if no plot can be drawn, before hours of work that would end in one."""
+    """Raise MissingExtraError if matplotlib is missing; called before hours of work that end with a plot."""
     try:
         import ralm.runs.plot  # noqa: F401
     except ModuleNotFoundError as error:
@@ -42,10 +42,10 @@ def check_plot() -> None:
 def write_sweep(
     out: Path | str, swept: Sweep, configs: Sequence[dict[str, JsonValue]], *, plot: bool = True, force: bool = False
 ) -> None:
-    """Write a folder with the table, its plot and the summary, whole or not at all.
+    """Write a folder with the table, its plot and the summary atomically.
 
-    Raises FolderExistsError if `out` is there and `force` does not say to replace it, MissingExtraError where a plot is
-    wanted and the extra `plots` is not installed.
+    Raises FolderExistsError if `out` exists and `force` is not set, MissingExtraError if `plot` is set and the `plots`
+    extra is not installed.
     """
     rows = swept.rows()
     with new_folder(Path(out), kind=KIND, force=force) as folder:

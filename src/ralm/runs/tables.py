@@ -1,6 +1,6 @@
-"""The tables of a run: a row per target token, and a row per passage that was read; written and read back.
+"""The tables of a run: a row per target token, and a row per passage that was read. Writes them and reads them back.
 
-Knows Arrow; knows nothing of folders. A report needs these two tables alone, not the index.
+Knows Arrow; knows nothing of folders. A report needs only these two tables, not the index.
 """
 
 from pathlib import Path
@@ -33,10 +33,10 @@ _WORTH: Final = {"gain": pa.float64(), "tokens": pa.int64(), "helped": pa.int64(
 
 
 def token_table(evaluation: Evaluation) -> pa.Table:
-    """A row per target token: `text` is what it adds to the text, the part before the first stands in the metadata.
+    """A row per target token: `text` is what it adds to the text; the text before the first is in the metadata.
 
-    `passage`, `document_id` and `title` are null where a token was read without passage, `baseline_log_prob` and `gain`
-    where no baseline was asked for.
+    `passage`, `document_id` and `title` are null for a token that was read without a passage, `baseline_log_prob` and
+    `gain` without a baseline.
     """
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     numbers, inverse_T = np.unique(scored.passages_T, return_inverse=True)
@@ -61,8 +61,10 @@ def token_table(evaluation: Evaluation) -> pa.Table:
 
 
 def passage_table(evaluation: Evaluation) -> pa.Table:
-    """A row per passage that was read, the one that contributed most first. Without a baseline, rows are in the order
-    of passage numbers, and the columns of what each was worth are null."""
+    """A row per passage that was read, largest contribution first.
+
+    Without a baseline, rows are in the order of passage numbers, and the columns of contributions are null.
+    """
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     provenance = provenance_of(scored)
     used = used_passages(provenance, evaluation.passages)
@@ -76,20 +78,20 @@ def passage_table(evaluation: Evaluation) -> pa.Table:
 
 
 def traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
-    """The text of a run from its tables; `run` is what it is called in messages.
+    """The text of a run from its tables; messages name the folder `run`.
 
-    Raises UsageError if the run has no baseline, DamagedFolderError where the tables are not those of a run.
+    Raises UsageError if the run has no baseline, DamagedFolderError if the tables are not those of a run.
     """
     tokens, passages = _columns(run, tokens, _READ_OF_TOKENS), _columns(run, passages, _READ_OF_PASSAGES)
     if tokens["baseline_log_prob"].null_count:
         raise UsageError(
-            f"{run} was scored with passages alone: score the text again with a baseline (`ralm eval --baseline`)."
+            f"{run} was scored with passages only: score the text again with a baseline (`ralm eval --baseline`)."
         )
     provenance, rows = _provenance(run, tokens), passages.to_pylist()
     if {NO_PASSAGE, *(row["passage"] for row in rows)}.issuperset(np.unique(provenance.passages_TK).tolist()):
         before = (tokens.schema.metadata or {}).get(_BEFORE, b"").decode(errors="replace")
     else:
-        raise _damaged(run, "its tokens were read with passages that it does not have")
+        raise _damaged(run, "its tokens were read with passages that are missing")
     return TracedText(
         before=before,
         texts=tokens["text"].to_pylist(),
@@ -126,19 +128,19 @@ def _provenance_columns(provenance: Provenance) -> dict[str, pa.Array]:
 
 
 def _columns(run: Path, table: pa.Table, columns: dict[str, pa.DataType]) -> pa.Table:
-    """Some columns of a table, whole and of their types; only a baseline may be null."""
+    """Some columns of a table, checked for their types; only the baseline may be null."""
     try:
         chosen = table.select(list(columns))
         chosen.validate(full=True)
     except (KeyError, pa.ArrowException) as error:
-        raise _damaged(run, f"a table of it cannot be read ({error})") from None
+        raise _damaged(run, f"one of its tables cannot be read ({error})") from None
     for name, kind in columns.items():
         found = chosen[name].type
         alike = (
             found.value_type == kind.value_type if pa.types.is_list(found) and pa.types.is_list(kind) else found == kind
         )
         if not alike or (chosen[name].null_count and name != "baseline_log_prob"):
-            raise _damaged(run, f"its column {name} is not as it should be")
+            raise _damaged(run, f"its column {name} has another type or missing values")
     return chosen
 
 
@@ -147,12 +149,12 @@ def _damaged(run: Path, how: str) -> DamagedFolderError:
 
 
 def _provenance(run: Path, tokens: pa.Table) -> Provenance:
-    """The columns of provenance as they were before they were written; a token without passage has its weight first."""
+    """The provenance from its columns; a token without a passage has all its weight in the first column."""
     passages, posteriors = (tokens[name].combine_chunks() for name in ("passages", "posteriors"))
     counts_T = np.diff(passages.offsets.to_numpy())
     places, shares = passages.flatten(), posteriors.flatten()
     if places.null_count or shares.null_count or not np.array_equal(counts_T, np.diff(posteriors.offsets.to_numpy())):
-        raise _damaged(run, "its tokens have other passages than posterior weights")
+        raise _damaged(run, "its tokens have passages and posterior weights that do not match")
     found_TK = np.arange(max(1, counts_T.max(initial=0))) < counts_T[:, None]
     passages_TK = np.full(found_TK.shape, NO_PASSAGE, dtype=np.int64)
     posteriors_TK = np.zeros(found_TK.shape, dtype=np.float32)

@@ -1,6 +1,6 @@
-"""A run that is under way: what it has scored is kept beside its folder, so that a killed run can be resumed.
+"""An unfinished run: what it has scored is kept beside its folder, so that a killed run can be resumed.
 
-`RUN.unfinished/` holds the configuration that the run was begun with, and for each model a journal of what it scored.
+`RUN.unfinished/` holds the configuration of the run, and for each model a journal of what it scored.
 """
 
 import json
@@ -22,11 +22,11 @@ JOURNAL: Final = ".journal"
 
 @contextmanager
 def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
-    """Yield the folder beside `out` in which the run keeps its work. A folder that an earlier run with the same
-    settings left is used again.
+    """Yield the folder beside `out` in which the run keeps its work; reuses one of an earlier run with the same
+    settings.
 
-    The folder is removed when the block succeeds, or fails before anything was kept; otherwise it stays. Raises
-    UsageError if a run with other settings was begun there and `force` is not set, or where the folder is not ours, and
+    The folder is removed if the block succeeds, or fails before anything was kept; otherwise it stays. Raises
+    UsageError if a run with other settings was begun there and `force` is not set, or if the folder is not ours, and
     FolderExistsError if another process is using it.
     """
     out = output_path(out)
@@ -42,7 +42,7 @@ def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> I
 
 
 def _begin_or_go_on(folder: Path, config: dict[str, JsonValue], force: bool) -> None:
-    """Check that a run begun before has these settings, or write them down."""
+    """Check that a run begun earlier has these settings, or write them for a new run."""
     wanted = to_json(config, indent=2)
     path = folder / CONFIG
     if path.exists():
@@ -51,15 +51,15 @@ def _begin_or_go_on(folder: Path, config: dict[str, JsonValue], force: bool) -> 
             return
         if not force:
             raise UsageError(
-                f"{folder} is a run begun with other settings ({_difference(begun, wanted)}): give those again to go "
-                "on with it, or `force=True` to begin anew."
+                f"{folder} is a run begun with other settings ({_difference(begun, wanted)}): give those again to "
+                "resume it, or `force=True` to start over."
             )
     UNFINISHED.empty(folder)
     write_whole(path, wanted)
 
 
 def _difference(begun: str, wanted: str) -> str:
-    """The first setting that differs, by its name and both values."""
+    """The first setting that differs: its name and both values."""
     try:
         before = _flat(json.loads(begun))
     except (ValueError, RecursionError):
@@ -72,7 +72,7 @@ def _difference(begun: str, wanted: str) -> str:
 
 
 def _flat(value: JsonValue, name: str = "") -> dict[str, JsonValue]:
-    """Nested settings by their dotted names."""
+    """Nested settings as a flat dictionary with dotted names."""
     if not isinstance(value, dict):
         return {name: value}
     return {
