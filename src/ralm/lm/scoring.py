@@ -58,7 +58,7 @@ class Scorer:
 
     @property
     def name(self) -> str:
-        """The model's own."""
+        """The name of the model."""
         return self.model.name
 
     @property
@@ -68,12 +68,12 @@ class Scorer:
 
     @property
     def max_length(self) -> int:
-        """The model's own."""
+        """The most tokens that the model can read at once."""
         return self.model.max_length
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's own."""
+        """The tokenizer of the model."""
         return self.model.tokenizer
 
     def score(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:

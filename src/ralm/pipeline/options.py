@@ -42,7 +42,7 @@ class ReadingOptions:
     reader: Annotated[
         ReaderName,
         Option(
-            "Read the best passage (in-context), each of several alone and average what they predict (ensemble: "
+            "Read the best passage (in-context), each of several alone and average the predictions (ensemble: "
             "REPLUG), or several in one context (concatenation)."
         ),
     ] = "in-context"
@@ -55,7 +55,7 @@ class ReadingOptions:
     concatenation: Annotated[
         Concatenation,
         Option(
-            "How several passages stand in one context.",
+            "How several passages are put into one context.",
             needs=Needs('`reader="concatenation"`', lambda reading: reading.reader == "concatenation"),
         ),
     ] = field(default_factory=Concatenation)
@@ -71,12 +71,12 @@ class ReadingOptions:
 
     @property
     def reranks(self) -> bool:
-        """Whether a reranker chooses."""
+        """Whether passages are reranked."""
         return self.reranking.method != "none"
 
     @property
     def chosen_reader(self) -> Reader:
-        """The reader of this name."""
+        """The selected reader."""
         match self.reader:
             case "in-context":
                 return InContext()

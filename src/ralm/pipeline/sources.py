@@ -27,7 +27,7 @@ from ralm.retrieval.retrieval_file import (
 
 
 class PassageSource(Protocol):
-    """Where the passages of a text come from."""
+    """A source of the passages of a text."""
 
     @property
     def config(self) -> dict[str, JsonValue]:

@@ -38,9 +38,7 @@ class RandomChoice:
         first_Q = np.random.default_rng(self.seed).random(draws)[strides_Q] * found_QK.sum(axis=1)
         keys_QK = np.random.default_rng([self.seed, 1]).random((draws, self.candidates))[strides_Q]
         keys_QK = keys_QK[:, : hits.numbers_QK.shape[1]]  # retrievers give fewer columns if no row has more hits
-        keys_QK[
-            np.arange(len(hits)), first_Q.astype(np.int64)
-        ] = -1  # so that the first passage is the same for every k
+        keys_QK[np.arange(len(hits)), first_Q.astype(np.int64)] = -1  # the same first passage for every k
         keys_QK[~found_QK] = 2
         order_QK = np.argsort(keys_QK, axis=1, kind="stable")[:, :k]
         numbers_QK = np.take_along_axis(hits.numbers_QK, order_QK, axis=1)

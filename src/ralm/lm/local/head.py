@@ -34,7 +34,7 @@ class ChosenLogits:
 
     @property
     def device(self) -> torch.device:
-        """Where the token ids go."""
+        """The device that token ids are sent to."""
         device: torch.device = self.model.device
         return device
 

@@ -173,5 +173,5 @@ def _device(name: str) -> torch.device:
             f"`device` must be auto, all, map, cpu, cuda or cuda:N, or several with commas, not {name!r}."
         ) from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f'`device="{name}"` needs a CUDA device, and there is none here; use `device="cpu"`.')
+        raise ModelError(f'`device="{name}"` needs a CUDA device, but none is available; use `device="cpu"`.')
     return device
