@@ -7,13 +7,15 @@ import pytest
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.scoring import Scorer
 from ralm.pipeline.reading import read
 from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.reading.documents import PassageDocuments
+from ralm.reading.in_context import rows_with_targets
 from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Hits
 from ralm.reranking.likelihood import ZeroShot
-from ralm.reranking.options import RerankOptions
+from ralm.reranking.options import Method, RerankOptions
 from ralm.reranking.random import RandomChoice
 from tests.fakes import CountingModel, WordTokenizer, chosen_hits, passages_of
 from tests.reference import official, reranking
@@ -168,3 +170,13 @@ def test_tokens_to_rank_by_that_do_not_fit() -> None:
 def test_options_that_make_no_sense(changed: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         RerankOptions(**changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["zero-shot", "oracle"])
+def test_one_pass_ranks_a_candidate_and_reads_the_targets(method: Method) -> None:
+    model = CountingModel(WordTokenizer(), max_length=WINDOW)
+    prepared = prepare_text("a b c d e f " * 20, model.tokenizer, options(stride=2))
+    hits, scorer = some_hits(prepared), Scorer(model)
+    read(prepared, scorer, hits, PASSAGES, reranker=RerankOptions(method=method, tokens=3, candidates=3).reranker())
+    rows = rows_with_targets(prepared.plan)
+    assert scorer.asked == sum(max(1, len(hits.of(row))) for row in rows), "a request for each candidate, and no more"

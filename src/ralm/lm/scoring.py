@@ -2,8 +2,7 @@
 
 - A request whose tokens equal another's, or are a prefix of another's, shares its pass. In blocked windows these are
   all strides of a block that read the same document.
-- Results are cached by the whole token sequence. A request for the last targets of a sequence is answered from one
-  with more targets: the pass that ranked a passage also scored the targets.
+- A request that was scored before is answered from a cache.
 - A journal, if given, keeps results beyond this process.
 
 Works on token ids; knows nothing of text, plans or how a model reads.
@@ -12,7 +11,6 @@ Works on token ids; knows nothing of text, plans or how a model reads.
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -25,7 +23,6 @@ from ralm.records import FloatArray, IntArray, Pass, Request
 
 TOKENS_AT_ONCE: Final = 1 << 22
 """Tokens of the requests that are merged at a time; merging copies them, so a whole plan would need too much memory."""
-_KEY_BYTES: Final = 16
 _ABOVE_ZERO: Final = 0.01
 """How far rounding may lift a log-probability above 0."""
 
@@ -96,24 +93,23 @@ class Scorer:
         return found
 
     def _score(self, requests: Sequence[Request], advance: Callable[[int], None]) -> list[FloatArray]:
-        spelt = [_spelt(request) for request in requests]
-        keys = [blake2b(tokens, digest_size=_KEY_BYTES).digest() for tokens in spelt]
+        keys = [request_key(request) for request in requests]
         new: dict[bytes, _Unknown] = {}
-        for key, tokens, request in zip(keys, spelt, requests, strict=True):
-            if len(request.targets) > max(len(self._known.get(key, ())), len(new.get(key, ()))):
-                new[key] = _Unknown(key, tokens, request)
+        for key, request in zip(keys, requests, strict=True):
+            if key not in self._known and key not in new:
+                new[key] = _Unknown(key, _spelt(request), request)
         self.scored += len(new)
         waiting = Counter(key for key in keys if key in new)
         advance(len(requests) - waiting.total())
         for become_known in self._answer(list(new.values())):
             advance(sum(waiting[key] for key in become_known))
-        return [self._known[key][-len(request.targets) :] for key, request in zip(keys, requests, strict=True)]
+        return [self._known[key] for key in keys]
 
     def _answer(self, new: Sequence["_Unknown"]) -> Iterator[list[bytes]]:
         """Answer these from the journal or the model; yields the keys of those that are now known."""
         left = []
         for one in new:
-            found = None if self._journal is None else self._journal.get(request_key(one.request))
+            found = None if self._journal is None else self._journal.get(one.key)
             if found is None:
                 left.append(one)
             else:
@@ -122,7 +118,7 @@ class Scorer:
         for answers in self._read(_merge(left, prefixes=self._merges)):
             self._known.update((one.key, log_probs) for one, log_probs in answers)
             if self._journal is not None:
-                self._journal.add((request_key(one.request), log_probs) for one, log_probs in answers)
+                self._journal.add((one.key, log_probs) for one, log_probs in answers)
             yield [one.key for one, _ in answers]
 
     def _read(self, merged: Sequence["_Merged"]) -> Iterator["_Answers"]:
@@ -154,7 +150,7 @@ class Scorer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Unknown:
-    """A token sequence to score: its key, its tokens as bytes, and its request with the most targets."""
+    """A request to score: its key, its tokens as bytes, and itself."""
 
     key: bytes
     spelt: bytes

@@ -58,14 +58,13 @@ def read(
     Raises ReaderError or RerankerError if one of them breaks its contract, UsageError if lengths do not fit.
     """
     scorer, reader = Scorer.of(model), reader or InContext()
-    documents = PassageDocuments.planned(passages, scorer.tokenizer, prepared.plan.options)
-    rows = rows_with_targets(prepared.plan)
-    if hits is None:
-        return _scored(prepared, scorer, rows, [[Front(documents[NO_PASSAGE])] for _ in rows])
-    if reranker is not None:
-        hits = chosen(reranker, StrideRows(prepared, scorer, documents, hits, passages), hits, passages, reader.hits)
-    fronts_R = [fronts_of(reader, hits.of(row), documents) for row in rows]
     options = prepared.plan.options
+    documents = PassageDocuments.planned(passages, scorer.tokenizer, options)
+    hits = Hits.none(len(prepared.plan), 1) if hits is None else hits
+    rows = StrideRows(prepared, scorer, documents, hits, passages)
+    if reranker is not None:
+        hits = chosen(reranker, rows, hits, passages, reader.hits)
+    fronts_R = [fronts_of(reader, hits.of(row), documents) for row in rows_with_targets(prepared.plan)]
     check_room(reader, [front for fronts in fronts_R for front in fronts], options.after_document, options.max_length)
     return _scored(prepared, scorer, rows, fronts_R)
 
@@ -139,16 +138,19 @@ def check_room(reader: Reader, fronts: Sequence[Front], after: int, max_length: 
 
 
 def _scored(
-    prepared: PreparedText, scorer: Scorer, rows: Sequence[int], fronts_R: Sequence[Sequence[Front]]
+    prepared: PreparedText, scorer: Scorer, seen: StrideRows, fronts_R: Sequence[Sequence[Front]]
 ) -> ScoredTokens:
-    """Score the targets of rows after each of their fronts, and average."""
-    plan = prepared.plan
+    """Score the targets of rows after each of their fronts, except those that ranking has scored, and average."""
+    plan, rows = prepared.plan, rows_with_targets(prepared.plan)
+    readings = [(row, front) for row, fronts in zip(rows, fronts_R, strict=True) for front in fronts]
+    known = [seen.ranked(row, front) for row, front in readings]
     requests = [
         stride_request(prepared.tokens, plan, row, front.tokens)
-        for row, fronts in zip(rows, fronts_R, strict=True)
-        for front in fronts
+        for (row, front), found in zip(readings, known, strict=True)
+        if found is None
     ]
-    scored = iter(scorer.log_probs(requests))
+    new = iter(scorer.log_probs(requests))
+    scored = iter([next(new) if found is None else found for found in known])
     log_probs: list[FloatArray] = []
     sources: list[tuple[IntArray, FloatArray]] = []
     for fronts in fronts_R:

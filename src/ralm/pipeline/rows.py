@@ -16,7 +16,7 @@ from ralm.pipeline.texts import PreparedText
 from ralm.protocols import LanguageModel
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.in_context import rows_with_targets, stride_request
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, Request
+from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Passages, Request
 
 
 class StrideRows:
@@ -30,6 +30,7 @@ class StrideRows:
         self._documents = documents
         self._hits = hits
         self._passages = passages
+        self._targets: dict[tuple[int, int], FloatArray] = {}
 
     def __len__(self) -> int:
         return len(self._prepared.plan)
@@ -82,7 +83,15 @@ class StrideRows:
             for row, number in (pairs[place] for place in in_order)
         ]
         scored = dict(zip(in_order, self._scorer.log_probs(requests), strict=True))
+        for place, (row, number) in enumerate(pairs):
+            targets = int(plan.end_R[row] - plan.target_begin_R[row])
+            self._targets[row, number] = scored[place][len(scored[place]) - targets :]
         return [scored[place] for place in range(len(candidates))]
+
+    def ranked(self, row: int, front: Front) -> FloatArray | None:
+        """The log-probabilities of a row's targets after a front, if ranking has scored them; else None."""
+        found = self._targets.get((row, front.passage))
+        return found if front.tokens is self._documents[front.passage] else None
 
     def _by_another(self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel) -> list[FloatArray]:
         """The same by another model, with its own tokenizer (Table 3)."""
