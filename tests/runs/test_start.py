@@ -1,0 +1,120 @@
+"""Runs of one's own parts, started and resumed by the library."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ralm
+from ralm.errors import FolderExistsError, UsageError
+from ralm.records import FloatArray, IntArray
+from tests.fakes import SharedWordsRetriever, passages_of
+
+PASSAGES = passages_of("a b c a b c", "c d e c d e", "a d a d")
+TEXT = "a b c d e a b c d a d a b c " * 3
+PLAN = ralm.PlanOptions(stride=4, query_tokens=4, document_tokens=12, max_length=40)
+
+
+class Bytes:
+    def encode(self, text: str) -> IntArray:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+
+    def decode(self, tokens: IntArray) -> str:
+        return bytes(tokens.tolist()).decode()
+
+
+class Bigrams:
+    """A model that only scores, and is stopped after some passes."""
+
+    name, max_length, tokenizer = "bigrams", 400, Bytes()
+
+    def __init__(self, passes: int = 10**9, **config: Any) -> None:
+        self.config = {"name": "bigrams", **config}
+        self.left = passes
+        self.read = 0
+
+    def score(self, passes: Sequence[ralm.Pass]) -> Iterator[FloatArray]:
+        for one in passes:
+            if self.read == self.left:
+                raise KeyboardInterrupt
+            self.read += 1
+            yield np.array([self._log_prob(one.tokens_N, place) for place in one.targets_P], dtype=np.float32)
+
+    def _log_prob(self, tokens: IntArray, place: int) -> float:
+        before = np.flatnonzero(tokens[: place - 1] == tokens[place - 1])
+        return float(np.log((np.sum(tokens[before + 1] == tokens[place]) + 1) / (len(before) + 256)))
+
+
+class Longest:
+    candidates = 3
+    config: Any = {"reranker": "longest"}  # noqa: RUF012
+
+    def choose(self, rows: ralm.Rows, hits: ralm.Hits, passages: Sequence[ralm.Passage], k: int) -> ralm.Hits:
+        rows_ = [sorted(hits.of(row), key=lambda hit: -len(passages[hit[0]].text)) for row in range(len(rows))]
+        return ralm.Hits.from_pairs([row[:k] for row in rows_])
+
+
+def source() -> ralm.FromRetriever:
+    return ralm.FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={"retriever": "words"})
+
+
+def start(out: Path, model: Bigrams, **changed: Any) -> ralm.Evaluation:
+    options: dict[str, Any] = {"source": source(), "reranker": Longest(), "baseline": True}
+    return ralm.run_evaluation(out, TEXT, model, PLAN, **options | changed)
+
+
+def test_a_run_that_was_stopped_is_resumed(tmp_path: Path) -> None:
+    whole = Bigrams()
+    expected = start(tmp_path / "whole", whole)
+    first, second = Bigrams(passes=10), Bigrams()
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", first)
+    resumed = start(tmp_path / "run", second)
+    assert 0 < second.read <= whole.read - 10, "what was scored is not scored again"
+    np.testing.assert_array_equal(resumed.reading.scored.log_probs_T, expected.reading.scored.log_probs_T)
+    assert resumed.baseline is not None
+    assert (tmp_path / "run" / "tokens.parquet").exists()
+    assert not (tmp_path / "run.unfinished").exists()
+    with pytest.raises(FolderExistsError):
+        start(tmp_path / "run", Bigrams())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"reranker": None}, r"begun with other settings \(reranker"),
+        ({"reader": ralm.Concatenation(documents=2)}, r"begun with other settings \(reader"),
+    ],
+)
+def test_a_run_of_other_parts_is_not_resumed(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Bigrams(passes=5))
+    with pytest.raises(UsageError, match=message):
+        start(tmp_path / "run", Bigrams(), **changed)
+    with pytest.raises(UsageError, match=r"begun with other settings \(model"):
+        start(tmp_path / "run", Bigrams(smoothing=1))
+
+
+def test_parts_that_do_not_say_what_decides_their_results(tmp_path: Path) -> None:
+    unsaid = Longest()
+    unsaid.config = None
+    with pytest.raises(UsageError, match="the reranker Longest does not say what decides its results; give it a `conf"):
+        start(tmp_path / "run", Bigrams(), reranker=unsaid)
+    with pytest.raises(UsageError, match="the `config` of the language model Bigrams cannot be written as JSON"):
+        start(tmp_path / "run", Bigrams(weights=np.zeros(1)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_of_own_parts_is_resumed(tmp_path: Path) -> None:
+    points = [
+        ralm.SweepPoint(value=name, plan=PLAN, source=source(), reader=ralm.InContext(), reranker=reranker)
+        for name, reranker in {"first": None, "longest": Longest()}.items()
+    ]
+    expected = ralm.run_sweep(tmp_path / "whole", TEXT, whole := Bigrams(), "reranker", points, plot=False)
+    with pytest.raises(KeyboardInterrupt):
+        ralm.run_sweep(tmp_path / "sweep", TEXT, Bigrams(passes=8), "reranker", points, plot=False)
+    swept = ralm.run_sweep(tmp_path / "sweep", TEXT, second := Bigrams(), "reranker", points, plot=False)
+    assert 0 < second.read <= whole.read - 8
+    assert [row["nll"] for row in swept.rows()] == [row["nll"] for row in expected.rows()]
