@@ -97,7 +97,7 @@ def test_devices_that_are_not_there(tiny_folders: dict[str, Path]) -> None:
     with pytest.raises(ModelError, match="`device` must be auto, all, map, cpu"):
         load_language_model(folder, ModelOptions(device="abacus"))
     if not torch.cuda.is_available():
-        with pytest.raises(ModelError, match="there is none here; use `device=.cpu.`"):
+        with pytest.raises(ModelError, match="but none is available; use `device=.cpu.`"):
             load_language_model(folder, ModelOptions(device="cuda"))
 
 
