@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ralm.cli.signals import signals_unwind
+from ralm.errors import WorkerError
+
 pytestmark = pytest.mark.slow
 
 
@@ -110,3 +113,15 @@ def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
     process = begun("index", tmp_path / "texts", "--out", tmp_path / "index", code=code)
     assert process.communicate(timeout=60)[1] == ""
     assert process.returncode == 0
+
+
+def test_a_signal_decides_the_status_even_if_cleaning_up_fails() -> None:
+    with pytest.raises(SystemExit) as ended, signals_unwind():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            raise WorkerError("a process has died")
+    assert ended.value.code == 128 + signal.SIGTERM
+    with pytest.raises(WorkerError, match="a process has died"), signals_unwind():
+        raise WorkerError("a process has died")
