@@ -12,7 +12,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
-from ralm.bounds import MOST, check_count, check_number
+from ralm.bounds import MOST, MOST_SEEDS, check_count, check_number
 from ralm.errors import UsageError
 
 
@@ -69,6 +69,11 @@ class Option:
 
     def _least(self, *, whole: bool) -> float:
         return self.least if self.least is not None else 1 if whole else 0
+
+
+def seed_option(needs: Needs) -> Option:
+    """The declaration of a seed, which every record that draws at random has."""
+    return Option("Seed of random draws.", least=0, most=MOST_SEEDS, needs=needs)
 
 
 class Declared(NamedTuple):

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from ralm.bounds import MOST_SEEDS
 from ralm.errors import UsageError
-from ralm.options import Needs, Option, check_options
+from ralm.options import Needs, Option, check_options, seed_option
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.beginning import BosOption
 from ralm.reading.concatenation import Concatenation
@@ -130,7 +129,7 @@ class GenerationOptions:
             needs=_DRAWN,
         ),
     ] = 1.0
-    seed: Annotated[int, Option("Seed of random draws.", least=0, most=MOST_SEEDS, needs=_DRAWN)] = 0
+    seed: Annotated[int, seed_option(_DRAWN)] = 0
     stop: Annotated[tuple[str, ...], Option("Stop before this string; repeatable.")] = ()
     bos: BosOption = "auto"
 

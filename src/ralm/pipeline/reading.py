@@ -157,7 +157,7 @@ def _scored(
         log_probs_KT = np.stack([next(scored) for _ in fronts])
         log_weights_K = np.array([front.log_weight for front in fronts], dtype=np.float64)
         passages_K = np.array([front.passage for front in fronts], dtype=np.int64)
-        log_probs.append(log_probs_KT[0] if len(fronts) == 1 else mixture(log_probs_KT, log_weights_K))
+        log_probs.append(mixture(log_probs_KT, log_weights_K))
         sources += [(passages_K, posteriors_K) for posteriors_K in posterior(log_probs_KT, log_weights_K)]
     provenance = Provenance.of_rows(sources)
     most_T = provenance.posteriors_TK.argmax(axis=1)

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ralm.bounds import MOST_SEEDS
-from ralm.options import Needs, Option, check_options
+from ralm.options import Needs, Option, check_options, seed_option
 from ralm.protocols import LanguageModel, Reranker
 from ralm.reranking.likelihood import Oracle, ZeroShot
 from ralm.reranking.random import RandomChoice
@@ -40,12 +39,7 @@ class RerankOptions:
     ] = 16
     seed: Annotated[
         int,
-        Option(
-            "Seed of random draws.",
-            least=0,
-            most=MOST_SEEDS,
-            needs=Needs('`method="random"`', lambda reranking: reranking.method == "random"),
-        ),
+        seed_option(Needs('`method="random"`', lambda reranking: reranking.method == "random")),
     ] = 0
 
     def __post_init__(self) -> None:

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from ralm.bounds import MOST_SEEDS
-from ralm.options import Needs, Option, check_options
+from ralm.options import Needs, Option, check_options, seed_option
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.fusion import FusionOptions
 
@@ -34,12 +33,7 @@ class RetrieverOptions:
     ] = "bm25"
     seed: Annotated[
         int,
-        Option(
-            "Seed of random draws.",
-            least=0,
-            most=MOST_SEEDS,
-            needs=Needs('`retriever="random"`', lambda options: options.retriever == "random"),
-        ),
+        seed_option(Needs('`retriever="random"`', lambda options: options.retriever == "random")),
     ] = 0
     vectors: Annotated[
         str | None,
