@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import RetrieverError, UsageError
-from ralm.protocols import Retriever
+from ralm.protocols import LanguageModel, Retriever
 from ralm.records import NO_PASSAGE, Hits, IntArray
 
 
@@ -42,6 +42,15 @@ def config_of(part: object, what: str) -> dict[str, JsonValue]:
             f"the `config` of the {what} {type(part).__name__} cannot be written as JSON: {error}."
         ) from None
     return dict(config)
+
+
+def check_length(model: LanguageModel, max_length: int) -> None:
+    """Raise UsageError if `max_length` exceeds what the model can read."""
+    if max_length > model.max_length:
+        raise UsageError(
+            f"`max_length` {max_length} is beyond the {model.max_length} tokens that {model.name} can read; "
+            f"give `max_length` {model.max_length} or less."
+        )
 
 
 def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str:

@@ -8,7 +8,6 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import JsonValue
 
-from ralm.errors import UsageError
 from ralm.progress import Advance
 from ralm.records import (
     FloatArray,
@@ -280,12 +279,3 @@ class Reader(Protocol):
 
         There is at least one hit; a row without hits is read without a passage. The weights must sum to 1.
         """
-
-
-def check_length(model: LanguageModel, max_length: int) -> None:
-    """Raise UsageError if `max_length` exceeds what the model can read."""
-    if max_length > model.max_length:
-        raise UsageError(
-            f"`max_length` {max_length} is beyond the {model.max_length} tokens that {model.name} can read; "
-            f"give `max_length` {model.max_length} or less."
-        )

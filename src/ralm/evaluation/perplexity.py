@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from ralm.asking import check_length
 from ralm.evaluation.measures import Measures, measure
 from ralm.evaluation.traces import TracedText, gain_as_json, used_passages
 from ralm.lm.scoring import Scorer
 from ralm.pipeline.reading import hits_wanted, read
 from ralm.pipeline.sources import PassageSource
 from ralm.pipeline.texts import PreparedText, prepare_text
-from ralm.protocols import LanguageModel, Reader, Reranker, check_length
+from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions

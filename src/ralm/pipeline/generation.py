@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ralm.asking import ask
+from ralm.asking import ask, check_length
 from ralm.errors import UsageError
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.prompt_rows import PromptRows, PromptState
 from ralm.pipeline.reading import check_room, chosen, fronts_of, hits_wanted
 from ralm.pipeline.sources import FromRetriever
-from ralm.protocols import Reader, Reranker, WritingModel, check_length
+from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.beginning import first_tokens, without_first
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import mixture, posterior
