@@ -20,6 +20,7 @@ from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.term_ids import TermIds
 from ralm.retrieval.index import build_index, open_index
 from tests.reference import bm25 as reference
@@ -39,7 +40,7 @@ def indexed(
         for text in texts:
             builder.add(text)
         builder.finish()
-    return BM25(open_arrays(folder), len(texts), options, partition=partition)
+    return BM25([Segment(open_arrays(folder), len(texts))], options, partition=partition)
 
 
 def check(retriever: BM25, texts: list[str], queries: list[str], k: int, options: BM25Options) -> None:

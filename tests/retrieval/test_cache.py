@@ -15,6 +15,7 @@ from ralm.records import Hits
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.cache import CachedRetriever
 from ralm.retrieval.fusion import FusionOptions, Hybrid
 from ralm.retrieval.index import build_index, open_index
@@ -83,7 +84,7 @@ def test_whatever_decides_the_hits_is_another_entry(tmp_path: Path) -> None:
 def test_arrays_without_an_index_are_known_by_their_content(tmp_path: Path) -> None:
     for name in ("one", "other"):
         build_index(passages_of("red fox", name), tmp_path / name)
-    configs = [BM25(open_arrays(tmp_path / name / "bm25"), 2).config for name in ("one", "other", "one")]
+    configs = [BM25([Segment(open_arrays(tmp_path / name / "bm25"), 2)]).config for name in ("one", "other", "one")]
     assert configs[0] == configs[2] != configs[1]
 
 

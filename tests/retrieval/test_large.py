@@ -13,6 +13,7 @@ from ralm.retrieval.bm25 import search
 from ralm.retrieval.bm25.arrays import Arrays, open_arrays
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
 
 PASSAGES = 1 << 17
@@ -29,8 +30,8 @@ def small_index(folder: Path) -> Arrays:
     return open_arrays(folder)
 
 
-def with_hole(arrays: Arrays, terms_before: int, folder: Path) -> tuple[Arrays, int]:
-    """The same index with a hole of postings behind its first terms, and how many terms own it."""
+def with_hole(arrays: Arrays, terms_before: int, folder: Path) -> Arrays:
+    """The same index with a hole of postings behind its first terms, which belongs to terms without a name."""
     at, total = int(arrays.offsets[terms_before]), len(arrays.passages)
     owners = -(-HOLE // A_TERM)
     inserted = np.minimum(np.arange(1, owners + 1) * A_TERM, HOLE) + at
@@ -41,24 +42,26 @@ def with_hole(arrays: Arrays, terms_before: int, folder: Path) -> tuple[Arrays, 
         wide = np.memmap(folder / f"{name}.wide", column.dtype, "w+", shape=(total + HOLE,))
         wide[:at], wide[at + HOLE :] = column[:at], column[at:]
         widened[name] = np.asarray(wide)
-    return replace(arrays, offsets=offsets, passages=widened["passages"], codes=widened["codes"]), owners
+    term_ids = np.where(arrays.term_ids < terms_before, arrays.term_ids, arrays.term_ids + owners)
+    return replace(arrays, offsets=offsets, passages=widened["passages"], codes=widened["codes"], term_ids=term_ids)
 
 
 def test_more_postings_than_32_bits_can_number(tmp_path: Path) -> None:
     arrays = small_index(tmp_path)
     order = np.argsort(-np.diff(arrays.offsets), kind="stable")
     terms_before = int(np.sort(order[:10])[5])  # common terms on both sides of the hole
-    wide, owners = with_hole(arrays, terms_before, tmp_path)
+    wide = with_hole(arrays, terms_before, tmp_path)
     assert wide.offsets[-1] > 1 << 31
     rng = np.random.default_rng(1)
     text = np.where(rng.random(400) < 0.5, order[rng.integers(0, 10, 400)], rng.integers(0, len(order), 400))
-    queries = [text[end - 12 : end].tolist() for end in range(12, 400, 3)]
-    shifted = [[term if term < terms_before else term + owners for term in query] for query in queries]
-    expected = BM25(arrays, PASSAGES).retrieve_terms(queries, 16)
-    bm25 = BM25(wide, PASSAGES)
-    assert len(bm25.collection.common.before_MW) >= 10
-    streamed = Stream(bm25.collection, 16).search(shifted)
-    scanned = bm25.retrieve_terms(shifted[: search.STREAM_QUERIES - 1], 16)
+    words = arrays.spelt(text)
+    queries = [words[end - 12 : end] for end in range(12, 400, 3)]
+    small, large = BM25([Segment(arrays, PASSAGES)]), BM25([Segment(wide, PASSAGES)])
+    expected = small.retrieve_terms([small.terms(query) for query in queries], 16)
+    assert len(large.collection.parts[0].common.before_MW) >= 10
+    terms = [large.terms(query) for query in queries]
+    streamed = Stream(large.collection, 16).search(terms)
+    scanned = large.retrieve_terms(terms[: search.STREAM_QUERIES - 1], 16)
     np.testing.assert_array_equal(streamed[0], expected.numbers_QK)
     np.testing.assert_array_equal(streamed[1], expected.scores_QK)
     np.testing.assert_array_equal(scanned.numbers_QK, expected.numbers_QK[: len(scanned)])

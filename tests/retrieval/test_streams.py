@@ -25,6 +25,7 @@ from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.parallel import Runs
 from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream import Stream
 
 
@@ -33,7 +34,7 @@ def indexed(folder: Path, texts: Sequence[str], options: BM25Options | None = No
         for text in texts:
             builder.add(text)
         builder.finish()
-    return BM25(open_arrays(folder), len(texts), options)
+    return BM25([Segment(open_arrays(folder), len(texts))], options)
 
 
 def words(seed: int, count: int, vocabulary: int) -> list[str]:
@@ -150,7 +151,7 @@ def test_tables_that_grow_too_large_are_begun_anew(tmp_path: Path, monkeypatch: 
     bm25 = indexed(tmp_path, [" ".join(text[i : i + 10]) for i in range(0, 3000, 10)])
     queries = strides(words(4, 500, 300), 12, 3)
     expected = bm25.retrieve(queries, 4)
-    monkeypatch.setattr(stream, "_TABLE_NUMBERS", 60 * len(bm25.collection.impact_C))
+    monkeypatch.setattr(stream, "_TABLE_NUMBERS", 60 * bm25.collection.codes)
     monkeypatch.setattr(stream, "BATCH", 8)
     numbers_QK, _ = answers(bm25, queries, 4, 1024)
     np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
@@ -275,25 +276,29 @@ def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> N
     """A scan, a stream and the layout of common terms; also for a code whose impact is 0, as that of the escape is."""
     text = words(0, 6000, 500)
     bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
-    impact_C, arrays = bm25._impact_C, bm25._arrays
+    arrays, impact_C = bm25._segments[0].arrays, bm25._impacts[0]
     worthless = int(np.bincount(arrays.codes).argmax())
     impact_C[worthless], impact_C[-1] = 0, 1e-9
+    asked = [bm25._lexicon.number(term) for term in arrays.spelt(np.arange(len(arrays.term_ids)))]
     collection = bm25.collection
-    idf_V = collection.idf_V
+    idf_V, term_V = bm25._lexicon.idf_V[asked], bm25._lexicon.terms_SV[0, asked]
+    np.testing.assert_array_equal(term_V, np.arange(len(idf_V)))
     expected_VC = np.maximum(1, np.rint(idf_V[:, None] * impact_C * 2**20)).astype(np.int32)
     expected_VC[:, worthless] = 0
     assert (expected_VC == 1).any(), "some are worth less than a point"
 
+    ends = np.arange(len(idf_V) + 1)
+    scanned = scan.Scanned(ends, idf_V, np.ones(len(idf_V), np.int64))
+    np.testing.assert_array_equal(scan.units(scanned), np.full(len(idf_V), 2**-20))
     for term in range(len(idf_V)):
-        scanned_TC, unit = scan._points(idf_V[term : term + 1], np.ones(1, np.int64), impact_C)
-        assert unit == 2**-20
+        scanned_TC = scan._points(scanned, term, 2**-20, impact_C)
         np.testing.assert_array_equal(scanned_TC, expected_VC[term : term + 1])
 
     streaming = Stream(collection, 3, 1024)
-    streaming.search([[term] for term in range(len(idf_V))])
-    np.testing.assert_array_equal(streaming._terms.points_TC[streaming._row_V], expected_VC)
+    streaming.search([[term] for term in asked])
+    np.testing.assert_array_equal(streaming._parts[0]._terms.points_TC[streaming._row_V[asked]], expected_VC)
 
-    common = collection.common
+    common = collection.parts[0].common
     assert common.highest_MB.any()
     for term in np.flatnonzero(common.row_V >= 0).tolist():
         highest_B = np.zeros(common.highest_MB.shape[1], np.uint8)
@@ -304,10 +309,10 @@ def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> N
         np.testing.assert_array_equal(common.highest_MB[common.row_V[term]], highest_B)
 
     queries = strides(words(1, 300, 500), 16, 2)
-    scanned = bm25.retrieve(queries, 5)
+    expected = bm25.retrieve(queries, 5)
     numbers_QK, scores_QK = answers(bm25, queries, 5, 1024)
-    np.testing.assert_array_equal(numbers_QK, scanned.numbers_QK)
-    np.testing.assert_array_equal(scores_QK, scanned.scores_QK)
+    np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
+    np.testing.assert_array_equal(scores_QK, expected.scores_QK)
 
 
 @given(count=st.integers(0, 60), workers=st.integers(1, 5), step=st.integers(1, 9), order=st.randoms())

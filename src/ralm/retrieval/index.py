@@ -30,6 +30,7 @@ from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.vector_sets import BUILT, VectorSets, encoder_options, index_fingerprint, vector_sets
@@ -84,7 +85,7 @@ class Index:
 
         Raises UsageError if the index was not built for it.
         """
-        return BM25(self._arrays, len(self.passages), self.bm25_options, fingerprint=self.fingerprint)
+        return BM25([Segment(self._arrays, len(self.passages))], self.bm25_options, fingerprint=self.fingerprint)
 
     @cached_property
     def _arrays(self) -> Arrays:

@@ -138,6 +138,21 @@ class Arrays:
             row = self._found[term] = self._look_up(term.encode("utf-8", "surrogatepass"))
         return row
 
+    def spelt(self, terms: NDArray[np.int64]) -> list[str]:
+        """The terms with these numbers (rows of `offsets`).
+
+        Raises DamagedFolderError if the vocabulary does not have one of them.
+        """
+        place_V = np.full(len(self.offsets) - 1, -1, np.int64)
+        place_V[self.term_ids] = np.arange(len(self.term_ids))
+        places = place_V[terms].tolist()
+        if -1 in places:
+            _damaged(self.folder, "term_ids.npy does not name every term")
+        try:
+            return [self._spelt(place).decode("utf-8", "surrogatepass") for place in places]
+        except UnicodeDecodeError:
+            _damaged(self.folder, "vocabulary.npy is not UTF-8")
+
     def _look_up(self, term: bytes) -> int:
         low, high = 0, len(self.term_ends)
         while low < high:

@@ -53,6 +53,19 @@ def empty(
 
 
 @kernel
+def empty_each(
+    heaps_QK: NDArray[np.int64],
+    found_Q: NDArray[np.int64],
+    numbers_QK: NDArray[np.int64],
+    scores_QK: NDArray[np.float32],
+    unit_Q: NDArray[np.float64],
+) -> None:
+    """Do this for the heap of each query; the rest of each row is left unchanged."""
+    for query in range(len(found_Q)):
+        empty(heaps_QK[query], found_Q[query], numbers_QK[query], scores_QK[query], unit_Q[query])
+
+
+@kernel
 def _sift_up(heap: NDArray[np.int64], place: int, key: int) -> None:
     """Add a key at `place` and let it rise to its position."""
     while place > 0 and heap[(place - 1) // 2] > key:

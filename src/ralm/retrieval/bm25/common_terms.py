@@ -1,10 +1,10 @@
-"""The commonest terms of an index, laid out so that one passage can be scored without reading a list of postings.
+"""The commonest terms of a segment, laid out so that one passage can be scored without reading a list of postings.
 
 Most postings belong to a few hundred terms. For each of them and each block of 16 passages, this holds the most that
 the term can add to a passage of the block, as a byte. For each word of 64 passages it holds bits for the passages with
 the term, and the number of the term's postings before the word. One pass over those postings computes it.
 
-Letters of shapes: V terms of the index, M common terms, B blocks, W words, C rows of the code table.
+Letters of shapes: V terms of the segment, M common terms, B blocks, W words, C rows of the code table.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,9 @@ WORD_BITS: Final = 6
 STEP_BITS: Final = FRACTION_BITS - 6
 """Bounds are given in steps of 1/64; this is the size of a step in binary places of a fixed-point score."""
 _COMMON: Final = 48
-"""A term is common if at least one in this many passages has it: its idf is then below 4, so its steps fit into a byte.
-"""
+"""A term is common if at least one in this many passages has it: its idf is then below 4."""
+_MOST_IDF: Final = 3.95
+"""With this idf, the steps of a term fit into a byte."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,15 +48,19 @@ class CommonTerms:
 def find_common_terms(
     arrays: Arrays,
     passages: int,
-    idf_V: NDArray[np.float64],
+    idf_of: Callable[[NDArray[np.int64]], NDArray[np.float64]],
     impact_C: NDArray[np.float64],
     threads: int = 1,
     before_each: Callable[[], None] | None = None,
 ) -> CommonTerms:
-    """Read the postings of the common terms once. `idf_V` is the idf of every term. With one thread, the work runs in
-    the caller's thread. `before_each` is called before every term; an exception from it ends the work."""
+    """Read the postings of the common terms of a segment once. `idf_of` gives the idf of its terms in the whole index.
+    With one thread, the work runs in the caller's thread. `before_each` is called before every term; an exception from
+    it ends the work."""
     terms = np.flatnonzero(np.diff(arrays.offsets) * _COMMON >= passages)
-    row_V = np.full(len(idf_V), -1, np.int32)
+    idf_M = idf_of(terms)
+    fitting = idf_M <= _MOST_IDF  # a term may be common here and rare in the whole index
+    terms, idf_M = terms[fitting], idf_M[fitting]
+    row_V = np.full(len(arrays.offsets) - 1, -1, np.int32)
     row_V[terms] = np.arange(len(terms))
     words = -(-passages >> WORD_BITS)
     common = CommonTerms(
@@ -70,7 +75,7 @@ def find_common_terms(
         if before_each:
             before_each()
         points_C = np.empty(len(impact_C), np.int32)
-        fill_points(idf_V[terms[row]], impact_C, UNIT, points_C)
+        fill_points(idf_M[row], impact_C, UNIT, points_C)
         begin, end = arrays.offsets[terms[row]], arrays.offsets[terms[row] + 1]
         rows = common.highest_MB[row], common.present_MW[row], common.before_MW[row]
         _fill(arrays.passages, arrays.posting_codes, begin, end, steps(points_C).astype(np.uint8), *rows)

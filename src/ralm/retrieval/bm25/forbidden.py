@@ -1,4 +1,4 @@
-"""Passages that must not be hits of a query: those of the text itself, or of titles that an evaluation excludes."""
+"""Passages that must not be hits: those of the text itself, of titles that an evaluation excludes, or removed ones."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
@@ -6,15 +6,18 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ralm.corpus.numbering import Numbering
 from ralm.retrieval.bm25.compiled import kernel
 
 
 class Forbidden(NamedTuple):
-    """Lists of rising passage numbers, concatenated, and which list each query uses, -1 for none.
+    """Passages that no query may find; and lists of passages, concatenated, and which list each query uses, -1 for
+    none. All numbers rise within their list.
 
     Letters of shapes: F lists, Q queries.
     """
 
+    always: NDArray[np.int64]
     ends_F: NDArray[np.int64]
     passages: NDArray[np.int64]
     list_Q: NDArray[np.int64]
@@ -22,41 +25,49 @@ class Forbidden(NamedTuple):
     @classmethod
     def none(cls, queries: int) -> Self:
         """Nothing is forbidden."""
-        return cls(np.zeros(1, np.int64), np.zeros(0, np.int64), np.full(queries, -1, np.int64))
+        return cls.to_all([], queries)
 
     @classmethod
     def to_all(cls, passages: Iterable[int], queries: int) -> Self:
         """The same passages are forbidden for every query."""
-        return cls.of([passages], np.zeros(queries, np.int64))
+        return cls.of([], np.full(queries, -1, np.int64)).also(passages)
 
     @classmethod
     def of(cls, lists: Sequence[Iterable[int]], list_Q: NDArray[np.int64]) -> Self:
         """Lists of passage numbers, in any order, and which of them applies to each query; -1 for none."""
         assert (list_Q < len(lists)).all(), "a query refers to a list that does not exist"
-        rising = [np.unique(np.fromiter(numbers, np.int64)) for numbers in lists]
+        rising = [_rising(numbers) for numbers in lists]
         ends = np.cumsum([0, *map(len, rising)], dtype=np.int64)
-        return cls(ends, np.concatenate([*rising, np.zeros(0, np.int64)]), list_Q)
+        return cls(_rising([]), ends, np.concatenate([*rising, _rising([])]), list_Q)
 
-    def to_each(self, queries: int) -> Self:
-        """The same single list, for this many queries."""
-        return self._replace(list_Q=np.zeros(queries, np.int64))
-
-    def also(self, passages: NDArray[np.int64]) -> Self:
+    def also(self, passages: Iterable[int]) -> Self:
         """The same, with these passages forbidden for every query too."""
-        lists = (
-            np.split(self.passages, self.ends_F[1:-1]) if len(self.ends_F) > 1 else []
-        )  # split gives one list even without any
-        return self.of([passages, *(np.concatenate([passages, own]) for own in lists)], self.list_Q + 1)
+        return self._replace(always=np.union1d(self.always, _rising(passages)))
+
+    def in_rows(self, numbering: Numbering) -> Self:
+        """The same with rows of the index in place of passage numbers."""
+        return self._replace(always=numbering.rows(self.always), passages=numbering.rows(self.passages))
 
     def some(self, first: int, last: int) -> Self:
         """The same for the queries from `first` to `last`."""
         return self._replace(list_Q=self.list_Q[first:last])
 
 
+def _rising(numbers: Iterable[int]) -> NDArray[np.int64]:
+    return np.unique(np.fromiter(numbers, np.int64))
+
+
 @kernel
-def forbidden_to(forbidden: Forbidden, query: int) -> NDArray[np.int64]:
-    """The passages that a query may not find, rising."""
+def listed_for(forbidden: Forbidden, query: int) -> NDArray[np.int64]:
+    """The list of a query, rising; those in `always` are forbidden too."""
     number = forbidden.list_Q[query]
     if number < 0:
         return forbidden.passages[:0]
     return forbidden.passages[forbidden.ends_F[number] : forbidden.ends_F[number + 1]]
+
+
+@kernel
+def is_in(numbers: NDArray[np.int64], number: int) -> bool:
+    """Whether a number is in a rising array."""
+    place = np.searchsorted(numbers, number) if len(numbers) else 0
+    return bool(place < len(numbers) and numbers[place] == number)

@@ -5,73 +5,92 @@ It keeps nothing between queries, so it serves any queries; it is the best choic
 Letters of shapes: Q queries, K hits per query, T distinct terms of a query, C rows of the code table.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.retrieval.bm25.best import HIGHEST, empty, offer, worst
+from ralm.retrieval.bm25.best import HIGHEST, offer, worst
 from ralm.retrieval.bm25.codes import PostingCodes
 from ralm.retrieval.bm25.compiled import kernel
-from ralm.retrieval.bm25.forbidden import Forbidden, forbidden_to
+from ralm.retrieval.bm25.forbidden import Forbidden, listed_for
 from ralm.retrieval.bm25.points import UNIT, fill_points
 
 _BLOCK: Final = 512
 
 
+class Scanned(NamedTuple):
+    """Queries as terms. The terms of query q, with their weights (float64) and counts (int64), are those from
+    `ends[q]` to `ends[q + 1]`."""
+
+    ends: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    counts: NDArray[np.int64]
+
+
 @kernel
 def scan(
-    ends: NDArray[np.int64],
+    queries: Scanned,
     begins: NDArray[np.int64],
     stops: NDArray[np.int64],
-    weights: NDArray[np.float64],
-    counts: NDArray[np.int64],
     impact_C: NDArray[np.float64],
     passages: NDArray[np.int32],
     codes: PostingCodes,
     count: int,
+    first: int,
     partition: int,
     forbidden: Forbidden,
-    numbers_QK: NDArray[np.int64],
-    scores_QK: NDArray[np.float32],
+    heaps_QK: NDArray[np.int64],
+    found_Q: NDArray[np.int64],
 ) -> None:
-    """Fill in each query's best passages, best first; the rest of each row is left unchanged.
+    """Add the passages of a segment to the heap of each query, if they are among its best.
 
-    The terms of query q, with their postings, weights and counts, are those from `ends[q]` to `ends[q + 1]`.
+    The postings of each term are those from `begins` to `stops`. The segment has `count` passages, and `first` rows
+    are before it.
     """
-    sums = np.zeros(partition, np.int32)
-    heap = np.zeros(numbers_QK.shape[1], np.int64)
-    for query in range(len(ends) - 1):
-        first, last = ends[query], ends[query + 1]
-        points_TC, unit = _points(weights[first:last], counts[first:last], impact_C)
-        at = begins[first:last].copy()
-        found = 0
+    sums = np.zeros(min(partition, count), np.int32)
+    unit_Q = units(queries)
+    for query in range(len(found_Q)):
+        begin, end = queries.ends[query], queries.ends[query + 1]
+        points_TC = _points(queries, query, unit_Q[query], impact_C)
+        at = begins[begin:end].copy()
         for base in range(0, count, partition):
             size = min(partition, count - base)
             sums[:size] = 0
-            for term in range(last - first):
-                at[term] = _add(passages, codes, at[term], stops[first + term], points_TC[term], base, size, sums)
-            _strike_out(forbidden, query, base, sums[:size])
-            found = _collect(sums[:size], base, heap, found)
-        empty(heap, found, numbers_QK[query], scores_QK[query], unit)
+            for term in range(end - begin):
+                at[term] = _add(passages, codes, at[term], stops[begin + term], points_TC[term], base, size, sums)
+            _strike_out(forbidden.always, first + base, sums[:size])
+            _strike_out(listed_for(forbidden, query), first + base, sums[:size])
+            found_Q[query] = _collect(sums[:size], first + base, heaps_QK[query], found_Q[query])
 
 
 @kernel
-def _points(
-    weights: NDArray[np.float64], counts: NDArray[np.int64], impact_C: NDArray[np.float64]
-) -> tuple[NDArray[np.int32], float]:
-    """What all occurrences of each term in the query add, for each code (int32), and the unit.
+def units(queries: Scanned) -> NDArray[np.float64]:
+    """The score of one point for each query (float64, Q).
 
     If a query is so long that its scores would not fit into 31 bits, the unit grows by powers of two.
     """
-    unit = UNIT
-    while unit < 1 and (weights * counts).sum() / unit + counts.sum() >= HIGHEST:
-        unit *= 2
-    points_TC = np.empty((len(weights), len(impact_C)), np.int32)
-    for term in range(len(weights)):
-        fill_points(weights[term], impact_C, unit, points_TC[term])
-        points_TC[term] *= np.int32(counts[term])
-    return points_TC, unit
+    unit_Q = np.empty(len(queries.ends) - 1, np.float64)
+    for query in range(len(unit_Q)):
+        begin, end = queries.ends[query], queries.ends[query + 1]
+        most = (queries.weights[begin:end] * queries.counts[begin:end]).sum()
+        times = queries.counts[begin:end].sum()
+        unit = UNIT
+        while unit < 1 and most / unit + times >= HIGHEST:
+            unit *= 2
+        unit_Q[query] = unit
+    return unit_Q
+
+
+@kernel
+def _points(queries: Scanned, query: int, unit: float, impact_C: NDArray[np.float64]) -> NDArray[np.int32]:
+    """What all occurrences of each term in a query add, for each code (int32)."""
+    begin, end = queries.ends[query], queries.ends[query + 1]
+    points_TC = np.empty((end - begin, len(impact_C)), np.int32)
+    for term in range(end - begin):
+        fill_points(queries.weights[begin + term], impact_C, unit, points_TC[term])
+        points_TC[term] *= np.int32(queries.counts[begin + term])
+    return points_TC
 
 
 @kernel
@@ -98,9 +117,8 @@ def _add(
 
 
 @kernel
-def _strike_out(forbidden: Forbidden, query: int, base: int, sums: NDArray[np.int32]) -> None:
-    """Set the scores of the passages that a query may not find to 0."""
-    listed = forbidden_to(forbidden, query)
+def _strike_out(listed: NDArray[np.int64], base: int, sums: NDArray[np.int32]) -> None:
+    """Set the scores of the listed rows to 0; the sums are those of the rows from `base` on."""
     for place in range(np.searchsorted(listed, base), np.searchsorted(listed, base + len(sums))):
         sums[listed[place] - base] = 0
 

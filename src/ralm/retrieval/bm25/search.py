@@ -23,19 +23,21 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.records import Hits
+from ralm.records import Hits, IntArray
 from ralm.retrieval import analysis
 from ralm.retrieval.analysis import Analyser
 from ralm.retrieval.arguments import check_k, forbidden_config
-from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.beside import Beside
+from ralm.retrieval.bm25.best import empty_each
 from ralm.retrieval.bm25.collecting import Collecting
 from ralm.retrieval.bm25.forbidden import Forbidden
-from ralm.retrieval.bm25.formula import BM25Options, idf, impact
+from ralm.retrieval.bm25.formula import BM25Options, impact
+from ralm.retrieval.bm25.lexicon import NO_TERM, Lexicon
 from ralm.retrieval.bm25.online import Online
 from ralm.retrieval.bm25.options import cores
 from ralm.retrieval.bm25.parallel import search_streams
-from ralm.retrieval.bm25.scan import scan
+from ralm.retrieval.bm25.scan import Scanned, scan, units
+from ralm.retrieval.bm25.segments import Segment, numbering_of, totals_of
 from ralm.retrieval.bm25.stream import Collection
 
 PARTITION: Final = 1 << 17
@@ -55,40 +57,42 @@ _PASSAGES_A_HIT: Final = 100
 
 
 class BM25:
-    """A retriever over the arrays of an index of `passages` passages; safe to use from several threads.
+    """A retriever over the segments of an index; safe to use from several threads.
 
     `fingerprint`: a hash that identifies the index; without one the arrays are hashed when `config` is read.
     `partition`: how many passages are scanned at a time; it does not affect the hits. Raises DamagedFolderError if the
-    arrays do not fit this many passages. The postings of a term are checked on first use.
+    arrays of a segment do not fit its passages. The postings of a term are checked on first use.
     """
 
     def __init__(
         self,
-        arrays: Arrays,
-        passages: int,
+        segments: Sequence[Segment],
         options: BM25Options | None = None,
         *,
         fingerprint: str | None = None,
         partition: int = PARTITION,
     ) -> None:
-        self._arrays = arrays
+        for segment in segments:
+            segment.check()
+        self._segments = segments
         self._known_fingerprint = fingerprint
-        self._passages = passages
+        self._numbering = numbering_of(segments)
+        self._passages = len(self._numbering)
         self._options = options or BM25Options()
-        self._partition = min(partition, passages)
-        arrays.check_totals(passages)
-        tokens, self._with_terms = (int(total) for total in arrays.totals)
-        frequency, length = arrays.code_table.astype(np.int64).T
-        average = tokens / max(self._with_terms, 1)
-        self._impact_C = np.where(frequency > 0, impact(np.maximum(frequency, 1), length, average, self._options), 0)
-        self._collecting = Collecting(arrays, passages, self._with_terms, self._impact_C)
+        self._partition = partition
+        totals = totals_of(segments)
+        self._impacts = [_impacts(segment, totals.average_length, self._options) for segment in segments]
+        self._lexicon = Lexicon(segments, totals.with_terms)
+        self._collecting = Collecting(segments, self._lexicon, self._impacts)
         self._online = Online(STREAM_OVERLAP, self.beside)
-        self._without = Forbidden.to_all([], 0)
+        self._left_out: IntArray = np.zeros(0, np.int64)
+        self._never = self._numbering.removed
 
     def without(self, numbers: Iterable[int]) -> Self:
         """The same retriever without the passages with these numbers; it finds the exact best of the others."""
         other = copy(self)
-        other._without = Forbidden.to_all(np.union1d(self._without.passages, np.fromiter(numbers, np.int64)), 0)
+        other._left_out = np.union1d(self._left_out, np.fromiter(numbers, np.int64))
+        other._never = np.union1d(self._never, self._numbering.rows(other._left_out))
         return other
 
     @property
@@ -113,8 +117,7 @@ class BM25:
             "k1": self._options.k1,
             "b": self._options.b,
         }
-        left_out = self._without.passages
-        return config if len(left_out) == 0 else config | forbidden_config(left_out)
+        return config if len(self._left_out) == 0 else config | forbidden_config(self._left_out)
 
     @property
     def stable(self) -> int:
@@ -123,7 +126,7 @@ class BM25:
 
     @cached_property
     def _fingerprint(self) -> str:
-        return self._known_fingerprint or _digest(self._arrays)
+        return self._known_fingerprint or _digest(self._segments)
 
     def retrieve(self, queries: Sequence[str], k: int, forbidden: Forbidden | None = None) -> Hits:
         """The k best passages for each query: those that share a term with it and are not forbidden, best first.
@@ -135,21 +138,38 @@ class BM25:
 
     def terms(self, words: Sequence[str]) -> list[int]:
         """The numbers of the analysed words that occur in some passage, repeats included."""
-        return [row for word in words if (row := self._arrays.term(word)) >= 0]
+        return [number for word in words if (number := self._lexicon.number(word)) >= 0]
 
     def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> Hits:
         """The same for queries given as term numbers."""
         check_k(k)
-        forbidden = self._forbidden(len(queries), forbidden)
+        rows = self._in_rows(len(queries), forbidden)
         k = min(k, max(self._passages, 1))
         hits = Hits.none(len(queries), k)
-        numbers_QK, scores_QK = hits.numbers_QK, hits.scores_QK
-        suits = self._passages >= STREAM_PASSAGES and k * _PASSAGES_A_HIT <= self._passages
+        self._fill(queries, rows, hits.numbers_QK, hits.scores_QK)
+        return Hits(self._numbering.numbers(hits.numbers_QK), hits.scores_QK)
+
+    def _in_rows(self, queries: int, forbidden: Forbidden | None) -> Forbidden:
+        """The rows that may not be found: those forbidden for all queries, and those forbidden for each."""
+        if forbidden is None:
+            return Forbidden.none(queries)._replace(always=self._never)
+        rows = forbidden.in_rows(self._numbering)
+        return rows.also(self._never) if len(self._never) else rows
+
+    def _fill(
+        self,
+        queries: Sequence[Sequence[int]],
+        forbidden: Forbidden,
+        numbers_QK: NDArray[np.int64],
+        scores_QK: NDArray[np.float32],
+    ) -> None:
+        """Fill in the hits of queries, as rows, in the fastest way."""
+        suits = self._passages >= STREAM_PASSAGES and numbers_QK.shape[1] * _PASSAGES_A_HIT <= self._passages
         many = len(queries) >= STREAM_QUERIES
         if suits and many and _overlap(queries) and self.collection.bears(queries):
             workers = max(1, min(cores(), len(queries) // STREAM_QUERIES))
             search_streams(self.collection, queries, forbidden, numbers_QK, scores_QK, workers)
-            return hits
+            return
         answer = self._follow if suits and not many else self._scan
 
         def work(first: int) -> None:
@@ -162,14 +182,6 @@ class BM25:
         elif tasks:
             with ThreadPoolExecutor(max_workers=min(cores(), len(tasks))) as pool:
                 list(pool.map(work, tasks))
-        return hits
-
-    def _forbidden(self, queries: int, forbidden: Forbidden | None) -> Forbidden:
-        """What is forbidden for all queries, together with what is forbidden for each."""
-        left_out = self._without.passages
-        if forbidden is None:
-            return self._without.to_each(queries) if len(left_out) else Forbidden.none(queries)
-        return forbidden.also(left_out) if len(left_out) else forbidden
 
     def _follow(
         self,
@@ -199,22 +211,42 @@ class BM25:
         ends = np.cumsum([0] + [len(counter) for counter in counters])
         terms = np.array([term for counter in counters for term in counter], np.int64)
         counts = np.array([count for counter in counters for count in counter.values()], np.int64)
-        arrays = self._arrays
-        arrays.check_terms(terms, self._passages)
-        begins, stops = arrays.offsets[terms], arrays.offsets[terms + 1]
-        scan(
-            ends, begins, stops, idf(stops - begins, self._with_terms), counts, self._impact_C, arrays.passages,
-            arrays.posting_codes, self._passages, self._partition, forbidden, numbers_QK, scores_QK,
-        )  # fmt: skip
+        scanned = Scanned(ends, self._lexicon.idf_V[terms], counts)
+        heaps_QK = np.zeros(numbers_QK.shape, np.int64)
+        found_Q = np.zeros(len(queries), np.int64)
+        ahead = 0
+        for place, (segment, impact_C) in enumerate(zip(self._segments, self._impacts, strict=True)):
+            begins, stops = _postings_of(segment, self._lexicon.terms_SV[place, terms])
+            scan(
+                scanned, begins, stops, impact_C, segment.arrays.passages, segment.arrays.posting_codes,
+                segment.passages, ahead, self._partition, forbidden, heaps_QK, found_Q,
+            )  # fmt: skip
+            ahead += segment.passages
+        empty_each(heaps_QK, found_Q, numbers_QK, scores_QK, units(scanned))
 
 
-def _digest(arrays: Arrays) -> str:
-    """A short hash of all arrays; reads them in full."""
+def _impacts(segment: Segment, average_length: float, options: BM25Options) -> NDArray[np.float64]:
+    """The impact of each row of a segment's code table."""
+    frequency, length = segment.arrays.code_table.astype(np.int64).T
+    return np.where(frequency > 0, impact(np.maximum(frequency, 1), length, average_length, options), 0)
+
+
+def _postings_of(segment: Segment, terms: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the postings of terms of a segment begin and end; nowhere for a term that it does not have."""
+    has = terms != NO_TERM
+    segment.arrays.check_terms(terms[has], segment.passages)
+    offsets = segment.arrays.offsets
+    return np.where(has, offsets[terms], 0), np.where(has, offsets[terms + 1], 0)
+
+
+def _digest(segments: Sequence[Segment]) -> str:
+    """A short hash of all arrays and of what was removed; reads the arrays in full."""
     digest = hashlib.sha256()
-    for field in fields(arrays):
-        array = getattr(arrays, field.name)
-        if isinstance(array, np.ndarray):
-            digest.update(np.ascontiguousarray(array).data)
+    for part in (part for segment in segments for part in (segment.arrays, segment.removed)):
+        for field in fields(part):
+            array = getattr(part, field.name)
+            if isinstance(array, np.ndarray):
+                digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]
 
 

@@ -1,10 +1,10 @@
 """Stream search: exact BM25 for consecutive queries that overlap, such as those of strides.
 
-Each query is computed from the one before (`stream_kernel`); the state for that is kept here, for all partitions of the
-passages. A batch of queries goes through one partition after the other, so that a partition's sums stay in cache.
-Generation uses batches of one, since the next query is not known yet.
+Each query is computed from the one before (`stream_kernel`); the state for that is kept here, for every segment of the
+index and all partitions of its passages. A batch of queries goes through one partition after the other, so that a
+partition's sums stay in cache. Generation uses batches of one, since the next query is not known yet.
 
-Letters of shapes: Q queries, K hits per query, V terms of the index, T terms known to the stream, C rows of the code
+Letters of shapes: Q queries, K hits per query, V terms of the lexicon, T terms known to the stream, C rows of the code
 table, P partitions.
 """
 
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from ralm.records import NO_PASSAGE
 from ralm.retrieval.bm25.arrays import Arrays
-from ralm.retrieval.bm25.best import empty
+from ralm.retrieval.bm25.best import empty_each
 from ralm.retrieval.bm25.common_terms import BLOCK_BITS, STEP_BITS, CommonTerms
 from ralm.retrieval.bm25.compiled import kernel
 from ralm.retrieval.bm25.forbidden import Forbidden
+from ralm.retrieval.bm25.lexicon import Lexicon
 from ralm.retrieval.bm25.points import FRACTION_BITS, UNIT, fill_points
 from ralm.retrieval.bm25.stream_kernel import ALIGNED, Postings, Queries, State, Terms, sweep
 
@@ -36,15 +37,24 @@ _TABLE_NUMBERS: Final = 1 << 23
 _FIRST_ROWS: Final = 1 << 12
 
 
-@dataclass(frozen=True, eq=False)
-class Collection:
-    """What streams over one index share: its arrays, the constants, and the layout of the common terms."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What streams share of one segment: its arrays and its passages, how many rows are `ahead` of it, the impacts of
+    its code table's rows, and the layout of its common terms."""
 
     arrays: Arrays
     passages: int
-    idf_V: NDArray[np.float64]
+    ahead: int
     impact_C: NDArray[np.float64]
     common: CommonTerms
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """What streams over one index share: the terms, and the parts of the index."""
+
+    lexicon: Lexicon
+    parts: tuple[Part, ...]
 
     def bears(self, queries: Sequence[Sequence[int]]) -> bool:
         """Whether a stream can hold the bounds of all queries in 16 bits, with a factor of three to spare while terms
@@ -54,13 +64,18 @@ class Collection:
             return True
         terms = np.fromiter(chain.from_iterable(queries), np.int64, sizes_Q.sum())
         rows = np.repeat(np.arange(len(queries)), sizes_Q)
-        idf_Q = np.bincount(rows, weights=self.idf_V[terms], minlength=len(queries))
+        idf_Q = np.bincount(rows, weights=self.lexicon.idf_V[terms], minlength=len(queries))
         return bool((idf_Q * _STEPS + sizes_Q <= _MOST_STEPS).all())
 
     @cached_property
     def most_steps(self) -> float:
         """The most that one occurrence of a term can add to a bound."""
-        return float(self.idf_V.max(initial=0)) * _STEPS
+        return self.lexicon.most_idf * _STEPS
+
+    @cached_property
+    def codes(self) -> int:
+        """How many rows the code tables have together."""
+        return sum(len(part.impact_C) for part in self.parts)
 
 
 class Stream:
@@ -74,37 +89,27 @@ class Stream:
         self._collection = collection
         self._k = k
         self._partition = partition
-        common = collection.common
-        self._postings = Postings(
-            collection.arrays.passages,
-            collection.arrays.posting_codes,
-            common.highest_MB.reshape(-1),
-            common.present_MW.reshape(-1),
-            common.before_MW.reshape(-1),
-        )
         self._begin()
 
     def _begin(self) -> None:
         """Reset: no known terms, and no query yet."""
-        collection = self._collection
-        partitions = max(1, -(-collection.passages // self._partition))
-        rows = max(1, min(_FIRST_ROWS, _TABLE_NUMBERS // len(collection.impact_C)))
+        rows = max(1, min(_FIRST_ROWS, self._most_rows))
         self._known = 0
-        self._row_V = np.full(len(collection.idf_V), -1, np.int32)
-        self._terms = Terms(
-            slices_TS=np.zeros((rows, partitions + 1), np.int64),
-            points_TC=np.zeros((rows, len(collection.impact_C)), np.int32),
-            words_T=np.zeros(rows, np.int64),
-        )
+        self._row_V = np.full(0, -1, np.int32)
         self._frequency_T = np.zeros(rows, np.int64)
         self._standing_T = np.zeros(rows, np.int64)
         self._last = np.zeros(0, np.int64)
-        self._state = _state(collection.passages, partitions, self._k)
+        self._parts = [_Advancing(part, rows, self._k, self._partition) for part in self._collection.parts]
+
+    @property
+    def _most_rows(self) -> int:
+        return _TABLE_NUMBERS // self._collection.codes
 
     def search(
         self, queries: Sequence[Sequence[int]], forbidden: Forbidden | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The hits of queries given as term numbers, repeats included: passages (int64) and scores (float32), Q x K.
+        """The hits of queries given as term numbers, repeats included: rows of the index (int64) and scores (float32),
+        Q x K. What is forbidden is given as rows too.
 
         The collection must bear every query (`Collection.bears`).
         """
@@ -128,42 +133,93 @@ class Stream:
         terms = np.fromiter(chain.from_iterable(queries), np.int64, sum(sizes))
         ends = np.zeros(len(queries) + 1, np.int64)
         np.cumsum(sizes, out=ends[1:])
-        self._collection.arrays.check_terms(terms, self._collection.passages)
-        self._make_room(terms)
-        collection, tables = self._collection, self._terms
-        self._known = _learn(
-            terms, self._row_V, self._known, collection.arrays.offsets, collection.arrays.passages, collection.idf_V,
-            collection.impact_C, collection.common.row_V, collection.common.present_MW.shape[1], self._partition,
-            tables.slices_TS, tables.points_TC, tables.words_T, self._frequency_T,
-        )  # fmt: skip
+        self._learn(terms)
         batch = Queries(*_differences(self._row_V[terms], ends, self._frequency_T, self._standing_T, self._last))
         self._last = batch.terms[batch.ends_W[-2] :]
         heaps_QK = np.zeros(numbers_QK.shape, np.int64)
         found_Q = np.zeros(len(queries), np.int64)
-        sweep(
-            self._postings, tables, batch, self._state, forbidden, self._partition, collection.passages, heaps_QK,
-            found_Q,
-        )  # fmt: skip
-        _empty(heaps_QK, found_Q, numbers_QK, scores_QK)
+        for part in self._parts:
+            part.advance(batch, forbidden, heaps_QK, found_Q)
+        empty_each(heaps_QK, found_Q, numbers_QK, scores_QK, np.full(len(queries), UNIT))
 
-    def _make_room(self, terms: NDArray[np.int64]) -> None:
-        """Make rows in the tables for the terms: enlarge the tables, or reset them if they would become too large."""
-        rows = self._known + int(np.count_nonzero(self._row_V[terms] < 0))
-        if rows <= len(self._standing_T):
-            return
-        most = _TABLE_NUMBERS // len(self._collection.impact_C)
-        if self._known and rows > most:
+    def _learn(self, terms: NDArray[np.int64]) -> None:
+        """Give each new term a row of the tables; if they would become too large, reset everything first."""
+        lexicon = self._collection.lexicon
+        self._row_V = _longer(self._row_V, len(lexicon.idf_V), -1)
+        new = np.unique(terms[self._row_V[terms] < 0])
+        rows = self._known + len(new)
+        if self._known and rows > max(len(self._standing_T), self._most_rows):
             self._begin()
-            rows = len(terms)
-        more = max(rows, min(2 * len(self._standing_T), most)) - len(self._standing_T)
-        self._terms = Terms(*(_longer(table, more) for table in self._terms))
-        self._frequency_T = _longer(self._frequency_T, more)
-        self._standing_T = _longer(self._standing_T, more)
+            self._learn(terms)
+        elif len(new):
+            self._make_room(rows)
+            self._row_V[new] = np.arange(self._known, rows)
+            self._frequency_T[self._known : rows] = lexicon.frequency_V[new]
+            for place, part in enumerate(self._parts):
+                part.learn(self._known, lexicon.terms_SV[place, new], lexicon.idf_V[new])
+            self._known = rows
+
+    def _make_room(self, rows: int) -> None:
+        """Enlarge the tables, if they have fewer rows than these."""
+        room = len(self._standing_T)
+        if rows > room:
+            room = max(rows, min(2 * room, self._most_rows))
+            self._frequency_T = _longer(self._frequency_T, room)
+            self._standing_T = _longer(self._standing_T, room)
+            for part in self._parts:
+                part.make_room(room)
 
 
-def _longer(table: NDArray[Any], rows: int) -> NDArray[Any]:
-    """A table with this many more rows of zeros."""
-    return np.concatenate([table, np.zeros((rows, *table.shape[1:]), table.dtype)]) if rows else table
+class _Advancing:
+    """The state of a stream over one part of the index, with room for the terms of `rows` rows."""
+
+    def __init__(self, part: Part, rows: int, k: int, partition: int) -> None:
+        partitions = max(1, -(-part.passages // partition))
+        self._part = part
+        self._partition = partition
+        common = part.common
+        self._postings = Postings(
+            part.arrays.passages,
+            part.arrays.posting_codes,
+            common.highest_MB.reshape(-1),
+            common.present_MW.reshape(-1),
+            common.before_MW.reshape(-1),
+        )
+        self._terms = Terms(
+            slices_TS=np.zeros((rows, partitions + 1), np.int64),
+            points_TC=np.zeros((rows, len(part.impact_C)), np.int32),
+            words_T=np.zeros(rows, np.int64),
+        )
+        self._state = _state(part.passages, partitions, k)
+
+    def make_room(self, rows: int) -> None:
+        """Make room for this many rows."""
+        self._terms = Terms(*(_longer(table, rows) for table in self._terms))
+
+    def learn(self, known: int, terms: NDArray[np.int64], idf: NDArray[np.float64]) -> None:
+        """Fill the rows from `known` on with these terms of the part (-1: it does not have the term)."""
+        part, tables = self._part, self._terms
+        part.arrays.check_terms(terms[terms >= 0], part.passages)
+        _learn(
+            terms, known, part.arrays.offsets, part.arrays.passages, idf, part.impact_C, part.common.row_V,
+            part.common.present_MW.shape[1], self._partition, tables.slices_TS, tables.points_TC, tables.words_T,
+        )  # fmt: skip
+
+    def advance(
+        self, batch: Queries, forbidden: Forbidden, heaps_QK: NDArray[np.int64], found_Q: NDArray[np.int64]
+    ) -> None:
+        """Answer a batch: offer the best passages of the part to the heap of each query."""
+        part = self._part
+        sweep(
+            self._postings, self._terms, batch, self._state, forbidden, self._partition, part.passages, part.ahead,
+            heaps_QK, found_Q,
+        )  # fmt: skip
+
+
+def _longer(table: NDArray[Any], rows: int, fill: int = 0) -> NDArray[Any]:
+    """A table with at least this many rows, the new ones filled with one value."""
+    more = rows - len(table)
+    return np.concatenate([table, np.full((more, *table.shape[1:]), fill, table.dtype)]) if more > 0 else table
 
 
 def _state(passages: int, partitions: int, k: int) -> State:
@@ -183,11 +239,10 @@ def _state(passages: int, partitions: int, k: int) -> State:
 @kernel
 def _learn(
     terms: NDArray[np.int64],
-    row_V: NDArray[np.int32],
     known: int,
     offsets: NDArray[np.int64],
     passages: NDArray[np.int32],
-    idf_V: NDArray[np.float64],
+    idf: NDArray[np.float64],
     impact_C: NDArray[np.float64],
     common_V: NDArray[np.int32],
     words: int,
@@ -195,35 +250,21 @@ def _learn(
     slices_TS: NDArray[np.int64],
     points_TC: NDArray[np.int32],
     words_T: NDArray[np.int64],
-    frequency_T: NDArray[np.int64],
-) -> int:
-    """Give each new term a row of the tables; returns how many rows are used then."""
-    for term in terms:
-        if row_V[term] >= 0:
+) -> None:
+    """Fill the rows of the tables from `known` on with new terms; the rows of absent ones have no postings."""
+    for place in range(len(terms)):
+        term, row = terms[place], known + place
+        words_T[row] = -1
+        if term < 0:
             continue
-        row_V[term] = known
         begin, end = offsets[term], offsets[term + 1]
-        frequency_T[known] = end - begin
-        words_T[known] = np.int64(common_V[term]) * words if common_V[term] >= 0 else -1
-        fill_points(idf_V[term], impact_C, UNIT, points_TC[known])
-        slices_TS[known, 0] = begin
+        if common_V[term] >= 0:
+            words_T[row] = np.int64(common_V[term]) * words
+        fill_points(idf[place], impact_C, UNIT, points_TC[row])
+        slices_TS[row, 0] = begin
         for number in range(1, slices_TS.shape[1]):
             begin += np.searchsorted(passages[begin:end], number * partition)
-            slices_TS[known, number] = begin
-        known += 1
-    return known
-
-
-@kernel
-def _empty(
-    heaps_QK: NDArray[np.int64],
-    found_Q: NDArray[np.int64],
-    numbers_QK: NDArray[np.int64],
-    scores_QK: NDArray[np.float32],
-) -> None:
-    """Write the content of the heaps into the hits."""
-    for query in range(len(found_Q)):
-        empty(heaps_QK[query], found_Q[query], numbers_QK[query], scores_QK[query], UNIT)
+            slices_TS[row, number] = begin
 
 
 @kernel

@@ -8,7 +8,7 @@
 The threshold is high from the start, since the best passages of the query before are scored first.
 
 Letters of shapes: W queries, T terms known to the stream, C rows of the code table, S slices of postings by partition,
-K hits per query, N passages, B blocks, P partitions, F lists of forbidden passages.
+K hits per query, N passages of a segment, B blocks, P partitions, F lists of forbidden passages.
 """
 
 from typing import Final, NamedTuple
@@ -20,7 +20,7 @@ from ralm.retrieval.bm25.best import offer, passage_of, worst
 from ralm.retrieval.bm25.codes import PostingCodes, row_of
 from ralm.retrieval.bm25.common_terms import BLOCK_BITS, STEP_BITS, WORD_BITS
 from ralm.retrieval.bm25.compiled import kernel
-from ralm.retrieval.bm25.forbidden import Forbidden, forbidden_to
+from ralm.retrieval.bm25.forbidden import Forbidden, is_in, listed_for
 from ralm.retrieval.bm25.vectors import LANES, MARKS, bound_lanes, count_bits, highest, lowest_bit, tighten
 
 ALIGNED: Final = LANES * MARKS
@@ -29,7 +29,7 @@ _UP: Final = (1 << STEP_BITS) - 1
 
 
 class Postings(NamedTuple):
-    """The index: all postings, and the layout of the common terms (`CommonTerms`), row after row."""
+    """A segment: all postings, and the layout of the common terms (`CommonTerms`), row after row."""
 
     passages: NDArray[np.int32]
     codes: PostingCodes
@@ -58,7 +58,7 @@ class Queries(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is known of all passages at the last query; bounds are in steps, rounded up.
+    """What is known of the passages of a segment at the last query; bounds are in steps, rounded up.
 
     `sums_N` (int32): exact sums of the rare terms. `rare_B` (uint16): at least the highest of those in a block.
     `common_B` (uint16): the sum of the common terms' maxima. `bound_B` (uint16): at least the highest score in a block.
@@ -90,10 +90,12 @@ def sweep(
     forbidden: Forbidden,
     partition: int,
     passages: int,
+    ahead: int,
     heaps_WK: NDArray[np.int64],
     found_W: NDArray[np.int64],
 ) -> None:
-    """Advance the state from query to query, and fill the heap of each query with its best passages."""
+    """Advance the state of a segment from query to query, and add its passages to the heap of each query, if they are
+    among its best. `ahead` rows are before the segment."""
     most = len(queries.terms)
     wanted = Wanted(np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int32))
     floors_K = np.empty(heaps_WK.shape[1], np.int64)
@@ -115,8 +117,8 @@ def sweep(
             _change_rare(postings, terms, queries, here, w, number, base)
             count = _common_terms(terms, queries, w, wanted)
             found_W[w] = _collect(
-                postings, terms, here, wanted, count, forbidden_to(forbidden, w), base, heaps_WK[w], found_W[w],
-                floors_K, lanes,
+                postings, terms, here, wanted, count, forbidden.always, listed_for(forbidden, w), base, ahead,
+                heaps_WK[w], found_W[w], floors_K, lanes,
             )  # fmt: skip
 
 
@@ -220,8 +222,10 @@ def _collect(
     here: State,
     wanted: Wanted,
     count: int,
-    forbidden: NDArray[np.int64],
+    always: NDArray[np.int64],
+    listed: NDArray[np.int64],
     base: int,
+    ahead: int,
     heap: NDArray[np.int64],
     found: int,
     floors_K: NDArray[np.int64],
@@ -229,7 +233,7 @@ def _collect(
 ) -> int:
     """Offer the passages of a partition that may be among the best; returns how many the heap then holds."""
     sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
-    floor = _floor(postings, terms, here, wanted, count, forbidden, base, heap, found, floors_K)
+    floor = _floor(postings, terms, here, wanted, count, always, listed, base, ahead, heap, found, floors_K)
     least = max(floor, np.int64(1))
     for begin in range(0, len(bound_B), MARKS):
         marks = tighten(bound_B, rare_B, common_B, begin, np.uint16(_steps(least)))
@@ -254,11 +258,12 @@ def _collect(
                 passage = base + first + lane
                 score = sums_N[first + lane] + _common_score(postings, terms, wanted, count, passage)
                 lanes[lane] = _steps(score)
-                if score >= least and not _is_in(forbidden, passage):
-                    found = offer(heap, found, score, passage)
+                row = ahead + passage
+                if score >= least and not (is_in(always, row) or is_in(listed, row)):
+                    found = offer(heap, found, score, row)
                     least = max(least, worst(heap, found))
             bound_B[block] = highest(lanes, 0)
-    _keep(here, heap, found, base)
+    _keep(here, heap, found, base, ahead)
     return found
 
 
@@ -269,8 +274,10 @@ def _floor(
     here: State,
     wanted: Wanted,
     count: int,
-    forbidden: NDArray[np.int64],
+    always: NDArray[np.int64],
+    listed: NDArray[np.int64],
     base: int,
+    ahead: int,
     heap: NDArray[np.int64],
     found: int,
     floors_K: NDArray[np.int64],
@@ -280,18 +287,19 @@ def _floor(
         floors_K[i] = heap[i]
     for i in range(here.kept_P[0]):
         passage = here.kept_PK[i]
-        if not _is_in(forbidden, passage):
+        row = ahead + passage
+        if not (is_in(always, row) or is_in(listed, row)):
             score = here.sums_N[passage - base] + _common_score(postings, terms, wanted, count, passage)
-            found = offer(floors_K, found, score, passage)
+            found = offer(floors_K, found, score, row)
     return worst(floors_K, found)
 
 
 @kernel
-def _keep(here: State, heap: NDArray[np.int64], found: int, base: int) -> None:
+def _keep(here: State, heap: NDArray[np.int64], found: int, base: int, ahead: int) -> None:
     """Keep this partition's passages among the best so far for the next query."""
     count = 0
     for i in range(found):
-        passage = passage_of(heap[i])
+        passage = passage_of(heap[i]) - ahead
         if passage >= base:
             here.kept_PK[count] = passage
             count += 1
@@ -319,10 +327,3 @@ def _common_score(postings: Postings, terms: Terms, wanted: Wanted, count: int, 
             posting = terms.slices_TS[term, 0] + postings.before[at] + count_bits(present & (bit - np.uint64(1)))
             score += terms.points_TC[term, row_of(codes, escaped, escaped_rows, posting)] * np.int64(wanted.times[i])
     return int(score)
-
-
-@kernel
-def _is_in(numbers: NDArray[np.int64], number: int) -> bool:
-    """Whether a number is in a rising array."""
-    place = np.searchsorted(numbers, number) if len(numbers) else 0
-    return bool(place < len(numbers) and numbers[place] == number)

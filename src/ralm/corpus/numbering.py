@@ -1,0 +1,37 @@
+"""Translates between the rows of an index and the numbers of its passages.
+
+Rows count everything that is stored. Numbers count the passages that have not been removed, so they are the same as in
+an index that was built of those passages at once.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ralm.records import NO_PASSAGE, IntArray
+
+
+class Numbering:
+    """The numbers of what is left of `rows` rows after those in `removed` were removed (in any order)."""
+
+    def __init__(self, rows: int, removed: Iterable[int] | IntArray = ()) -> None:
+        self.removed: IntArray = np.unique(np.fromiter(removed, np.int64))
+        """The removed rows (int64), rising."""
+        self._passages = rows - len(self.removed)
+        self._before = self.removed - np.arange(len(self.removed))
+
+    def __len__(self) -> int:
+        """How many passages are left."""
+        return self._passages
+
+    def rows(self, numbers: IntArray) -> IntArray:
+        """The rows (int64) of passages with these numbers."""
+        if len(self.removed) == 0:
+            return numbers
+        return numbers + np.searchsorted(self._before, numbers, side="right")
+
+    def numbers(self, rows: IntArray) -> IntArray:
+        """The numbers (int64) of rows that were not removed; `NO_PASSAGE` stays."""
+        if len(self.removed) == 0:
+            return rows
+        return np.where(rows == NO_PASSAGE, NO_PASSAGE, rows - np.searchsorted(self.removed, rows))

@@ -1,0 +1,73 @@
+"""The terms that queries have asked for: one number for each, whatever its numbers in the segments.
+
+A term is looked up in the vocabularies on its first use, so opening an index reads no vocabulary.
+
+Letters of shapes: V terms asked for so far (and room for more), S segments.
+"""
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralm.retrieval.bm25.formula import idf
+from ralm.retrieval.bm25.segments import Segment
+
+NO_TERM: Final = -1
+_FIRST_ROOM: Final = 1 << 10
+
+
+class Lexicon:
+    """Numbers terms in the order in which they are asked for; safe to use from several threads.
+
+    `terms_SV` (int64): the number of each term in each segment, `NO_TERM` if the segment does not have it.
+    `frequency_V` (int64): in how many passages it occurs. `idf_V` (float64): its weight. Room for more terms is made by
+    replacing the arrays, so take them after the terms that are needed were looked up.
+    """
+
+    def __init__(self, segments: Sequence[Segment], with_terms: int) -> None:
+        self._segments = segments
+        self._with_terms = with_terms
+        self._numbers: dict[str, int] = {}
+        self._known = 0
+        self._lock = Lock()
+        self.terms_SV: NDArray[np.int64] = np.full((len(segments), _FIRST_ROOM), NO_TERM, np.int64)
+        self.frequency_V: NDArray[np.int64] = np.zeros(_FIRST_ROOM, np.int64)
+        self.idf_V: NDArray[np.float64] = np.zeros(_FIRST_ROOM)
+
+    @property
+    def most_idf(self) -> float:
+        """The weight of a term that only one passage has: no term weighs more."""
+        return float(idf(np.ones(1, np.int64), self._with_terms)[0])
+
+    def number(self, term: str) -> int:
+        """The number of a term; `NO_TERM` if no passage has it."""
+        known = self._numbers.get(term)
+        return self._look_up(term) if known is None else known
+
+    def _look_up(self, term: str) -> int:
+        with self._lock:
+            known = self._numbers.get(term)
+            if known is not None:
+                return known
+            terms = [one.arrays.term(term) for one in self._segments]
+            frequency = sum(one.frequency(its) for one, its in zip(self._segments, terms, strict=True))
+            number = self._known if frequency else NO_TERM
+            if frequency:
+                self._make_room()
+                self.terms_SV[:, number] = terms
+                self.frequency_V[number] = frequency
+                self.idf_V[number] = idf(np.array([frequency]), self._with_terms)[0]
+                self._known += 1
+            self._numbers[term] = number
+            return number
+
+    def _make_room(self) -> None:
+        room = len(self.idf_V)
+        if self._known == room:
+            more = np.full((len(self._segments), room), NO_TERM, np.int64)
+            self.terms_SV = np.concatenate([self.terms_SV, more], axis=1)
+            self.frequency_V = np.concatenate([self.frequency_V, np.zeros(room, np.int64)])
+            self.idf_V = np.concatenate([self.idf_V, np.zeros(room)])
