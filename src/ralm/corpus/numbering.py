@@ -24,6 +24,10 @@ class Numbering:
         """How many passages are left."""
         return self._passages
 
+    def row(self, number: int) -> int:
+        """The row of the passage with this number."""
+        return int(number + np.searchsorted(self._before, number, side="right")) if len(self._before) else int(number)
+
     def rows(self, numbers: IntArray) -> IntArray:
         """The rows (int64) of passages with these numbers."""
         if len(self.removed) == 0:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.errors import DamagedFolderError
-from ralm.retrieval.bm25.codes import ESCAPE, PostingCodes, is_rising_within, sound_codes
+from ralm.retrieval.bm25.codes import ESCAPE, PostingCodes, first_unsound
 
 _UINTS: Final = ("|u1", "<u2", "<u4", "<u8")
 _KINDS: Final = {
@@ -52,7 +52,6 @@ _LONGEST_HEAD: Final = 512
 _HEAD: Final = re.compile(
     rb"\{'descr': '([|<][ui][1248])', 'fortran_order': False, 'shape': \((\d{1,18}),(?: (\d{1,18}))?\), \} *\n"
 )
-_TERMS_AT_A_TIME: Final = 1 << 16
 
 Mapped: TypeAlias = Mapping[str, NDArray[Any]]
 """The arrays of a folder as they are in its files, by name."""
@@ -99,13 +98,13 @@ class Arrays:
         Raises DamagedFolderError if passages are out of range or order, or codes are invalid.
         """
         new = terms[~self._checked_V[terms]]
-        for term in new.tolist():
-            begin, end = int(self.offsets[term]), int(self.offsets[term + 1])
-            if not is_rising_within(self.passages[begin:end], passages):
-                _damaged(self.folder, f"passages.npy has invalid numbers among the postings of term {term}")
-            if not sound_codes(self.codes, self.escaped, begin, end, len(self.code_table)):
-                _damaged(self.folder, f"codes.npy has invalid codes among the postings of term {term}")
-            self._checked_V[term] = True
+        place, sound_passages = first_unsound(
+            new, self.offsets, self.passages, self.codes, self.escaped, passages, len(self.code_table)
+        )
+        if place < len(new):
+            name, what = ("codes.npy", "codes") if sound_passages else ("passages.npy", "numbers")
+            _damaged(self.folder, f"{name} has invalid {what} among the postings of term {new[place]}")
+        self._checked_V[new] = True
 
     def check_totals(self, passages: int) -> None:
         """Check the numbers that BM25's formula divides by, in an index of this many passages.
@@ -124,8 +123,7 @@ class Arrays:
         """
         self.check_totals(passages)
         terms = len(self.term_ids)
-        for first in range(0, terms, _TERMS_AT_A_TIME):
-            self.check_terms(np.arange(first, min(first + _TERMS_AT_A_TIME, terms)), passages)
+        self.check_terms(np.arange(terms), passages)
         if len(np.unique(self.term_ids)) < terms:
             _damaged(self.folder, "term_ids.npy has a duplicate number")
         if any(self._spelt(i - 1) >= self._spelt(i) for i in range(1, terms)):

@@ -13,12 +13,12 @@ from typing import Final, Self
 import numpy as np
 
 from ralm.errors import CorpusError
-from ralm.retrieval.bm25.arrays import narrow
 from ralm.retrieval.bm25.codes import PairCounts
 from ralm.retrieval.bm25.formula import length_bytes
 from ralm.retrieval.bm25.options import BuildOptions
-from ralm.retrieval.bm25.runs import Run, begin_array, offsets_of, sort_by_term, write_postings, write_run
+from ralm.retrieval.bm25.runs import Run, merged, offsets_of, sort_by_term, write_run
 from ralm.retrieval.bm25.term_ids import Ids, TermIds
+from ralm.retrieval.bm25.writing import write_postings, write_totals, write_vocabulary
 
 _PASSAGES_A_BATCH: Final = 1024
 _CHARACTERS_A_BATCH: Final = 1 << 20
@@ -83,14 +83,14 @@ class Builder:
         if not passages:
             raise CorpusError("the corpus has no passages: nothing to index.")
         vocabulary = self._term_ids.vocabulary
-        np.save(self._folder / "totals.npy", np.array([self._tokens, self._with_terms], np.int64))
-        _write_vocabulary(self._folder, vocabulary)
+        write_totals(self._folder, self._tokens, self._with_terms)
+        write_vocabulary(self._folder, list(vocabulary))
         table = self._pairs.table()
-        np.save(self._folder / "code_table.npy", table.pairs)
         offsets = offsets_of(self._runs, len(vocabulary))
-        np.save(self._folder / "offsets.npy", narrow(offsets))
         lengths = np.frombuffer(self._length_bytes, np.uint8)
-        write_postings(self._folder, self._runs, offsets, lengths, table, self._capacity)
+        postings = merged(self._runs, offsets, self._capacity)
+        rows = ((numbers, table.rows(numbers, frequencies, lengths)) for numbers, frequencies in postings)
+        write_postings(self._folder, offsets, table.pairs, rows)
         for run in self._runs:
             run.file.unlink()
         return Counts(passages, len(vocabulary), int(offsets[-1]), self._tokens)
@@ -123,18 +123,3 @@ class Builder:
         postings = sort_by_term(terms, begins, len(self._term_ids.vocabulary), first)
         self._pairs.add(postings[2] - first, postings[3], length_bytes(lengths))
         self._runs.append(write_run(self._folder / f"run-{len(self._runs)}", *postings))
-
-
-def _write_vocabulary(folder: Path, vocabulary: dict[str, int]) -> None:
-    """Write the terms in byte order, which equals the order of their characters, for binary search on disk."""
-    terms = sorted(vocabulary)
-    sizes = np.fromiter((len(_spelt(term)) for term in terms), np.int64, len(terms))
-    np.save(folder / "term_sizes.npy", narrow(sizes))
-    np.save(folder / "term_ids.npy", np.fromiter((vocabulary[term] for term in terms), np.int32, len(terms)))
-    with (folder / "vocabulary.npy").open("wb") as stream:
-        begin_array(stream, np.uint8, int(sizes.sum()))
-        stream.writelines(map(_spelt, terms))
-
-
-def _spelt(term: str) -> bytes:
-    return term.encode("utf-8", "surrogatepass")

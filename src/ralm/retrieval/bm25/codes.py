@@ -72,6 +72,27 @@ def sound_codes(codes: NDArray[np.uint8], escaped: NDArray[np.int64], begin: int
     return bool(listed == escapes)
 
 
+@kernel
+def first_unsound(
+    terms: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    passages: NDArray[np.int32],
+    codes: NDArray[np.uint8],
+    escaped: NDArray[np.int64],
+    count: int,
+    rows: int,
+) -> tuple[int, bool]:
+    """The place of the first of some terms whose postings are invalid in an index of `count` passages with `rows` rows
+    of codes, and whether its passages are valid at least; the number of terms if all are valid."""
+    for place in range(len(terms)):
+        begin, end = offsets[terms[place]], offsets[terms[place] + 1]
+        if not is_rising_within(passages[begin:end], count):
+            return place, False
+        if not sound_codes(codes, escaped, begin, end, rows):
+            return place, True
+    return len(terms), True
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CodeTable:
     """`pairs` (int32, C x 2): the frequency, and the length as Lucene stores it, of each row.
@@ -83,6 +104,15 @@ class CodeTable:
     usual: NDArray[np.int32]
     rare_pairs: NDArray[np.int64]
     rare: NDArray[np.int32]
+
+    def rows_of(self, pairs: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The row of each pair, which must be in the table; 0 for a pair that is not."""
+        usual = pairs < len(self.usual)
+        rows = self.usual[np.where(usual, pairs, 0)]
+        if len(self.rare):
+            places = np.searchsorted(self.rare_pairs, pairs[~usual])
+            rows[~usual] = self.rare[np.minimum(places, len(self.rare) - 1)]
+        return rows
 
     def rows(
         self, passages: NDArray[np.int32], frequencies: NDArray[np.int32], lengths: NDArray[np.uint8]
@@ -106,6 +136,12 @@ class PairCounts:
         huge = frequencies >= _USUAL_FREQUENCIES
         if huge.any():
             self._rare.update((frequencies[huge].astype(np.int64) << 8 | lengths[rows[huge]]).tolist())
+
+    def add_counted(self, pairs: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Add pairs, written as `frequency << 8 | length byte` and each given once, that were counted elsewhere."""
+        usual = pairs < len(self._usual)
+        self._usual[pairs[usual]] += counts[usual]
+        self._rare.update(dict(zip(pairs[~usual].tolist(), counts[~usual].tolist(), strict=True)))
 
     def table(self) -> CodeTable:
         """The pairs, the commonest first."""

@@ -8,13 +8,11 @@ at a time.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from ralm.progress import progress_bar
-from ralm.retrieval.bm25.codes import ESCAPE, CodeTable
 from ralm.retrieval.bm25.compiled import kernel
 
 _INT: Final = np.dtype(np.int32)
@@ -73,45 +71,16 @@ def offsets_of(runs: list[Run], terms: int) -> NDArray[np.int64]:
     return np.cumsum(offsets, out=offsets)
 
 
-def write_postings(
-    folder: Path,
-    runs: list[Run],
-    offsets: NDArray[np.int64],
-    lengths: NDArray[np.uint8],
-    table: CodeTable,
-    at_a_time: int,
-) -> None:
-    """Merge the runs into the arrays of passages and codes, about `at_a_time` postings at a time."""
+def merged(
+    runs: list[Run], offsets: NDArray[np.int64], at_a_time: int
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+    """The passages and frequencies of all postings, in the order of the terms, about `at_a_time` at a time."""
     readers = [_Reader(run) for run in runs]
-    total = int(offsets[-1])
-    escaped, escaped_rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
-    with (
-        (folder / "passages.npy").open("wb") as passages_file,
-        (folder / "codes.npy").open("wb") as codes_file,
-        progress_bar("Merging postings", total) as advance,
-    ):
-        begin_array(passages_file, np.int32, total)
-        begin_array(codes_file, np.uint8, total)
-        for first, last in _some_terms(offsets, at_a_time):
-            passages, frequencies = _merge(readers, first, last, offsets)
-            passages_file.write(passages.data)
-            rows = table.rows(passages, frequencies, lengths)
-            codes_file.write(np.minimum(rows, ESCAPE).astype(np.uint8).data)
-            places = np.flatnonzero(rows > ESCAPE)
-            escaped.append(places + offsets[first])
-            escaped_rows.append(rows[places])
-            advance(len(passages))
-    np.save(folder / "escaped.npy", np.concatenate(escaped))
-    np.save(folder / "escaped_rows.npy", np.concatenate(escaped_rows))
+    for first, last in some_terms(offsets, at_a_time):
+        yield _merge(readers, first, last, offsets)
 
 
-def begin_array(stream: BinaryIO, dtype: DTypeLike, length: int) -> None:
-    """Write the head of an .npy file; the numbers are written after it, piece by piece."""
-    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
-    np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": (length,)})
-
-
-def _some_terms(offsets: NDArray[np.int64], postings: int) -> Iterator[tuple[int, int]]:
+def some_terms(offsets: NDArray[np.int64], postings: int) -> Iterator[tuple[int, int]]:
     """Ranges of terms with at most `postings` postings, or of one term."""
     first, terms = 0, len(offsets) - 1
     while first < terms:

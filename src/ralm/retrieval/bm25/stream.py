@@ -74,8 +74,8 @@ class Collection:
 
     @cached_property
     def codes(self) -> int:
-        """How many rows the code tables have together."""
-        return sum(len(part.impact_C) for part in self.parts)
+        """How many rows the code tables have together, at least 1."""
+        return max(1, sum(len(part.impact_C) for part in self.parts))
 
 
 class Stream:
