@@ -20,8 +20,8 @@ from ralm.records import FloatArray, Hits, Passage
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.cache import CachedRetriever
 from ralm.retrieval.dense.build import DenseBuilder
-from ralm.retrieval.dense.options import VectorOptions
-from ralm.retrieval.dense.search import open_dense
+from ralm.retrieval.dense.options import VECTORS, VectorOptions
+from ralm.retrieval.dense.search import Dense, open_vectors
 from ralm.retrieval.index import build_index, open_index
 from ralm.retrieval.retrieval_file import (
     RetrievedPassage,
@@ -209,7 +209,8 @@ def make_vectors(folder: Path) -> None:
 def ask_vectors(folder: Path) -> Any:
     """What a build finds that goes on with vectors that were encoded before."""
     _dense_builder(folder).finish()
-    return as_lists(open_dense(folder / "dense", HashEncoder()).retrieve(QUERIES, K))
+    file = folder / "dense" / VECTORS
+    return as_lists(Dense([open_vectors(file, file)], HashEncoder()).retrieve(QUERIES, K))
 
 
 TARGETS = (

@@ -14,8 +14,8 @@ from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.build import CHUNK, DenseBuilder
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
-from ralm.retrieval.dense.search import Dense, open_dense
+from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions, EncoderOptions, VectorOptions
+from ralm.retrieval.dense.search import Dense, open_vectors
 from ralm.retrieval.index import build_index, open_index
 from tests.fakes import LetterEncoder, passages_of
 from tests.reference import dense as reference
@@ -33,6 +33,10 @@ class BadEncoder(LetterEncoder):
         return vectors
 
 
+def searched(folder: Path, encoder: Encoder, options: DenseSearchOptions | None = None) -> Dense:
+    return Dense([open_vectors(folder / VECTORS, folder / VECTORS)], encoder, options)
+
+
 def built(
     folder: Path,
     passages: Sequence[Passage],
@@ -48,7 +52,7 @@ def built(
         builder.encode_rest()
         builder.finish()
         ENCODED.clear(work)
-    return open_dense(folder, encoder)
+    return searched(folder, encoder)
 
 
 def random_texts(count: int) -> list[str]:
@@ -112,11 +116,11 @@ def test_effort_of_a_search(tmp_path: Path) -> None:
         ("Flat", DenseSearchOptions(), {}),
     ):
         built(tmp_path / string, passages, encoder, VectorOptions(faiss=string))
-        dense = open_dense(tmp_path / string, encoder, options)
+        dense = searched(tmp_path / string, encoder, options)
         shown = {name: value for name, value in dense.config.items() if name in ("query_encoder", "nprobe", "efSearch")}
         assert shown == {"query_encoder": encoder.query_config, **set_to}
     with pytest.raises(UsageError, match="nprobe 2 is for an IVF index, but this is a FAISS IndexFlatIP"):
-        open_dense(tmp_path / "Flat", encoder, DenseSearchOptions(nprobe=2))
+        searched(tmp_path / "Flat", encoder, DenseSearchOptions(nprobe=2))
     with pytest.raises(UsageError, match="`ef_search` must be at least 1, not 0"):
         DenseSearchOptions(ef_search=0)
 
@@ -317,7 +321,7 @@ def test_an_index_for_one_or_both(tmp_path: Path) -> None:
 def test_a_file_that_is_no_index(tmp_path: Path) -> None:
     (tmp_path / "vectors.faiss").write_bytes(b"nothing of the kind")
     with pytest.raises(DamagedFolderError, match="is not a FAISS index"):
-        open_dense(tmp_path, LetterEncoder())
+        searched(tmp_path, LetterEncoder())
 
 
 def test_vectors_are_mapped(tmp_path: Path) -> None:
@@ -346,5 +350,5 @@ def test_vectors_that_were_altered_while_they_were_kept_are_made_again(tmp_path:
     encoder.encoded.clear()
     begun().finish()
     assert len(encoder.encoded) == 20, "the third is as it was"
-    hits = open_dense(tmp_path, encoder).retrieve(["abc", "hhg"], 30)
+    hits = searched(tmp_path, encoder).retrieve(["abc", "hhg"], 30)
     assert [hits.of(row) for row in range(2)] == [expected.of(row) for row in range(2)]

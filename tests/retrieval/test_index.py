@@ -150,7 +150,7 @@ def test_damage_is_told(index: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"format_version": 4}, NewerFormatError, "Upgrade ralm"),
+        ({"format_version": 5}, NewerFormatError, "Upgrade ralm"),
         ({"format_version": 1}, OlderFormatError, "Build the index again"),
         ({"kind": "run"}, NotAFolderOfThisKindError, "is a ralm run"),
         ({"settings": {}}, DamagedFolderError, "does not say k1 and b"),

@@ -9,6 +9,7 @@ import pytest
 
 from ralm.errors import DamagedFolderError
 from ralm.records import Hits, Passage
+from ralm.retrieval import segments
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.index import Index, build_index, open_index
 from tests.fuzz.targets import HashEncoder
@@ -73,7 +74,7 @@ def test_an_index_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatc
     build(tmp_path / "other", seed=1, count=50)
     expected = answers(open_index(tmp_path / "other"))
     opened: list[Path] = []
-    mapped = open_index.__globals__["map_arrays"]
+    mapped = segments.map_arrays
 
     def replaced_first(folder: Path) -> object:
         if not opened:
@@ -82,6 +83,6 @@ def test_an_index_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatc
         opened.append(folder)
         return mapped(folder)
 
-    monkeypatch.setattr("ralm.retrieval.index.map_arrays", replaced_first)
+    monkeypatch.setattr("ralm.retrieval.segments.map_arrays", replaced_first)
     assert answers(open_index(tmp_path / "index")) == expected
     assert len(opened) == 2

@@ -5,16 +5,17 @@ read directly from Arrow's buffers (offsets and UTF-8 bytes), without creating A
 each batch is checked on first use, even if checksums match.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn, TypeAlias, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ralm.errors import DamagedFolderError
 from ralm.folders.manifest import file_checksum
-from ralm.records import Passage
+from ralm.records import IntArray, Passage
 
 PASSAGES: Final = "passages.arrow"
 ROWS_A_BATCH: Final = 8192
@@ -102,6 +103,26 @@ class PassageStore(Sequence[Passage]):
                     yield number, _string(document_ids, row), _string(titles, row)
                 except UnicodeDecodeError:
                     self._damaged(f"the title of passage {number} is not UTF-8")
+
+    def document_id(self, row: int) -> str:
+        """The id of the document of a passage, without reading its text."""
+        batch, place = divmod(row, ROWS_A_BATCH)
+        document_ids, _, _ = self._batches[batch] or self._map(batch)
+        try:
+            return _string(document_ids, place)
+        except UnicodeDecodeError:
+            self._damaged(f"the document id of passage {row} is not UTF-8")
+
+    def rows_of(self, document_ids: Collection[str]) -> IntArray:
+        """The rows (int64, rising) of the passages of documents with these ids, without reading the texts."""
+        wanted = pa.array(document_ids, pa.string())
+        found = [np.zeros(0, np.int64)]
+        for batch in range(len(self._batches)):
+            if self._batches[batch] is None:
+                self._map(batch)  # checks the offsets
+            ids = self._read(batch).column(0)
+            found.append(np.flatnonzero(pc.is_in(ids, value_set=wanted)) + batch * ROWS_A_BATCH)
+        return np.concatenate(found)
 
     def check(self) -> None:
         """Read every passage.

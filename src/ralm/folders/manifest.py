@@ -110,9 +110,11 @@ def write_changed_manifest(
     *,
     format_version: int,
     settings: dict[str, JsonValue],
+    counts: dict[str, int] | None = None,
     without: Collection[str] = (),
 ) -> Manifest:
-    """Write the manifest of a changed folder: the files in `folder` now, and those of `before` except `without`.
+    """Write the manifest of a changed folder: the files in `folder` now, and those of `before` except `without`; the
+    counts stay if none are given.
 
     Call it last, within `changed_folder`.
     """
@@ -121,6 +123,7 @@ def write_changed_manifest(
         "format_version": format_version,
         "ralm_version": __version__,
         "settings": settings,
+        "counts": before.counts if counts is None else counts,
         "files": kept | _entries(folder),
     }
     return _written(folder, before.model_copy(update=changed))

@@ -4,19 +4,19 @@ The manifest of the index is replaced in one step (`ralm.folders.changes`). A pr
 it opened, and a process that is killed on the way leaves the index unchanged.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from pydantic import JsonValue
 
+from ralm.corpus.store import PASSAGES
 from ralm.errors import FolderExistsError, UsageError
 from ralm.folders.manifest import Manifest, file_checksum, whole_checksum, write_changed_manifest
-from ralm.folders.outputs import changed_folder, storage_errors
+from ralm.folders.outputs import storage_errors
 from ralm.folders.work import ENCODED, at_work
 from ralm.progress import progress_bar
 from ralm.protocols import Encoder
+from ralm.retrieval.changing import changing
 from ralm.retrieval.dense.loading import dense_extra
 from ralm.retrieval.dense.options import VECTORS, VectorOptions
 from ralm.retrieval.index import CHANGED_FORMAT_VERSION, Index, open_index
@@ -57,8 +57,10 @@ def add_vectors(
     check_name(name)
     path = Path(index).resolve()
     open_index(path)  # fails before anything is written beside a folder that is not an index
-    with storage_errors(path), at_work(ENCODED, path) as work, _changing(path) as (opened, folder):
+    with storage_errors(path), at_work(ENCODED, path) as work, changing(path) as (opened, folder):
         sets = opened.vector_sets
+        if len(opened.segments) > 1 or len(opened.passages.numbering.removed):
+            raise UsageError(f"{path} was updated; merge its segments (`ralm merge {path}`) before vectors are added.")
         if name in sets.sets and not force:
             raise FolderExistsError(
                 f"{path} already has vectors {name!r}, which are kept; choose another `name`, or overwrite "
@@ -68,7 +70,7 @@ def add_vectors(
         file = folder / _NEW / VECTORS
         place = folder_of(name, whole_checksum(file))
         record["file"] = f"{place}/{VECTORS}"
-        record["fingerprint"] = set_fingerprint(opened.manifest, file_checksum(file))
+        record["fingerprint"] = set_fingerprint(_passages_checksum(opened), file_checksum(file))
         (folder / place).parent.mkdir()
         file.parent.rename(folder / place)
         added = {**sets.sets, name: VectorSet.model_validate(record)}
@@ -82,7 +84,7 @@ def remove_vectors(index: Path | str, name: str) -> Manifest:
     Raises UsageError if the index has no such set, if it is the default and there are others, or if nothing would be
     left to search; FolderExistsError if another process is writing the index.
     """
-    with _changing(Path(index).resolve()) as (opened, folder):
+    with changing(Path(index).resolve()) as (opened, folder):
         sets = opened.vector_sets
         sets.named(name, opened.path)
         kept = {other: one for other, one in sets.sets.items() if other != name}
@@ -98,17 +100,9 @@ def set_default_vectors(index: Path | str, name: str) -> Manifest:
 
     Raises UsageError if the index has no such set, FolderExistsError if another process is writing the index.
     """
-    with _changing(Path(index).resolve()) as (opened, folder):
+    with changing(Path(index).resolve()) as (opened, folder):
         opened.vector_sets.named(name, opened.path)
         return _write(opened, folder, opened.vector_sets.model_copy(update={"default": name}))
-
-
-@contextmanager
-def _changing(path: Path) -> Iterator[tuple[Index, Path]]:
-    """The index, locked against changes by other processes, and the folder for what is added to it."""
-    open_index(path)
-    with changed_folder(path) as folder:
-        yield open_index(path), folder
 
 
 def _encode(
@@ -131,7 +125,15 @@ def _write(index: Index, folder: Path, sets: VectorSets) -> Manifest:
     before = index.manifest
     settings = {name: value for name, value in before.settings.items() if name not in (BUILT, SETTINGS)}
     settings |= {SETTINGS: sets.model_dump(mode="json"), FINGERPRINT: index.fingerprint}
-    gone = {one.file for one in index.vector_sets.sets.values()} - {one.file for one in sets.sets.values()}
-    return write_changed_manifest(
-        folder, before, format_version=CHANGED_FORMAT_VERSION, settings=settings, without=gone
-    )
+    gone = _files(index.vector_sets) - _files(sets)
+    version = max(before.format_version, CHANGED_FORMAT_VERSION)
+    return write_changed_manifest(folder, before, format_version=version, settings=settings, without=gone)
+
+
+def _files(sets: VectorSets) -> set[str]:
+    return {file for one in sets.sets.values() for file in one.files}
+
+
+def _passages_checksum(index: Index) -> str:
+    """The checksum of the passages of an index of one segment."""
+    return index.manifest.files[index.segments[0].entry.file(PASSAGES)].checksum

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from ralm.corpus.decontamination import normal_title
-from ralm.corpus.store import PassageStore
+from ralm.corpus.stored import StoredPassages
 from ralm.records import IntArray
 
 
-def passages_of(passages: PassageStore, titles: Iterable[str] = (), document_ids: Iterable[str] = ()) -> IntArray:
+def passages_of(passages: StoredPassages, titles: Iterable[str] = (), document_ids: Iterable[str] = ()) -> IntArray:
     """The numbers (int64, rising) of the passages of documents with one of these titles or ids.
 
     Titles are compared after `normal_title`, ids exactly.

@@ -5,9 +5,11 @@ passages.arrow    the passages
 bm25/             the arrays of BM25, if it was built for BM25
 dense/            the vectors of the passages, if it was built for dense retrieval
 vectors/          sets of vectors that were added later (`ralm.retrieval.encoding`)
+segments/         the same for passages that were added later, and removed/ for those that were removed
+                  (`ralm.retrieval.segments`, `ralm.retrieval.updating`)
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -16,7 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import JsonValue
 
-from ralm.corpus.store import PASSAGES, PassageStore, write_passages
+from ralm.corpus.store import PASSAGES, write_passages
+from ralm.corpus.stored import StoredPassages
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.folders.manifest import HeldFile, Manifest, opened_at_once, read_every_byte, read_manifest, write_manifest
 from ralm.folders.outputs import new_folder, output_path, storage_errors
@@ -25,14 +28,13 @@ from ralm.progress import Advance, progress_bar
 from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval import analysis
-from ralm.retrieval.bm25.arrays import NAMES, Arrays, Mapped, checked_arrays, map_arrays
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
+from ralm.retrieval.segments import BM25 as BM25_FOLDER, OpenSegment, open_segment, removed_rows, segment_entries
 from ralm.retrieval.vector_sets import BUILT, VectorSets, encoder_options, index_fingerprint, vector_sets
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ KIND: Final = "index"
 FORMAT_VERSION: Final = 2
 CHANGED_FORMAT_VERSION: Final = 3
 """The format of an index whose sets of vectors were changed, which earlier versions cannot read."""
-_BM25: Final = "bm25"
+UPDATED_FORMAT_VERSION: Final = 4
+"""The format of an index whose passages were changed, which earlier versions cannot read."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,13 @@ class Index:
 
     path: Path
     manifest: Manifest
-    passages: PassageStore
+    passages: StoredPassages
     bm25_options: BM25Options | None
     """The constants of BM25; None if the index was not built for it."""
     vector_sets: VectorSets
     """The sets of vectors, and which of them is the default."""
-    _mapped: Mapped | None
+    segments: tuple[OpenSegment, ...]
+    """Runs of consecutive passages, each with files of its own."""
     _held: dict[str, HeldFile]
 
     def __reduce__(self) -> tuple[Callable[..., "Index"], tuple[Path, BM25Options | None, str, dict[str, str]]]:
@@ -85,16 +89,12 @@ class Index:
 
         Raises UsageError if the index was not built for it.
         """
-        return BM25([Segment(self._arrays, len(self.passages))], self.bm25_options, fingerprint=self.fingerprint)
-
-    @cached_property
-    def _arrays(self) -> Arrays:
-        if self._mapped is None:
+        if self.bm25_options is None:
             raise UsageError(
                 f'{self.path} was not built for BM25; use `retriever="dense"`, or build it for both '
                 "(`ralm index --retriever both`)."
             )
-        return checked_arrays(self.path / _BM25, self._mapped)
+        return BM25([one.for_bm25() for one in self.segments], self.bm25_options, fingerprint=self.fingerprint)
 
     def encoder_options(self, vectors: str | None = None) -> EncoderOptions:
         """The encoder that made the vectors with this name, or the default ones.
@@ -121,17 +121,21 @@ class Index:
         chosen = self.vector_sets.named(vectors, self.path)
         encoder = encoder or load_encoder(self.encoder_options(vectors))
         with dense_extra():
-            from ralm.retrieval.dense.search import open_dense
+            from ralm.retrieval.dense.search import open_dense, open_vectors
+        vectors_of = [
+            open_vectors(
+                self._held[file].path, self.path / file, segment.entry.passages, self.manifest.files[file].sha256
+            )
+            for file, segment in zip(chosen.files, self.segments, strict=True)
+        ]
         return open_dense(
-            (self.path / chosen.file).parent,
+            vectors_of,
             encoder,
             options,
             built_with=None if any_encoder else chosen.built_with,
             index=self.path,
             fingerprint=chosen.fingerprint,
-            file=self._held[chosen.file].path,
-            passages=len(self.passages),
-            sha256=self.manifest.files[chosen.file].sha256,
+            removed=self.passages.numbering.removed,
         )
 
 
@@ -163,11 +167,11 @@ def build_index(
     options = options or BM25Options()
     out = output_path(Path(out))
     with _vectors_kept(out, encoder), new_folder(out, kind=KIND, force=force) as folder, ExitStack() as stack:
-        terms = stack.enter_context(_bm25_builder(folder / _BM25, build)) if bm25 else None
+        terms = stack.enter_context(bm25_builder(folder / BM25_FOLDER, build)) if bm25 else None
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
-            dense = _dense_builder(folder / BUILT, out, encoder, vectors, advance) if encoder else None
+            dense = dense_builder(folder / BUILT, out, encoder, vectors, advance) if encoder else None
             written = write_passages(folder / PASSAGES, passages)
-            counts = _add_all(written, terms, dense, advance)
+            counts = add_all(written, terms, [dense] if dense else [], advance)
         settings: dict[str, JsonValue] = {}
         if terms:
             counts |= asdict(terms.finish())
@@ -178,23 +182,23 @@ def build_index(
         return write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts)
 
 
-def _add_all(
-    passages: Iterable[Passage], terms: Builder | None, dense: "DenseBuilder | None", advance: Advance
+def add_all(
+    passages: Iterable[Passage], terms: Builder | None, dense: "Sequence[DenseBuilder]", advance: Advance
 ) -> dict[str, int]:
     """Give each passage to the builders; returns the numbers of documents and passages."""
     documents, document, count = 0, None, 0
     for passage in passages:
         if terms:
             terms.add(passage.contents)
-        if dense:
-            dense.add(passage)
-        else:
+        for builder in dense:
+            builder.add(passage)
+        if not dense:
             advance()
         documents += passage.document_id != document
         document = passage.document_id
         count += 1
-    if dense:
-        dense.encode_rest()
+    for builder in dense:
+        builder.encode_rest()
     return {"documents": documents, "passages": count}
 
 
@@ -221,33 +225,42 @@ def check_index(path: Path | str) -> tuple[list[str], list[str]]:
         try:
             index = open_index(path)
             index.passages.check()
-            if index._mapped is not None:
-                index._arrays.check(len(index.passages))
+            for segment in index.segments if index.bm25_options else ():
+                searched = segment.for_bm25()
+                searched.check()
+                searched.arrays.check(searched.passages)
         except DamagedFolderError as error:
             damaged.append(str(error))
     return damaged, sampled
 
 
 def _open(path: Path, options: BM25Options | None) -> Index:
-    manifest = read_manifest(path, kind=KIND, format_version=CHANGED_FORMAT_VERSION, oldest=FORMAT_VERSION)
+    manifest = read_manifest(path, kind=KIND, format_version=UPDATED_FORMAT_VERSION, oldest=FORMAT_VERSION)
     sets = vector_sets(path, manifest)
+    entries = segment_entries(path, manifest).entries
     constants = None if sets.sets and "bm25" not in manifest.settings else _built_with(path, manifest)
-    needed = [PASSAGES, *(f"{_BM25}/{name}.npy" for name in NAMES if constants)]
+    needed = [file for entry in entries for file in entry.files(bm25=constants is not None)]
     if missing := [name for name in needed if name not in manifest.files]:
         raise DamagedFolderError(f"{path} is damaged: its manifest does not name {missing[0]}; build the index again.")
-    passages = PassageStore(path / PASSAGES, manifest.files[PASSAGES].checksum)
+    segments = tuple(
+        open_segment(path, entry, bm25=constants is not None, checksum=manifest.files[entry.file(PASSAGES)].checksum)
+        for entry in entries
+    )
+    passages = StoredPassages([one.store for one in segments], removed_rows(segments))
     if manifest.counts.get("passages") != len(passages):
         raise DamagedFolderError(
             f"{path} is damaged: it has {len(passages):,} passages but its manifest disagrees; build the index again."
         )
+    if any(len(one.files) != len(segments) for one in sets.sets.values()):
+        raise DamagedFolderError(f"{path} is damaged: a segment of it has no vectors; build the index again.")
     return Index(
         path,
         manifest,
         passages,
         constants and (options or constants),
         sets,
-        map_arrays(path / _BM25) if constants else None,
-        {one.file: HeldFile(path / one.file) for one in sets.sets.values()},
+        segments,
+        {file: HeldFile(path / file) for one in sets.sets.values() for file in one.files},
     )
 
 
@@ -266,17 +279,19 @@ def _fingerprints(index: Index) -> dict[str, str]:
     return every if sets.default is None else {**every, "": every[sets.default]}
 
 
-def _bm25_builder(folder: Path, build: BuildOptions | None) -> Builder:
+def bm25_builder(folder: Path, build: BuildOptions | None) -> Builder:
+    """A builder of the arrays of BM25 in `folder`."""
     folder.mkdir()
     return Builder(folder, build)
 
 
-def _dense_builder(
-    folder: Path, out: Path, encoder: Encoder, vectors: VectorOptions | None, advance: Advance
+def dense_builder(
+    folder: Path, out: Path, encoder: Encoder, vectors: VectorOptions | None, advance: Advance | None
 ) -> "DenseBuilder":
+    """A builder of vectors in `folder`, which keeps what it encoded beside `out`."""
     with dense_extra():
         from ralm.retrieval.dense.build import DenseBuilder
-    folder.mkdir()
+    folder.mkdir(parents=True)
     return DenseBuilder(folder, ENCODED.beside(out), encoder, vectors, advance=advance)
 
 

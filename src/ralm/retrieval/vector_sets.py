@@ -7,6 +7,7 @@ that replaces another of the same name never has the same path.
 
 import hashlib
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationEr
 from ralm.corpus.store import PASSAGES
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.folders.manifest import Manifest
-from ralm.retrieval.dense.options import VECTORS, BuiltWith, EncoderOptions
+from ralm.retrieval.dense.options import VECTORS, BuiltWith, EncoderOptions, VectorOptions
 
 MAIN: Final = "main"
 """The name of the set that an index is built with."""
@@ -31,6 +32,8 @@ ADDED: Final = "vectors"
 _NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _HASH_LETTERS: Final = 12
 _ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
+_VECTOR_OPTIONS: Final = TypeAdapter(VectorOptions)
+_STORED_AS: Final = tuple(field.name for field in fields(VectorOptions))
 
 
 class VectorSet(BaseModel):
@@ -39,12 +42,19 @@ class VectorSet(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     file: str
+    added_files: tuple[str, ...] = ()
+    """The vectors of the segments after the first, in their order."""
     fingerprint: str
     """A short hash of the vectors and their passages; it decides cache keys and the identity of runs."""
     encoder: dict[str, JsonValue]
     query_fingerprint: str
     query_reading: dict[str, JsonValue] = {}
     """How the query encoder reads a text; empty in an index from before this was recorded."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of vectors, one for each segment of the index."""
+        return self.file, *self.added_files
 
     @property
     def built_with(self) -> BuiltWith:
@@ -93,7 +103,7 @@ def vector_sets(index: Path, manifest: Manifest) -> VectorSets:
         sets = VectorSets.model_validate(content)
     except ValidationError as error:
         raise no_encoder(index) from error
-    files = [one.file for one in sets.sets.values()]
+    files = [file for one in sets.sets.values() for file in one.files]
     if missing := [name for name in files if name not in manifest.files]:
         raise DamagedFolderError(f"{index} is damaged: its manifest does not name {missing[0]}; build the index again.")
     if (sets.default in sets.sets) != bool(sets.sets):
@@ -110,6 +120,17 @@ def encoder_options(index: Path, vectors: VectorSet) -> EncoderOptions:
         return _ENCODER_OPTIONS.validate_python(vectors.encoder)
     except ValidationError as error:
         raise no_encoder(index) from error
+
+
+def vector_options(vectors: VectorSet) -> VectorOptions:
+    """How a set of vectors is stored."""
+    recorded = vectors.model_extra or {}
+    return _VECTOR_OPTIONS.validate_python({name: recorded[name] for name in _STORED_AS if name in recorded})
+
+
+def vectors_file(segment: str, name: str) -> str:
+    """The file of the vectors with this name in the folder of a segment."""
+    return f"{segment}/{ADDED}/{name}/{VECTORS}"
 
 
 def no_encoder(index: Path) -> DamagedFolderError:
@@ -138,13 +159,19 @@ def index_fingerprint(manifest: Manifest) -> str:
     known = manifest.settings.get(FINGERPRINT)
     if isinstance(known, str):
         return known
-    return _short_hash({name: one.checksum for name, one in manifest.files.items() if not name.startswith(f"{ADDED}/")})
+    return short_hash({name: one.checksum for name, one in manifest.files.items() if not name.startswith(f"{ADDED}/")})
 
 
-def set_fingerprint(manifest: Manifest, checksum: str) -> str:
-    """A short hash of a file of vectors, given by its checksum, and of the passages of the index."""
-    return _short_hash({PASSAGES: manifest.files[PASSAGES].checksum, VECTORS: checksum})
+def fingerprint_after(fingerprint: str, change: dict[str, str]) -> str:
+    """The fingerprint of an index, or of a set of vectors, after a change that these hashes describe."""
+    return short_hash({**change, "before": fingerprint})
 
 
-def _short_hash(checksums: dict[str, str]) -> str:
+def set_fingerprint(passages: str, checksum: str) -> str:
+    """A short hash of a file of vectors, given by its checksum, and of the passages, given by theirs."""
+    return short_hash({PASSAGES: passages, VECTORS: checksum})
+
+
+def short_hash(checksums: dict[str, str]) -> str:
+    """A short hash of checksums and the names of what they are of."""
     return hashlib.sha256(repr(sorted(checksums.items())).encode()).hexdigest()[:16]

@@ -182,6 +182,14 @@ def map_arrays(folder: Path) -> Mapped:
     return {name: _mapped(folder / f"{name}.npy", kinds) for name, kinds in _KINDS.items()}
 
 
+def map_numbers(file: Path) -> NDArray[np.int64]:
+    """Map an array of int64, with its numbers unchecked.
+
+    Raises DamagedFolderError if the file is missing or its head is invalid.
+    """
+    return _mapped(file, ("<i8",))
+
+
 def checked_arrays(folder: Path, mapped: Mapped) -> Arrays:
     """The mapped arrays of a folder, after the small arrays, and how they fit together, have been checked.
 

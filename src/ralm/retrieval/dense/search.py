@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, Self
 
@@ -15,13 +16,14 @@ import faiss
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.corpus.numbering import Numbering
 from ralm.errors import DamagedFolderError, ModelError, OtherEncoderError, UsageError
 from ralm.folders.manifest import whole_checksum
 from ralm.progress import track
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from ralm.retrieval.arguments import check_k, forbidden_config
-from ralm.retrieval.dense.options import VECTORS, BuiltWith, DenseSearchOptions
+from ralm.retrieval.dense.options import BuiltWith, DenseSearchOptions
 
 QUERIES_AT_A_TIME: Final = 1024
 _HITS_AT_A_TIME: Final = 1 << 22
@@ -37,30 +39,36 @@ most."""
 
 
 class Dense:
-    """A retriever over a FAISS index of passage vectors, in the order of the passages' numbers.
+    """A retriever over the passage vectors of an index: one FAISS index for each of its segments, in the order of the
+    passages.
 
-    `fingerprint`: a hash that identifies the index; without one the vectors are hashed when `config` is read. Raises
-    OtherEncoderError if the encoder's vectors have another length than those of the index, UsageError if an option is
-    for another kind of index.
+    `removed`: the rows (int64, rising), counted through all segments, whose passages were removed. `fingerprint`: a
+    hash that identifies the index; without one the vectors are hashed when `config` is read. Raises OtherEncoderError
+    if the encoder's vectors have another length than those of the index, UsageError if an option is for another kind of
+    index.
     """
 
     def __init__(
         self,
-        index: faiss.Index,
+        vectors: Sequence[faiss.Index],
         encoder: Encoder,
         options: DenseSearchOptions | None = None,
         *,
         fingerprint: str | None = None,
+        removed: IntArray | Sequence[int] = (),
     ) -> None:
-        if encoder.dimension != index.d:
-            raise OtherEncoderError(
-                f"the index has vectors of {index.d} dimensions and this encoder gives {encoder.dimension}; use the "
-                "encoder that the index was built with, or build it again with this one."
-            )
-        self._index = index
+        for index in vectors:
+            if encoder.dimension != index.d:
+                raise OtherEncoderError(
+                    f"the index has vectors of {index.d} dimensions and this encoder gives {encoder.dimension}; use "
+                    "the encoder that the index was built with, or build it again with this one."
+                )
+        self._parts = [_Part(index, first) for index, first in zip(vectors, _firsts(vectors), strict=True)]
         self._encoder = encoder
         self._known_fingerprint = fingerprint
-        self._effort = _set_effort(index, options or DenseSearchOptions())
+        self._numbering = Numbering(sum(index.ntotal for index in vectors), removed)
+        # segments that were added later are small and flat, so only the first has parameters of search
+        self._effort = _set_effort(vectors[0], options or DenseSearchOptions())
         self._forbidden: IntArray = np.zeros(0, np.int64)
 
     def without(self, numbers: Iterable[int]) -> Self:
@@ -87,7 +95,13 @@ class Dense:
 
     @cached_property
     def _fingerprint(self) -> str:
-        return self._known_fingerprint or hashlib.sha256(faiss.serialize_index(self._index).data).hexdigest()[:16]
+        return self._known_fingerprint or self._digest()
+
+    def _digest(self) -> str:
+        digest = hashlib.sha256(self._numbering.removed.tobytes())
+        for part in self._parts:
+            digest.update(faiss.serialize_index(part.index).data)
+        return digest.hexdigest()[:16]
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The k best passages for each query with their inner products; none for a blank query.
@@ -97,45 +111,74 @@ class Dense:
         Raises UsageError if k is below 1, ModelError if a query's vector is invalid.
         """
         check_k(k)
-        k = min(k, max(self._index.ntotal, 1))
+        k = min(k, max(len(self._numbering), 1))
+        left_out = np.union1d(self._numbering.removed, self._numbering.rows(self._forbidden))
         rows = np.array([row for row, query in enumerate(queries) if query.strip()], dtype=np.int64)
-        step = max(1, min(QUERIES_AT_A_TIME, _HITS_AT_A_TIME // (k + len(self._forbidden))))
+        step = max(1, min(QUERIES_AT_A_TIME, _HITS_AT_A_TIME // (k + len(left_out))))
         hits = Hits.none(len(queries), k)
-        parts = np.split(rows, range(step, len(rows), step))
-        for some in track(parts, "Retrieving", len(parts)) if len(parts) > 1 else parts:
+        chunks = np.split(rows, range(step, len(rows), step))
+        for some in track(chunks, "Retrieving", len(chunks)) if len(chunks) > 1 else chunks:
             if len(some):
                 vectors_QD = self._encoder.encode_queries([queries[row] for row in some])
-                hits.numbers_QK[some], hits.scores_QK[some] = self._search(vectors_QD, k)
+                rows_QK, hits.scores_QK[some] = self._search(vectors_QD, k, left_out)
+                hits.numbers_QK[some] = self._numbering.numbers(rows_QK)
         return hits
 
-    def _search(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
+    def _search(self, vectors_QD: FloatArray, k: int, left_out: IntArray) -> tuple[IntArray, FloatArray]:
+        """The rows and scores of the k best, without those in `left_out`."""
         if not np.isfinite(vectors_QD).all():
             raise ModelError(
                 "the encoder gives a vector with NaN or infinity for a query; its weights are damaged or overflow in "
                 "the number format that the index was built with."
             )
-        if len(self._forbidden) == 0:
-            return _ordered(self._index.search(vectors_QD, k), k)
-        selecting = _selecting(self._index, self._forbidden)
-        if selecting is not None:
-            return _ordered(self._index.search(vectors_QD, k, params=selecting), k)
-        return self._search_for_more(vectors_QD, k)
+        found = [part.search(vectors_QD, k, left_out) for part in self._parts]
+        rows_QM, scores_QM = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
+        return _ordered((scores_QM, rows_QM), k)
 
-    def _search_for_more(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
+
+class _Part:
+    """The vectors of one segment, whose first row is `first`."""
+
+    def __init__(self, index: faiss.Index, first: int) -> None:
+        self.index = index
+        self._first = first
+
+    def search(self, vectors_QD: FloatArray, k: int, left_out: IntArray) -> tuple[IntArray, FloatArray]:
+        """The rows and scores of the k best of the segment, without those in `left_out`."""
+        begin, end = np.searchsorted(left_out, (self._first, self._first + self.index.ntotal))
+        own = left_out[begin:end] - self._first
+        places_QK, scores_QK = self._best(vectors_QD, min(k, self.index.ntotal), own)
+        return np.where(places_QK == NO_PASSAGE, NO_PASSAGE, places_QK + self._first), scores_QK
+
+    def _best(self, vectors_QD: FloatArray, k: int, left_out: IntArray) -> tuple[IntArray, FloatArray]:
+        if len(left_out) == 0:
+            return _ordered(self.index.search(vectors_QD, k), k)
+        selecting = _selecting(self.index, left_out)
+        if selecting is not None:
+            return _ordered(self.index.search(vectors_QD, k, params=selecting), k)
+        return self._search_for_more(vectors_QD, k, left_out)
+
+    def _search_for_more(self, vectors_QD: FloatArray, k: int, left_out: IntArray) -> tuple[IntArray, FloatArray]:
         """Ask for enough hits that k are left without the forbidden ones; if an HNSW index finds too few, compare all
         vectors."""
-        allowed = self._index.ntotal - len(self._forbidden)
-        scores_QM, numbers_QM = self._index.search(vectors_QD, min(k + len(self._forbidden), self._index.ntotal))
-        numbers_QM[np.isin(numbers_QM, self._forbidden)] = NO_PASSAGE
+        index = self.index
+        allowed = index.ntotal - len(left_out)
+        scores_QM, numbers_QM = index.search(vectors_QD, min(k + len(left_out), index.ntotal))
+        numbers_QM[np.isin(numbers_QM, left_out)] = NO_PASSAGE
         numbers_QK, scores_QK = _ordered((scores_QM, numbers_QM), k)
         short = np.count_nonzero(numbers_QK != NO_PASSAGE, axis=1) < min(k, allowed)
-        if short.any() and isinstance(self._index, faiss.IndexHNSW):
-            storage = faiss.downcast_index(self._index.storage)
-            selecting = _selecting(storage, self._forbidden)
+        if short.any() and isinstance(index, faiss.IndexHNSW):
+            storage = faiss.downcast_index(index.storage)
+            selecting = _selecting(storage, left_out)
             if selecting is not None:
                 found = storage.search(vectors_QD[short], k, params=selecting)
                 numbers_QK[short], scores_QK[short] = _ordered(found, k)
         return numbers_QK, scores_QK
+
+
+def _firsts(vectors: Sequence[faiss.Index]) -> list[int]:
+    """The first row of each segment."""
+    return [0, *accumulate(index.ntotal for index in vectors)][:-1]
 
 
 def _ordered(found: tuple[FloatArray, IntArray], k: int) -> tuple[IntArray, FloatArray]:
@@ -162,28 +205,23 @@ def _all_but(forbidden: IntArray) -> faiss.IDSelector:
 
 
 def open_dense(
-    folder: Path,
+    vectors: Sequence[faiss.Index],
     encoder: Encoder,
     options: DenseSearchOptions | None = None,
     *,
+    index: Path,
     built_with: BuiltWith | None = None,
-    index: Path | None = None,
     fingerprint: str | None = None,
-    file: Path | None = None,
-    passages: int | None = None,
-    sha256: str | None = None,
+    removed: IntArray | Sequence[int] = (),
 ) -> Dense:
-    """The retriever over what `DenseBuilder` wrote. `built_with` is what the encoder of queries must match, if given;
-    `index` is the name of the index in messages. `fingerprint` is a hash of the vectors and their passages.
+    """The retriever over vectors that `open_vectors` opened. `built_with` is what the encoder of queries must match, if
+    given; `index` is the name of the index in messages. `fingerprint` is a hash of the vectors and their passages.
 
-    `file` is the path of the vectors if they are already open; `passages` and `sha256` are the expected number of
-    vectors and the checksum of the file. Raises OtherEncoderError if the encoder is another, DamagedFolderError if the
-    vectors are missing or damaged.
+    Raises OtherEncoderError if the encoder is another.
     """
-    vectors = open_vectors(file or folder / VECTORS, folder / VECTORS, passages, sha256)
-    dense = Dense(vectors, encoder, options, fingerprint=fingerprint)
+    dense = Dense(vectors, encoder, options, fingerprint=fingerprint, removed=removed)
     if built_with is not None:
-        _check_encoder(index or folder.parent, encoder, built_with)
+        _check_encoder(index, encoder, built_with)
     return dense
 
 

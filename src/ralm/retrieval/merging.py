@@ -1,0 +1,133 @@
+"""Merges segments of an index: copies what is left of them into one, without analysing or encoding any text again."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from ralm.corpus.store import PASSAGES, write_passages
+from ralm.corpus.stored import StoredPassages
+from ralm.errors import UsageError
+from ralm.folders.manifest import Manifest
+from ralm.progress import track
+from ralm.retrieval.bm25.merging import merge_arrays
+from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.changing import changing
+from ralm.retrieval.dense.loading import dense_extra
+from ralm.retrieval.draft import Draft, Piece
+from ralm.retrieval.segments import BM25, SEGMENTS, SegmentEntry, open_segment, removed_rows
+from ralm.retrieval.vector_sets import VectorSet, vector_options, vectors_file
+
+_TIMES: Final = 4
+"""A segment is merged with the next one if it has fewer than this many times its passages. So a growing index has few
+segments, and copies each passage only a few times."""
+_MOST_REMOVED: Final = 0.25
+"""A segment is rewritten once more than this share of its passages was removed."""
+
+
+def merge_index(index: Path | str, build: BuildOptions | None = None) -> Manifest:
+    """Merge all segments of an index into one, without the passages that were removed; returns the new manifest.
+
+    Hits and the fingerprint stay the same, so caches and runs stay valid. An index that is open stays what it was.
+    `build` bounds the memory. Raises UsageError if vectors are stored with loss, so that merging would lose more;
+    FolderExistsError if another process is writing the index; and what `open_index` raises.
+    """
+    with changing(Path(index).resolve()) as (opened, folder):
+        draft = Draft.of(opened, folder)
+        lossy = [name for name in opened.vectors if not _keeps_vectors(draft.pieces[0], name)]
+        if lossy and (len(draft.pieces) > 1 or len(opened.passages.numbering.removed)):
+            raise UsageError(
+                f"the vectors {lossy[0]!r} of {opened.path} are stored with loss, and merging would lose more; remove "
+                "them (`ralm.remove_vectors`), merge, and add them again with `ralm encode`."
+            )
+        _merge(draft, [list(range(len(draft.pieces)))], 0, build or BuildOptions())
+        documents = opened.manifest.counts.get("documents", 0)
+        return draft.write({}, opened.vector_sets, opened.fingerprint, documents)
+
+
+def merge_some(draft: Draft, build: BuildOptions) -> None:
+    """Merge the segments of a draft that have become small or sparse beside others."""
+    fixed = 0 if all(_keeps_vectors(draft.pieces[0], name) for name in draft.pieces[0].vectors) else 1
+    sizes = [(piece.segment.left, piece.segment.entry.passages) for piece in draft.pieces[fixed:]]
+    groups = [[place + fixed for place in group] for group in plan_merges(sizes)]
+    _merge(draft, [[place] for place in range(fixed)] + groups, _MOST_REMOVED, build)
+
+
+def plan_merges(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Which consecutive segments to merge, given how many passages are left of each; and how many it had. A segment of
+    which nothing is left is in no group."""
+    groups: list[list[int]] = []
+    for place, (left, _) in enumerate(sizes):
+        group, passages = [place], left
+        while groups and passages and sum(sizes[one][0] for one in groups[-1]) < _TIMES * passages:
+            group = groups.pop() + group
+            passages = sum(sizes[one][0] for one in group)
+        if passages:
+            groups.append(group)
+    return groups
+
+
+def _merge(draft: Draft, groups: Sequence[Sequence[int]], most_removed: float, build: BuildOptions) -> None:
+    """Merge the pieces of each group into one. A single piece stays as it is, unless more than the share `most_removed`
+    of it was removed. Pieces in no group are dropped."""
+    before = draft.pieces
+    kept = {place for group in groups for place in group}
+    draft.pieces = []
+    for group in groups:
+        pieces = [before[place] for place in group]
+        segment = pieces[0].segment
+        if len(pieces) == 1 and len(segment.removed.rows) <= most_removed * segment.entry.passages:
+            draft.pieces += pieces
+            continue
+        draft.pieces.append(_merged(draft, pieces, build, first=group[0] == 0))
+        for piece in pieces:
+            draft.discard(piece)
+    for place, piece in enumerate(before):
+        if place not in kept:
+            draft.discard(piece)
+
+
+def _merged(draft: Draft, pieces: Sequence[Piece], build: BuildOptions, *, first: bool) -> Piece:
+    """Write what is left of some pieces as one; `first` says whether they are the first of the index."""
+    place = draft.new_place(SEGMENTS)
+    folder = draft.folder / place
+    folder.mkdir(parents=True)
+    segments = [piece.segment for piece in pieces]
+    passages = StoredPassages([one.store for one in segments], removed_rows(segments))
+    for _ in track(write_passages(folder / PASSAGES, passages), "Merging passages", len(passages)):
+        pass
+    if draft.for_bm25:
+        (folder / BM25).mkdir()
+        merge_arrays([one.for_bm25() for one in segments], folder / BM25, build.buffered_terms)
+    sets = draft.index.vector_sets.sets
+    vectors = {name: _merge_vectors(sets[name], pieces, name, draft.folder, place, first) for name in pieces[0].vectors}
+    entry = SegmentEntry(folder=place, passages=len(passages))
+    return Piece(open_segment(draft.folder, entry, bm25=draft.for_bm25), vectors)
+
+
+def _merge_vectors(made: VectorSet, pieces: Sequence[Piece], name: str, folder: Path, place: str, first: bool) -> str:
+    """Write the vectors with this name that are left of some pieces; returns their file."""
+    with dense_extra():
+        from ralm.retrieval.dense.merging import kind_of_added, merge_vectors
+    options = vector_options(made)
+    parts = [_open_vectors(piece, name) for piece in pieces]
+    if not first:
+        options = replace(options, faiss=kind_of_added(parts[0].d, options.faiss))
+    file = vectors_file(place, name)
+    (folder / file).parent.mkdir(parents=True)
+    merge_vectors(parts, [piece.segment.removed.rows for piece in pieces], options, (folder / file).parent)
+    return file
+
+
+def _open_vectors(piece: Piece, name: str) -> Any:
+    with dense_extra():
+        from ralm.retrieval.dense.search import open_vectors
+    file = piece.segment.root / piece.vectors[name]
+    return open_vectors(file, file, piece.segment.entry.passages)
+
+
+def _keeps_vectors(piece: Piece, name: str) -> bool:
+    """Whether the vectors with this name can be merged without loss."""
+    with dense_extra():
+        from ralm.retrieval.dense.merging import keeps_vectors
+    return keeps_vectors(_open_vectors(piece, name))

@@ -1,0 +1,298 @@
+"""Adds passages to an index and removes documents from it, while others read it.
+
+Passages that are added become a segment of their own. Removed ones are listed and stay where they are. Either way the
+passages that are left are numbered, and searched, as if the index had been built of them at once. Segments that have
+become small or sparse beside others are merged on the way (`ralm.retrieval.merging`).
+
+The manifest of the index is replaced in one step (`ralm.folders.changes`). A process that has the index open keeps what
+it opened, and a process that is killed on the way leaves the index as it was.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace as with_changes
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.corpus.store import PASSAGES, write_passages
+from ralm.errors import CorpusError, DamagedFolderError, OtherEncoderError, UsageError
+from ralm.folders.manifest import Manifest, whole_checksum
+from ralm.folders.outputs import storage_errors
+from ralm.folders.work import ENCODED, at_work
+from ralm.progress import Advance, progress_bar
+from ralm.protocols import Encoder
+from ralm.records import IntArray, Passage
+from ralm.retrieval.analysis import Analyser
+from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.bm25.segments import Removed, gone_frequencies
+from ralm.retrieval.changing import changing
+from ralm.retrieval.dense.loading import dense_extra, load_encoder
+from ralm.retrieval.draft import Draft, Piece
+from ralm.retrieval.index import Index, add_all, bm25_builder, dense_builder, open_index
+from ralm.retrieval.merging import merge_some
+from ralm.retrieval.segments import BM25, REMOVED, SEGMENTS, OpenSegment, SegmentEntry, open_segment, write_removed
+from ralm.retrieval.vector_sets import VectorSets, fingerprint_after, vector_options, vectors_file
+
+if TYPE_CHECKING:
+    from ralm.retrieval.dense.build import DenseBuilder
+
+UPDATES: Final = "updates"
+"""The key, in a manifest's settings, of the number of updates, and the latest of them."""
+_UPDATES_LISTED: Final = 100
+_NAMED: Final = 3
+_NAMES: Final = ("encoder", "query_encoder")
+"""The names of folders in an encoder's configuration: the same weights may have been moved."""
+
+
+def update_index(
+    index: Path | str,
+    passages: Iterable[Passage] = (),
+    *,
+    remove: Collection[str] = (),
+    replace: bool = False,
+    encoders: Mapping[str, Encoder] | None = None,
+    describe: Callable[[], dict[str, JsonValue]] = dict,
+    build: BuildOptions | None = None,
+) -> Manifest:
+    """Remove the documents with the ids in `remove` from an index, and add passages, numbered from 0, at its end.
+    Returns the new manifest.
+
+    All of it happens in one step; an index that is open stays what it was. Afterwards the index has the same hits, with
+    the same passage numbers, as one that is built at once of the passages that are left. (Added vectors are compared
+    exactly, even if the index is approximate.) Its fingerprint changes, so caches start anew.
+
+    Adding a document whose id the index already has is an error, unless `replace` is true: then the older one is
+    removed. Passages are analysed as the index says, and encoded for each of its sets of vectors: by the encoder in
+    `encoders` under the set's name, otherwise by the one that the index names. What was encoded is kept beside the
+    index until the update is complete, so the same call resumes. `describe` is called after the last passage; the
+    manifest records what it returns. `build` bounds the memory of BM25 and says how many processes analyse.
+
+    Raises UsageError if there is nothing to do or nothing would be left; CorpusError if an id in `remove` is not in the
+    index or belongs to several documents, or if an added id is there twice or already in the index; OtherEncoderError
+    if an encoder is not the one that made the vectors; FolderExistsError if another process is writing the index; and
+    what `open_index`, `build_index` and `DenseBuilder` raise.
+    """
+    path = Path(index).resolve()
+    coming = _peeked(passages)
+    opened = open_index(path)
+    chosen = _encoders(opened, encoders or {}) if coming else {}
+    with ExitStack() as stack:
+        stack.enter_context(storage_errors(path))
+        if chosen:
+            stack.enter_context(at_work(ENCODED, path))
+        opened, folder = stack.enter_context(changing(path))
+        draft = Draft.of(opened, folder)
+        added = _add(draft, coming, chosen, build) if coming else None
+        gone = _documents(opened, remove, added.documents if added else [], replace=replace)
+        numbers = np.concatenate([np.zeros(0, np.int64), *gone.values()])
+        if added is None and len(numbers) == len(opened.passages):
+            raise UsageError(f"nothing would be left of {path}; build a new index instead.")
+        if added is None and not gone:
+            raise UsageError("there is nothing to update: give passages to add, or documents to remove.")
+        fingerprint, sets = _fingerprints(opened, np.sort(numbers), added)
+        _remove(draft, np.sort(numbers))
+        if added is not None:
+            draft.pieces.append(added.piece)
+        merge_some(draft, build or BuildOptions())
+        record: dict[str, JsonValue] = {
+            "added": {"documents": len(added.documents), "passages": added.passages} if added else None,
+            "removed": {"documents": len(gone), "passages": len(numbers)},
+            **describe(),
+        }
+        documents = opened.manifest.counts.get("documents", 0) - len(gone) + (len(added.documents) if added else 0)
+        return draft.write({UPDATES: _updates(opened.manifest, record)}, sets, fingerprint, documents)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Added:
+    """What was added: the piece, the ids of its documents in order, and the number of passages."""
+
+    piece: Piece
+    documents: Sequence[str]
+    passages: int
+
+
+def _peeked(passages: Iterable[Passage]) -> Iterable[Passage]:
+    """The passages; an empty list if there are none."""
+    rest = iter(passages)
+    first = next(rest, None)
+    return [] if first is None else chain([first], rest)
+
+
+def _encoders(index: Index, given: Mapping[str, Encoder]) -> dict[str, Encoder]:
+    """The encoder of each set of vectors, which must be the one that made them."""
+    chosen = {name: given.get(name) or load_encoder(index.encoder_options(name)) for name in index.vectors}
+    for name, encoder in chosen.items():
+        made, own = index.vector_sets.sets[name].encoder, encoder.config
+        other = sorted(key for key in {*made, *own} - {*_NAMES} if made.get(key) != own.get(key))
+        if other:
+            raise OtherEncoderError(
+                f"the vectors {name!r} of {index.path} were made with another encoder than this one: {other[0]} is "
+                f"{own.get(other[0])!r} here and was {made.get(other[0])!r} there. Use that encoder, or encode the "
+                "whole index again with this one (`ralm encode`)."
+            )
+    return chosen
+
+
+def _add(
+    draft: Draft, passages: Iterable[Passage], encoders: Mapping[str, Encoder], build: BuildOptions | None
+) -> _Added:
+    """Write a segment of these passages."""
+    place = draft.new_place(SEGMENTS)
+    (draft.folder / place).mkdir(parents=True)
+    files = {name: vectors_file(place, name) for name in encoders}
+    documents: list[str] = []
+    with ExitStack() as stack, progress_bar("Encoding passages" if encoders else "Indexing passages") as advance:
+        terms = stack.enter_context(bm25_builder(draft.folder / place / BM25, build)) if draft.for_bm25 else None
+        shown: list[Advance | None] = [advance, *(None for _ in encoders)]  # each passage is counted once
+        vectors = [
+            _vectors_builder(draft, files[name], name, encoder, shown.pop(0)) for name, encoder in encoders.items()
+        ]
+        written = write_passages(draft.folder / place / PASSAGES, _noting(passages, documents))
+        counts = add_all(written, terms, vectors, advance)
+        if terms:
+            terms.finish()
+        for builder in vectors:
+            builder.finish()
+    _refuse_twice(documents)
+    entry = SegmentEntry(folder=place, passages=counts["passages"])
+    segment = open_segment(draft.folder, entry, bm25=draft.for_bm25)
+    return _Added(Piece(segment, files), documents, counts["passages"])
+
+
+def _vectors_builder(draft: Draft, file: str, name: str, encoder: Encoder, advance: Advance | None) -> "DenseBuilder":
+    """A builder of the vectors with this name for an added segment; small segments are compared exactly."""
+    with dense_extra():
+        from ralm.retrieval.dense.merging import kind_of_added
+    options = vector_options(draft.index.vector_sets.sets[name])
+    options = with_changes(options, faiss=kind_of_added(encoder.dimension, options.faiss))
+    return dense_builder((draft.folder / file).parent, draft.index.path, encoder, options, advance)
+
+
+def _noting(passages: Iterable[Passage], documents: list[str]) -> Iterator[Passage]:
+    """The passages; the ids of their documents are appended to `documents`."""
+    for passage in passages:
+        if not documents or documents[-1] != passage.document_id:
+            documents.append(passage.document_id)
+        yield passage
+
+
+def _refuse_twice(documents: Sequence[str]) -> None:
+    twice = [document for document, count in Counter(documents).items() if count > 1]
+    if twice:
+        raise CorpusError(f"{_some(twice)} given twice among the added documents; give each document an id of its own.")
+
+
+def _documents(index: Index, remove: Collection[str], added: Sequence[str], *, replace: bool) -> dict[str, IntArray]:
+    """The documents to remove, by id, with the numbers (int64) of their passages."""
+    found = _passages_of(index, {*remove, *added})
+    missing = [document for document in dict.fromkeys(remove) if document not in found]
+    if missing:
+        raise CorpusError(f"{_some(missing)} not in {index.path}; nothing was changed.")
+    kept = found.keys() - {*remove}
+    clashing = [document for document in added if document in kept]
+    if clashing and not replace:
+        raise CorpusError(
+            f"{_some(clashing)} already in {index.path}; nothing was changed. Replace such documents with "
+            "`replace=True`, or give the new ones other ids."
+        )
+    several = [document for document, numbers in found.items() if numbers[-1] - numbers[0] >= len(numbers)]
+    if several:
+        raise CorpusError(
+            f"{_some(several)} the id of several documents of {index.path}, so it is unclear which to remove; nothing "
+            "was changed. Build the index again with an id for each document."
+        )
+    return found
+
+
+def _passages_of(index: Index, documents: Collection[str]) -> dict[str, IntArray]:
+    """The numbers (int64, rising) of the passages of documents with these ids, by id."""
+    found: dict[str, list[IntArray]] = {}
+    first = 0
+    for segment in index.segments:
+        rows = np.setdiff1d(segment.store.rows_of(documents), segment.removed.rows)
+        numbers = index.passages.numbering.numbers(first + rows)
+        ids = np.array([segment.store.document_id(row) for row in rows.tolist()], object)
+        for document in dict.fromkeys(ids.tolist()):
+            found.setdefault(document, []).append(numbers[ids == document])
+        first += segment.entry.passages
+    return {document: np.concatenate(parts) for document, parts in found.items()}
+
+
+def _remove(draft: Draft, numbers: IntArray) -> None:
+    """Record in the pieces that the passages with these numbers (int64, rising) are gone."""
+    rows, first = draft.index.passages.numbering.rows(numbers), 0
+    for place, piece in enumerate(draft.pieces):
+        entry = piece.segment.entry
+        own = rows[(rows >= first) & (rows < first + entry.passages)] - first
+        first += entry.passages
+        if len(own):
+            removed = _removed(piece.segment, own, for_bm25=draft.for_bm25)
+            listed = write_removed(draft.folder, draft.new_place(REMOVED), removed, bm25=draft.for_bm25)
+            changed = entry.model_copy(update={"removed": listed})
+            segment = with_changes(piece.segment, entry=changed, removed=removed)
+            draft.pieces[place] = with_changes(piece, segment=segment)
+
+
+def _removed(segment: OpenSegment, rows: IntArray, *, for_bm25: bool) -> Removed:
+    """What is removed from a segment when these rows (int64) go too: their texts are analysed for it."""
+    every = np.union1d(segment.removed.rows, rows)
+    if not for_bm25:
+        return Removed(rows=every)
+    searched = segment.for_bm25()
+    lost = gone_frequencies(searched)
+    tokens, with_terms = searched.removed.tokens, searched.removed.with_terms
+    analyse = Analyser()
+    for row in rows.tolist():
+        words = analyse(segment.store[row].contents)
+        terms = [searched.arrays.term(word) for word in set(words)]
+        if -1 in terms:
+            raise DamagedFolderError(
+                f"{segment.root / segment.entry.folder} is damaged: a passage has terms that its BM25 arrays do not "
+                "have; build the index again."
+            )
+        lost[terms] += 1
+        tokens += len(words)
+        with_terms += bool(words)
+    gone = np.flatnonzero(lost)
+    return Removed(rows=every, terms=gone, counts=lost[gone], tokens=tokens, with_terms=with_terms)
+
+
+def _fingerprints(index: Index, gone: IntArray, added: _Added | None) -> tuple[str, VectorSets]:
+    """The fingerprint of the index after the change, and its sets of vectors with theirs."""
+    change = {"removed": hashlib.sha256(gone.astype("<i8").tobytes()).hexdigest()}
+    vectors: Mapping[str, str] = {}
+    if added is not None:
+        root, entry = added.piece.segment.root, added.piece.segment.entry
+        change["added"] = whole_checksum(root / entry.file(PASSAGES))
+        vectors = {name: whole_checksum(root / file) for name, file in added.piece.vectors.items()}
+    sets = {
+        name: one.model_copy(
+            update={"fingerprint": fingerprint_after(one.fingerprint, {**change, "vectors": vectors.get(name, "")})}
+        )
+        for name, one in index.vector_sets.sets.items()
+    }
+    return fingerprint_after(index.fingerprint, change), index.vector_sets.model_copy(update={"sets": sets})
+
+
+def _updates(before: Manifest, record: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """The number of updates of an index, and the latest of them."""
+    known = before.settings.get(UPDATES)
+    count, latest = (known.get("count"), known.get("latest")) if isinstance(known, dict) else (0, [])
+    listed = [*(latest if isinstance(latest, list) else []), record]
+    return {"count": (count if isinstance(count, int) else 0) + 1, "latest": listed[-_UPDATES_LISTED:]}
+
+
+def _some(documents: Sequence[str]) -> str:
+    """The beginning of a sentence about documents: their number and the first ids."""
+    named = ", ".join(map(repr, documents[:_NAMED]))
+    if len(documents) == 1:
+        return f"the document {named} is"
+    more = ", ..." if len(documents) > _NAMED else ""
+    return f"{len(documents):,} documents ({named}{more}) are"
