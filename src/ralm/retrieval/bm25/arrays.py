@@ -98,6 +98,8 @@ class Arrays:
         Raises DamagedFolderError if passages are out of range or order, or codes are invalid.
         """
         new = terms[~self._checked_V[terms]]
+        if len(new) == 0:
+            return
         place, sound_passages = first_unsound(
             new, self.offsets, self.passages, self.codes, self.escaped, passages, len(self.code_table)
         )

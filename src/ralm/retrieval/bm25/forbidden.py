@@ -25,12 +25,13 @@ class Forbidden(NamedTuple):
     @classmethod
     def none(cls, queries: int) -> Self:
         """Nothing is forbidden."""
-        return cls.to_all([], queries)
+        nothing = np.zeros(0, np.int64)
+        return cls(nothing, np.zeros(1, np.int64), nothing, np.full(queries, -1, np.int64))
 
     @classmethod
     def to_all(cls, passages: Iterable[int], queries: int) -> Self:
         """The same passages are forbidden for every query."""
-        return cls.of([], np.full(queries, -1, np.int64)).also(passages)
+        return cls.none(queries)._replace(always=_rising(passages))
 
     @classmethod
     def of(cls, lists: Sequence[Iterable[int]], list_Q: NDArray[np.int64]) -> Self:

@@ -146,12 +146,15 @@ class Stream:
         """Give each new term a row of the tables; if they would become too large, reset everything first."""
         lexicon = self._collection.lexicon
         self._row_V = _longer(self._row_V, len(lexicon.idf_V), -1)
-        new = np.unique(terms[self._row_V[terms] < 0])
+        unknown = self._row_V[terms] < 0
+        if not unknown.any():
+            return
+        new = np.unique(terms[unknown])
         rows = self._known + len(new)
         if self._known and rows > max(len(self._standing_T), self._most_rows):
             self._begin()
             self._learn(terms)
-        elif len(new):
+        else:
             self._make_room(rows)
             self._row_V[new] = np.arange(self._known, rows)
             self._frequency_T[self._known : rows] = lexicon.frequency_V[new]
