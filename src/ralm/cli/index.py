@@ -16,6 +16,7 @@ from ralm.corpus.fields import Fields
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.options import Option
+from ralm.retrieval.analysis.named import AnalyserName
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions, cores
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
@@ -45,6 +46,7 @@ def index(
     ] = None,
     decontaminate: Annotated[tuple[Path, ...], Option("Leave out passages that overlap this text; repeatable.")] = (),
     overlap: Decontamination = _OVERLAP,
+    analyser: Annotated[AnalyserName, Option("BM25: how text becomes terms: a language, or standard.")] = "english",
     formula: BM25Options = _FORMULA,
     build: Annotated[BuildOptions, Flags(default_said={"workers": "one per core"})] = _BUILD,
     retriever: Annotated[
@@ -80,6 +82,7 @@ def index(
         context,
         Use(splitting),
         Use("ngram max_overlap", bool(decontaminate), "`decontaminate`"),
+        Use("analyser", retriever != "dense", _BM25),
         Use(formula, retriever != "dense", _BM25),
         Use(build, retriever != "dense", _BM25),
         Use(EncoderOptions, dense, _DENSE),
@@ -125,6 +128,7 @@ def index(
         out,
         formula,
         bm25=retriever != "dense",
+        analyser=analyser,
         encoder=None if encoding is None else load_encoder(encoding, device=device),
         vectors=vectors,
         describe=describe,

@@ -131,7 +131,6 @@ def _write(index: Index, folder: Path, sets: VectorSets) -> Manifest:
     before = index.manifest
     settings = {name: value for name, value in before.settings.items() if name not in (BUILT, SETTINGS)}
     settings |= {SETTINGS: sets.model_dump(mode="json"), FINGERPRINT: index.fingerprint}
+    version = max(before.format_version, CHANGED_FORMAT_VERSION)
     gone = {one.file for one in index.vector_sets.sets.values()} - {one.file for one in sets.sets.values()}
-    return write_changed_manifest(
-        folder, before, format_version=CHANGED_FORMAT_VERSION, settings=settings, without=gone
-    )
+    return write_changed_manifest(folder, before, format_version=version, settings=settings, without=gone)

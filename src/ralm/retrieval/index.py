@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Final
 from pydantic import JsonValue
 
 from ralm.corpus.store import PASSAGES, PassageStore, write_passages
-from ralm.errors import DamagedFolderError, UsageError
+from ralm.errors import DamagedFolderError, NewerFormatError, UsageError
 from ralm.folders.manifest import HeldFile, Manifest, opened_at_once, read_every_byte, read_manifest, write_manifest
 from ralm.folders.outputs import new_folder, output_path, storage_errors
 from ralm.folders.work import ENCODED, at_work
 from ralm.progress import Advance, progress_bar
 from ralm.protocols import Encoder
 from ralm.records import Passage
-from ralm.retrieval import analysis
+from ralm.retrieval.analysis.analyser import Analysis
+from ralm.retrieval.analysis.named import ENGLISH, AnalyserName, analysis_named, analysis_recorded
 from ralm.retrieval.bm25.arrays import NAMES, Arrays, Mapped, checked_arrays, map_arrays
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.formula import BM25Options
@@ -33,6 +34,7 @@ from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.vector_sets import BUILT, VectorSets, encoder_options, index_fingerprint, vector_sets
+from ralm.version import __version__
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import DenseBuilder
@@ -42,6 +44,9 @@ KIND: Final = "index"
 FORMAT_VERSION: Final = 2
 CHANGED_FORMAT_VERSION: Final = 3
 """The format of an index whose sets of vectors were changed, which earlier versions cannot read."""
+ANALYSED_FORMAT_VERSION: Final = 4
+"""The format of an index with another analyser than English. Earlier versions, which would analyse queries as English,
+cannot read it."""
 _BM25: Final = "bm25"
 
 
@@ -58,6 +63,8 @@ class Index:
     passages: PassageStore
     bm25_options: BM25Options | None
     """The constants of BM25; None if the index was not built for it."""
+    analysis: Analysis | None
+    """How passages and queries become terms of BM25; None if the index was not built for it."""
     vector_sets: VectorSets
     """The sets of vectors, and which of them is the default."""
     _mapped: Mapped | None
@@ -84,7 +91,8 @@ class Index:
 
         Raises UsageError if the index was not built for it.
         """
-        return BM25(self._arrays, len(self.passages), self.bm25_options, fingerprint=self.fingerprint)
+        arrays, analysis = self._arrays, self.analysis or ENGLISH
+        return BM25(arrays, len(self.passages), self.bm25_options, analysis=analysis, fingerprint=self.fingerprint)
 
     @cached_property
     def _arrays(self) -> Arrays:
@@ -140,6 +148,7 @@ def build_index(
     options: BM25Options | None = None,
     *,
     bm25: bool = True,
+    analyser: AnalyserName = "english",
     encoder: Encoder | None = None,
     vectors: VectorOptions | None = None,
     describe: Callable[[], dict[str, JsonValue]] = dict,
@@ -149,9 +158,10 @@ def build_index(
     """Write an index of passages numbered from 0, atomically, in one pass and bounded memory.
 
     It is for BM25 with `options` unless `bm25` is false, and for dense retrieval if an `encoder` is given, with vectors
-    stored as `vectors` says. `describe` is called after the last passage; the manifest records what it returns: where
-    the passages came from, how they were split, what was left out. `build` bounds the memory of BM25 and says how many
-    processes analyse. Passages of one document must be consecutive to count as one document.
+    stored as `vectors` says. `analyser` names how BM25 turns passages, and later queries, into terms. `describe` is
+    called after the last passage; the manifest records what it returns: where the passages came from, how they were
+    split, what was left out. `build` bounds the memory of BM25 and says how many processes analyse. Passages of one
+    document must be consecutive to count as one document.
 
     Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them. Raises
     UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages, StorageError,
@@ -159,10 +169,10 @@ def build_index(
     """
     if not (bm25 or encoder):
         raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
-    options = options or BM25Options()
+    options, analysis = options or BM25Options(), analysis_named(analyser)
     out = output_path(Path(out))
     with _vectors_kept(out, encoder), new_folder(out, kind=KIND, force=force) as folder, ExitStack() as stack:
-        terms = stack.enter_context(_bm25_builder(folder / _BM25, build)) if bm25 else None
+        terms = stack.enter_context(_bm25_builder(folder / _BM25, build, analysis)) if bm25 else None
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
             dense = _dense_builder(folder / BUILT, out, encoder, vectors, advance) if encoder else None
             written = write_passages(folder / PASSAGES, passages)
@@ -170,11 +180,12 @@ def build_index(
         settings: dict[str, JsonValue] = {}
         if terms:
             counts |= asdict(terms.finish())
-            settings["bm25"] = {"analysis": analysis.NAME, "k1": options.k1, "b": options.b}
+            settings["bm25"] = {"analysis": analysis.recorded, "k1": options.k1, "b": options.b}
         if dense:
             settings[BUILT] = dense.finish()
         settings |= describe()
-        return write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts)
+        version = ANALYSED_FORMAT_VERSION if terms and analysis.recorded != ENGLISH.recorded else FORMAT_VERSION
+        return write_manifest(folder, kind=KIND, format_version=version, settings=settings, counts=counts)
 
 
 def _add_all(
@@ -228,7 +239,7 @@ def check_index(path: Path | str) -> tuple[list[str], list[str]]:
 
 
 def _open(path: Path, options: BM25Options | None) -> Index:
-    manifest = read_manifest(path, kind=KIND, format_version=CHANGED_FORMAT_VERSION, oldest=FORMAT_VERSION)
+    manifest = read_manifest(path, kind=KIND, format_version=ANALYSED_FORMAT_VERSION, oldest=FORMAT_VERSION)
     sets = vector_sets(path, manifest)
     constants = None if sets.sets and "bm25" not in manifest.settings else _built_with(path, manifest)
     needed = [PASSAGES, *(f"{_BM25}/{name}.npy" for name in NAMES if constants)]
@@ -244,6 +255,7 @@ def _open(path: Path, options: BM25Options | None) -> Index:
         manifest,
         passages,
         constants and (options or constants),
+        _analysis(path, manifest) if constants else None,
         sets,
         map_arrays(path / _BM25) if constants else None,
         {one.file: HeldFile(path / one.file) for one in sets.sets.values()},
@@ -265,9 +277,9 @@ def _fingerprints(index: Index) -> dict[str, str]:
     return every if sets.default is None else {**every, "": every[sets.default]}
 
 
-def _bm25_builder(folder: Path, build: BuildOptions | None) -> Builder:
+def _bm25_builder(folder: Path, build: BuildOptions | None, analysis: Analysis) -> Builder:
     folder.mkdir()
-    return Builder(folder, build)
+    return Builder(folder, build, analysis)
 
 
 def _dense_builder(
@@ -297,3 +309,18 @@ def _built_with(path: Path, manifest: Manifest) -> BM25Options:
         case [int() | float() as k1, int() | float() as b]:
             return BM25Options(k1=k1, b=b)
     raise DamagedFolderError(f"{path} is damaged: its manifest does not say k1 and b of BM25; build the index again.")
+
+
+def _analysis(path: Path, manifest: Manifest) -> Analysis:
+    """The analyser in the manifest."""
+    bm25 = manifest.settings.get("bm25")
+    recorded = bm25.get("analysis") if isinstance(bm25, dict) else None
+    if not isinstance(recorded, str):
+        raise DamagedFolderError(f"{path} is damaged: its manifest does not name the analyser; build the index again.")
+    found = analysis_recorded(recorded)
+    if found is None:
+        raise NewerFormatError(
+            f"{path} was built by ralm {manifest.ralm_version} with the analyser {recorded!r}, which this version, "
+            f"{__version__}, does not have. Upgrade ralm, or build the index again."
+        )
+    return found
