@@ -4,13 +4,19 @@ A user chooses an analyser by its name. An index records what decides its terms,
 passages were. The code of an analyser is imported when it is used, so the names are cheap to import.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Final, Literal, get_args
 
 from ralm.errors import UsageError
 from ralm.retrieval.analysis.analyser import Analysis, TermsOfRun
 
-AnalyserName = Literal["english", "standard"]
+SnowballName = Literal[
+    "arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "esperanto", "estonian", "finnish", "french",
+    "german", "greek", "hindi", "hungarian", "indonesian", "irish", "italian", "lithuanian", "nepali", "norwegian",
+    "persian", "polish", "portuguese", "romanian", "russian", "serbian", "sesotho", "spanish", "swedish", "tamil",
+    "turkish", "yiddish",
+]  # fmt: skip
+AnalyserName = Literal["english", "standard", "cjk", SnowballName]
 
 
 def _english() -> TermsOfRun:
@@ -25,9 +31,28 @@ def _standard() -> TermsOfRun:
     return standard_terms
 
 
+def _cjk() -> TermsOfRun:
+    from ralm.retrieval.analysis.cjk import cjk_terms
+
+    return cjk_terms
+
+
+def _snowball(language: str) -> TermsOfRun:
+    from ralm.retrieval.analysis.snowball import snowball_terms
+
+    return snowball_terms(language)
+
+
 ENGLISH: Final = Analysis(name="english", recorded="lucene-english", prepare=_english)
-STANDARD: Final = Analysis(name="standard", recorded="lucene-standard", prepare=_standard)
-_BY_NAME: Final[dict[str, Callable[[], Analysis]]] = {"english": lambda: ENGLISH, "standard": lambda: STANDARD}
+_ALL: Final = (
+    ENGLISH,
+    Analysis(name="standard", recorded="lucene-standard", prepare=_standard),
+    Analysis(name="cjk", recorded="lucene-cjk", prepare=_cjk),
+    *(
+        Analysis(name=language, recorded=f"snowball-{language}", prepare=partial(_snowball, language))
+        for language in get_args(SnowballName)
+    ),
+)
 
 
 def analysis_named(name: str) -> Analysis:
@@ -35,12 +60,13 @@ def analysis_named(name: str) -> Analysis:
 
     Raises UsageError if there is none.
     """
-    if name not in _BY_NAME:
-        raise UsageError(f"`analyser` must be one of {', '.join(get_args(AnalyserName))}, not {name!r}.")
-    return _BY_NAME[name]()
+    found = next((analysis for analysis in _ALL if analysis.name == name), None)
+    if found is None:
+        names = ", ".join(analysis.name for analysis in _ALL)
+        raise UsageError(f"`analyser` must be one of {names}, not {name!r}.")
+    return found
 
 
 def analysis_recorded(recorded: str) -> Analysis | None:
     """The analyser that an index records as this; None if this version of ralm has none."""
-    every = (make() for make in _BY_NAME.values())
-    return next((analysis for analysis in every if analysis.recorded == recorded), None)
+    return next((analysis for analysis in _ALL if analysis.recorded == recorded), None)

@@ -4,6 +4,7 @@ Every analyser begins with these words and lower-cases them. Knows no language.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 import regex
@@ -75,6 +76,15 @@ def words(text: str) -> list[str]:
     return [piece for word in found for piece in _pieces(word)]
 
 
+def placed_words(text: str) -> Iterator[tuple[int, str]]:
+    """The words of a text, each behind the position of its first character."""
+    for found in (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).finditer(text):
+        begin = found.start()
+        for piece in _pieces(found.group()):
+            yield begin, piece
+            begin += len(piece)
+
+
 def standard_terms(run: str) -> tuple[str, ...]:
     """The terms of Lucene's StandardAnalyzer: lower-cased words."""
     return tuple([lower_case(word) for word in words(run)])
@@ -82,11 +92,13 @@ def standard_terms(run: str) -> tuple[str, ...]:
 
 def lower_case(word: str) -> str:
     """Lower-case character by character, as Java does: no final sigma, and a dotted capital I becomes a plain i."""
-    return word.lower() if word.isascii() else "".join(character.lower()[0] for character in word)
+    return word.lower() if word.isascii() else word.replace("\u0130", "i").replace("\u03a3", "\u03c3").lower()
 
 
 def _pieces(word: str) -> list[str]:
-    """A word cut into pieces of at most `LONGEST_TOKEN` UTF-16 units."""
+    """A word, cut into pieces of at most `LONGEST_TOKEN` UTF-16 units if it is longer."""
+    if 2 * len(word) <= LONGEST_TOKEN:
+        return [word]
     units = word.encode("utf-16-le", "surrogatepass")
     size = 2 * LONGEST_TOKEN
     return [units[i : i + size].decode("utf-16-le", "replace") for i in range(0, len(units), size)]
