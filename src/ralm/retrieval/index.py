@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import JsonValue
 
 from ralm.corpus.store import PASSAGES, PassageStore, write_passages
-from ralm.errors import DamagedFolderError, NewerFormatError, UsageError
+from ralm.errors import DamagedFolderError, NewerFormatError, OtherAnalyserError, UsageError
 from ralm.folders.manifest import HeldFile, Manifest, opened_at_once, read_every_byte, read_manifest, write_manifest
 from ralm.folders.outputs import new_folder, output_path, storage_errors
 from ralm.folders.work import ENCODED, at_work
@@ -26,6 +26,7 @@ from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval.analysis.analyser import Analysis
 from ralm.retrieval.analysis.named import ENGLISH, AnalyserName, analysis_named, analysis_recorded
+from ralm.retrieval.bm25.agreement import changed_word
 from ralm.retrieval.bm25.arrays import NAMES, Arrays, Mapped, checked_arrays, map_arrays
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.formula import BM25Options
@@ -48,6 +49,7 @@ ANALYSED_FORMAT_VERSION: Final = 4
 """The format of an index with another analyser than English. Earlier versions, which would analyse queries as English,
 cannot read it."""
 _BM25: Final = "bm25"
+_STEMMER: Final = "stemmer"
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,11 @@ class Index:
     def bm25(self) -> BM25:
         """BM25 over the passages.
 
-        Raises UsageError if the index was not built for it.
+        Raises UsageError if the index was not built for it, OtherAnalyserError if the installed stemming library gives
+        other terms than the one that the index was built with.
         """
         arrays, analysis = self._arrays, self.analysis or ENGLISH
+        _check_stems(self, arrays, analysis)
         return BM25(arrays, len(self.passages), self.bm25_options, analysis=analysis, fingerprint=self.fingerprint)
 
     @cached_property
@@ -180,7 +184,8 @@ def build_index(
         settings: dict[str, JsonValue] = {}
         if terms:
             counts |= asdict(terms.finish())
-            settings["bm25"] = {"analysis": analysis.recorded, "k1": options.k1, "b": options.b}
+            stemmer = {_STEMMER: analysis.stemmer()} if analysis.stemmer else {}
+            settings["bm25"] = {"analysis": analysis.recorded, **stemmer, "k1": options.k1, "b": options.b}
         if dense:
             settings[BUILT] = dense.finish()
         settings |= describe()
@@ -303,9 +308,8 @@ def _vectors_kept(out: Path, encoder: Encoder | None) -> Iterator[None]:
 
 def _built_with(path: Path, manifest: Manifest) -> BM25Options:
     """The constants of BM25 in the manifest."""
-    bm25 = manifest.settings.get("bm25")
-    constants = [bm25.get(name) for name in ("k1", "b")] if isinstance(bm25, dict) else []
-    match constants:
+    bm25 = _bm25_settings(manifest)
+    match [bm25.get(name) for name in ("k1", "b")]:
         case [int() | float() as k1, int() | float() as b]:
             return BM25Options(k1=k1, b=b)
     raise DamagedFolderError(f"{path} is damaged: its manifest does not say k1 and b of BM25; build the index again.")
@@ -313,8 +317,7 @@ def _built_with(path: Path, manifest: Manifest) -> BM25Options:
 
 def _analysis(path: Path, manifest: Manifest) -> Analysis:
     """The analyser in the manifest."""
-    bm25 = manifest.settings.get("bm25")
-    recorded = bm25.get("analysis") if isinstance(bm25, dict) else None
+    recorded = _bm25_settings(manifest).get("analysis")
     if not isinstance(recorded, str):
         raise DamagedFolderError(f"{path} is damaged: its manifest does not name the analyser; build the index again.")
     found = analysis_recorded(recorded)
@@ -324,3 +327,22 @@ def _analysis(path: Path, manifest: Manifest) -> Analysis:
             f"{__version__}, does not have. Upgrade ralm, or build the index again."
         )
     return found
+
+
+def _check_stems(index: Index, arrays: Arrays, analysis: Analysis) -> None:
+    """Raise OtherAnalyserError if another version of the stemming library built the index and the terms differ."""
+    built_with = _bm25_settings(index.manifest).get(_STEMMER)
+    if analysis.stemmer is None or (installed := analysis.stemmer()) == built_with:
+        return
+    word = changed_word(index.passages, arrays, analysis)
+    if word is not None:
+        raise OtherAnalyserError(
+            f"{index.path} was built with {built_with}; {installed} stems some words differently, such as {word!r}. "
+            f"Install {built_with}, or build the index again."
+        )
+
+
+def _bm25_settings(manifest: Manifest) -> dict[str, JsonValue]:
+    """What the manifest says of BM25; empty if that is invalid."""
+    bm25 = manifest.settings.get("bm25")
+    return bm25 if isinstance(bm25, dict) else {}

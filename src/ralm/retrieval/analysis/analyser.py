@@ -9,6 +9,9 @@ TermsOfRun: TypeAlias = Callable[[str], tuple[str, ...]]
 
 REMEMBERED: Final = 1 << 17
 """How many runs of characters an analyser caches before it clears the cache; this bounds its memory."""
+MOST_TERMS_REMEMBERED: Final = 8
+"""Runs with more terms are not cached: they hardly repeat, and where words have no white space between them, as in
+Chinese, most runs are such."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +20,14 @@ class Analysis:
 
     `name`: what users call it. `recorded`: what the index and the configuration of a retriever record; it changes
     whenever the terms of any text change. `prepare`: makes the function that gives the terms of a run, which only one
-    thread may use.
+    thread may use. `stemmer`: gives the name and version of the installed stemming library, if its versions differ in
+    terms.
     """
 
     name: str
     recorded: str
     prepare: Callable[[], TermsOfRun]
+    stemmer: Callable[[], str] | None = None
 
 
 class Analyser:
@@ -41,7 +46,9 @@ class Analyser:
         """The terms of a run of characters without white space; cached."""
         terms = self._remembered.get(run)
         if terms is None:
-            if len(self._remembered) >= REMEMBERED:
-                self._remembered.clear()
-            terms = self._remembered[run] = self._terms_of_run(run)
+            terms = self._terms_of_run(run)
+            if len(terms) <= MOST_TERMS_REMEMBERED:
+                if len(self._remembered) >= REMEMBERED:
+                    self._remembered.clear()
+                self._remembered[run] = terms
         return terms

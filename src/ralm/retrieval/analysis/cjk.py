@@ -8,7 +8,6 @@ in other scripts stay as they are.
 
 import re
 from collections.abc import Iterator
-from operator import add
 from typing import Final, NamedTuple
 from unicodedata import normalize
 
@@ -21,7 +20,7 @@ STOP_WORDS: Final = (ENGLISH_STOP_WORDS | {"s", "t", "www"}) - {"an"}
 
 _IDEOGRAPH: Final = r"[\p{Script=Han}\p{Script=Hiragana}--\p{WB=ALetter}]"
 _MARK: Final = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]"
-_IDEOGRAPHS: Final = regex.compile(rf"(?:{_IDEOGRAPH}(?!{_MARK}))++", regex.V1)
+_IDEOGRAPHS: Final = regex.compile(rf"{_IDEOGRAPH}+(?!{_MARK})", regex.V1)
 """Characters that are words of their own whatever stands around them; most of a text needs no more than this."""
 _PAIRED: Final = regex.compile(
     rf"{_IDEOGRAPH}{_MARK}*|(?:\p{{WB=Katakana}}{_MARK}*)+|(?:[\p{{Script=Hangul}}&&\p{{WB=ALetter}}]{_MARK}*)+",
@@ -37,9 +36,10 @@ _VOICED: Final = re.compile("[\u30a6-\u30fd][\uff9e\uff9f]")
 
 
 class _Part(NamedTuple):
-    """Words of a run, by the position of their first character: a word as it is, or characters that are paired."""
+    """Part of a run, from `begin` to `end`: a word, or characters that are paired with their neighbours."""
 
     begin: int
+    end: int
     characters: str
     paired: bool
 
@@ -53,10 +53,10 @@ def cjk_terms(run: str) -> tuple[str, ...]:
             found += _pairs(neighbours)
             neighbours = ""
         if part.paired:
-            neighbours += _in_one_width(part.characters)
-            end = part.begin + len(part.characters)
+            neighbours += part.characters
+            end = part.end
         else:
-            found.append(lower_case(_in_one_width(part.characters)))
+            found.append(lower_case(part.characters))
     found += _pairs(neighbours)
     return tuple([term for term in found if term not in STOP_WORDS])
 
@@ -65,8 +65,8 @@ def _parts(run: str) -> Iterator[_Part]:
     begin = 0
     for ideographs in () if run.isascii() else _IDEOGRAPHS.finditer(run):
         yield from _words(run, begin, ideographs.start())
-        yield _Part(ideographs.start(), ideographs.group(), paired=True)
         begin = ideographs.end()
+        yield _Part(ideographs.start(), begin, ideographs.group(), paired=True)
     yield from _words(run, begin, len(run))
 
 
@@ -74,12 +74,13 @@ def _words(run: str, begin: int, end: int) -> Iterator[_Part]:
     """The words in a part of a run."""
     if begin < end:
         for position, word in placed_words(run[begin:end]):
-            yield _Part(begin + position, word, paired=_PAIRED.fullmatch(word) is not None)
+            first = begin + position
+            yield _Part(first, first + len(word), _in_one_width(word), paired=_PAIRED.fullmatch(word) is not None)
 
 
 def _pairs(neighbours: str) -> list[str]:
     """All pairs of neighbours; a single character stays alone."""
-    return list(map(add, neighbours, neighbours[1:])) if len(neighbours) > 1 else list(neighbours)
+    return [neighbours[i : i + 2] for i in range(len(neighbours) - 1)] or list(neighbours)
 
 
 def _in_one_width(word: str) -> str:

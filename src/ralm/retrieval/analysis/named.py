@@ -43,13 +43,19 @@ def _snowball(language: str) -> TermsOfRun:
     return snowball_terms(language)
 
 
+def _stemmer() -> str:
+    from ralm.retrieval.analysis.snowball import stemming_library
+
+    return stemming_library()
+
+
 ENGLISH: Final = Analysis(name="english", recorded="lucene-english", prepare=_english)
 _ALL: Final = (
     ENGLISH,
     Analysis(name="standard", recorded="lucene-standard", prepare=_standard),
     Analysis(name="cjk", recorded="lucene-cjk", prepare=_cjk),
     *(
-        Analysis(name=language, recorded=f"snowball-{language}", prepare=partial(_snowball, language))
+        Analysis(name=language, recorded=f"snowball-{language}", prepare=partial(_snowball, language), stemmer=_stemmer)
         for language in get_args(SnowballName)
     ),
 )

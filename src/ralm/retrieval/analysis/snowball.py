@@ -35,7 +35,8 @@ def stemming_library() -> str:
 
 
 def snowball_terms(language: str) -> TermsOfRun:
-    """Makes the function that gives the terms of a run in a language.
+    """Makes the function that gives the terms of a run in a language. Words of which the stemmer leaves nothing, as of
+    some in Greek, stay whole.
 
     Raises UsageError if the installed version of the library lacks the language.
     """
@@ -49,7 +50,7 @@ def snowball_terms(language: str) -> TermsOfRun:
 
     def terms(run: str) -> tuple[str, ...]:
         text = run if run.isascii() else normalize("NFC", run).translate(_APOSTROPHES)
-        return tuple([term for word in words(text) if (term := stem(plain(word)))])
+        return tuple([stem(word) or word for found in words(text) if (word := plain(found))])
 
     return terms
 

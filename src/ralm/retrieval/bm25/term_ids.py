@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.errors import WorkerError
-from ralm.retrieval.analysis.analyser import Analysis
+from ralm.retrieval.analysis.analyser import MOST_TERMS_REMEMBERED, Analysis
 from ralm.retrieval.analysis.named import ENGLISH
 
 Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
@@ -132,7 +132,7 @@ class _IdsOfRun(dict[str, tuple[int, ...]]):
     def __missing__(self, run: str) -> tuple[int, ...]:
         vocabulary = self._vocabulary
         ids = tuple([vocabulary.setdefault(term, len(vocabulary)) for term in self._terms_of_run(run)])
-        if len(run) <= _LONGEST_REMEMBERED:
+        if len(run) <= _LONGEST_REMEMBERED and len(ids) <= MOST_TERMS_REMEMBERED:
             if len(self) >= _REMEMBERED:
                 self.clear()
             self[run] = ids
