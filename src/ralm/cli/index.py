@@ -16,7 +16,6 @@ from ralm.corpus.fields import Fields
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.options import Option
-from ralm.retrieval.analysis.named import AnalyserName
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions, cores
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
@@ -46,7 +45,9 @@ def index(
     ] = None,
     decontaminate: Annotated[tuple[Path, ...], Option("Leave out passages that overlap this text; repeatable.")] = (),
     overlap: Decontamination = _OVERLAP,
-    analyser: Annotated[AnalyserName, Option("BM25: how text becomes terms: a language, or standard.")] = "english",
+    analyser: Annotated[
+        str, Option("BM25: the language of the text, such as german; cjk for Chinese, Japanese, Korean; or standard.")
+    ] = "english",
     formula: BM25Options = _FORMULA,
     build: Annotated[BuildOptions, Flags(default_said={"workers": "one per core"})] = _BUILD,
     retriever: Annotated[
@@ -70,6 +71,7 @@ def index(
     from ralm.corpus.sources import SkippedLines, read_documents
     from ralm.corpus.text import read_text
     from ralm.folders.outputs import check_output
+    from ralm.retrieval.analysis.named import analysis_named
     from ralm.retrieval.dense.loading import load_encoder
     from ralm.retrieval.index import KIND, build_index
 
@@ -89,6 +91,7 @@ def index(
         Use(vectors, dense, _DENSE),
         Use("device", dense, _DENSE),
     )
+    analysis_named(analyser)
     if "workers" not in given_options(context):
         build = replace(build, workers=cores())
     check_output(out, kind=KIND, force=force)

@@ -25,7 +25,7 @@ from ralm.progress import Advance, progress_bar
 from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval.analysis.analyser import Analysis
-from ralm.retrieval.analysis.named import ENGLISH, AnalyserName, analysis_named, analysis_recorded
+from ralm.retrieval.analysis.named import ENGLISH, analysis_named, analysis_recorded
 from ralm.retrieval.bm25.agreement import changed_word
 from ralm.retrieval.bm25.arrays import NAMES, Arrays, Mapped, checked_arrays, map_arrays
 from ralm.retrieval.bm25.build import Builder
@@ -152,7 +152,7 @@ def build_index(
     options: BM25Options | None = None,
     *,
     bm25: bool = True,
-    analyser: AnalyserName = "english",
+    analyser: str = "english",
     encoder: Encoder | None = None,
     vectors: VectorOptions | None = None,
     describe: Callable[[], dict[str, JsonValue]] = dict,
@@ -162,10 +162,11 @@ def build_index(
     """Write an index of passages numbered from 0, atomically, in one pass and bounded memory.
 
     It is for BM25 with `options` unless `bm25` is false, and for dense retrieval if an `encoder` is given, with vectors
-    stored as `vectors` says. `analyser` names how BM25 turns passages, and later queries, into terms. `describe` is
-    called after the last passage; the manifest records what it returns: where the passages came from, how they were
-    split, what was left out. `build` bounds the memory of BM25 and says how many processes analyse. Passages of one
-    document must be consecutive to count as one document.
+    stored as `vectors` says. `analyser` names the way in which BM25 turns passages and queries into terms: english,
+    standard, cjk, or another language, such as german. `describe` is called after the last passage; the manifest
+    records what it returns: where the passages came from, how they were split, what was left out. `build` bounds the
+    memory of BM25 and says how many processes analyse. Passages of one document must be consecutive to count as one
+    document.
 
     Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them. Raises
     UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages, StorageError,

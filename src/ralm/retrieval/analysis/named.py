@@ -5,18 +5,18 @@ passages were. The code of an analyser is imported when it is used, so the names
 """
 
 from functools import partial
-from typing import Final, Literal, get_args
+from typing import Final
 
 from ralm.errors import UsageError
 from ralm.retrieval.analysis.analyser import Analysis, TermsOfRun
 
-SnowballName = Literal[
+LANGUAGES: Final = (
     "arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "esperanto", "estonian", "finnish", "french",
     "german", "greek", "hindi", "hungarian", "indonesian", "irish", "italian", "lithuanian", "nepali", "norwegian",
     "persian", "polish", "portuguese", "romanian", "russian", "serbian", "sesotho", "spanish", "swedish", "tamil",
     "turkish", "yiddish",
-]  # fmt: skip
-AnalyserName = Literal["english", "standard", "cjk", SnowballName]
+)  # fmt: skip
+"""The languages that Snowball's stemmers are used for."""
 
 
 def _english() -> TermsOfRun:
@@ -56,7 +56,7 @@ _ALL: Final = (
     Analysis(name="cjk", recorded="lucene-cjk", prepare=_cjk),
     *(
         Analysis(name=language, recorded=f"snowball-{language}", prepare=partial(_snowball, language), stemmer=_stemmer)
-        for language in get_args(SnowballName)
+        for language in LANGUAGES
     ),
 )
 
