@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ralm.corpus.splitting import split_by_words
 from ralm.demo.documentation import standard_library_documentation
-from ralm.retrieval.analysis import Analyser
+from ralm.retrieval.analysis.analyser import Analyser
+from ralm.retrieval.analysis.named import ENGLISH
 
 DATA: Final = Path(__file__).parents[2] / "shared" / "data"
 _CORPORA: Final = ("britannica/edition4", "wikipedia_passages/passages", "medquad/corpus")
@@ -60,7 +61,7 @@ def real_passages() -> Iterator[str]:
 
 def real_collection() -> Collection:
     """The same passages, with queries from held-out text: windows of 24 words, three words apart."""
-    analyse = Analyser()
+    analyse = Analyser(ENGLISH)
     vocabulary: dict[str, int] = {}
     passages = [[vocabulary.setdefault(term, len(vocabulary)) for term in analyse(text)] for text in real_passages()]
     queries = [

@@ -16,6 +16,7 @@ message and exits with `exit_status`. A traceback is always a bug in ralm.
     |   +-- NewerFormatError     written by a newer version of ralm
     |   +-- OlderFormatError     written in a format that is no longer supported
     |   +-- OtherEncoderError    vectors that were made by a different encoder
+    |   +-- OtherAnalyserError   passages that were analysed in a different way
     +-- StorageError             the disk is full, or the file cannot be written
     +-- WorkerError              a worker process died
     +-- PartError                a custom part does not keep the contract of its protocol
@@ -83,6 +84,10 @@ class OlderFormatError(FolderError):
 
 class OtherEncoderError(FolderError):
     """The vectors of an index were made by a different encoder than the one that encodes queries."""
+
+
+class OtherAnalyserError(FolderError):
+    """The passages of an index were analysed in a different way than queries would be."""
 
 
 class StorageError(RalmError):

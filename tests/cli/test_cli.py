@@ -56,6 +56,24 @@ def model(tiny_folders: dict[str, Path]) -> Path:
     return tiny_folders["llama"]
 
 
+def test_another_language(tmp_path: Path) -> None:
+    """An inflected form of a word of the query is found, however the index is searched."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "fluss.txt").write_text("Viele H\u00e4user stehen am Fluss.", "utf-8")
+    (corpus / "hund.txt").write_text("Der Hund schl\u00e4ft auf der Wiese.", "utf-8")
+    index = tmp_path / "index"
+    assert ralm("index", corpus, "--out", index, "--analyser", "german").status == 0
+    found = ralm("search", index, "Ein Haus?", "--json")
+    assert [json.loads(line)["hits"][0]["text"][:5] for line in found.out.splitlines()] == ["Viele"]
+
+
+def test_an_unknown_language(tmp_path: Path) -> None:
+    answer = ralm("index", tmp_path, "--out", tmp_path / "index", "--analyser", "klingon")
+    failed(answer, 2, "ralm: --analyser must be one of english, standard, cjk, arabic")
+    assert len(answer.err.splitlines()) == 1
+
+
 def test_help_names_every_command() -> None:
     answer = ralm("--help")
     assert answer.status == 0

@@ -70,6 +70,11 @@ def test_options_of_reading(tmp_path: Path, command: str, arguments: list[object
             "a --faiss",
         ),
         (["--retriever", "dense", "--encoder", "e", "--k1", 1], "--k1", "--retriever bm25 or both"),
+        (
+            ["--retriever", "dense", "--encoder", "e", "--analyser", "standard"],
+            "--analyser",
+            "--retriever bm25 or both",
+        ),
         (["--retriever", "dense", "--encoder", "e", "--workers", 1], "--workers", "--retriever bm25 or both"),
         (["--tokens", 9, "--lm", "ralm-tiny", "--words", 9], "--words", "passages of words"),
         (["--ngram", 9], "--ngram", "--decontaminate"),

@@ -6,8 +6,10 @@ import pytest
 import regex
 from hypothesis import given, settings, strategies as st
 
-from ralm.retrieval import analysis
-from ralm.retrieval.analysis import Analyser, words
+from ralm.retrieval.analysis import analyser, words as words_module
+from ralm.retrieval.analysis.analyser import Analyser
+from ralm.retrieval.analysis.named import ENGLISH
+from ralm.retrieval.analysis.words import words
 from tests.shared_data import shared
 
 CLASSES = (
@@ -27,7 +29,7 @@ ALPHABET = "aZ19_.,:;'\"-$ \t\n\u2019\u00b7\u00e9\u03a3\u0130\u0301\u200d\u00ad\
 
 
 def test_lucenes_terms_of_every_golden_text() -> None:
-    analyse = Analyser()
+    analyse = Analyser(ENGLISH)
     rows = [json.loads(line) for line in shared("golden", "lucene", "analysis.jsonl").read_text("utf-8").splitlines()]
     assert len(rows) == 1125
     assert [row["text"] for row in rows if analyse(row["text"]) != row["tokens"]] == []
@@ -73,7 +75,7 @@ def test_words(text: str, expected: list[str]) -> None:
     ],
 )
 def test_terms(text: str, expected: list[str]) -> None:
-    assert Analyser()(text) == expected
+    assert Analyser(ENGLISH)(text) == expected
 
 
 def test_a_run_of_more_than_255_letters_is_cut() -> None:
@@ -83,9 +85,9 @@ def test_a_run_of_more_than_255_letters_is_cut() -> None:
 
 def test_remembering_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["running runs", "ran running", "runs. (runs) runs"] * 3
-    expected = [Analyser()(text) for text in texts]
-    monkeypatch.setattr(analysis, "REMEMBERED", 2)
-    forgetful = Analyser()
+    expected = [Analyser(ENGLISH)(text) for text in texts]
+    monkeypatch.setattr(analyser, "REMEMBERED", 2)
+    forgetful = Analyser(ENGLISH)
     assert [forgetful(text) for text in texts] == expected
 
 
@@ -147,7 +149,7 @@ def test_words_obey_the_rules_of_the_standard(text: str) -> None:
 @settings(max_examples=500)
 @given(st.text(alphabet=[chr(i) for i in range(128)], max_size=20) | st.text(alphabet="aB12_.,:;' ", max_size=20))
 def test_the_fast_path_for_ascii_agrees_with_the_whole(text: str) -> None:
-    assert words(text) == analysis._UNICODE_WORDS.findall(text)
+    assert words(text) == words_module._UNICODE_WORDS.findall(text)
 
 
 @settings(max_examples=300)

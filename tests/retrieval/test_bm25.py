@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from benchmarks.judged import cacm, mean_average_precision, mean_precision
 from ralm.errors import CorpusError, UsageError, WorkerError
 from ralm.records import NO_PASSAGE, Passage
-from ralm.retrieval.analysis import Analyser
+from ralm.retrieval.analysis.analyser import Analyser
+from ralm.retrieval.analysis.named import ENGLISH
 from ralm.retrieval.bm25 import build, search, term_ids
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import Builder
@@ -45,7 +46,7 @@ def indexed(
 
 def check(retriever: BM25, texts: list[str], queries: list[str], k: int, options: BM25Options) -> None:
     """Every list of hits is that of scoring all passages, up to the order of scores that differ by rounding alone."""
-    analyse = Analyser()
+    analyse = Analyser(ENGLISH)
     passages = [analyse(text) for text in texts]
     hits = retriever.retrieve(queries, k)
     assert hits.numbers_QK.shape == (len(queries), min(k, len(texts)))
@@ -178,7 +179,7 @@ def test_a_process_that_dies_is_said_so(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_numbering_that_grew_too_large_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process does, done here."""
     monkeypatch.setattr(term_ids, "_MOST_TERMS", 30)
-    monkeypatch.setattr(term_ids, "_there", term_ids._IdsOfRun({}), raising=False)
+    monkeypatch.setattr(term_ids, "_there", term_ids._IdsOfRun({}, ENGLISH), raising=False)
     words = np.random.default_rng(0).integers(0, 90, (40, 20))
     batches = [[" ".join(f"w{word}" for word in row.tolist()) for row in words[i : i + 2]] for i in range(0, 40, 2)]
     alone, shared = TermIds(), TermIds()

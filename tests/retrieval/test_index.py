@@ -15,6 +15,7 @@ from ralm.errors import (
     NotAFolderOfThisKindError,
     OlderFormatError,
     StorageError,
+    UsageError,
 )
 from ralm.folders.manifest import manifest_checksum
 from ralm.folders.outputs import MANIFEST
@@ -50,6 +51,28 @@ def test_what_goes_in_comes_out(index: Path) -> None:
     assert [number for number, _ in opened.bm25.retrieve(["colour"], 5).of(0)] == [3, 1]
     assert opened.manifest.counts == {"documents": 2, "passages": 4, "terms": 7, "postings": 9, "tokens": 9}
     assert opened.manifest.settings["bm25"] == {"analysis": "lucene-english", "k1": 0.9, "b": 0.4}
+    assert opened.manifest.format_version == 2
+    assert opened.bm25.config["analysis"] == "lucene-english"
+
+
+def test_queries_are_analysed_as_the_passages_were(index: Path, tmp_path: Path) -> None:
+    """The standard analyser has no stemmer and no stop words."""
+    build_index(some_passages(), tmp_path / "english", analyser="english")
+    build_index(some_passages(), tmp_path / "standard", analyser="standard")
+    english, standard = open_index(tmp_path / "english"), open_index(tmp_path / "standard")
+    found = [
+        [[number for number, _ in hits.of(row)] for row in range(2)]
+        for hits in (one.bm25.retrieve(["foxes", "the"], 4) for one in (english, standard))
+    ]
+    assert found == [[[0], []], [[], [1]]]
+    assert (standard.manifest.format_version, standard.bm25.config["analysis"]) == (4, "lucene-standard")
+    assert english.fingerprint == open_index(index).fingerprint
+
+
+def test_an_unknown_analyser(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"`analyser` must be one of english, standard.*, not 'klingon'"):
+        build_index(some_passages(), tmp_path / "index", analyser="klingon")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_records_what_is_known_when_the_passages_have_run_out(tmp_path: Path) -> None:
@@ -155,6 +178,8 @@ def test_damage_is_told(index: Path, name: str) -> None:
         ({"kind": "run"}, NotAFolderOfThisKindError, "is a ralm run"),
         ({"settings": {}}, DamagedFolderError, "does not say k1 and b"),
         ({"settings": {"bm25": {"k1": "much", "b": 0.4}}}, DamagedFolderError, "does not say k1 and b"),
+        ({"settings": {"bm25": {"k1": 0.9, "b": 0.4}}}, DamagedFolderError, "does not name the analyser"),
+        ({"settings": {"bm25": {"analysis": "x-y", "k1": 0.9, "b": 0.4}}}, NewerFormatError, "the analyser 'x-y'"),
     ],
 )
 def test_a_manifest_of_something_else(

@@ -9,7 +9,7 @@ import pytest
 
 from ralm.errors import DamagedFolderError
 from ralm.records import Hits, Passage
-from ralm.retrieval import segments
+from ralm.retrieval.bm25 import arrays
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.index import Index, build_index, open_index
 from tests.fuzz.targets import HashEncoder
@@ -74,7 +74,7 @@ def test_an_index_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatc
     build(tmp_path / "other", seed=1, count=50)
     expected = answers(open_index(tmp_path / "other"))
     opened: list[Path] = []
-    mapped = segments.map_arrays
+    mapped = arrays.map_arrays
 
     def replaced_first(folder: Path) -> object:
         if not opened:

@@ -45,6 +45,9 @@ def index(
     ] = None,
     decontaminate: Annotated[tuple[Path, ...], Option("Leave out passages that overlap this text; repeatable.")] = (),
     overlap: Decontamination = _OVERLAP,
+    analyser: Annotated[
+        str, Option("BM25: the language of the text, such as german; cjk for Chinese, Japanese, Korean; or standard.")
+    ] = "english",
     formula: BM25Options = _FORMULA,
     build: Annotated[BuildOptions, Flags(default_said={"workers": "one per core"})] = _BUILD,
     retriever: Annotated[
@@ -68,6 +71,7 @@ def index(
     from ralm.corpus.sources import SkippedLines, read_documents
     from ralm.corpus.text import read_text
     from ralm.folders.outputs import check_output
+    from ralm.retrieval.analysis.named import analysis_named
     from ralm.retrieval.dense.loading import load_encoder
     from ralm.retrieval.index import KIND, build_index
 
@@ -80,12 +84,14 @@ def index(
         context,
         Use(splitting),
         Use("ngram max_overlap", bool(decontaminate), "`decontaminate`"),
+        Use("analyser", retriever != "dense", _BM25),
         Use(formula, retriever != "dense", _BM25),
         Use(build, retriever != "dense", _BM25),
         Use(EncoderOptions, dense, _DENSE),
         Use(vectors, dense, _DENSE),
         Use("device", dense, _DENSE),
     )
+    analysis_named(analyser)
     if "workers" not in given_options(context):
         build = replace(build, workers=cores())
     check_output(out, kind=KIND, force=force)
@@ -125,6 +131,7 @@ def index(
         out,
         formula,
         bm25=retriever != "dense",
+        analyser=analyser,
         encoder=None if encoding is None else load_encoder(encoding, device=device),
         vectors=vectors,
         describe=describe,

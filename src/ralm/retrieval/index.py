@@ -20,22 +20,26 @@ from pydantic import JsonValue
 
 from ralm.corpus.store import PASSAGES, write_passages
 from ralm.corpus.stored import StoredPassages
-from ralm.errors import DamagedFolderError, UsageError
+from ralm.errors import DamagedFolderError, NewerFormatError, OtherAnalyserError, UsageError
 from ralm.folders.manifest import HeldFile, Manifest, opened_at_once, read_every_byte, read_manifest, write_manifest
 from ralm.folders.outputs import new_folder, output_path, storage_errors
 from ralm.folders.work import ENCODED, at_work
 from ralm.progress import Advance, progress_bar
 from ralm.protocols import Encoder
 from ralm.records import Passage
-from ralm.retrieval import analysis
+from ralm.retrieval.analysis.analyser import Analysis
+from ralm.retrieval.analysis.named import ENGLISH, analysis_named, analysis_recorded
+from ralm.retrieval.bm25.agreement import changed_word
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.segments import BM25 as BM25_FOLDER, OpenSegment, open_segment, removed_rows, segment_entries
 from ralm.retrieval.vector_sets import BUILT, VectorSets, encoder_options, index_fingerprint, vector_sets
+from ralm.version import __version__
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import DenseBuilder
@@ -45,8 +49,10 @@ KIND: Final = "index"
 FORMAT_VERSION: Final = 2
 CHANGED_FORMAT_VERSION: Final = 3
 """The format of an index whose sets of vectors were changed, which earlier versions cannot read."""
-UPDATED_FORMAT_VERSION: Final = 4
-"""The format of an index whose passages were changed, which earlier versions cannot read."""
+FLEXIBLE_FORMAT_VERSION: Final = 4
+"""The format of an index whose passages were changed, or with another analyser than English. Earlier versions cannot
+read it: they would miss passages, or analyse queries as English."""
+_STEMMER: Final = "stemmer"
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ class Index:
     passages: StoredPassages
     bm25_options: BM25Options | None
     """The constants of BM25; None if the index was not built for it."""
+    analysis: Analysis | None
+    """How passages and queries become terms of BM25; None if the index was not built for it."""
     vector_sets: VectorSets
     """The sets of vectors, and which of them is the default."""
     segments: tuple[OpenSegment, ...]
@@ -87,14 +95,17 @@ class Index:
     def bm25(self) -> BM25:
         """BM25 over the passages.
 
-        Raises UsageError if the index was not built for it.
+        Raises UsageError if the index was not built for it, OtherAnalyserError if the installed stemming library gives
+        other terms than the one that the index was built with.
         """
         if self.bm25_options is None:
             raise UsageError(
                 f'{self.path} was not built for BM25; use `retriever="dense"`, or build it for both '
                 "(`ralm index --retriever both`)."
             )
-        return BM25([one.for_bm25() for one in self.segments], self.bm25_options, fingerprint=self.fingerprint)
+        segments, analysis = [one.for_bm25() for one in self.segments], self.analysis or ENGLISH
+        _check_stems(self, segments, analysis)
+        return BM25(segments, self.bm25_options, analysis=analysis, fingerprint=self.fingerprint)
 
     def encoder_options(self, vectors: str | None = None) -> EncoderOptions:
         """The encoder that made the vectors with this name, or the default ones.
@@ -145,6 +156,7 @@ def build_index(
     options: BM25Options | None = None,
     *,
     bm25: bool = True,
+    analyser: str = "english",
     encoder: Encoder | None = None,
     vectors: VectorOptions | None = None,
     describe: Callable[[], dict[str, JsonValue]] = dict,
@@ -154,9 +166,11 @@ def build_index(
     """Write an index of passages numbered from 0, atomically, in one pass and bounded memory.
 
     It is for BM25 with `options` unless `bm25` is false, and for dense retrieval if an `encoder` is given, with vectors
-    stored as `vectors` says. `describe` is called after the last passage; the manifest records what it returns: where
-    the passages came from, how they were split, what was left out. `build` bounds the memory of BM25 and says how many
-    processes analyse. Passages of one document must be consecutive to count as one document.
+    stored as `vectors` says. `analyser` names the way in which BM25 turns passages and queries into terms: english,
+    standard, cjk, or another language, such as german. `describe` is called after the last passage; the manifest
+    records what it returns: where the passages came from, how they were split, what was left out. `build` bounds the
+    memory of BM25 and says how many processes analyse. Passages of one document must be consecutive to count as one
+    document.
 
     Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them. Raises
     UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages, StorageError,
@@ -164,10 +178,10 @@ def build_index(
     """
     if not (bm25 or encoder):
         raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
-    options = options or BM25Options()
+    options, analysis = options or BM25Options(), analysis_named(analyser)
     out = output_path(Path(out))
     with _vectors_kept(out, encoder), new_folder(out, kind=KIND, force=force) as folder, ExitStack() as stack:
-        terms = stack.enter_context(bm25_builder(folder / BM25_FOLDER, build)) if bm25 else None
+        terms = stack.enter_context(bm25_builder(folder / BM25_FOLDER, build, analysis)) if bm25 else None
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
             dense = dense_builder(folder / BUILT, out, encoder, vectors, advance) if encoder else None
             written = write_passages(folder / PASSAGES, passages)
@@ -175,11 +189,13 @@ def build_index(
         settings: dict[str, JsonValue] = {}
         if terms:
             counts |= asdict(terms.finish())
-            settings["bm25"] = {"analysis": analysis.NAME, "k1": options.k1, "b": options.b}
+            stemmer = {_STEMMER: analysis.stemmer()} if analysis.stemmer else {}
+            settings["bm25"] = {"analysis": analysis.recorded, **stemmer, "k1": options.k1, "b": options.b}
         if dense:
             settings[BUILT] = dense.finish()
         settings |= describe()
-        return write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts)
+        version = FLEXIBLE_FORMAT_VERSION if terms and analysis.recorded != ENGLISH.recorded else FORMAT_VERSION
+        return write_manifest(folder, kind=KIND, format_version=version, settings=settings, counts=counts)
 
 
 def add_all(
@@ -235,7 +251,7 @@ def check_index(path: Path | str) -> tuple[list[str], list[str]]:
 
 
 def _open(path: Path, options: BM25Options | None) -> Index:
-    manifest = read_manifest(path, kind=KIND, format_version=UPDATED_FORMAT_VERSION, oldest=FORMAT_VERSION)
+    manifest = read_manifest(path, kind=KIND, format_version=FLEXIBLE_FORMAT_VERSION, oldest=FORMAT_VERSION)
     sets = vector_sets(path, manifest)
     entries = segment_entries(path, manifest).entries
     constants = None if sets.sets and "bm25" not in manifest.settings else _built_with(path, manifest)
@@ -258,6 +274,7 @@ def _open(path: Path, options: BM25Options | None) -> Index:
         manifest,
         passages,
         constants and (options or constants),
+        _analysis(path, manifest) if constants else None,
         sets,
         segments,
         {file: HeldFile(path / file) for one in sets.sets.values() for file in one.files},
@@ -279,10 +296,10 @@ def _fingerprints(index: Index) -> dict[str, str]:
     return every if sets.default is None else {**every, "": every[sets.default]}
 
 
-def bm25_builder(folder: Path, build: BuildOptions | None) -> Builder:
+def bm25_builder(folder: Path, build: BuildOptions | None, analysis: Analysis) -> Builder:
     """A builder of the arrays of BM25 in `folder`."""
     folder.mkdir()
-    return Builder(folder, build)
+    return Builder(folder, build, analysis)
 
 
 def dense_builder(
@@ -307,9 +324,55 @@ def _vectors_kept(out: Path, encoder: Encoder | None) -> Iterator[None]:
 
 def _built_with(path: Path, manifest: Manifest) -> BM25Options:
     """The constants of BM25 in the manifest."""
-    bm25 = manifest.settings.get("bm25")
-    constants = [bm25.get(name) for name in ("k1", "b")] if isinstance(bm25, dict) else []
-    match constants:
+    bm25 = _bm25_settings(manifest)
+    match [bm25.get(name) for name in ("k1", "b")]:
         case [int() | float() as k1, int() | float() as b]:
             return BM25Options(k1=k1, b=b)
     raise DamagedFolderError(f"{path} is damaged: its manifest does not say k1 and b of BM25; build the index again.")
+
+
+def _analysis(path: Path, manifest: Manifest) -> Analysis:
+    """The analyser in the manifest."""
+    recorded = _bm25_settings(manifest).get("analysis")
+    if not isinstance(recorded, str):
+        raise DamagedFolderError(f"{path} is damaged: its manifest does not name the analyser; build the index again.")
+    found = analysis_recorded(recorded)
+    if found is None:
+        raise NewerFormatError(
+            f"{path} was built by ralm {manifest.ralm_version} with the analyser {recorded!r}, which this version, "
+            f"{__version__}, does not have. Upgrade ralm, or build the index again."
+        )
+    return found
+
+
+def check_stemmer(index: Index) -> None:
+    """Raise OtherAnalyserError if the installed stemming library is not of the version that built the index, so that
+    the terms of added passages might differ."""
+    built_with = _bm25_settings(index.manifest).get(_STEMMER)
+    stemmer = index.analysis.stemmer if index.analysis else None
+    if stemmer is not None and (installed := stemmer()) != built_with:
+        raise OtherAnalyserError(
+            f"{index.path} was built with {built_with}, and {installed} is installed, which may stem words of added "
+            f"passages differently. Install {built_with}, or build the index again."
+        )
+
+
+def _check_stems(index: Index, segments: Sequence[Segment], analysis: Analysis) -> None:
+    """Raise OtherAnalyserError if another version of the stemming library built the index and the terms differ."""
+    built_with = _bm25_settings(index.manifest).get(_STEMMER)
+    if analysis.stemmer is None or (installed := analysis.stemmer()) == built_with:
+        return
+    for opened, segment in zip(index.segments, segments, strict=True):
+        word = changed_word(opened.store, segment.arrays, analysis)
+        if word is None:
+            continue
+        raise OtherAnalyserError(
+            f"{index.path} was built with {built_with}; {installed} stems some words differently, such as {word!r}. "
+            f"Install {built_with}, or build the index again."
+        )
+
+
+def _bm25_settings(manifest: Manifest) -> dict[str, JsonValue]:
+    """What the manifest says of BM25; empty if that is invalid."""
+    bm25 = manifest.settings.get("bm25")
+    return bm25 if isinstance(bm25, dict) else {}

@@ -28,13 +28,13 @@ from ralm.folders.work import ENCODED, at_work
 from ralm.progress import Advance, progress_bar
 from ralm.protocols import Encoder
 from ralm.records import IntArray, Passage
-from ralm.retrieval.analysis import Analyser
+from ralm.retrieval.analysis.analyser import Analyser, Analysis
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.segments import Removed, gone_frequencies
 from ralm.retrieval.changing import changing
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.draft import Draft, Piece
-from ralm.retrieval.index import Index, add_all, bm25_builder, dense_builder, open_index
+from ralm.retrieval.index import Index, add_all, bm25_builder, check_stemmer, dense_builder, open_index
 from ralm.retrieval.merging import merge_some
 from ralm.retrieval.segments import BM25, REMOVED, SEGMENTS, OpenSegment, SegmentEntry, open_segment, write_removed
 from ralm.retrieval.vector_sets import VectorSets, fingerprint_after, vector_options, vectors_file
@@ -75,12 +75,14 @@ def update_index(
 
     Raises UsageError if there is nothing to do or nothing would be left; CorpusError if an id in `remove` is not in the
     index or belongs to several documents, or if an added id is there twice or already in the index; OtherEncoderError
-    if an encoder is not the one that made the vectors; FolderExistsError if another process is writing the index; and
+    if an encoder is not the one that made the vectors; OtherAnalyserError if the index was built with another version
+    of the stemming library; FolderExistsError if another process is writing the index; and
     what `open_index`, `build_index` and `DenseBuilder` raise.
     """
     path = Path(index).resolve()
     coming = _peeked(passages)
     opened = open_index(path)
+    check_stemmer(opened)
     chosen = _encoders(opened, encoders or {}) if coming else {}
     with ExitStack() as stack:
         stack.enter_context(storage_errors(path))
@@ -149,7 +151,8 @@ def _add(
     files = {name: vectors_file(place, name) for name in encoders}
     documents: list[str] = []
     with ExitStack() as stack, progress_bar("Encoding passages" if encoders else "Indexing passages") as advance:
-        terms = stack.enter_context(bm25_builder(draft.folder / place / BM25, build)) if draft.for_bm25 else None
+        analysis = draft.index.analysis
+        terms = stack.enter_context(bm25_builder(draft.folder / place / BM25, build, analysis)) if analysis else None
         shown: list[Advance | None] = [advance, *(None for _ in encoders)]  # each passage is counted once
         vectors = [
             _vectors_builder(draft, files[name], name, encoder, shown.pop(0)) for name, encoder in encoders.items()
@@ -233,22 +236,22 @@ def _remove(draft: Draft, numbers: IntArray) -> None:
         own = rows[(rows >= first) & (rows < first + entry.passages)] - first
         first += entry.passages
         if len(own):
-            removed = _removed(piece.segment, own, for_bm25=draft.for_bm25)
+            removed = _removed(piece.segment, own, draft.index.analysis)
             listed = write_removed(draft.folder, draft.new_place(REMOVED), removed, bm25=draft.for_bm25)
             changed = entry.model_copy(update={"removed": listed})
             segment = with_changes(piece.segment, entry=changed, removed=removed)
             draft.pieces[place] = with_changes(piece, segment=segment)
 
 
-def _removed(segment: OpenSegment, rows: IntArray, *, for_bm25: bool) -> Removed:
+def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) -> Removed:
     """What is removed from a segment when these rows (int64) go too: their texts are analysed for it."""
     every = np.union1d(segment.removed.rows, rows)
-    if not for_bm25:
+    if analysis is None:
         return Removed(rows=every)
     searched = segment.for_bm25()
     lost = gone_frequencies(searched)
     tokens, with_terms = searched.removed.tokens, searched.removed.with_terms
-    analyse = Analyser()
+    analyse = Analyser(analysis)
     for row in rows.tolist():
         words = analyse(segment.store[row].contents)
         terms = [searched.arrays.term(word) for word in set(words)]

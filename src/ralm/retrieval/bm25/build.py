@@ -13,6 +13,8 @@ from typing import Final, Self
 import numpy as np
 
 from ralm.errors import CorpusError
+from ralm.retrieval.analysis.analyser import Analysis
+from ralm.retrieval.analysis.named import ENGLISH
 from ralm.retrieval.bm25.codes import PairCounts
 from ralm.retrieval.bm25.formula import length_bytes
 from ralm.retrieval.bm25.options import BuildOptions
@@ -37,14 +39,14 @@ class Counts:
 class Builder:
     """Collects passages and writes the arrays into `folder`; call `add` for each passage in order, then `finish`.
 
-    Use it in a `with` block, which ends any worker processes that it started.
+    `analysis`: how passages become terms. Use it in a `with` block, which ends any worker processes that it started.
     """
 
-    def __init__(self, folder: Path, build: BuildOptions | None = None) -> None:
+    def __init__(self, folder: Path, build: BuildOptions | None = None, analysis: Analysis = ENGLISH) -> None:
         build = build or BuildOptions()
         self._folder = folder
         self._capacity = build.buffered_terms
-        self._term_ids = TermIds(build.workers)
+        self._term_ids = TermIds(build.workers, analysis)
         self._batch: list[str] = []
         self._characters = 0
         self._buffer: list[Ids] = []

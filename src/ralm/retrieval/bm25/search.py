@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.records import Hits, IntArray
-from ralm.retrieval import analysis
-from ralm.retrieval.analysis import Analyser
+from ralm.retrieval.analysis.analyser import Analyser, Analysis
+from ralm.retrieval.analysis.named import ENGLISH
 from ralm.retrieval.arguments import check_k, forbidden_config
 from ralm.retrieval.bm25.beside import Beside
 from ralm.retrieval.bm25.best import empty_each
@@ -59,7 +59,8 @@ _PASSAGES_A_HIT: Final = 100
 class BM25:
     """A retriever over the segments of an index; safe to use from several threads.
 
-    `fingerprint`: a hash that identifies the index; without one the arrays are hashed when `config` is read.
+    `analysis`: how queries become terms, which must be how the passages did. `fingerprint`: a hash that identifies the
+    index; without one the arrays are hashed when `config` is read.
     `partition`: how many passages are scanned at a time; it does not affect the hits. Raises DamagedFolderError if the
     arrays of a segment do not fit its passages. The postings of a term are checked on first use.
     """
@@ -69,12 +70,14 @@ class BM25:
         segments: Sequence[Segment],
         options: BM25Options | None = None,
         *,
+        analysis: Analysis = ENGLISH,
         fingerprint: str | None = None,
         partition: int = PARTITION,
     ) -> None:
         for segment in segments:
             segment.check()
         self._segments = segments
+        self._analysis = analysis
         self._known_fingerprint = fingerprint
         self._numbering = numbering_of(segments)
         self._passages = len(self._numbering)
@@ -113,7 +116,7 @@ class BM25:
         config: dict[str, JsonValue] = {
             "retriever": "bm25",
             "fingerprint": self._fingerprint,
-            "analysis": analysis.NAME,
+            "analysis": self._analysis.recorded,
             "k1": self._options.k1,
             "b": self._options.b,
         }
@@ -133,7 +136,7 @@ class BM25:
 
         There are at most as many columns as passages. Raises UsageError if k is below 1.
         """
-        analyse = Analyser()
+        analyse = Analyser(self._analysis)
         return self.retrieve_terms([self.terms(analyse(query)) for query in queries], k, forbidden)
 
     def terms(self, words: Sequence[str]) -> list[int]:

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.errors import WorkerError
-from ralm.retrieval.analysis import Analyser
+from ralm.retrieval.analysis.analyser import MOST_TERMS_REMEMBERED, Analysis
+from ralm.retrieval.analysis.named import ENGLISH
 
 Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
 """The term ids of some texts, concatenated, and how many each text has."""
@@ -41,9 +42,10 @@ class TermIds:
     With `workers` above 1, that many processes share the work; call `close` at the end.
     """
 
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(self, workers: int = 1, analysis: Analysis = ENGLISH) -> None:
         self.vocabulary: dict[str, int] = {}
-        self._here = _IdsOfRun(self.vocabulary)
+        self._analysis = analysis
+        self._here = _IdsOfRun(self.vocabulary, analysis)
         self._workers = workers
         self._batches = 0
         self._pool: ProcessPoolExecutor | None = None
@@ -62,7 +64,9 @@ class TermIds:
         if self._pool is None:
             self._here.clear()
             with _deaf():
-                self._pool = ProcessPoolExecutor(self._workers, mp_context=get_context("spawn"), initializer=_begin)
+                self._pool = ProcessPoolExecutor(
+                    self._workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(self._analysis,)
+                )
         with _alive(), _deaf():
             self._pending.append(self._pool.submit(_work, texts))
         while len(self._pending) > 2 * self._workers:
@@ -120,15 +124,15 @@ class _IdsOfRun(dict[str, tuple[int, ...]]):
     Most of a text repeats, so this is what makes building fast. The cache is cleared when it is full.
     """
 
-    def __init__(self, vocabulary: dict[str, int]) -> None:
+    def __init__(self, vocabulary: dict[str, int], analysis: Analysis) -> None:
         super().__init__()
         self._vocabulary = vocabulary
-        self._terms_of_run = Analyser().fresh_run
+        self._terms_of_run = analysis.prepare()
 
     def __missing__(self, run: str) -> tuple[int, ...]:
         vocabulary = self._vocabulary
         ids = tuple([vocabulary.setdefault(term, len(vocabulary)) for term in self._terms_of_run(run)])
-        if len(run) <= _LONGEST_REMEMBERED:
+        if len(run) <= _LONGEST_REMEMBERED and len(ids) <= MOST_TERMS_REMEMBERED:
             if len(self) >= _REMEMBERED:
                 self.clear()
             self[run] = ids
@@ -157,11 +161,11 @@ class _Answer:
     sizes: NDArray[np.int64]
 
 
-def _begin() -> None:
+def _begin(analysis: Analysis) -> None:
     """Prepare a worker process; it ends when its parent ends, for whatever reason."""
     global _there
     Thread(target=_end_with_parent, daemon=True).start()
-    _there = _IdsOfRun({})
+    _there = _IdsOfRun({}, analysis)
 
 
 _there: _IdsOfRun

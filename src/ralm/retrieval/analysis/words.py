@@ -1,27 +1,17 @@
-"""Lucene's English analysis: text in, index terms out.
+"""The words of a text by the Unicode standard (UAX #29), as Lucene's StandardTokenizer finds them.
 
-The chain of Lucene's EnglishAnalyzer: split into words by the Unicode standard (UAX #29) as StandardTokenizer does,
-remove possessives, lower-case, drop the 33 stop words, apply the original Porter stemmer.
+Every analyser begins with these words and lower-cases them. Knows no language.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Final
 
 import regex
-import Stemmer
 
-NAME: Final = "lucene-english"
 LONGEST_TOKEN: Final = 255
 """Longer words are cut into pieces of this many UTF-16 units, as StandardTokenizer does."""
 
-REMEMBERED: Final = 1 << 17
-"""How many runs of characters an analyser caches before it clears the cache; this bounds its memory."""
-
-STOP_WORDS: Final = frozenset(
-    """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
-    to was will with""".split()
-)
 _PICTOGRAPHS: Final = (
     "\u00a9\u00ae\u203c\u2049\u2122\u2139\u2194-\u2199\u21a9-\u21aa\u231a-\u231b\u2328\u2388\u23cf\u23e9-\u23f3\u23f8-\u23fa"
     "\u24c2\u25aa-\u25ab\u25b6\u25c0\u25fb-\u25fe\u2600-\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705\u2708-\u2712\u2714\u2716"
@@ -34,7 +24,6 @@ _PICTOGRAPHS: Final = (
     "\U0001f8ae-\U0001f90b\U0001f90c-\U0001f93a\U0001f93c-\U0001f945\U0001f947-\U0001fffd"
 )
 """Extended_Pictographic as of Unicode 12, the version that Lucene uses; later versions have fewer."""
-_APOSTROPHES: Final = "'\u2019\uff07"
 
 
 def _ascii_words() -> re.Pattern[str]:
@@ -87,75 +76,29 @@ def words(text: str) -> list[str]:
     return [piece for word in found for piece in _pieces(word)]
 
 
-class Analyser:
-    """Turns texts into index terms. No word crosses white space, so each run of characters between white space is
-    analysed once and cached. Most of a text repeats such runs."""
-
-    def __init__(self) -> None:
-        self._remembered: dict[str, tuple[str, ...]] = {}
-        self._porter: Callable[[str], str] = Stemmer.Stemmer("porter", 0).stemWord
-
-    def __call__(self, text: str) -> list[str]:
-        """The index terms of a text, in order."""
-        return [term for run in text.split() for term in self.run(run)]
-
-    def run(self, run: str) -> tuple[str, ...]:
-        """The terms of a run of characters without white space; cached."""
-        terms = self._remembered.get(run)
-        if terms is None:
-            if len(self._remembered) >= REMEMBERED:
-                self._remembered.clear()
-            terms = self._remembered[run] = self.fresh_run(run)
-        return terms
-
-    def fresh_run(self, run: str) -> tuple[str, ...]:
-        """The terms of a run of characters without white space, not cached; for callers that have their own cache."""
-        return tuple([term for word in words(run) if (term := self._term(word))])
-
-    def _term(self, word: str) -> str:
-        """The term of a word; empty for a stop word."""
-        plain = lower_case(without_possessive(word))
-        return "" if plain in STOP_WORDS else self._stem(plain)
-
-    def _stem(self, word: str) -> str:
-        """Porter's stemmer as in Lucene. Words of one or two letters stay unchanged. The stemming library follows
-        Porter's paper to the letter, so the two rules of step 2 that Porter added in his own later program are added
-        here: BLI -> BLE, LOGI -> LOG."""
-        if len(word) <= 2:
-            return word
-        stem = self._porter(word)
-        if stem.endswith("logi") and _has_measure(stem[:-4]):
-            return self._porter(stem[:-1])
-        if stem.endswith("bli") and _has_measure(stem[:-3]):
-            return self._porter(stem[:-1] + "e")
-        return stem
+def placed_words(text: str) -> Iterator[tuple[int, str]]:
+    """The words of a text, each behind the position of its first character."""
+    for found in (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).finditer(text):
+        begin = found.start()
+        for piece in _pieces(found.group()):
+            yield begin, piece
+            begin += len(piece)
 
 
-def without_possessive(word: str) -> str:
-    """The word without a final possessive 's."""
-    return word[:-2] if len(word) >= 2 and word[-1] in "sS" and word[-2] in _APOSTROPHES else word
+def standard_terms(run: str) -> tuple[str, ...]:
+    """The terms of Lucene's StandardAnalyzer: lower-cased words."""
+    return tuple([lower_case(word) for word in words(run)])
 
 
 def lower_case(word: str) -> str:
     """Lower-case character by character, as Java does: no final sigma, and a dotted capital I becomes a plain i."""
-    return word.lower() if word.isascii() else "".join(character.lower()[0] for character in word)
-
-
-def _has_measure(stem: str) -> bool:
-    """Whether Porter's measure m is above 0, that is, whether some consonant follows a vowel."""
-    vowel_before = False
-    consonant_before = False
-    for letter in stem:
-        vowel = letter in "aeiou" or (letter == "y" and consonant_before)
-        if vowel_before and not vowel:
-            return True
-        vowel_before = vowel_before or vowel
-        consonant_before = not vowel
-    return False
+    return word.lower() if word.isascii() else word.replace("\u0130", "i").replace("\u03a3", "\u03c3").lower()
 
 
 def _pieces(word: str) -> list[str]:
-    """A word cut into pieces of at most `LONGEST_TOKEN` UTF-16 units."""
+    """A word, cut into pieces of at most `LONGEST_TOKEN` UTF-16 units if it is longer."""
+    if 2 * len(word) <= LONGEST_TOKEN:
+        return [word]
     units = word.encode("utf-16-le", "surrogatepass")
     size = 2 * LONGEST_TOKEN
     return [units[i : i + size].decode("utf-16-le", "replace") for i in range(0, len(units), size)]

@@ -1,0 +1,83 @@
+"""The languages that Snowball has a stemmer for: lower-cased words, stemmed, without a list of stop words.
+
+Before that, texts are brought to the form in which the stemmers expect them: composed characters (NFC), and straight
+apostrophes. A few languages have rules of their own: articles that are joined to the next word by an apostrophe, the
+suffixes of Turkish names, the two letters i of Turkish.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from typing import Final
+from unicodedata import normalize
+
+import Stemmer
+
+from ralm.errors import UsageError
+from ralm.retrieval.analysis.analyser import TermsOfRun
+from ralm.retrieval.analysis.words import lower_case, words
+
+_APOSTROPHES: Final = str.maketrans({"\u2019": "'", "\uff07": "'"})
+_ARTICLES: Final = {
+    "catalan": "d l m n s t",
+    "french": "c d j jusqu l lorsqu m n puisqu qu quoiqu s t",
+    "irish": "b d m",
+    "italian": "agl all c coll d dagl dall degl dell gl l m negl nell pell s sugl sull t un v",
+}
+"""What stands before the apostrophe of "l'avion"; the lists are those of Lucene's analysers."""
+_CEDILLAS: Final = str.maketrans("\u0218\u0219\u021a\u021b", "\u015e\u015f\u0162\u0163")
+"""Romanian's letters with a comma below, as the older ones with a cedilla, which every version of the stemmer knows."""
+
+
+def stemming_library() -> str:
+    """The name and version of the library that stems; versions differ in the stems of some languages."""
+    return f"PyStemmer {version('PyStemmer')}"
+
+
+def snowball_terms(language: str) -> TermsOfRun:
+    """Makes the function that gives the terms of a run in a language. Words of which the stemmer leaves nothing, as of
+    some in Greek, stay whole.
+
+    Raises UsageError if the installed version of the library lacks the language.
+    """
+    if language not in Stemmer.algorithms():
+        raise UsageError(
+            f"the analyser {language!r} needs a newer stemming library than {stemming_library()}: run "
+            "`pip install --upgrade PyStemmer`."
+        )
+    stem: Callable[[str], str] = Stemmer.Stemmer(language, 0).stemWord
+    plain = _plain(language)
+
+    def terms(run: str) -> tuple[str, ...]:
+        text = run if run.isascii() else normalize("NFC", run).translate(_APOSTROPHES)
+        return tuple([stem(word) or word for found in words(text) if (word := plain(found))])
+
+    return terms
+
+
+def _plain(language: str) -> Callable[[str], str]:
+    """What is done to a word of a language before it is stemmed."""
+    if language in _ARTICLES:
+        lower = _lower_irish if language == "irish" else lower_case
+        return partial(_without_article, frozenset(_ARTICLES[language].split()), lower)
+    return {"romanian": _with_cedillas, "turkish": _plain_turkish}.get(language, lower_case)
+
+
+def _without_article(articles: frozenset[str], lower: Callable[[str], str], word: str) -> str:
+    article, apostrophe, rest = word.partition("'")
+    return lower(rest if apostrophe and lower_case(article) in articles else word)
+
+
+def _lower_irish(word: str) -> str:
+    """Lower-case, with a hyphen after the n or t that stands before a capital vowel: nAthair becomes n-athair."""
+    prefixed = word[0] in "nt" and word[1:2] in tuple("AEIOU\u00c1\u00c9\u00cd\u00d3\u00da")
+    return f"{word[0]}-{lower_case(word[1:])}" if prefixed else lower_case(word)
+
+
+def _with_cedillas(word: str) -> str:
+    return lower_case(word.translate(_CEDILLAS))
+
+
+def _plain_turkish(word: str) -> str:
+    """Lower-case with a dotless small i for the dotless capital, and without the suffixes of a name: Ankara'da."""
+    return lower_case(word.partition("'")[0].replace("I", "\u0131"))
