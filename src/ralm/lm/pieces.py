@@ -13,9 +13,9 @@ The first gives the tokens before the cut, the next one those after it. A cut ne
 3. On each side of the cut the windows go on for at least `overlap` characters, up to another place of the same kind. So
    what a window adds or loses at its own ends (a prefix space, half of a word, half of a character) is not at the cut.
 
-By induction over the cuts, the pieces are the whole, as long as the tokenizer decides what to do at a place by looking at
-the words around it, and no further than `overlap` characters; `ralm.lm.local.cuts` says for which tokenizers this holds.
-A window without such a cut grows, in the worst case to the whole text: that costs memory, but never another result.
+By induction over the cuts, the pieces are the whole, if what the tokenizer does at a place depends only on the words
+around it, no more than `overlap` characters away. `ralm.lm.local.cuts` says for which tokenizers this holds. A window
+without such a cut grows, in the worst case to the whole text. That costs memory, but the tokens are the same.
 
 Works on text and a function that encodes it; knows no tokenizer.
 """
@@ -103,7 +103,7 @@ def encode_in_pieces(
                 window, begin, given = following, begin + cut.begin, cut.place - cut.begin
                 continue
         if len(window.text) >= sizes.longest:
-            _LOG.info("the tokenizer gives no place to cut: %s characters at once", f"{2 * len(window.text):,}")
+            _LOG.info("no place to cut the text: %s characters are tokenised at once", f"{2 * len(window.text):,}")
         window = encode(rest.first(2 * len(window.text)))
     yield _piece(window, given, len(window.text), begin)
 

@@ -3,19 +3,20 @@
 A fast tokenizer works in four stages. A cut stands between a letter or digit and a single space or line end, before
 another letter or digit (`ralm.lm.pieces`). There, each stage is independent of the other side:
 
-- *Added tokens* are searched for first, from the left. None may reach over the cut: a tokenizer with one that has white
-  space inside is not cut at all, and a place next to one, which may take the space with it, is not a cut.
+- *Added tokens* are searched for first, from the left. None may reach over the cut: the texts of a tokenizer with an
+  added token that has white space inside are not cut at all, and a place next to an added token, which may take the
+  space with it, is not a cut.
 - *Normalisation* works on characters, on characters with their combining marks, or on runs of spaces. What it adds or
   removes at the ends of a text happens at the ends of a window, not at the cut.
-- *Pre-tokenisation* works on runs of letters, digits, signs and spaces, and from the left. A pattern may also look at the
-  characters around a match. All patterns of published language models look no further than the words beside a place. A
-  pattern that looks further than the overlap of two windows would not be seen.
-- *The model* works on one pre-token at a time. So it is independent where a new pre-token begins. If a text is a single
-  pre-token, as LLaMA's is, then BPE is independent where no token of the vocabulary holds the two characters beside the
-  cut together: whatever it merges, no merge joins the sides. A Unigram model compares sums over the whole pre-token, whose
-  rounding depends on the beginning; there is no cut inside it.
+- *Pre-tokenisation* works from the left on runs of letters, digits, signs and spaces. A pattern may also look at the
+  characters around a match. The patterns of published language models look no further than the words beside a place,
+  and this is assumed: a pattern that looks further than the overlap of two windows would not be noticed.
+- *The model* works on one pre-token at a time, so the sides are independent if a new pre-token begins at the cut. If
+  the whole text is one pre-token, as in LLaMA, they are independent for BPE if no token of the vocabulary holds the two
+  characters beside the cut together: then no merge can join the sides. A Unigram model compares sums over the whole
+  pre-token, and their rounding depends on what is before: there is no cut inside.
 
-Stages of other kinds, such as pre-tokens of fixed length, and BPE with dropout have no cuts.
+Texts are not cut if a stage is of another kind, such as pre-tokens of fixed length, or if BPE has dropout.
 """
 
 import json

@@ -5,6 +5,7 @@ Works on text and token ids; knows nothing of the model's weights.
 
 import hashlib
 import json
+import logging
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -21,6 +22,7 @@ from ralm.lm.local.files import check_tokenizer, loading_errors
 from ralm.lm.pieces import Window, chunks_of, encode_in_pieces, join_pieces
 from ralm.records import EncodedPiece, IntArray, SpecialTokens
 
+_LOG = logging.getLogger(__name__)
 _GOES_ON = "@@"
 """The mark with which some tokenizers end a piece of a word that continues."""
 _LONG = 1 << 18
@@ -95,6 +97,8 @@ class ModelTokenizer:
             yield from encode_in_pieces(_checked(chunks), self._window, self._cuts.separate)
             return
         text = "".join(_checked(chunks))
+        if len(text) > _LONG:
+            _LOG.info("texts of this tokenizer cannot be cut: %s characters are tokenised at once", f"{len(text):,}")
         if self._tokenizer.is_fast:
             window = self._window(text)
             yield EncodedPiece(text=text, tokens=window.tokens, spans_N2=window.spans_N2)
