@@ -154,8 +154,9 @@ def assert_same(tokenizer: PreTrainedTokenizerFast, text: str, pieces: list[Enco
 WORDS = st.sampled_from(
     "the thing They isn't a I caf\u00e9 cafe\u0301 \u00e9 \u0301 e\u0301\u0301 12 12345678 return x_y _ .,!' ... "
     "\u043a\u043e\u0440\u0430\u0431\u043b\u044c \u4e2d\u6587\u6587\u672c \u6ca1 \u3000 \u0e01\u0e33 "
-    "\u0915\u094d\u0937 \ufb01ne \u00bd \uff9e \U0001f600 \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 \u200d \ufeff \u0d4e \u0600 "
-    "\u1100\u1161 \ufffd </s> <unk> <mask> <s> [UNK] [EOS] <0x0A> \u2581 \u2581the ## ##ing".split(" ")
+    "\u0915\u094d\u0937 \ufb01ne \u00bd \uff9e \U0001f600 \U0001f469\u200d\U0001f469\u200d\U0001f467 \u200d \ufeff "
+    "\U0001f1eb\U0001f1f7 \u0d4e \u0600 \u1100\u1161 \ufffd </s> <unk> <mask> <s> [UNK] [EOS] <0x0A> \u2581 \u2581the "
+    "## ##ing".split(" ")
 )
 SPACES = st.sampled_from(
     [" ", " ", " ", " ", " ", " ", "  ", "   ", "\n", "\n", "\n\n", " \n", "\r\n", "\t", "\xa0", ""]

@@ -89,10 +89,10 @@ def evaluate(
     job = job.settled(given_options(context))
 
     from ralm.cli.asked import open_text
-    from ralm.cli.models import load_model
     from ralm.cli.output import print_cache, print_evaluation, print_json
     from ralm.evaluation.perplexity import evaluate_text
     from ralm.folders.outputs import check_output
+    from ralm.lm.named import load_language_model
     from ralm.pipeline.sources import open_source
     from ralm.pipeline.texts import read_beginning
     from ralm.runs.run import KIND, evaluation_config
@@ -102,8 +102,8 @@ def evaluate(
         check_output(out, kind=KIND, force=force)
     chunks, reading = open_text(job.text, job.limit_tokens), job.reading
     source = open_source(job.index, job.retrieved, job.retrieval) if job.has_passages else None
-    model = load_model(job.lm, job.model)
-    ranker = load_model(reading.rerank_lm, job.model) if reading.rerank_lm else None
+    model = load_language_model(job.lm, job.model)
+    ranker = load_language_model(reading.rerank_lm, job.model) if reading.rerank_lm else None
     content = read_beginning(chunks, model.tokenizer, job.limit_tokens)
     parts: Any = {
         "source": source,

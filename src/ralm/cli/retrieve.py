@@ -38,9 +38,9 @@ def retrieve(
     plan = options.with_query_tokens(plan, retrieval, given_options(context))
 
     from ralm.cli.asked import open_text
-    from ralm.cli.models import load_tokenizer
     from ralm.cli.output import print_cache, print_line
     from ralm.folders.outputs import check_output_file
+    from ralm.lm.named import load_tokenizer
     from ralm.pipeline.sources import FromRetriever, retrieved_strides
     from ralm.pipeline.texts import prepare_text, read_beginning
     from ralm.retrieval.retrieval_file import write_retrieval_file
