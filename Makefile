@@ -21,7 +21,6 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 JOBS ?= auto
 MUTANTS ?= 10000
 SEED ?= 0
-EXTRAS := datasets,dense,device-map,plots
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
@@ -84,15 +83,15 @@ clean:
 
 $(VENV)/installed: pyproject.toml requirements/torch-cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --constraint requirements/torch-cpu.txt --editable .
+	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[lm]'
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed requirements/dev.txt
-	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[$(EXTRAS)]' --requirement requirements/dev.txt
+	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[all]' --requirement requirements/dev.txt
 	touch $@
 
 $(LOWEST)/installed: pyproject.toml requirements/lowest.txt requirements/torch-cpu.txt requirements/dev.txt
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/pip --disable-pip-version-check --quiet install --constraint requirements/torch-cpu.txt \
-		--constraint requirements/lowest.txt --editable '.[$(EXTRAS)]' --requirement requirements/dev.txt
+		--constraint requirements/lowest.txt --editable '.[all]' --requirement requirements/dev.txt
 	touch $@

@@ -19,7 +19,16 @@ NEVER_IMPORTED = {"accelerate"}
 def declared() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [line for extra in project["optional-dependencies"].values() for line in extra]
-    return [Requirement(line) for line in (*project["dependencies"], *extras)]
+    named = [Requirement(line) for line in (*project["dependencies"], *extras)]
+    return [one for one in named if one.name != project["name"]]
+
+
+def test_all_is_every_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    (everything,) = (Requirement(line) for line in extras["all"])
+    assert everything.name == project["name"]
+    assert everything.extras == extras.keys() - {"all"}
 
 
 def test_the_lowest_versions_are_those_that_the_package_asks_for() -> None:

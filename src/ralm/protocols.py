@@ -3,13 +3,14 @@
 Any class with these methods works: the parts of this package, a fake in a test, or your own class.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import JsonValue
 
 from ralm.progress import Advance
 from ralm.records import (
+    EncodedPiece,
     FloatArray,
     Front,
     Hits,
@@ -61,6 +62,12 @@ class FullTokenizer(Tokenizer, Protocol):
         """The ids (int64, N) of a text, and the first and one past the last character of each (int64, N x 2).
 
         Without this member, the spans are found by decoding the tokens, which is slower.
+        """
+
+    def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
+        """The ids and spans of the text that some chunks make up, in pieces that together equal those of the whole.
+
+        Reads as few chunks as the pieces need. Without this member: one piece, the whole text.
         """
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:

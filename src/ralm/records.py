@@ -34,6 +34,16 @@ class SpecialTokens:
     begin: int | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedPiece:
+    """A piece of a text: its characters, its tokens (int64, N), and the first and one past the last character of each
+    token (int64, N x 2), counted from the beginning of the whole text."""
+
+    text: str
+    tokens: IntArray
+    spans_N2: IntArray
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A text of a corpus, before it is split into passages."""

@@ -569,6 +569,28 @@ def test_a_sweep_is_what_eval_gives_for_every_value(work: Path, model: Path, tmp
     failed(ralm(*command, "--out", tmp_path / "sweep", "--no-plot"), 1, "already exists and is kept")
 
 
+def test_with_a_limit_what_follows_in_the_text_is_not_read(work: Path, model: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole.txt", tmp_path / "broken.txt"
+    whole.write_text(TEXT * 3)
+    broken.write_bytes((TEXT * 20_000).encode() + b"\xff")
+    options = ["--lm", model, *MODEL_LENGTH, "--limit-tokens", 60]
+    for command in (["eval", "--baseline"], ["sweep", "--over", "stride", "--values", "4,8"]):
+        answers = [ralm(*command, text, *options, "--index", work / "index", "--json") for text in (whole, broken)]
+        assert answers[1].status == 0, answers[1].err
+        of_whole, of_broken = (json.loads(answer.out) for answer in answers)
+        for shown in (of_whole, of_broken):
+            shown.pop("seconds", None), shown.get("baseline", {}).pop("seconds", None)
+            for config in [shown["config"]] if "config" in shown else [point["config"] for point in shown["points"]]:
+                config.pop("text")
+        assert of_whole == of_broken
+    for text in (whole, broken):
+        retrieved = ["--index", work / "index", "--out", tmp_path / f"{text.stem}.json"]
+        assert ralm("retrieve", text, "--lm", model, "--max-length", 64, "--limit-tokens", 60, *retrieved).status == 0
+    assert (tmp_path / "whole.json").read_bytes() == (tmp_path / "broken.json").read_bytes()
+    failed(ralm("eval", broken, "--lm", model, *MODEL_LENGTH), 1, "is not UTF-8: byte")
+    failed(ralm("eval", tmp_path / "none.txt", *options), 1, "none.txt does not exist")
+
+
 def test_a_sweep_over_retrievers_has_a_table(work: Path, model: Path) -> None:
     arguments = [work / "text.txt", "--lm", model, *MODEL_LENGTH, "--index", work / "index", "--limit-tokens", 60]
     answer = ralm("sweep", "--over", "retriever", "--values", "bm25,random", *arguments)

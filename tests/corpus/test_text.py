@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.corpus.text import read_text
+from ralm.corpus.text import read_text, read_text_in_chunks
 from ralm.errors import TextError
 
 
@@ -26,3 +26,44 @@ def test_texts_that_are_none(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 1234 + b"\xff")
     with pytest.raises(TextError, match="x.txt is not UTF-8: byte 1,234 is 0xff"):
         read_text(path)
+
+
+@pytest.mark.parametrize("character", ["\u00e9", "\u4e2d", "\U0001f600"])
+def test_chunks_are_the_text_whatever_character_stands_at_their_ends(tmp_path: Path, character: str) -> None:
+    path = tmp_path / "x.txt"
+    for before in range(4):
+        text = "x" * before + " \r\n" + character * 700_000
+        path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+        chunks = list(read_text_in_chunks(path))
+        assert len(chunks) > 1
+        assert "".join(chunks) == text == read_text(path)
+
+
+def test_a_chunk_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes(b"x" * 3_000_000 + b"\xff" + b"x" * 3_000_000)
+    chunks = read_text_in_chunks(path)
+    assert next(chunks).startswith("x")
+    with pytest.raises(TextError, match="x.txt is not UTF-8: byte 3,000,000 is 0xff"):
+        list(chunks)
+    path.write_bytes(b"x" * 2_000_000 + "\u4e2d".encode()[:2])
+    with pytest.raises(TextError, match="x.txt is not UTF-8: byte 2,000,000 is 0xe4"):
+        list(read_text_in_chunks(path))
+
+
+def test_chunks_of_texts_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    for content, said in {
+        b"": "x.txt is empty",
+        b" \n" * 1_000_000: "x.txt is empty",
+        b"\xef\xbb\xbf": "x.txt is empty",
+        "the thing".encode("utf-16"): "it seems to be UTF-16",
+        b"x" * 1234 + b"\xff": "byte 1,234 is 0xff",
+    }.items():
+        path.write_bytes(content)
+        with pytest.raises(TextError, match=said):
+            read_text_in_chunks(path)
+    with pytest.raises(TextError, match="y.txt does not exist"):
+        read_text_in_chunks(tmp_path / "y.txt")
+    path.write_bytes(b" \n" * 1_000_000 + b"x")
+    assert "".join(read_text_in_chunks(path)) == " \n" * 1_000_000 + "x"

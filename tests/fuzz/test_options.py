@@ -19,8 +19,9 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import typer
 
-from ralm.cli import app, models
+from ralm.cli import app
 from ralm.cli.sweep import SWEPT
+from ralm.lm import named
 from tests.cli.program import ralm
 from tests.cli.test_cli import STORIES, TEXT
 from tests.tiny_encoders import save_tiny_bert
@@ -124,9 +125,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_folders: dict[str, Path]
 @pytest.fixture(autouse=True)
 def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are loaded once for all cases."""
-    load = lru_cache(models.load_model)
+    load = lru_cache(named.load_language_model)
 
-    monkeypatch.setattr(models, "load_model", load)
+    monkeypatch.setattr(named, "load_language_model", load)
 
 
 @contextmanager

@@ -1,17 +1,23 @@
-"""Reads prompts and queries from arguments, standard input or a file.
+"""Reads texts to evaluate from files; prompts and queries from arguments, standard input or a file.
 
-A text file has one per line. A JSON Lines file (.jsonl) has one string per line, or an object that contains it, so that
-a prompt or query may have several lines.
+A text file of prompts or queries has one per line. A JSON Lines file (.jsonl) has one string per line, or an object
+that contains it, so that a prompt or query may have several lines.
 """
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from ralm.corpus.text import BYTE_ORDER_MARK, decode, read_text
+from ralm.corpus.text import BYTE_ORDER_MARK, decode, read_text, read_text_in_chunks
 from ralm.errors import InputError, UsageError
 
 _JSON_LINES = ".jsonl"
+
+
+def open_text(file: Path, limit_tokens: int | None) -> Iterable[str]:
+    """The text of a file in chunks: all of it now, or with a limit of tokens, when they are asked for."""
+    return [read_text(file)] if limit_tokens is None else read_text_in_chunks(file)
 
 
 def read_prompts(prompt: str | None, file: Path | None) -> list[str]:

@@ -22,15 +22,15 @@ def demo(
     json: options.Json = False,
 ) -> None:
     """Index nine tenths of this Python's documentation, and score the last tenth with and without its passages."""
-    from ralm.cli.models import load_model
     from ralm.cli.output import print_demo, print_json
     from ralm.cli.shading import write_page
     from ralm.corpus.text import read_text
     from ralm.demo.demonstration import HELD_OUT, INDEX, REPORT, build_demo_folder, demo_report, demonstrate
+    from ralm.lm.named import load_language_model
     from ralm.pipeline.sources import FromRetriever
 
+    model = load_language_model(lm, model_options)
     build_demo_folder(folder)
-    model = load_model(lm, model_options)
     bm25 = FromRetriever.of_index(folder / INDEX, RetrieverOptions(retriever="bm25"))
     control = FromRetriever.of_index(folder / INDEX, RetrieverOptions(retriever="random"))
     shown = demonstrate(read_text(folder / HELD_OUT), model, bm25, control, limit_tokens=limit_tokens)

@@ -88,21 +88,23 @@ def evaluate(
     )
     job = job.settled(given_options(context))
 
-    from ralm.cli.models import load_model
+    from ralm.cli.asked import open_text
     from ralm.cli.output import print_cache, print_evaluation, print_json
-    from ralm.corpus.text import read_text
     from ralm.evaluation.perplexity import evaluate_text
     from ralm.folders.outputs import check_output
+    from ralm.lm.named import load_language_model
     from ralm.pipeline.sources import open_source
+    from ralm.pipeline.texts import read_beginning
     from ralm.runs.run import KIND, evaluation_config
     from ralm.runs.start import run_evaluation
 
     if out is not None:
         check_output(out, kind=KIND, force=force)
-    content, reading = read_text(job.text), job.reading
+    chunks, reading = open_text(job.text, job.limit_tokens), job.reading
     source = open_source(job.index, job.retrieved, job.retrieval) if job.has_passages else None
-    model = load_model(job.lm, job.model)
-    ranker = load_model(reading.rerank_lm, job.model) if reading.rerank_lm else None
+    model = load_language_model(job.lm, job.model)
+    ranker = load_language_model(reading.rerank_lm, job.model) if reading.rerank_lm else None
+    content = read_beginning(chunks, model.tokenizer, job.limit_tokens)
     parts: Any = {
         "source": source,
         "reranker": reading.reranker(ranker),

@@ -64,11 +64,11 @@ def generate(
 
     from ralm.asking import config_of
     from ralm.cli.asked import read_prompts
-    from ralm.cli.models import load_model
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
     from ralm.cli.shading import print_report, write_page
     from ralm.evaluation.generated import traced_generation
     from ralm.folders.outputs import check_output_file
+    from ralm.lm.named import load_language_model
     from ralm.pipeline.generation import generate_many
     from ralm.pipeline.sources import FromRetriever
     from ralm.runs.report import report_of_generation
@@ -77,8 +77,8 @@ def generate(
         check_output_file(report, force)
     texts = read_prompts(prompt, prompts)
     source = None if index is None else FromRetriever.of_index(index, retrieval)
-    model = load_model(lm, model_options)
-    reranker = reading.reranker(load_model(reading.ranks_with, model_options) if reading.ranks_with else None)
+    model = load_language_model(lm, model_options)
+    reranker = reading.reranker(load_language_model(reading.ranks_with, model_options) if reading.ranks_with else None)
     reader, passages = reading.chosen_reader, source.passages if source else ()
     pieces = generate_many(texts, model, settings, source, reader=reader, reranker=reranker)
     written = by_prompt(len(texts), pieces) if json else print_generations(texts, pieces, passages)

@@ -104,7 +104,7 @@ def index(
     )
     tokenizer = None
     if lm is not None:
-        from ralm.cli.models import load_tokenizer
+        from ralm.lm.named import load_tokenizer
 
         tokenizer = load_tokenizer(lm)
     removals = Removals()

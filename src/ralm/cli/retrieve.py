@@ -37,18 +37,19 @@ def retrieve(
     refuse_idle(context, Use(retrieval), Use(plan))
     plan = options.with_query_tokens(plan, retrieval, given_options(context))
 
-    from ralm.cli.models import load_tokenizer
+    from ralm.cli.asked import open_text
     from ralm.cli.output import print_cache, print_line
-    from ralm.corpus.text import read_text
     from ralm.folders.outputs import check_output_file
+    from ralm.lm.named import load_tokenizer
     from ralm.pipeline.sources import FromRetriever, retrieved_strides
-    from ralm.pipeline.texts import prepare_text
+    from ralm.pipeline.texts import prepare_text, read_beginning
     from ralm.retrieval.retrieval_file import write_retrieval_file
 
     check_output_file(out, force)
-    content = read_text(text)
+    chunks = open_text(text, limit_tokens)
     source = FromRetriever.of_index(index, retrieval)
     tokenizer = load_tokenizer(lm)
+    content = read_beginning(chunks, tokenizer, limit_tokens)
     prepared = prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
     hits, passages = source.find(prepared, tokenizer, k)
     write_retrieval_file(out, retrieved_strides(prepared, tokenizer, hits, passages))

@@ -48,13 +48,14 @@ def sweep(
     refuse_idle(context, Use("plot force", out is not None, "`out`"))
     jobs = _jobs(context, asked, over, values)
 
-    from ralm.cli.models import load_model
+    from ralm.cli.asked import open_text
     from ralm.cli.output import print_cache, print_json, print_sweep
-    from ralm.corpus.text import read_text
     from ralm.evaluation.sweep import SweepPoint, sweep as sweep_over
     from ralm.folders.outputs import check_output
+    from ralm.lm.named import load_language_model
     from ralm.lm.scoring import Scorer
     from ralm.pipeline.sources import open_source
+    from ralm.pipeline.texts import read_beginning
     from ralm.runs import sweep_folder
     from ralm.runs.start import point_config, run_sweep
 
@@ -63,11 +64,12 @@ def sweep(
         if plot:
             sweep_folder.check_plot()
     first = next(iter(jobs.values()))
-    content = read_text(first.text)
+    chunks = open_text(first.text, first.limit_tokens)
     sources = {_source_of(job): open_source(*_source_of(job)) for job in jobs.values()}
-    model = load_model(first.lm, first.model)
+    model = load_language_model(first.lm, first.model)
+    content = read_beginning(chunks, model.tokenizer, first.limit_tokens)
     rerank_lm = next((job.reading.rerank_lm for job in jobs.values() if job.reading.rerank_lm), None)
-    ranker = Scorer(load_model(rerank_lm, first.model)) if rerank_lm else None
+    ranker = Scorer(load_language_model(rerank_lm, first.model)) if rerank_lm else None
     points = [
         SweepPoint(
             value=value,

@@ -2,6 +2,8 @@
 
 import codecs
 import stat
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -23,6 +25,7 @@ _KINDS: Final = (
     (stat.S_ISBLK, "device"),
 )
 _LOOKED_AT: Final = 4096
+_BLOCK: Final = 1 << 20
 
 
 def open_file(path: Path, error: type[InputError] = CorpusError) -> BinaryIO:
@@ -66,6 +69,41 @@ def read_text(path: Path) -> str:
     return text
 
 
+def read_text_in_chunks(path: Path) -> Iterator[str]:
+    """The same text in chunks: the first is read now, the others when they are asked for.
+
+    Raises TextError as `read_text` does, now for the first chunk, which ends after a character that is not white space;
+    later for bytes that are not UTF-8.
+    """
+    chunks, blank = _chunks(path), ""
+    for chunk in chunks:
+        if chunk.strip():
+            return chain([blank + chunk], chunks)
+        blank += chunk
+    raise TextError(f"{path} is empty.")
+
+
+def _chunks(path: Path) -> Iterator[str]:
+    """The content of a file as text, without a byte order mark; a character is in one chunk."""
+    offset, rest = 0, b""
+    with open_file(path, TextError) as stream:
+        while True:
+            block = _read_block(stream, path)
+            content = rest + block
+            text, used = decode_beginning(content, str(path), TextError, offset=offset, final=not block)
+            yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
+            if not block:
+                return
+            offset, rest = offset + used, content[used:]
+
+
+def _read_block(stream: BinaryIO, path: Path) -> bytes:
+    try:
+        return stream.read(_BLOCK)
+    except OSError as refused:
+        raise TextError(f"{path} cannot be read: {refused.strerror}.") from None
+
+
 def read_utf8(path: Path, error: type[InputError] = CorpusError) -> str:
     """The content of a file as text, without a byte order mark; raises `error` if it is unreadable or not UTF-8."""
     return decode(read_bytes(path, error), str(path), error).removeprefix(BYTE_ORDER_MARK)
@@ -76,11 +114,19 @@ def decode(content: bytes, where: str, error: type[InputError] = CorpusError, *,
 
     `where` names the file in the message of `error`; `offset` is the byte of the file at which `content` begins.
     """
+    return decode_beginning(content, where, error, offset=offset, final=True)[0]
+
+
+def decode_beginning(
+    content: bytes, where: str, error: type[InputError], *, offset: int, final: bool
+) -> tuple[str, int]:
+    """The same, and how many bytes were decoded: unless this is the `final` part of the file, the last character may be
+    incomplete."""
     other = None if offset else _other_encoding(content)
     if other is not None:
         raise error(f"{where} is not UTF-8: it seems to be {other}. Convert it with iconv -f {other} -t utf-8.")
     try:
-        return content.decode("utf-8")
+        return codecs.utf_8_decode(content, "strict", final)
     except UnicodeDecodeError as bad:
         raise error(
             f"{where} is not UTF-8: byte {offset + bad.start:,} is 0x{content[bad.start]:02x}. Convert it, for "

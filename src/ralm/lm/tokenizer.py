@@ -3,14 +3,14 @@
 Works on text and token ids; knows no particular tokenizer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
 from ralm.lm.alignment import align
 from ralm.protocols import FullTokenizer, Tokenizer
-from ralm.records import IntArray, SpecialTokens
+from ralm.records import EncodedPiece, IntArray, SpecialTokens
 
 _NONE: Final = SpecialTokens(before=np.zeros(0, dtype=np.int64), after=np.zeros(0, dtype=np.int64), begin=None)
 
@@ -57,6 +57,15 @@ class _Filled:
         tokens = self.encode(text)
         spans = align(text, tokens.tolist(), self._decoded, unknown=self.unknown_token, mark="")
         return tokens, np.array(spans, dtype=np.int64).reshape(-1, 2)
+
+    def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
+        own = getattr(self._own, "encode_pieces", None)
+        if own is not None:
+            yield from own(chunks)
+            return
+        text = "".join(chunks)
+        tokens, spans_N2 = self.encode_with_spans(text)
+        yield EncodedPiece(text=text, tokens=tokens, spans_N2=spans_N2)
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
         own = getattr(self._own, "encode_document", None)

@@ -1,10 +1,12 @@
 """A text as the stages see it: its tokens and its plan."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ralm.errors import ModelError, TextError
+from ralm.lm.pieces import chunks_of, join_pieces, pieces_of_tokens
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.pipeline.unknown import count_unknown
 from ralm.protocols import FullTokenizer, Tokenizer
@@ -53,7 +55,7 @@ def prepare_text(
     the text is too short, ModelError if the plan needs a token before the text and the tokenizer has none.
     """
     tokenizer = full_tokenizer(tokenizer)
-    tokens, spans_N2 = tokenizer.encode_with_spans(text)
+    tokens, spans_N2 = join_pieces(pieces_of_tokens(tokenizer.encode_pieces(chunks_of(text)), limit_tokens))
     if limit_tokens is not None and limit_tokens < len(tokens):
         whole = _tokens_of_whole_characters(spans_N2, limit_tokens)
         tokens, spans_N2 = tokens[:whole], spans_N2[:whole]
@@ -69,6 +71,18 @@ def prepare_text(
         spans_N2 = np.concatenate([_nowhere(0, len(before)), spans_N2, _nowhere(end, len(special.after))])
     plan = make_plan(len(tokens), options)
     return PreparedText(text=text, tokens=tokens, spans_N2=spans_N2, plan=plan, unknown_tokens=unknown_tokens)
+
+
+def read_beginning(chunks: Iterable[str], tokenizer: Tokenizer, limit_tokens: int | None) -> str:
+    """As much of the text that some chunks make up as its first `limit_tokens` need; all of it without a limit.
+
+    `prepare_text` gives the same for it as for the whole text. If the tokenizer can cut texts, no more chunks are read
+    than that takes.
+    """
+    if limit_tokens is None:
+        return "".join(chunks)
+    pieces = full_tokenizer(tokenizer).encode_pieces(chunks)
+    return "".join(piece.text for piece in pieces_of_tokens(pieces, limit_tokens))
 
 
 def _tokens_of_whole_characters(spans_N2: IntArray, limit: int) -> int:

@@ -38,6 +38,7 @@ KIND: Final = "run"
 TOKENS: Final = "tokens.parquet"
 PASSAGES: Final = "passages.parquet"
 SUMMARY: Final = "summary.json"
+_BLOCK: Final = 1 << 20
 
 
 def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonValue], *, force: bool) -> None:
@@ -111,7 +112,7 @@ def evaluation_config(
     return {
         "text": {
             "path": None if path is None else path_text(path),
-            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "sha256": _sha256(text),
             "limit_tokens": limit_tokens,
         },
         "model": config_of(model, "language model"),
@@ -120,6 +121,14 @@ def evaluation_config(
         "reader": None if source is None else config_of(reader or InContext(), "reader"),
         "plan": asdict(plan),
     }
+
+
+def _sha256(text: str) -> str:
+    """SHA-256 of a text in UTF-8, which is not held as a whole."""
+    digest = hashlib.sha256()
+    for begin in range(0, len(text), _BLOCK):
+        digest.update(text[begin : begin + _BLOCK].encode())
+    return digest.hexdigest()
 
 
 def environment() -> dict[str, JsonValue]:

@@ -16,8 +16,10 @@ from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
 from ralm.folders.outputs import check_output
 from ralm.lm.journal import Journal
+from ralm.lm.pieces import chunks_of
 from ralm.lm.scoring import Scorer
 from ralm.pipeline.sources import PassageSource
+from ralm.pipeline.texts import read_beginning
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.likelihood import ZeroShot
@@ -51,6 +53,7 @@ def run_evaluation(
     """
     options = options or PlanOptions()
     check_output(Path(out), kind=run.KIND, force=force)
+    text = _needed(text, model, limit_tokens)
     config = evaluation_config(name, text, model, options, source, limit_tokens, reader, reranker)
     with kept(out, config, [model, ranking_model(reranker)], force=force) as scorers:
         evaluation = evaluate_text(
@@ -86,6 +89,7 @@ def run_sweep(
     check_output(Path(out), kind=sweep_folder.KIND, force=force)
     if plot:
         sweep_folder.check_plot()
+    text = _needed(text, model, limit_tokens)
     configs = [point_config(name, text, model, point, limit_tokens) for point in points]
     models = [model, *(ranking_model(point.reranker) for point in points)]
     with kept(out, {"option": option, "points": [*configs]}, models, force=force) as scorers:
@@ -93,6 +97,11 @@ def run_sweep(
         swept = sweep(text, scorers[id(model)], option, shared, limit_tokens=limit_tokens)
         write_sweep(out, swept, configs, plot=plot, force=force)
     return swept
+
+
+def _needed(text: str, model: LanguageModel, limit_tokens: int | None) -> str:
+    """What a run reads of a text: with a limit, what is far beyond it does not decide whether a run is the same."""
+    return text if limit_tokens is None else read_beginning(chunks_of(text), model.tokenizer, limit_tokens)
 
 
 def point_config(

@@ -5,8 +5,9 @@ Works on text and token ids; knows nothing of the model's weights.
 
 import hashlib
 import json
+import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,11 +17,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ralm.errors import RalmWarning, TextError
 from ralm.lm.alignment import align
+from ralm.lm.local.cuts import Cuts
 from ralm.lm.local.files import check_tokenizer, loading_errors
-from ralm.records import IntArray, SpecialTokens
+from ralm.lm.pieces import Window, chunks_of, encode_in_pieces, join_pieces
+from ralm.records import EncodedPiece, IntArray, SpecialTokens
 
+_LOG = logging.getLogger(__name__)
 _GOES_ON = "@@"
 """The mark with which some tokenizers end a piece of a word that continues."""
+_LONG = 1 << 18
+"""The number of characters from which a text is encoded in pieces."""
 _SAMPLE = " Hello,  World!\n\tIt's 3.14 o'clock: \u00e9\u4e2d\U0001f600 </s> <|endoftext|> "
 
 
@@ -31,6 +37,7 @@ class ModelTokenizer:
         self._tokenizer = tokenizer
         self._tokenizer.model_max_length = int(1e30)  # the plan takes care of lengths: no warnings, no truncation
         self.fingerprint = _fingerprint(tokenizer)
+        self._cuts = Cuts(tokenizer)
         self._warned = False
 
     @property
@@ -67,6 +74,8 @@ class ModelTokenizer:
     def encode(self, text: str) -> IntArray:
         """Token ids (int64) of a text, without special tokens; TextError if it contains half a character (a lone
         surrogate)."""
+        if len(text) > _LONG and self._cuts.exist:
+            return self.encode_with_spans(text)[0]
         _check_characters(text)
         return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
@@ -76,13 +85,37 @@ class ModelTokenizer:
         Tokens that share a character, such as its bytes, share its span. Raises TextError if the text contains half a
         character, ModelError if the tokens of a slow (Python) tokenizer cannot be found in the text.
         """
-        if not self._tokenizer.is_fast:
+        return join_pieces(self.encode_pieces(chunks_of(text)))
+
+    def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
+        """The same of the text that some chunks make up, in pieces; as few chunks are read as the pieces need.
+
+        The memory for a text is bounded if the tokenizer is fast and its texts can be cut (`ralm.lm.local.cuts`).
+        Otherwise the text is one piece.
+        """
+        if self._cuts.exist:
+            yield from encode_in_pieces(_checked(chunks), self._window, self._cuts.separate)
+            return
+        text = "".join(_checked(chunks))
+        if len(text) > _LONG:
+            _LOG.info("texts of this tokenizer cannot be cut: %s characters are tokenised at once", f"{len(text):,}")
+        if self._tokenizer.is_fast:
+            window = self._window(text)
+            yield EncodedPiece(text=text, tokens=window.tokens, spans_N2=window.spans_N2)
+        else:
             tokens = self.encode(text)
-            return tokens, np.array(self._found(text, tokens), dtype=np.int64).reshape(-1, 2)
-        _check_characters(text)
+            spans_N2 = np.array(self._found(text, tokens), dtype=np.int64).reshape(-1, 2)
+            yield EncodedPiece(text=text, tokens=tokens, spans_N2=spans_N2)
+
+    def _window(self, text: str) -> Window:
+        """A stretch of text, encoded at once."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        spans_N2 = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
-        return np.array(encoded["input_ids"], dtype=np.int64), spans_N2
+        return Window(
+            text=text,
+            tokens=np.array(encoded["input_ids"], dtype=np.int64),
+            spans_N2=np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2),
+            words_N=np.array(encoded.word_ids(), dtype=np.int64),
+        )
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
         """Token ids (int64) of a document in the prompt: with the special tokens that the tokenizer adds by default,
@@ -142,13 +175,23 @@ def load_model_tokenizer(name: str) -> ModelTokenizer:
     return tokenizer
 
 
-def _check_characters(text: str) -> None:
-    """Raise TextError if a text cannot be encoded as UTF-8, which every tokenizer needs."""
+def _checked(chunks: Iterable[str]) -> Iterator[str]:
+    """The same chunks of a text, each checked when it is read."""
+    begin = 0
+    for chunk in chunks:
+        _check_characters(chunk, begin)
+        yield chunk
+        begin += len(chunk)
+
+
+def _check_characters(text: str, begin: int = 0) -> None:
+    """Raise TextError if a text, or the part of one that begins at a character, cannot be encoded as UTF-8, which every
+    tokenizer needs."""
     try:
         text.encode()
     except UnicodeEncodeError as bad:
         raise TextError(
-            f"character {bad.start:,} of the text is half a character, a lone surrogate ({text[bad.start]!r})."
+            f"character {begin + bad.start:,} of the text is half a character, a lone surrogate ({text[bad.start]!r})."
         ) from None
 
 

@@ -1,25 +1,18 @@
 """Loads dense retrieval, which needs the extra `dense`, or says what to install."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Final
 
-from ralm.errors import MissingExtraError
+from ralm.extras import extra
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import EncoderOptions
 
-_PACKAGES: Final = ("sentence_transformers", "faiss")
+_PACKAGES: Final = ("sentence_transformers", "faiss", "torch", "transformers")
 
 
-@contextmanager
-def dense_extra() -> Iterator[None]:
-    """Turn a missing package of the extra `dense` into MissingExtraError."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in _PACKAGES:
-            raise
-        raise MissingExtraError(f"dense retrieval needs the package {error.name}: pip install 'ralm[dense]'.") from None
+def dense_extra() -> AbstractContextManager[None]:
+    """Turns a missing package of the extra `dense` into MissingExtraError."""
+    return extra("dense", "dense retrieval needs", _PACKAGES)
 
 
 def load_encoder(options: EncoderOptions, *, device: str = "auto") -> Encoder:

@@ -1,0 +1,197 @@
+"""Tokenising a long text in pieces: exactly the tokens of the whole text, in bounded memory.
+
+A piece ends at a *cut*: a single space or line end between two letters or digits, at which the tokenizer treats what is
+before and after independently. Two windows of the text overlap around each cut:
+
+    first window   [ begin ......................... cut ....... checked ]
+    next window                      [ begin ....... cut ....... checked ............ ]
+
+The first gives the tokens before the cut, the next one those after it. A cut needs three things:
+
+1. In both windows a token ends there, and `separate` says that no later stage of the tokenizer can join the two sides.
+2. Both windows have the same tokens, with the same spans, from the cut up to `checked`.
+3. On each side of the cut the windows go on for at least `overlap` characters, up to another place of the same kind. So
+   what a window adds or loses at its own ends (a prefix space, half of a word, half of a character) is not at the cut.
+
+By induction over the cuts, the pieces are the whole, if what the tokenizer does at a place depends only on the words
+around it, no more than `overlap` characters away. `ralm.lm.local.cuts` says for which tokenizers this holds. A window
+without such a cut grows, in the worst case to the whole text. That costs memory, but the tokens are the same.
+
+Works on text and a function that encodes it; knows no tokenizer.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ralm.records import EncodedPiece, IntArray
+
+_LOG: Final = logging.getLogger(__name__)
+
+_PLACES: Final = re.compile(r"(?<=[^\W_])[ \n](?=[^\W_])")
+"""Single spaces and line ends between two letters or digits: no normalisation and no run of spaces crosses them."""
+_TRIES: Final = 64
+_CHUNK: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """A stretch of text with its tokens (int64, N), their spans (int64, N x 2), and the number of the pre-token of each
+    (int64, N)."""
+
+    text: str
+    tokens: IntArray
+    spans_N2: IntArray
+    words_N: IntArray
+
+    def before(self, place: int) -> int:
+        """How many tokens begin before a character."""
+        return int(np.count_nonzero(self.spans_N2[:, 0] < place))
+
+    def is_parted(self, place: int) -> bool:
+        """Whether each token lies on one side of a character, with tokens on both sides, in the order of the text."""
+        at, spans_N2 = self.before(place), self.spans_N2
+        return 0 < at < len(spans_N2) and int(spans_N2[:at, 1].max()) <= place <= int(spans_N2[at:, 0].min())
+
+
+Separate = Callable[[Window, int], bool]
+"""Whether the tokens before the one with this number are independent of it and all later ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSizes:
+    """Lengths in characters: the first window, the longest one, and how far windows reach beyond a cut on each side.
+
+    Windows double in length up to the longest, so that a few tokens cost a short one.
+    """
+
+    first: int = 1 << 14
+    longest: int = 1 << 18
+    overlap: int = 256
+
+
+_SIZES: Final = WindowSizes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A place at which a window is cut, where the next window begins, and up to where the two must agree."""
+
+    begin: int
+    place: int
+    checked: int
+
+
+def encode_in_pieces(
+    chunks: Iterable[str], encode: Callable[[str], Window], separate: Separate, sizes: WindowSizes = _SIZES
+) -> Iterator[EncodedPiece]:
+    """The pieces of the text that the chunks make up; as few chunks are read as the pieces need."""
+    rest = _Rest(chunks)
+    window, begin, given = encode(rest.first(sizes.first)), 0, 0
+    while rest.goes_on_after(len(window.text)):
+        cut = _find_cut(window, given, separate, sizes.overlap)
+        if cut is not None:
+            size = len(window.text) - cut.begin + min(2 * len(window.text), sizes.longest)
+            following = encode(rest.first(size, after=cut.begin))
+            if _agree(window, following, cut, separate):
+                yield _piece(window, given, cut.place, begin)
+                rest.drop(cut.begin)
+                window, begin, given = following, begin + cut.begin, cut.place - cut.begin
+                continue
+        if len(window.text) >= sizes.longest:
+            _LOG.info("no place to cut the text: %s characters are tokenised at once", f"{2 * len(window.text):,}")
+        window = encode(rest.first(2 * len(window.text)))
+    yield _piece(window, given, len(window.text), begin)
+
+
+def chunks_of(text: str) -> Iterator[str]:
+    """A text in chunks, as `encode_in_pieces` reads it."""
+    return (text[begin : begin + _CHUNK] for begin in range(0, len(text), _CHUNK))
+
+
+def pieces_of_tokens(pieces: Iterable[EncodedPiece], limit: int | None) -> Iterator[EncodedPiece]:
+    """The pieces up to the one with the first token beyond `limit`; all pieces without a limit."""
+    count = 0
+    for piece in pieces:
+        yield piece
+        count += len(piece.tokens)
+        if limit is not None and count > limit:
+            return
+
+
+def join_pieces(pieces: Iterable[EncodedPiece]) -> tuple[IntArray, IntArray]:
+    """The tokens (int64, N) and spans (int64, N x 2) of consecutive pieces."""
+    arrays = [(piece.tokens, piece.spans_N2) for piece in pieces]
+    none = (np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64))
+    tokens, spans = zip(none, *arrays, strict=True)
+    return np.concatenate(tokens), np.concatenate(spans)
+
+
+class _Rest:
+    """The text of some chunks, from the beginning of the current window on, read as far as it is needed."""
+
+    def __init__(self, chunks: Iterable[str]) -> None:
+        self._chunks = iter(chunks)
+        self._held = ""
+
+    def first(self, size: int, after: int = 0) -> str:
+        """The first `size` characters after a character; fewer at the end of the text."""
+        self._read(after + size)
+        return self._held[after : after + size]
+
+    def goes_on_after(self, size: int) -> bool:
+        """Whether the text is longer than this."""
+        self._read(size + 1)
+        return len(self._held) > size
+
+    def drop(self, size: int) -> None:
+        """Forget the beginning of the text."""
+        self._held = self._held[size:]
+
+    def _read(self, size: int) -> None:
+        parts, held = [self._held], len(self._held)
+        while held < size and (chunk := next(self._chunks, None)) is not None:
+            parts.append(chunk)
+            held += len(chunk)
+        self._held = "".join(parts)
+
+
+def _find_cut(window: Window, given: int, separate: Separate, overlap: int) -> _Cut | None:
+    """The last cut of a window after the characters that were given already; None if there is none."""
+    places = [found.start() for found in _PLACES.finditer(window.text)]
+    if not places:
+        return None
+    checked = places[-1]
+    tried = [place for place in places if given < place <= checked - overlap][-_TRIES:]
+    for place in reversed(tried):
+        begin = max((other for other in places if other <= place - overlap), default=0)
+        if begin <= place - overlap and _is_cut(window, place, separate):
+            return _Cut(begin, place, checked)
+    return None
+
+
+def _is_cut(window: Window, place: int, separate: Separate) -> bool:
+    return window.is_parted(place) and separate(window, window.before(place))
+
+
+def _agree(window: Window, following: Window, cut: _Cut, separate: Separate) -> bool:
+    """Whether both windows can be cut there and have the same tokens from there up to the place that is checked."""
+    if not _is_cut(following, cut.place - cut.begin, separate):
+        return False
+    here = slice(window.before(cut.place), window.before(cut.checked))
+    there = slice(following.before(cut.place - cut.begin), following.before(cut.checked - cut.begin))
+    return np.array_equal(window.tokens[here], following.tokens[there]) and np.array_equal(
+        window.spans_N2[here], following.spans_N2[there] + cut.begin
+    )
+
+
+def _piece(window: Window, begin: int, end: int, offset: int) -> EncodedPiece:
+    """A part of a window as a piece of the text, in which the window begins at the character `offset`."""
+    first = window.before(begin) if begin else 0
+    last = window.before(end) if end < len(window.text) else len(window.tokens)
+    spans_N2 = window.spans_N2[first:last] + offset
+    return EncodedPiece(text=window.text[begin:end], tokens=window.tokens[first:last], spans_N2=spans_N2)
