@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ralm.corpus.sources import Fields, SkippedLines, read_documents
+from ralm.corpus.left_out import BROKEN_LINES
+from ralm.corpus.sources import Fields, LeftOut, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
 from tests.shared_data import shared
@@ -21,8 +22,9 @@ ROWS = [{"id": "a", "title": "A", "text": "one"}, {"id": "b", "title": "B", "tex
 DOCUMENTS = [Document(id="a", title="A", text="one"), Document(id="b", title="B", text="two\nlines")]
 
 
-def read(path: Path | str, fields: Fields | None = None, skipped: SkippedLines | None = None) -> list[Document]:
-    return list(read_documents(str(path), fields, skipped=skipped))
+def read(path: Path | str, fields: Fields | None = None, left_out: LeftOut | None = None) -> list[Document]:
+    """The documents of a source; broken lines are passed over if what is left out is counted."""
+    return list(read_documents(str(path), fields, left_out=left_out, skip_bad=left_out is not None))
 
 
 def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
@@ -51,7 +53,8 @@ def test_other_field_names_and_empty_texts(tmp_path: Path) -> None:
     ]
     path = write_jsonl(tmp_path / "x.jsonl", rows)
     fields = Fields(id="key", title="name", text="body")
-    assert read(path, fields) == [Document(id="1", title="A", text="one"), Document(id="7", title="", text="x")]
+    first = Document(id="1", title="A", text="one", metadata={"text": "no"})
+    assert read(path, fields) == [first, Document(id="7", title="", text="x")]
 
 
 def test_reading_is_a_stream(tmp_path: Path) -> None:
@@ -81,10 +84,10 @@ def test_a_broken_line_of_jsonl_is_named_or_passed_over(line: bytes, says: str, 
     path.write_bytes(b'{"text": "one"}\n' + line + b'\n{"text": "three"}\n')
     with pytest.raises(CorpusError, match=re.escape(f"{path}, {says}")):
         read(path)
-    skipped = SkippedLines()
-    assert [document.text for document in read(path, skipped=skipped)] == ["one", "three"]
-    assert skipped.count == 1
-    assert says in skipped.examples[0]
+    left_out = LeftOut()
+    assert [document.text for document in read(path, left_out=left_out)] == ["one", "three"]
+    assert left_out.counts == {BROKEN_LINES: 1}
+    assert says in left_out.examples[BROKEN_LINES][0]
 
 
 def test_the_byte_that_is_not_utf8_is_counted_from_the_beginning_of_the_file(tmp_path: Path) -> None:
@@ -98,15 +101,15 @@ def test_the_byte_that_is_not_utf8_is_counted_from_the_beginning_of_the_file(tmp
 def test_only_the_first_few_broken_lines_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text("broken\n" * 1000 + '{"text": "one"}\n')
-    skipped = SkippedLines()
-    assert len(read(path, skipped=skipped)) == 1
-    assert (skipped.count, len(skipped.examples)) == (1000, 5)
+    left_out = LeftOut()
+    assert len(read(path, left_out=left_out)) == 1
+    assert (left_out.counts[BROKEN_LINES], len(left_out.examples[BROKEN_LINES])) == (1000, 5)
 
 
 def test_all_lines_broken_is_an_error_even_when_they_may_be_passed_over(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", ROWS)
     with pytest.raises(CorpusError, match="2 broken lines were skipped, such as: .* has no field 'body'"):
-        read(path, Fields(text="body"), SkippedLines())
+        read(path, Fields(text="body"), LeftOut())
 
 
 def test_a_damaged_gzip_file(tmp_path: Path) -> None:
@@ -160,10 +163,10 @@ def test_a_broken_line_of_tsv_is_named_or_passed_over_alone(line: str, says: str
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(CorpusError, match=re.escape(f"{path}, {says}")):
         read(path)
-    skipped = SkippedLines()
-    assert [document.text for document in read(path, skipped=skipped)] == ["one", "three", "four", "five"]
-    assert skipped.count == 1
-    assert says in skipped.examples[0]
+    left_out = LeftOut()
+    assert [document.text for document in read(path, left_out=left_out)] == ["one", "three", "four", "five"]
+    assert left_out.counts == {BROKEN_LINES: 1}
+    assert says in left_out.examples[BROKEN_LINES][0]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -246,9 +249,9 @@ def test_a_text_file_that_is_not_utf8_is_named_or_passed_over(tmp_path: Path) ->
     (tmp_path / "b.txt").write_text("good")
     with pytest.raises(CorpusError, match=re.escape(f"{tmp_path}/a.txt is not UTF-8: byte 3 is 0xe9")):
         read(tmp_path)
-    skipped = SkippedLines()
-    assert [document.id for document in read(tmp_path, skipped=skipped)] == ["b.txt"]
-    assert skipped.count == 1
+    left_out = LeftOut()
+    assert [document.id for document in read(tmp_path, left_out=left_out)] == ["b.txt"]
+    assert left_out.counts == {BROKEN_LINES: 1}
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.tsv", "x.jsonl.gz"])

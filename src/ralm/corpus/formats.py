@@ -7,14 +7,12 @@ Knows records and which of their fields make a document; knows nothing of where 
 import csv
 import gzip
 import json
-import math
 import os
 import re
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -24,124 +22,102 @@ import pyarrow.parquet as pq
 from ralm.controls import path_text
 from ralm.corpus.fields import Fields
 from ralm.corpus.headings import title_of
+from ralm.corpus.maker import MEND, DocumentMaker
 from ralm.corpus.text import decode, open_file, read_utf8
 from ralm.errors import CorpusError
 from ralm.records import Document
 
-_EXAMPLES_KEPT: Final = 5
 _DPR_COLUMNS: Final = ["id", "text", "title"]
 _LONGEST_TSV_FIELD: Final = 1 << 27
 _ROWS_A_BATCH: Final = 1024
 _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
+_SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_NOT_NAMES: Final = (bytes, list, dict, tuple, set)
-_MEND: Final = "Fix it, or skip such lines with `skipped=SkippedLines()`."
+_BYTES: Final = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
 
 
-@dataclass(slots=True)
-class SkippedLines:
-    """Counts skipped broken lines (in a folder of text: files), and keeps the first few error messages."""
-
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def add(self, error: CorpusError) -> None:
-        """Count a skipped line."""
-        self.count += 1
-        if len(self.examples) < _EXAMPLES_KEPT:
-            self.examples.append(str(error))
-
-
-def text_documents(files: Iterable[Path], root: Path, skipped: SkippedLines | None) -> Iterator[Document]:
+def text_documents(files: Iterable[Path], root: Path, maker: DocumentMaker) -> Iterator[Document]:
     """One document per file: the path below `root` is the id, the first heading or file name the title (`title_of`)."""
     for file in files:
         try:
             text = read_utf8(file)
         except CorpusError as error:
-            _pass_over(error, skipped)
+            maker.broken_line(error)
             continue
         title = title_of(text, file.suffix.lower(), _LINE_BREAKS.sub(" ", path_text(file.stem)))
         yield Document(id=path_text(file.relative_to(root).as_posix()), title=title, text=text)
 
 
-def jsonl_documents(path: Path, fields: Fields, skipped: SkippedLines | None) -> Iterator[Document]:
+def jsonl_documents(path: Path, maker: DocumentMaker) -> Iterator[Document]:
     """One document per line, each a JSON object; blank lines are ignored."""
     for number, offset, line in _lines(path):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         try:
-            document = to_document(_json_record(line, where, offset), fields, where, str(number))
+            document = maker.document(_json_record(line, where, offset), where, str(number))
         except CorpusError as error:
-            _pass_over(error, skipped)
+            maker.broken_line(error)
             continue
         yield document
 
 
-def tsv_documents(path: Path, fields: Fields, skipped: SkippedLines | None) -> Iterator[Document]:
+def tsv_documents(path: Path, maker: DocumentMaker) -> Iterator[Document]:
     """DPR's passages: id, text and title separated by tabs, quoted as in CSV.
 
     If the first line is a header, `fields` names the columns to use; without a header the columns are DPR's. Quotes are
     read strictly: in the lenient default mode of `csv`, one unclosed quote would silently swallow the rest of the file.
     """
     columns: list[str] | None = None
-    for line, row in _tsv_rows(path, skipped):
+    for line, row in _tsv_rows(path, maker):
         if columns is None:
-            is_header = _is_header(row, fields)
-            columns = row if is_header else [fields.id, fields.text, fields.title]
+            is_header = _is_header(row, maker.fields)
+            columns = row if is_header else [maker.fields.id, maker.fields.text, maker.fields.title]
             if is_header:
                 continue
         try:
-            document = _tsv_document(row, columns, fields, f"{path}, line {line}", str(line))
+            document = _tsv_document(row, columns, maker, f"{path}, line {line}", str(line))
         except CorpusError as error:
-            _pass_over(error, skipped)
+            maker.broken_line(error)
             continue
         yield document
 
 
-def parquet_documents(files: Iterable[Path], fields: Fields) -> Iterator[Document]:
+def parquet_documents(files: Iterable[Path], maker: DocumentMaker) -> Iterator[Document]:
     """One document per row; row numbers continue from file to file, so that default ids are unique."""
     row = 0
     for file in files:
-        for record in _parquet_records(file, fields):
-            yield to_document(record, fields, f"{file}, row {row}", str(row))
+        for record in _parquet_records(file, maker):
+            yield maker.document(record, f"{file}, row {row}", str(row))
             row += 1
 
 
-def to_document(record: Mapping[str, object], fields: Fields, where: str, place: str) -> Document:
-    """The document in a record, with `place` as id if it has none; a null text counts as empty.
+def needed_columns(schema: pa.Schema, maker: DocumentMaker, where: str) -> list[str]:
+    """The columns of a table that documents are made of; metadata of bytes, such as pictures, is not even read.
 
-    Raises CorpusError, naming `where` and the existing fields, if the text is missing or not a string.
+    Raises CorpusError, naming `where`, if there is no column with text.
     """
-    if fields.text not in record:
-        raise CorpusError(_no_text(where, fields, list(record)))
-    identifier, title, text = record.get(fields.id), record.get(fields.title), record[fields.text]
-    if text is not None and not isinstance(text, str):
-        raise CorpusError(f"{where}: the field {fields.text!r} is not text but {type(text).__name__}.")
-    name = _name(identifier, fields.id, where)
-    return Document(id=place if name is None else name, title=_name(title, fields.title, where) or "", text=text or "")
+    if maker.fields.text not in schema.names:
+        raise maker.no_text(where, schema.names)
+    needed = []
+    for name in maker.fields.needed(schema.names):
+        if _has_bytes(schema.field(name).type) and name in maker.fields.metadata_of([name]):
+            maker.no_json(name, "bytes")
+        else:
+            needed.append(name)
+    return needed
 
 
-def _name(value: object, field_name: str, where: str) -> str | None:
-    """An id or a title as text; None if it is missing, which tables may express as NaN."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, _NOT_NAMES):
-        raise CorpusError(f"{where}: the field {field_name!r} must be text or a number, not {type(value).__name__}.")
-    return str(value)
-
-
-def _pass_over(error: CorpusError, skipped: SkippedLines | None) -> None:
-    if skipped is None:
-        raise error
-    skipped.add(error)
-
-
-def _no_text(where: str, fields: Fields, names: list[str]) -> str:
-    there = ", ".join(names) or "none"
-    return f"{where} has no field {fields.text!r}; its fields are {there}. Name the right one with `Fields.text`."
+def _has_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_bytes(kind.field(place).type) for place in range(kind.num_fields))
+    value = getattr(kind, "value_type", None) or getattr(kind, "item_type", None)
+    return _has_bytes(value) if value is not None else any(is_bytes(kind) for is_bytes in _BYTES)
 
 
 def _json_record(line: bytes, where: str, offset: int) -> Mapping[str, object]:
@@ -149,13 +125,13 @@ def _json_record(line: bytes, where: str, offset: int) -> Mapping[str, object]:
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
-        raise CorpusError(f"{where} is not JSON: {error.msg} at column {error.colno}. {_MEND}") from None
+        raise CorpusError(f"{where} is not JSON: {error.msg} at column {error.colno}.{MEND}") from None
     except (ValueError, RecursionError) as error:  # a number with thousands of digits, or brackets nested too deeply
-        raise CorpusError(f"{where} cannot be read as JSON: {error}. {_MEND}") from None
+        raise CorpusError(f"{where} cannot be read as JSON: {error}.{MEND}") from None
     if not isinstance(record, dict):
-        raise CorpusError(f"{where} is JSON but not an object with fields. {_MEND}")
-    if b"\\u" in line and any(isinstance(value, str) and _SURROGATE.search(value) for value in record.values()):
-        raise CorpusError(f"{where} holds a lone surrogate (half of a character), which is not valid text. {_MEND}")
+        raise CorpusError(f"{where} is JSON but not an object with fields.{MEND}")
+    if _SURROGATE_ESCAPE.search(line) and _SURROGATE.search(json.dumps(record, ensure_ascii=False)):
+        raise CorpusError(f"{where} holds a lone surrogate (half of a character), which is not valid text.{MEND}")
     return record
 
 
@@ -164,20 +140,18 @@ def _is_header(row: list[str], fields: Fields) -> bool:
     return named or (len(row) > 1 and row == _DPR_COLUMNS[: len(row)])
 
 
-def _tsv_document(row: list[str], columns: list[str], fields: Fields, where: str, place: str) -> Document:
+def _tsv_document(row: list[str], columns: list[str], maker: DocumentMaker, where: str, place: str) -> Document:
     if not 2 <= len(row) <= len(columns):
-        raise CorpusError(
-            f"{where} has {len(row)} tab-separated fields where {', '.join(columns)} are expected. {_MEND}"
-        )
-    return to_document(dict(zip(columns, row, strict=False)), fields, where, place)
+        raise CorpusError(f"{where} has {len(row)} tab-separated fields where {', '.join(columns)} are expected.{MEND}")
+    return maker.document(dict(zip(columns, row, strict=False)), where, place)
 
 
-def _tsv_rows(path: Path, skipped: SkippedLines | None) -> Iterator[tuple[int, list[str]]]:
+def _tsv_rows(path: Path, maker: DocumentMaker) -> Iterator[tuple[int, list[str]]]:
     """The non-blank rows of a TSV file, each with the number of its first line.
 
     After a row with broken quotes, reading resumes at the line after the row's first line.
     """
-    lines = _LinesOfARow(_decoded_lines(path, skipped))
+    lines = _LinesOfARow(_decoded_lines(path, maker))
     rows = csv.reader(lines, delimiter="\t", strict=True)
     while True:
         lines.begin_row()
@@ -187,8 +161,8 @@ def _tsv_rows(path: Path, skipped: SkippedLines | None) -> Iterator[tuple[int, l
             return
         except csv.Error as error:
             where = f"{path}, line {lines.number}"
-            message = f"{where} is not quoted like CSV ({error}): a quote within quotes must be doubled. {_MEND}"
-            _pass_over(CorpusError(message), skipped)
+            message = f"{where} is not quoted like CSV ({error}): a quote within quotes must be doubled.{MEND}"
+            maker.broken_line(CorpusError(message))
             lines.go_back()
             continue
         if row:
@@ -230,13 +204,13 @@ class _LinesOfARow(Iterator[str]):
         del self._row[1:]
 
 
-def _decoded_lines(path: Path, skipped: SkippedLines | None) -> Iterator[str]:
+def _decoded_lines(path: Path, maker: DocumentMaker) -> Iterator[str]:
     """The lines of a file as text; a skipped line that is not UTF-8 becomes blank."""
     for number, offset, line in _lines(path):
         try:
             text = decode(line, f"{path}, line {number}", offset=offset)
         except CorpusError as error:
-            _pass_over(error, skipped)
+            maker.broken_line(error)
             text = "\n"
         yield text
 
@@ -267,14 +241,11 @@ def _opened(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
                 yield unpacked
 
 
-def _parquet_records(file: Path, fields: Fields) -> Iterator[Mapping[str, object]]:
+def _parquet_records(file: Path, maker: DocumentMaker) -> Iterator[Mapping[str, object]]:
     with open_file(file) as stream:
         try:
             with pq.ParquetFile(stream) as table:
-                there = table.schema_arrow.names
-                if fields.text not in there:
-                    raise CorpusError(_no_text(str(file), fields, there))
-                columns = [name for name in dict.fromkeys((fields.id, fields.title, fields.text)) if name in there]
+                columns = needed_columns(table.schema_arrow, maker, str(file))
                 for batch in table.iter_batches(batch_size=_ROWS_A_BATCH, columns=columns):
                     yield from batch.to_pylist()
         except (pa.ArrowException, OSError) as error:

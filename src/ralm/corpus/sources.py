@@ -10,18 +10,19 @@ from typing import Final, NoReturn
 
 from ralm.corpus.fields import Fields
 from ralm.corpus.formats import (
-    SkippedLines,
     jsonl_documents,
+    needed_columns,
     parquet_documents,
     text_documents,
-    to_document,
     tsv_documents,
 )
 from ralm.corpus.headings import MARKDOWN_SUFFIXES, RST_SUFFIXES
+from ralm.corpus.left_out import BROKEN_LINES, NO_TEXT, LeftOut
+from ralm.corpus.maker import DocumentMaker
 from ralm.errors import CorpusError, MissingExtraError
 from ralm.records import Document
 
-__all__ = ["Fields", "SkippedLines", "read_documents"]
+__all__ = ["Fields", "LeftOut", "read_documents"]
 
 TEXT_SUFFIXES: Final = (".txt", ".text", *MARKDOWN_SUFFIXES, *RST_SUFFIXES)
 JSONL_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
@@ -32,7 +33,7 @@ _SAVED_DATASET_FILES: Final = ("dataset_info.json", "dataset_dict.json", "state.
 
 
 def read_documents(
-    source: str, fields: Fields | None = None, *, skipped: SkippedLines | None = None
+    source: str, fields: Fields | None = None, *, left_out: LeftOut | None = None, skip_bad: bool = False
 ) -> Iterator[Document]:
     """The documents of a source in order, except those without text.
 
@@ -46,57 +47,63 @@ def read_documents(
     - a folder that `datasets` saved, or `hf:NAME[:CONFIG][:SPLIT]`, a dataset of the Hugging Face hub or a folder
       that `datasets` can load; a single word after the name is a configuration if there is one of that name.
 
-    With `skipped`, broken lines of JSONL or TSV, and text files in a folder that are not UTF-8, are counted and
-    skipped. Raises CorpusError if a source is missing, of an unknown type, broken (naming the line), not UTF-8 (naming
-    the byte), or has no documents; MissingExtraError if `datasets` is needed and not installed.
+    `left_out` counts what is left out. With `skip_bad`, so are broken lines of JSONL or TSV, and text files in a folder
+    that are not UTF-8. Raises CorpusError if a source is missing, of an unknown type, broken (naming the line), not
+    UTF-8 (naming the byte), or has no documents; MissingExtraError if `datasets` is needed and not installed.
     """
+    left_out = LeftOut() if left_out is None else left_out
+    maker = DocumentMaker(fields or Fields(), left_out, skip_bad=skip_bad)
     found = False
-    for document in _open(source, fields or Fields(), skipped):
+    for document in _open(source, maker):
         if document.text and not document.text.isspace():
             found = True
             yield document
+        else:
+            left_out.add(NO_TEXT, document.id)
     if not found:
-        raise CorpusError(_nothing_in(source, skipped))
+        raise CorpusError(_nothing_in(source, left_out))
+    maker.check_metadata()
 
 
-def _nothing_in(source: str, skipped: SkippedLines | None) -> str:
-    if skipped is not None and skipped.count:
+def _nothing_in(source: str, left_out: LeftOut) -> str:
+    if count := left_out.counts[BROKEN_LINES]:
         return (
-            f"{source} holds no document; {skipped.count:,} broken lines were skipped, such as: {skipped.examples[0]}"
+            f"{source} holds no document; {count:,} broken lines were skipped, such as: "
+            f"{left_out.examples[BROKEN_LINES][0]}"
         )
     return f"{source} holds no document: all of it is empty."
 
 
-def _open(source: str, fields: Fields, skipped: SkippedLines | None) -> Iterator[Document]:
+def _open(source: str, maker: DocumentMaker) -> Iterator[Document]:
     if source.startswith(HUB_PREFIX):
-        return _dataset_documents(source.removeprefix(HUB_PREFIX), fields)
+        return _dataset_documents(source.removeprefix(HUB_PREFIX), maker)
     path = Path(source)
     if not path.exists() and not path.is_symlink():
         raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
-    return _folder_documents(path, fields, skipped) if path.is_dir() else _file_documents(path, fields, skipped)
+    return _folder_documents(path, maker) if path.is_dir() else _file_documents(path, maker)
 
 
-def _file_documents(path: Path, fields: Fields, skipped: SkippedLines | None) -> Iterator[Document]:
+def _file_documents(path: Path, maker: DocumentMaker) -> Iterator[Document]:
     name = path.name.lower()
     if name.endswith(JSONL_SUFFIXES):
-        return jsonl_documents(path, fields, skipped)
+        return jsonl_documents(path, maker)
     if name.endswith(TSV_SUFFIXES):
-        return tsv_documents(path, fields, skipped)
+        return tsv_documents(path, maker)
     if name.endswith(_PARQUET):
-        return parquet_documents([path], fields)
+        return parquet_documents([path], maker)
     if name.endswith(TEXT_SUFFIXES):
-        return text_documents([path], path.parent, None)
+        return text_documents([path], path.parent, maker)
     kinds = ", ".join((*TEXT_SUFFIXES, *JSONL_SUFFIXES, _PARQUET, *TSV_SUFFIXES))
     raise CorpusError(f"{path} is of an unknown type; give a folder, a file that ends in {kinds}, or hf:NAME.")
 
 
-def _folder_documents(folder: Path, fields: Fields, skipped: SkippedLines | None) -> Iterator[Document]:
+def _folder_documents(folder: Path, maker: DocumentMaker) -> Iterator[Document]:
     if any((folder / name).is_file() for name in _SAVED_DATASET_FILES):
-        return _dataset_documents(str(folder), fields)
+        return _dataset_documents(str(folder), maker)
     if tables := _files(folder, (_PARQUET,)):
-        return parquet_documents(tables, fields)
+        return parquet_documents(tables, maker)
     if texts := _files(folder, TEXT_SUFFIXES):
-        return text_documents(texts, folder, skipped)
+        return text_documents(texts, folder, maker)
     raise CorpusError(
         f"{folder} holds no documents: no {', '.join(TEXT_SUFFIXES)} or {_PARQUET} file, and no saved dataset. "
         "Give JSONL and TSV files by name."
@@ -119,12 +126,13 @@ def _unreadable(error: OSError) -> NoReturn:
     raise CorpusError(f"{error.filename} cannot be read: {error.strerror}.")
 
 
-def _dataset_documents(name: str, fields: Fields) -> Iterator[Document]:
+def _dataset_documents(name: str, maker: DocumentMaker) -> Iterator[Document]:
     try:
         from ralm.corpus.hub import dataset_records
     except ModuleNotFoundError as error:
         if error.name != "datasets":
             raise
         raise MissingExtraError(f"reading {name} needs the package datasets: pip install 'ralm[datasets]'.") from None
-    for row, record in enumerate(dataset_records(name)):
-        yield to_document(record, fields, f"{name}, row {row}", str(row))
+    records = dataset_records(name, lambda schema: needed_columns(schema, maker, name))
+    for row, record in enumerate(records):
+        yield maker.document(record, f"{name}, row {row}", str(row))

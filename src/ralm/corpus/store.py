@@ -9,7 +9,6 @@ passages of a document store its metadata once. Rows before the first object hav
 column existed are read too.
 """
 
-import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Final, NoReturn, TypeAlias, TypeVar, overload
 import numpy as np
 import pyarrow as pa
 
+from ralm.corpus.metadata import from_json, to_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.folders.manifest import file_checksum
 from ralm.records import Metadata, Passage
@@ -35,7 +35,7 @@ _SCHEMA: Final = pa.schema(
 )
 _WITHOUT_METADATA: Final = _SCHEMA.names[:3]
 _AS_BEFORE: Final = ""
-_NOTHING: Final = "{}"
+_NOTHING: Final = to_json({})
 
 _Column: TypeAlias = tuple[memoryview, memoryview]
 """The string offsets of a column, and its bytes."""
@@ -172,10 +172,8 @@ class PassageStore(Sequence[Passage]):
         if self._last_parsed[:2] == (batch, row):
             return self._last_parsed[2]
         try:
-            metadata = json.loads(_string(stored, row))
+            metadata = from_json(_string(stored, row))
         except (ValueError, RecursionError):
-            metadata = None
-        if not isinstance(metadata, dict):
             self._damaged(f"the metadata of passage {batch * ROWS_A_BATCH + row} is not a JSON object")
         self._last_parsed = (batch, row, metadata)
         return metadata
@@ -266,11 +264,7 @@ def _metadata_column(passages: list[Passage]) -> Iterator[str]:
 
 
 def _json(passage: Passage) -> str:
-    if not passage.metadata:
-        return _NOTHING
     try:
-        as_json = json.dumps(dict(passage.metadata), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        as_json.encode()
+        return to_json(passage.metadata)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"the metadata of the document {passage.document_id!r} is not JSON: {error}.") from None
-    return as_json
