@@ -21,7 +21,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 JOBS ?= auto
 MUTANTS ?= 10000
 SEED ?= 0
-EXTRAS := datasets,dense,device-map,plots
+EXTRAS := datasets,dense,device-map,files,plots
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 

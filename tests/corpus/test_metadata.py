@@ -69,7 +69,8 @@ def test_values_that_json_lacks(value: object) -> None:
 
 
 def read(path: Path, fields: Fields | None = None, left_out: LeftOut | None = None) -> Sequence[Metadata]:
-    return [document.metadata for document in read_documents(str(path), fields, left_out=left_out)]
+    documents = read_documents(str(path), fields, left_out=LeftOut() if left_out is None else left_out)
+    return [document.metadata for document in documents]
 
 
 def test_jsonl(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ralm.corpus.left_out import BROKEN_LINES
+from ralm.corpus.left_out import BROKEN_FILES, BROKEN_LINES
 from ralm.corpus.sources import Fields, LeftOut, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
@@ -24,7 +24,8 @@ DOCUMENTS = [Document(id="a", title="A", text="one"), Document(id="b", title="B"
 
 def read(path: Path | str, fields: Fields | None = None, left_out: LeftOut | None = None) -> list[Document]:
     """The documents of a source; broken lines are passed over if what is left out is counted."""
-    return list(read_documents(str(path), fields, left_out=left_out, skip_bad=left_out is not None))
+    counted = LeftOut() if left_out is None else left_out
+    return list(read_documents(str(path), fields, left_out=counted, skip_bad=left_out is not None))
 
 
 def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
@@ -108,7 +109,9 @@ def test_only_the_first_few_broken_lines_are_kept(tmp_path: Path) -> None:
 
 def test_all_lines_broken_is_an_error_even_when_they_may_be_passed_over(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", ROWS)
-    with pytest.raises(CorpusError, match="2 broken lines were skipped, such as: .* has no field 'body'"):
+    with pytest.raises(
+        CorpusError, match="x.jsonl holds no document: left out 2 broken lines, such as .* has no field 'body'"
+    ):
         read(path, Fields(text="body"), LeftOut())
 
 
@@ -186,11 +189,17 @@ def test_parquet_file_and_folder(tmp_path: Path) -> None:
     assert read(tmp_path / "x.parquet") == DOCUMENTS
     folder = tmp_path / "data" / "train"
     folder.mkdir(parents=True)
-    (tmp_path / "data" / "README.md").write_text("# not a document beside tables")
+    (tmp_path / "data" / "README.md").write_text("# a document beside tables")
     for name in ("1", "0"):
         pq.write_table(pa.table({"text": [f"{name}a", None, f"{name}b"]}), folder / f"{name}.parquet")
     found = [(document.id, document.text) for document in read(tmp_path / "data")]
-    assert found == [("0", "0a"), ("2", "0b"), ("3", "1a"), ("5", "1b")]
+    assert found == [
+        ("README.md", "# a document beside tables"),
+        ("train/0.parquet:0", "0a"),
+        ("train/0.parquet:2", "0b"),
+        ("train/1.parquet:0", "1a"),
+        ("train/1.parquet:2", "1b"),
+    ]
 
 
 def test_parquet_that_cannot_be_read(tmp_path: Path) -> None:
@@ -247,11 +256,13 @@ def test_titles_of_text_files(name: str, text: str, title: str, tmp_path: Path) 
 def test_a_text_file_that_is_not_utf8_is_named_or_passed_over(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     (tmp_path / "b.txt").write_text("good")
-    with pytest.raises(CorpusError, match=re.escape(f"{tmp_path}/a.txt is not UTF-8: byte 3 is 0xe9")):
-        read(tmp_path)
+    message = f"{tmp_path}/a.txt is not UTF-8: byte 3 is 0xe9"
+    with pytest.raises(CorpusError, match=re.escape(message)):
+        read(tmp_path / "a.txt")
     left_out = LeftOut()
     assert [document.id for document in read(tmp_path, left_out=left_out)] == ["b.txt"]
-    assert left_out.counts == {BROKEN_LINES: 1}
+    assert left_out.counts == {BROKEN_FILES: 1}
+    assert left_out.examples[BROKEN_FILES][0].startswith(message)
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.tsv", "x.jsonl.gz"])
@@ -262,15 +273,19 @@ def test_an_empty_file(name: str, tmp_path: Path) -> None:
 
 
 def test_sources_that_are_none(tmp_path: Path) -> None:
-    (tmp_path / "x.pdf").write_bytes(b"%PDF")
+    (tmp_path / "x.png").write_bytes(b"PNG")
     with pytest.raises(CorpusError, match=r"nowhere does not exist; a dataset .* hf:NAME"):
         read(tmp_path / "nowhere")
-    with pytest.raises(CorpusError, match="holds no documents: no .txt, .*Give JSONL"):
+    with pytest.raises(
+        CorpusError, match=r"holds no document: left out 1 files of an unknown kind \(.png 1\), such as"
+    ):
         read(tmp_path)
-    with pytest.raises(CorpusError, match="x.pdf is of an unknown type; give a folder, a file that ends in .txt"):
+    with pytest.raises(CorpusError, match="x.png is of an unknown type; give a folder, a file that ends in .txt"):
         read(tmp_path / "x.pdf")
     write_jsonl(tmp_path / "blank.jsonl", [{"text": " "}])
-    with pytest.raises(CorpusError, match="holds no document: all of it is empty"):
+    with pytest.raises(
+        CorpusError, match="blank.jsonl holds no document: left out 1 documents without text, such as 1$"
+    ):
         read(tmp_path / "blank.jsonl")
 
 

@@ -3,6 +3,7 @@
 Knows which fields hold a document, and what to do about a broken record; knows nothing of files.
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Final
@@ -13,7 +14,7 @@ from ralm.corpus.fields import Fields
 from ralm.corpus.left_out import BROKEN_LINES, NOT_JSON, LeftOut
 from ralm.corpus.metadata import json_value
 from ralm.errors import CorpusError
-from ralm.records import Document
+from ralm.records import Document, Metadata
 
 MEND: Final = " Fix it, or skip such lines with `skip_bad=True`."
 """What the message of a broken line ends with, unless it says another remedy."""
@@ -52,6 +53,16 @@ class DocumentMaker:
             text=text or "",
             metadata=self._metadata(record),
         )
+
+    def whole(self, identifier: str, title: str, text: str, metadata: Metadata | None = None) -> Document:
+        """A document that is a whole file or page, with those of its metadata that are kept."""
+        return Document(id=identifier, title=title, text=text, metadata=self._metadata(metadata or {}))
+
+    def skipping_bad(self) -> "DocumentMaker":
+        """This maker, counting broken lines instead of raising an error."""
+        tolerant = copy.copy(self)  # shares what was seen and counted
+        tolerant.skip_bad = True
+        return tolerant
 
     def no_text(self, where: str, names: Mapping[str, object] | list[str]) -> CorpusError:
         """The error for a record, or a table with these columns, that has no text."""
