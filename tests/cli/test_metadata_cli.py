@@ -152,7 +152,7 @@ def test_fields_that_json_cannot_hold_are_named_once(tmp_path: Path) -> None:
     rows = [{"text": "one", "image": {"bytes": b"x"}, "raw": b"y", "n": 1}] * 3
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
     answer = ralm("index", tmp_path / "x.parquet", "--out", tmp_path / "index")
-    assert "left out: 2 fields of metadata that JSON cannot hold, such as image (bytes); raw (bytes)\n" in answer.out
+    assert "left out: fields of metadata that JSON cannot hold: 2, such as image (bytes); raw (bytes)\n" in answer.out
     index = open_index(tmp_path / "index")
     assert [passage.metadata for passage in index.passages] == [{"n": 1}] * 3
     assert index.manifest.settings["left_out"] == {

@@ -31,7 +31,8 @@ def index(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="Folders of text, .jsonl, .parquet, DPR's .tsv (plain or .gz), saved datasets, or hf:NAME.",
+            help="Folders, files (text, Markdown, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX), saved "
+            "datasets, or hf:NAME.",
             show_default=False,
         ),
     ],
@@ -40,7 +41,9 @@ def index(
     lm: Annotated[str | None, Option("Language model whose tokens `tokens` counts.")] = None,
     fields: Fields = _FIELDS,
     no_metadata: Annotated[bool, Option("Keep no field besides id, title and text.")] = False,
-    skip_bad: Annotated[bool, Option("Skip broken lines and count them.")] = False,
+    skip_bad: Annotated[
+        bool, Option("Skip broken lines of files, and count them; in folders they always are.")
+    ] = False,
     forbidden_titles: Annotated[
         Path | None, Option("Leave out documents with these titles (a file with one per line).")
     ] = None,
@@ -107,11 +110,7 @@ def index(
         tokenizer = load_tokenizer(lm)
     removals = Removals()
     left_out = LeftOut()
-    documents = (
-        document
-        for source in sources
-        for document in read_documents(source, fields, left_out=left_out, skip_bad=skip_bad)
-    )
+    documents = read_documents(sources, fields, left_out=left_out, skip_bad=skip_bad)
     passages = make_passages(
         documents,
         splitting,

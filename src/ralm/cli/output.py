@@ -48,8 +48,6 @@ Next, with your own text and any model of the hub:
   ralm eval YOUR_TEXT.txt --lm gpt2 --index my-index --baseline --out my-run
   ralm generate "Once upon a time" --lm gpt2 --index my-index
 """
-_EXAMPLES = 3
-"""How many examples of what was left out are printed."""
 _LONGEST_METADATA = 300
 """How many characters of a passage's metadata are printed."""
 _SOURCES = 3
@@ -129,9 +127,8 @@ def print_index(out: Path, manifest: Manifest, removals: Removals, left_out: Lef
     for reason in (BY_TITLE, BY_OVERLAP):
         if removed := removals.count(reason):
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
-    for reason, count in left_out.counts.items():
-        examples = "; ".join(one_line(example) for example in left_out.examples[reason][:_EXAMPLES])
-        print_line(f"left out: {count:,} {reason}, such as {examples}")
+    for line in left_out.lines():
+        print_line(f"left out: {one_line(line)}")
 
 
 def print_encoded(index: Path, manifest: Manifest, name: str) -> None:

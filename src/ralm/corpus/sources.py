@@ -84,9 +84,7 @@ def _with_text(source: str, documents: Iterator[Document], left_out: LeftOut) ->
     if not found:
         new = left_out.counts - before
         lines = [line for reason, line in zip(left_out.counts, left_out.lines(), strict=True) if reason in new]
-        raise CorpusError(
-            f"{source} holds no document: " + (f"left out {'; '.join(lines)}" if lines else "it is empty.")
-        )
+        raise CorpusError(f"{source} holds no document" + (f"; left out: {'; '.join(lines)}" if lines else "."))
 
 
 def _open(source: str, name: str, maker: DocumentMaker) -> Iterator[Document]:
