@@ -184,6 +184,52 @@ def test_tsv_gives_back_whatever_csv_wrote(tmp_path: Path, rows: list[tuple[str,
     assert read(path) == expected
 
 
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes(b'\xef\xbb\xbfurl,text,id,title\r\nu,"one, ""two""\nthree",7,A\r\n\r\nv,four\r\n')
+    assert read(path) == [
+        Document(id="7", title="A", text='one, "two"\nthree', metadata={"url": "u"}),
+        Document(id="5", title="", text="four", metadata={"url": "v"}),
+    ]
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"text\none\ntwo\n"))
+    assert [(document.id, document.text) for document in read(tmp_path / "x.csv.gz")] == [("2", "one"), ("3", "two")]
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        ("id,body\n1,x", "x.csv has no field 'text'; its fields are id, body"),
+        ("id;text\n1;x", "x.csv has no field 'text'; its fields are id;text"),
+        ("text,url,url\nx,y,z", "x.csv has two columns with the name 'url'"),
+        ("\n", "x.csv has no field 'text'; its fields are none"),
+    ],
+)
+def test_csv_needs_a_header(header: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(header)
+    with pytest.raises(CorpusError, match=says):
+        read(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("2,two,B,more", "line 3 has 4 comma-separated fields where id, text, title are expected"),
+        ("alone", "line 3 has 1 comma-separated fields"),
+        ('2,"never closed,B', "line 3 is not quoted like CSV"),
+        ('2,"said" she,B', "line 3 is not quoted like CSV"),
+    ],
+)
+def test_a_broken_line_of_csv_is_named_or_passed_over_alone(line: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(f'id,text,title\n1,one,A\n{line}\n3,three,C\n4,"four",D\n')
+    with pytest.raises(CorpusError, match=re.escape(f"{tmp_path}/x.csv, {says}")):
+        read(tmp_path / "x.csv")
+    for source in (tmp_path / "x.csv", tmp_path):
+        left_out = LeftOut()
+        assert [document.text for document in read(source, left_out=left_out)] == ["one", "three", "four"]
+        assert left_out.counts == {BROKEN_LINES: 1}
+        assert says in left_out.examples[BROKEN_LINES][0]
+
+
 def test_parquet_file_and_folder(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "x.parquet")
     assert read(tmp_path / "x.parquet") == DOCUMENTS

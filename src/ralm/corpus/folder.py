@@ -46,13 +46,16 @@ def found_below(folder: str, left_out: LeftOut) -> Iterator[Found]:
         entry = next(below[-1], None)
         if entry is None:
             below.pop()
-        elif walk.is_folder(entry):
+        elif (status := walk.status(entry)) is None:
+            continue
+        elif not stat.S_ISDIR(status.st_mode):
+            if walk.reads(entry, status):
+                yield Found(entry.path, is_dataset=False)
+        elif walk.enters(entry, status):
             if os.path.isfile(os.path.join(entry.path, SAVED_DATASET)):  # noqa: PTH113, PTH118  (of a million names)
                 yield Found(entry.path, is_dataset=True)
             else:
                 below.append(walk.entries_of(entry))
-        elif walk.is_read(entry):
-            yield Found(entry.path, is_dataset=False)
 
 
 class _Walk:
@@ -75,44 +78,39 @@ class _Walk:
             self._left_out.add(BROKEN_FILES, f"{path_text(folder.path)} cannot be read: {error.strerror}.")
             return iter(())
 
-    def is_folder(self, entry: "os.DirEntry[str]") -> bool:
-        """Whether the entry is a folder to be read."""
-        if entry.name.startswith(".") or not entry.is_dir():
-            return False
-        if entry.is_symlink() and (why := self._why_not_followed(entry.path)):
-            return self._leave_link(entry, why)
-        try:
-            identity = _identity(entry.stat())
-        except OSError:  # it has just vanished, which listing it will say
-            return True
-        if identity in self._seen:
-            return self._leave_link(entry, "was read already")
-        self._seen.add(identity)
-        return True
-
-    def is_read(self, entry: "os.DirEntry[str]") -> bool:
-        """Whether an entry that is no folder to be read is a file to be read."""
+    def status(self, entry: "os.DirEntry[str]") -> os.stat_result | None:
+        """What an entry is or leads to; None if it is hidden or cannot be read."""
         name = path_text(entry.path)
         if entry.name.startswith("."):
             self._left_out.add(HIDDEN, name)
-            return False
+            return None
         try:
-            found = entry.stat()
+            return entry.stat()
         except OSError as error:
             if what := _BROKEN_LINKS.get(error.errno or 0):
                 self._left_out.add(LINKS, f"{name} ({what})")
             else:
                 self._left_out.add(BROKEN_FILES, f"{name} cannot be read: {error.strerror}.")
-            return False
-        if stat.S_ISDIR(found.st_mode) or entry.name == SAVED_SPLITS:
-            return False  # was counted already, or says what its datasets say
-        if not is_known(entry.name):
-            self._left_out.add_unknown(name, suffix_of(entry.name))
-            return False
-        if stat.S_ISREG(found.st_mode) and found.st_size == 0:
-            self._left_out.add(EMPTY_FILES, name)
-            return False
+            return None
+
+    def enters(self, entry: "os.DirEntry[str]", status: os.stat_result) -> bool:
+        """Whether a folder is to be read."""
+        if entry.is_symlink() and (why := self._why_not_followed(entry.path)):
+            return self._leave_link(entry, why)
+        if _identity(status) in self._seen:
+            return self._leave_link(entry, "was read already")
+        self._seen.add(_identity(status))
         return True
+
+    def reads(self, entry: "os.DirEntry[str]", status: os.stat_result) -> bool:
+        """Whether a file is to be read."""
+        if not is_known(entry.name):
+            self._left_out.add_unknown(path_text(entry.path), suffix_of(entry.name))
+            return False
+        if stat.S_ISREG(status.st_mode) and status.st_size == 0:
+            self._left_out.add(EMPTY_FILES, path_text(entry.path))
+            return False
+        return entry.name != SAVED_SPLITS  # the datasets beside it are found without it
 
     def _why_not_followed(self, link: str) -> str:
         target = os.path.realpath(link)

@@ -82,7 +82,7 @@ class _Page:
         if self._is_within(_NOT_SHOWN):
             return
         for tag, parts in self._titles.items():
-            if self._within.get(tag) and tag not in self._finished:
+            if self._within.get(tag) and tag not in self._finished and not self._within.get("svg"):
                 parts.append(text)
         if not self._within.get("title"):
             self._show(text)

@@ -106,7 +106,7 @@ class _Ahead:
             except (ValueError, RecursionError) as error:
                 self.wrong(str(error), self.at)
             else:
-                if end < len(self.held) or not self._read_more():  # more digits may follow
+                if not self._near_the_end(end) or not self._read_more():  # a number may go on there
                     text, self.at = self.held[self.at : end], end
                     return value, text
 
@@ -116,7 +116,10 @@ class _Ahead:
 
     def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
         """Whether the error may come of the end of what is held, and not of the text itself."""
-        return error.msg.startswith(_CUT_STRING) or error.pos > len(self.held) - _LONGEST_TOKEN
+        return error.msg.startswith(_CUT_STRING) or self._near_the_end(error.pos)
+
+    def _near_the_end(self, place: int) -> bool:
+        return place > len(self.held) - _LONGEST_TOKEN
 
     def _read_more(self) -> bool:
         """Read at least as much again as is held from here on, so that long values take linear time."""
@@ -159,6 +162,7 @@ def _pieces(path: Path) -> Iterator[str]:
     """The text of a file, without a byte order mark, in pieces that are not empty."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
+    begun = False
     with unpacked(path) as stream:
         while chunk := stream.read(_PIECE):
             cut, _ = decoder.getstate()
@@ -166,8 +170,10 @@ def _pieces(path: Path) -> Iterator[str]:
                 piece = decoder.decode(chunk)
             except UnicodeDecodeError:
                 piece = decode(cut + chunk, str(path), offset=offset - len(cut))  # raises an error that says where
-            piece = piece if offset else piece.removeprefix(BYTE_ORDER_MARK)
             offset += len(chunk)
+            if piece and not begun:
+                piece = piece.removeprefix(BYTE_ORDER_MARK)
+                begun = True
             if piece:
                 yield piece
     if cut := decoder.getstate()[0]:
