@@ -11,7 +11,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 PINNED_ELSEWHERE = {"torch"}
-IMPORTED_AS = {"pystemmer": "Stemmer", "faiss-cpu": "faiss"}
+IMPORTED_AS = {"pystemmer": "Stemmer", "faiss-cpu": "faiss", "python-docx": "docx"}
 NEVER_IMPORTED = {"accelerate"}
 """transformers imports it."""
 

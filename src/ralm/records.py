@@ -4,18 +4,21 @@ Knows only shapes; knows nothing of files, models or indexes. Letters for shapes
 a plan), K hits per query, N tokens of a text, T target tokens, V vocabulary.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from ralm.errors import UsageError
 
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float32]
 Number = TypeVar("Number", np.int64, np.float32)
+Metadata: TypeAlias = Mapping[str, JsonValue]
+"""The fields of a document beside its id, title and text, such as its url, page and date; never to be changed."""
 
 NO_PASSAGE = -1
 """The passage number that means no passage: a query with fewer hits than k, or a stride read without retrieval."""
@@ -46,11 +49,12 @@ class EncodedPiece:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text of a corpus, before it is split into passages."""
+    """A text of a corpus, before it is split into passages; `metadata` holds its other fields."""
 
     id: str
     title: str
     text: str
+    metadata: Metadata = field(default_factory=dict, hash=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Passage:
     document_id: str
     title: str
     text: str
+    metadata: Metadata = field(default_factory=dict, hash=False, kw_only=True)
+    """The metadata of its document."""
 
     @property
     def contents(self) -> str:

@@ -18,16 +18,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.corpus.decontamination import read_titles
-from ralm.corpus.sources import read_documents
+from ralm.corpus.left_out import BROKEN_FILES, HIDDEN, LINKS
+from ralm.corpus.sources import LeftOut, read_documents
 from ralm.corpus.store import PassageStore, write_passages
 from ralm.corpus.text import read_text
-from ralm.errors import CorpusError, InputError, RetrievalFileError, TextError
+from ralm.errors import CorpusError, InputError, RalmWarning, RetrievalFileError, TextError
 from ralm.records import Document, Passage
 from ralm.retrieval.retrieval_file import read_retrieval_file
 
 
-def read(path: Path) -> list[Document]:
-    return list(read_documents(str(path)))
+def read(path: Path, left_out: LeftOut | None = None) -> list[Document]:
+    return list(read_documents(str(path), left_out=LeftOut() if left_out is None else left_out))
 
 
 READERS: list[Callable[[Path], object]] = [read, read_text, read_titles, read_retrieval_file]
@@ -69,18 +70,26 @@ def test_links_that_lead_nowhere(reader: Callable[[Path], object], tmp_path: Pat
 def test_a_folder_leaves_out_no_file_without_a_word(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / ".hidden.txt").symlink_to(tmp_path / "gone")
-    assert [document.text for document in read(tmp_path)] == ["one"]
     (tmp_path / "b.txt").symlink_to(tmp_path / "gone")
-    with pytest.raises(CorpusError, match="b.txt is a link to a file that does not exist"):
-        read(tmp_path)
+    left_out = LeftOut()
+    assert [document.text for document in read(tmp_path, left_out)] == ["one"]
+    assert left_out.examples == {
+        HIDDEN: [f"{tmp_path}/.hidden.txt"],
+        LINKS: [f"{tmp_path}/b.txt (a link to nothing)"],
+    }
+    with pytest.warns(RalmWarning, match=r"left out of .*: hidden files and folders: 1, such as .*; links that lead"):
+        assert len(list(read_documents(str(tmp_path)))) == 1
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b").mkdir(mode=0)
+    left_out = LeftOut()
+    assert [document.text for document in read(tmp_path, left_out)] == ["one"]
+    assert left_out.examples == {BROKEN_FILES: [f"{tmp_path}/b cannot be read: Permission denied."]}
     with pytest.raises(CorpusError, match="b cannot be read: Permission denied"):
-        read(tmp_path)
+        read(tmp_path / "b")
 
 
 def test_a_folder_that_vanishes_while_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +103,9 @@ def test_a_folder_that_vanishes_while_it_is_listed(tmp_path: Path, monkeypatch: 
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(CorpusError, match="b cannot be read: No such file"):
-        read(tmp_path)
+    left_out = LeftOut()
+    assert [document.text for document in read(tmp_path, left_out)] == ["one"]
+    assert left_out.examples == {BROKEN_FILES: [f"{tmp_path}/b cannot be read: No such file or directory."]}
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.tsv"])

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ralm.corpus.sources import Fields, SkippedLines, read_documents
+from ralm.corpus.left_out import BROKEN_FILES, BROKEN_LINES
+from ralm.corpus.sources import Fields, LeftOut, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
 from tests.shared_data import shared
@@ -21,8 +22,10 @@ ROWS = [{"id": "a", "title": "A", "text": "one"}, {"id": "b", "title": "B", "tex
 DOCUMENTS = [Document(id="a", title="A", text="one"), Document(id="b", title="B", text="two\nlines")]
 
 
-def read(path: Path | str, fields: Fields | None = None, skipped: SkippedLines | None = None) -> list[Document]:
-    return list(read_documents(str(path), fields, skipped=skipped))
+def read(path: Path | str, fields: Fields | None = None, left_out: LeftOut | None = None) -> list[Document]:
+    """The documents of a source; broken lines are passed over if what is left out is counted."""
+    counted = LeftOut() if left_out is None else left_out
+    return list(read_documents(str(path), fields, left_out=counted, skip_bad=left_out is not None))
 
 
 def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
@@ -51,7 +54,8 @@ def test_other_field_names_and_empty_texts(tmp_path: Path) -> None:
     ]
     path = write_jsonl(tmp_path / "x.jsonl", rows)
     fields = Fields(id="key", title="name", text="body")
-    assert read(path, fields) == [Document(id="1", title="A", text="one"), Document(id="7", title="", text="x")]
+    first = Document(id="1", title="A", text="one", metadata={"text": "no"})
+    assert read(path, fields) == [first, Document(id="7", title="", text="x")]
 
 
 def test_reading_is_a_stream(tmp_path: Path) -> None:
@@ -81,10 +85,10 @@ def test_a_broken_line_of_jsonl_is_named_or_passed_over(line: bytes, says: str, 
     path.write_bytes(b'{"text": "one"}\n' + line + b'\n{"text": "three"}\n')
     with pytest.raises(CorpusError, match=re.escape(f"{path}, {says}")):
         read(path)
-    skipped = SkippedLines()
-    assert [document.text for document in read(path, skipped=skipped)] == ["one", "three"]
-    assert skipped.count == 1
-    assert says in skipped.examples[0]
+    left_out = LeftOut()
+    assert [document.text for document in read(path, left_out=left_out)] == ["one", "three"]
+    assert left_out.counts == {BROKEN_LINES: 1}
+    assert says in left_out.examples[BROKEN_LINES][0]
 
 
 def test_the_byte_that_is_not_utf8_is_counted_from_the_beginning_of_the_file(tmp_path: Path) -> None:
@@ -98,15 +102,17 @@ def test_the_byte_that_is_not_utf8_is_counted_from_the_beginning_of_the_file(tmp
 def test_only_the_first_few_broken_lines_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text("broken\n" * 1000 + '{"text": "one"}\n')
-    skipped = SkippedLines()
-    assert len(read(path, skipped=skipped)) == 1
-    assert (skipped.count, len(skipped.examples)) == (1000, 5)
+    left_out = LeftOut()
+    assert len(read(path, left_out=left_out)) == 1
+    assert (left_out.counts[BROKEN_LINES], len(left_out.examples[BROKEN_LINES])) == (1000, 5)
 
 
 def test_all_lines_broken_is_an_error_even_when_they_may_be_passed_over(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", ROWS)
-    with pytest.raises(CorpusError, match="2 broken lines were skipped, such as: .* has no field 'body'"):
-        read(path, Fields(text="body"), SkippedLines())
+    with pytest.raises(
+        CorpusError, match="x.jsonl holds no document; left out: broken lines: 2, such as .* has no field 'body'"
+    ):
+        read(path, Fields(text="body"), LeftOut())
 
 
 def test_a_damaged_gzip_file(tmp_path: Path) -> None:
@@ -160,10 +166,10 @@ def test_a_broken_line_of_tsv_is_named_or_passed_over_alone(line: str, says: str
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(CorpusError, match=re.escape(f"{path}, {says}")):
         read(path)
-    skipped = SkippedLines()
-    assert [document.text for document in read(path, skipped=skipped)] == ["one", "three", "four", "five"]
-    assert skipped.count == 1
-    assert says in skipped.examples[0]
+    left_out = LeftOut()
+    assert [document.text for document in read(path, left_out=left_out)] == ["one", "three", "four", "five"]
+    assert left_out.counts == {BROKEN_LINES: 1}
+    assert says in left_out.examples[BROKEN_LINES][0]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -178,16 +184,68 @@ def test_tsv_gives_back_whatever_csv_wrote(tmp_path: Path, rows: list[tuple[str,
     assert read(path) == expected
 
 
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes(b'\xef\xbb\xbfurl,text,id,title\r\nu,"one, ""two""\nthree",7,A\r\n\r\nv,four\r\n')
+    assert read(path) == [
+        Document(id="7", title="A", text='one, "two"\nthree', metadata={"url": "u"}),
+        Document(id="5", title="", text="four", metadata={"url": "v"}),
+    ]
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"text\none\ntwo\n"))
+    assert [(document.id, document.text) for document in read(tmp_path / "x.csv.gz")] == [("2", "one"), ("3", "two")]
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        ("id,body\n1,x", "x.csv has no field 'text'; its fields are id, body"),
+        ("id;text\n1;x", "x.csv has no field 'text'; its fields are id;text"),
+        ("text,url,url\nx,y,z", "x.csv has two columns with the name 'url'"),
+        ("\n", "x.csv has no field 'text'; its fields are none"),
+    ],
+)
+def test_csv_needs_a_header(header: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(header)
+    with pytest.raises(CorpusError, match=says):
+        read(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("2,two,B,more", "line 3 has 4 comma-separated fields where id, text, title are expected"),
+        ("alone", "line 3 has 1 comma-separated fields"),
+        ('2,"never closed,B', "line 3 is not quoted like CSV"),
+        ('2,"said" she,B', "line 3 is not quoted like CSV"),
+    ],
+)
+def test_a_broken_line_of_csv_is_named_or_passed_over_alone(line: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(f'id,text,title\n1,one,A\n{line}\n3,three,C\n4,"four",D\n')
+    with pytest.raises(CorpusError, match=re.escape(f"{tmp_path}/x.csv, {says}")):
+        read(tmp_path / "x.csv")
+    for source in (tmp_path / "x.csv", tmp_path):
+        left_out = LeftOut()
+        assert [document.text for document in read(source, left_out=left_out)] == ["one", "three", "four"]
+        assert left_out.counts == {BROKEN_LINES: 1}
+        assert says in left_out.examples[BROKEN_LINES][0]
+
+
 def test_parquet_file_and_folder(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "x.parquet")
     assert read(tmp_path / "x.parquet") == DOCUMENTS
     folder = tmp_path / "data" / "train"
     folder.mkdir(parents=True)
-    (tmp_path / "data" / "README.md").write_text("# not a document beside tables")
+    (tmp_path / "data" / "README.md").write_text("# a document beside tables")
     for name in ("1", "0"):
         pq.write_table(pa.table({"text": [f"{name}a", None, f"{name}b"]}), folder / f"{name}.parquet")
     found = [(document.id, document.text) for document in read(tmp_path / "data")]
-    assert found == [("0", "0a"), ("2", "0b"), ("3", "1a"), ("5", "1b")]
+    assert found == [
+        ("README.md", "# a document beside tables"),
+        ("train/0.parquet:0", "0a"),
+        ("train/0.parquet:2", "0b"),
+        ("train/1.parquet:0", "1a"),
+        ("train/1.parquet:2", "1b"),
+    ]
 
 
 def test_parquet_that_cannot_be_read(tmp_path: Path) -> None:
@@ -244,11 +302,13 @@ def test_titles_of_text_files(name: str, text: str, title: str, tmp_path: Path) 
 def test_a_text_file_that_is_not_utf8_is_named_or_passed_over(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     (tmp_path / "b.txt").write_text("good")
-    with pytest.raises(CorpusError, match=re.escape(f"{tmp_path}/a.txt is not UTF-8: byte 3 is 0xe9")):
-        read(tmp_path)
-    skipped = SkippedLines()
-    assert [document.id for document in read(tmp_path, skipped=skipped)] == ["b.txt"]
-    assert skipped.count == 1
+    message = f"{tmp_path}/a.txt is not UTF-8: byte 3 is 0xe9"
+    with pytest.raises(CorpusError, match=re.escape(message)):
+        read(tmp_path / "a.txt")
+    left_out = LeftOut()
+    assert [document.id for document in read(tmp_path, left_out=left_out)] == ["b.txt"]
+    assert left_out.counts == {BROKEN_FILES: 1}
+    assert left_out.examples[BROKEN_FILES][0].startswith(message)
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.tsv", "x.jsonl.gz"])
@@ -259,15 +319,19 @@ def test_an_empty_file(name: str, tmp_path: Path) -> None:
 
 
 def test_sources_that_are_none(tmp_path: Path) -> None:
-    (tmp_path / "x.pdf").write_bytes(b"%PDF")
+    (tmp_path / "x.png").write_bytes(b"PNG")
     with pytest.raises(CorpusError, match=r"nowhere does not exist; a dataset .* hf:NAME"):
         read(tmp_path / "nowhere")
-    with pytest.raises(CorpusError, match="holds no documents: no .txt, .*Give JSONL"):
+    with pytest.raises(
+        CorpusError, match=r"holds no document; left out: files of an unknown kind: 1 \(.png 1\), such as"
+    ):
         read(tmp_path)
-    with pytest.raises(CorpusError, match="x.pdf is of an unknown type; give a folder, a file that ends in .txt"):
-        read(tmp_path / "x.pdf")
+    with pytest.raises(CorpusError, match="x.png is of an unknown type; give a folder, a file that ends in .txt"):
+        read(tmp_path / "x.png")
     write_jsonl(tmp_path / "blank.jsonl", [{"text": " "}])
-    with pytest.raises(CorpusError, match="holds no document: all of it is empty"):
+    with pytest.raises(
+        CorpusError, match="blank.jsonl holds no document; left out: documents without text: 1, such as 1$"
+    ):
         read(tmp_path / "blank.jsonl")
 
 

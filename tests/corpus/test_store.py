@@ -4,6 +4,7 @@ import pickle
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +13,17 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ralm.corpus import store
 from ralm.corpus.store import ROWS_A_BATCH, PassageStore, write_passages
-from ralm.errors import DamagedFolderError, StorageError
+from ralm.errors import DamagedFolderError, StorageError, UsageError
 from ralm.folders.outputs import storage_errors
-from ralm.records import Passage
+from ralm.records import Metadata, Passage
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(TEXT, values, max_size=3),
+    max_leaves=5,
+)
+SEVERAL_METADATA = st.lists(st.dictionaries(TEXT, JSON, max_size=3) | st.just({}), min_size=1, max_size=3)
 
 
 def some_passages(count: int) -> Iterator[Passage]:
@@ -49,6 +56,55 @@ def test_any_strings_come_back(tmp_path: Path, rows: list[tuple[str, str, str]])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "ROWS_A_BATCH", 4)
         assert list(written(tmp_path / "x.arrow", iter(passages))) == passages
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(SEVERAL_METADATA, st.lists(st.integers(0, 2), max_size=14), st.randoms(use_true_random=False))
+def test_any_metadata_comes_back_in_any_order(
+    tmp_path: Path, several: list[Metadata], chosen: list[int], random: Random
+) -> None:
+    """Equal metadata in a row is stored once; batches of four rows begin anew."""
+    passages = [Passage(n, "d", "", "x", metadata=several[row % len(several)]) for n, row in enumerate(chosen)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "ROWS_A_BATCH", 4)
+        opened = written(tmp_path / "x.arrow", iter(passages))
+        opened.check()
+        for number in random.choices(range(len(passages)), k=30) if passages else []:
+            assert repr(opened[number]) == repr(passages[number])  # as values, 1 equals true
+
+
+def test_metadata_of_a_document_is_stored_once(tmp_path: Path) -> None:
+    first: Metadata = {"url": "a"}
+    rows: list[Metadata] = [{}, first, first, {"url": "a"}, {"url": "b", "page": 2}, {}, {}, first]
+    passages = [Passage(n, "d", "", "x", metadata=metadata) for n, metadata in enumerate(rows)]
+    assert list(written(tmp_path / "x.arrow", iter(passages))) == passages
+    with pa.ipc.open_file(str(tmp_path / "x.arrow")) as file:
+        stored = file.read_all()["metadata"].to_pylist()
+    assert stored == ["", '{"url":"a"}', "", "", '{"url":"b","page":2}', "{}", "", '{"url":"a"}']
+
+
+def test_metadata_does_not_hinder_hashing() -> None:
+    assert len({Passage(0, "d", "", "x", metadata={"tags": ["a"]}), Passage(0, "d", "", "x")}) == 2
+
+
+@pytest.mark.parametrize("value", [b"bytes", float("nan"), "\ud800", {1, 2}])
+def test_metadata_that_is_not_json_is_refused(value: object, tmp_path: Path) -> None:
+    passages = iter([Passage(0, "d7", "", "x", metadata={"field": value})])  # type: ignore[dict-item]
+    with pytest.raises(UsageError, match="the metadata of the document 'd7' is not JSON: "):
+        written(tmp_path / "x.arrow", passages)
+
+
+@pytest.mark.parametrize("stored", ["{", "[]", "1", '{"a":' * 100_000])
+def test_damaged_metadata_is_one_sentence(stored: str, tmp_path: Path) -> None:
+    columns = {"document_id": ["a"] * 3, "title": [""] * 3, "text": ["x"] * 3, "metadata": ["", stored, ""]}
+    table = pa.table(columns)
+    with pa.ipc.new_file(str(tmp_path / "x.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    opened = PassageStore(tmp_path / "x.arrow")
+    assert opened[0].metadata == {}
+    for damaged in (lambda: opened[1], lambda: opened[2], opened.check):
+        with pytest.raises(DamagedFolderError, match="the metadata of passage 1 is not a JSON object; build the index"):
+            damaged()
 
 
 def test_numbers_that_are_no_passage(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ralm.lm.journal import Journal
 from ralm.pipeline.sources import FromRetriever
 from ralm.progress import Advance
 from ralm.reading.plan import PlanOptions
-from ralm.records import FloatArray, Hits, Passage
+from ralm.records import FloatArray, Hits, Metadata, Passage
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.cache import CachedRetriever
 from ralm.retrieval.dense.build import DenseBuilder
@@ -82,7 +82,11 @@ def _passages() -> list[Passage]:
     words = _words(40 * PASSAGES, 0)
     texts = [" ".join(words[40 * n : 40 * n + 5 + n % 35]) for n in range(PASSAGES)]
     texts[::7] = [f"{text} {f'rep{n % 3} ' * (n + 1)}" for n, text in enumerate(texts[::7])]
-    return [Passage(n, f"d{n // 3}", f"Title {n}" if n % 3 else "", text) for n, text in enumerate(texts)]
+    metadata: list[Metadata] = [{"url": f"https://host/{n}", "page": n} if n % 4 else {} for n in range(PASSAGES)]
+    return [
+        Passage(n, f"d{n // 3}", f"Title {n}" if n % 3 else "", text, metadata=metadata[n // 3])
+        for n, text in enumerate(texts)
+    ]
 
 
 PASSAGE_LIST = _passages()
@@ -112,7 +116,7 @@ def ask_index(folder: Path) -> Any:
         answer.append(as_lists(index.bm25.retrieve(QUERIES[:1], PASSAGES)))
     if "dense" in index.manifest.settings:
         answer.append(as_lists(index.dense(encoder=HashEncoder()).retrieve(QUERIES, K)))
-    everything = [[passage.document_id, passage.contents] for passage in index.passages]
+    everything = [[passage.document_id, passage.contents, passage.metadata] for passage in index.passages]
     return [*answer, everything, list(index.passages.origins())]
 
 

@@ -160,8 +160,8 @@ def _parameter(key: str, same: list[Part], names: Mapping[str, str]) -> inspect.
     kind, default, said = part.kind, part.default, part.option.default_said
     if any(other.default != default for other in same):
         default, said = None, "; ".join(f"{other.within}: {other.default}" for other in same)
-    if get_origin(kind) is tuple:
-        kind, default = list[get_args(kind)[0]], default or None  # type: ignore[misc]
+    if get_origin(without_none(kind)) is tuple:
+        kind, default = list[get_args(without_none(kind))[0]], default or None  # type: ignore[misc]
     if default is None:
         kind = kind | None
     info = typer.Option(

@@ -31,7 +31,8 @@ def index(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="Folders of text, .jsonl, .parquet, DPR's .tsv (plain or .gz), saved datasets, or hf:NAME.",
+            help="Folders, files (text, Markdown, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX), saved "
+            "datasets, or hf:NAME.",
             show_default=False,
         ),
     ],
@@ -39,7 +40,10 @@ def index(
     splitting: Splitting = _SPLITTING,
     lm: Annotated[str | None, Option("Language model whose tokens `tokens` counts.")] = None,
     fields: Fields = _FIELDS,
-    skipped: Annotated[bool, Option("Skip broken lines and count them.", flag="skip-bad")] = False,
+    no_metadata: Annotated[bool, Option("Keep no field besides id, title and text.")] = False,
+    skip_bad: Annotated[
+        bool, Option("Skip broken lines of files, and count them; in folders they always are.")
+    ] = False,
     forbidden_titles: Annotated[
         Path | None, Option("Leave out documents with these titles (a file with one per line).")
     ] = None,
@@ -68,7 +72,7 @@ def index(
     from ralm.cli.output import print_index
     from ralm.corpus.decontamination import Removals, read_titles
     from ralm.corpus.passages import make_passages
-    from ralm.corpus.sources import SkippedLines, read_documents
+    from ralm.corpus.sources import LeftOut, read_documents
     from ralm.corpus.text import read_text
     from ralm.folders.outputs import check_output
     from ralm.retrieval.analysis.named import analysis_named
@@ -79,6 +83,10 @@ def index(
         raise UsageError('`retriever="dense"` or `"both"` and `encoder` go together: neither works without the other.')
     if (splitting.tokens is None) != (lm is None):
         raise UsageError("`tokens` and `lm` go together: give both or neither.")
+    if no_metadata and fields.metadata is not None:
+        raise UsageError("`no_metadata` and `Fields.metadata` exclude each other: give one of them.")
+    if no_metadata:
+        fields = replace(fields, metadata=())
     dense = retriever != "bm25"
     refuse_idle(
         context,
@@ -95,7 +103,6 @@ def index(
     if "workers" not in given_options(context):
         build = replace(build, workers=cores())
     check_output(out, kind=KIND, force=force)
-    bad_lines = SkippedLines() if skipped else None
     decontamination = Decontamination.of(
         titles=[] if forbidden_titles is None else read_titles(forbidden_titles),
         texts=[read_text(path) for path in decontaminate],
@@ -108,7 +115,8 @@ def index(
 
         tokenizer = load_tokenizer(lm)
     removals = Removals()
-    documents = (document for source in sources for document in read_documents(source, fields, skipped=bad_lines))
+    left_out = LeftOut()
+    documents = read_documents(sources, fields, left_out=left_out, skip_bad=skip_bad)
     passages = make_passages(
         documents,
         splitting,
@@ -123,7 +131,7 @@ def index(
             "splitting": {"words": splitting.words} if lm is None else {"tokens": splitting.tokens, "lm": lm},
             "decontamination": decontamination.settings,
             "removed": {"counts": removals.counts(), "list": removals.listed(), "unlisted": removals.unlisted},
-            "skipped_lines": bad_lines.count if bad_lines else 0,
+            "left_out": left_out.as_json(),
         }
 
     manifest = build_index(
@@ -138,4 +146,4 @@ def index(
         build=build,
         force=force,
     )
-    print_index(out, manifest, removals, bad_lines)
+    print_index(out, manifest, removals, left_out)

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from ralm.controls import one_line, visible
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Removals
-from ralm.corpus.sources import SkippedLines
+from ralm.corpus.left_out import LeftOut
 from ralm.demo.demonstration import Demonstration, most_gained, prompt_where_retrieval_helps
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.sweep import Sweep
-from ralm.evaluation.traces import TracedText, gain_as_json
+from ralm.evaluation.traces import TracedText, gain_as_json, identified
 from ralm.folders.manifest import Manifest
 from ralm.folders.outputs import MANIFEST
 from ralm.pipeline.generation import generate
@@ -48,6 +48,8 @@ Next, with your own text and any model of the hub:
   ralm eval YOUR_TEXT.txt --lm gpt2 --index my-index --baseline --out my-run
   ralm generate "Once upon a time" --lm gpt2 --index my-index
 """
+_LONGEST_METADATA = 300
+"""How many characters of a passage's metadata are printed."""
 _SOURCES = 3
 """How many passages of an ensemble are named for a part of a text."""
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
@@ -115,7 +117,7 @@ def print_sweep(swept: Sweep, out: Path | None) -> None:
         print_line(f"The table: {out / TABLE}{plot}")
 
 
-def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: SkippedLines | None) -> None:
+def print_index(out: Path, manifest: Manifest, removals: Removals, left_out: LeftOut) -> None:
     """Print what an index holds, and what was left out of it."""
     counts = manifest.counts
     parts = [f"{counts[what]:,} {what}" for what in ("passages", "terms", "postings") if what in counts]
@@ -125,8 +127,8 @@ def print_index(out: Path, manifest: Manifest, removals: Removals, skipped: Skip
     for reason in (BY_TITLE, BY_OVERLAP):
         if removed := removals.count(reason):
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
-    if skipped is not None and skipped.count:
-        print_line(f"broken lines skipped: {skipped.count:,}; the first: {one_line(skipped.examples[0])}")
+    for line in left_out.lines():
+        print_line(f"left out: {one_line(line)}")
 
 
 def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
@@ -174,6 +176,8 @@ def print_passages(hits: Iterable[tuple[Passage, float]], width: int = 300) -> N
     """Print hits for a person: rank, score, title, and the beginning of the text."""
     for rank, (passage, score) in enumerate(hits, 1):
         print_line(f"{rank:>3}. {score:8.3f}  passage {passage.number}  {one_line(passage.title)}")
+        if passage.metadata:
+            print_line(f"     {metadata_line(passage)}")
         text = " ".join(passage.text.split())
         print_line(f"     {text[:width]}{'...' if len(text) > width else ''}")
 
@@ -248,17 +252,30 @@ def _sources(span: GeneratedText, passages: Passages) -> str:
 
 def _source(number: int, passages: Passages) -> dict[str, JsonValue]:
     if number == NO_PASSAGE:
-        return {"passage": None, "document_id": None, "title": None}
-    passage = passages[number]
-    return {"passage": number, "document_id": passage.document_id, "title": passage.title}
+        return {"passage": None, "document_id": None, "title": None, "metadata": {}}
+    return identified(passages[number])
 
 
 def source_name(number: int, passages: Passages) -> str:
     """The name of a passage for a person: its title or document id, and its number."""
     if number == NO_PASSAGE:
         return "no passage"
-    passage = passages[number]
-    return f"{one_line(passage.title or passage.document_id)} (passage {number})"
+    return passage_name(passages[number])
+
+
+def passage_name(passage: Passage) -> str:
+    """The name of a passage for a person: its title or document id, its number, and its metadata."""
+    metadata = f"; {metadata_line(passage)}" if passage.metadata else ""
+    return f"{one_line(passage.title or passage.document_id)} (passage {passage.number}{metadata})"
+
+
+def metadata_line(passage: Passage) -> str:
+    """The beginning of a passage's metadata on one line, such as `page: 3, url: https://...`."""
+    fields = (
+        f"{name}: {value if isinstance(value, str) else to_json(value)}" for name, value in passage.metadata.items()
+    )
+    line = one_line(", ".join(fields))
+    return line if len(line) <= _LONGEST_METADATA else f"{line[:_LONGEST_METADATA]}..."
 
 
 def hits_as_json(hits: Iterable[tuple[Passage, float]]) -> list[JsonValue]:
@@ -270,6 +287,7 @@ def hits_as_json(hits: Iterable[tuple[Passage, float]]) -> list[JsonValue]:
             "document_id": passage.document_id,
             "title": passage.title,
             "text": passage.text,
+            "metadata": dict(passage.metadata),
         }
         for passage, score in hits
     ]

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ralm.cli.messages import note
-from ralm.cli.output import print_line
-from ralm.controls import one_line, visible
+from ralm.cli.output import passage_name, print_line
+from ralm.controls import visible
 from ralm.evaluation.traces import TracedText
 from ralm.folders.outputs import replaced_file
 from ralm.runs.page import report_page
@@ -38,9 +38,8 @@ def print_report(report: Report) -> None:
     print_line("\nPassages by contribution, in nats:\n")
     rows = text.contributions
     for row in rows[:_SHOWN_PASSAGES]:
-        passage = text.passages[row.passage]
-        name = one_line(passage.title or passage.document_id)
-        print_line(f"  {row.gain:+8.2f}  {name} (passage {row.passage}): {row.helped:,} helped, {row.hurt:,} hurt")
+        name = passage_name(text.passages[row.passage])
+        print_line(f"  {row.gain:+8.2f}  {name}: {row.helped:,} helped, {row.hurt:,} hurt")
     if len(rows) > _SHOWN_PASSAGES:
         rest = sum(row.gain for row in rows[_SHOWN_PASSAGES:])
         print_line(f"  {rest:+8.2f}  {len(rows) - _SHOWN_PASSAGES:,} more passages together")

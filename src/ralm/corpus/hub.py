@@ -3,11 +3,12 @@
 Needs the extra `datasets`; imported only if such a source is used.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from datasets import DatasetDict, get_dataset_config_names, load_dataset, load_from_disk
+import pyarrow as pa
+from datasets import Dataset, DatasetDict, IterableDataset, get_dataset_config_names, load_dataset, load_from_disk
 
 from ralm.errors import CorpusError
 
@@ -17,17 +18,21 @@ _SAVED_FILES = ("dataset_info.json", "dataset_dict.json", "state.json")
 _DEFAULT_SPLIT = "train"
 
 
-def dataset_records(source: str) -> Iterator[Record]:
+def dataset_records(source: str, needed: Callable[[pa.Schema], list[str]]) -> Iterator[Record]:
     """The records of a dataset, in order: `NAME[:CONFIG][:SPLIT]` on the hub or in a folder, or `FOLDER[:SPLIT]` for a
     folder that `save_to_disk` wrote.
 
     A single word after the name is a configuration if the dataset has one of that name, otherwise a split. The default
-    split is `train`. Raises CorpusError if there is no such dataset, configuration or split, or if a saved folder has
-    several splits and none is named.
+    split is `train`. `needed` says which columns to read; a streamed dataset without a schema gives all of them. Raises
+    CorpusError if there is no such dataset, configuration or split, or if a saved folder has several splits and none is
+    named.
     """
     name, parts = _parse(source)
     try:
-        yield from _saved(name, parts) if _is_saved(name) else _streamed(name, parts)
+        dataset = _saved(name, parts) if _is_saved(name) else _streamed(name, parts)
+        if dataset.features is not None:  # unknown for some that are streamed
+            dataset = dataset.select_columns(needed(dataset.features.arrow_schema))
+        yield from dataset
     except CorpusError:
         raise
     except Exception as error:
@@ -48,7 +53,7 @@ def _is_saved(name: str) -> bool:
     return any((Path(name) / file).is_file() for file in _SAVED_FILES)
 
 
-def _saved(folder: str, parts: list[str]) -> Iterable[Record]:
+def _saved(folder: str, parts: list[str]) -> Dataset | IterableDataset:
     dataset = load_from_disk(folder)
     split = parts[-1] if parts else ""
     if not isinstance(dataset, DatasetDict):
@@ -62,7 +67,7 @@ def _saved(folder: str, parts: list[str]) -> Iterable[Record]:
     return next(iter(dataset.values()))
 
 
-def _streamed(name: str, parts: list[str]) -> Iterable[Record]:
+def _streamed(name: str, parts: list[str]) -> Dataset | IterableDataset:
     config, split = _config_and_split(name, parts)
     return load_dataset(name, config or None, split=split or _DEFAULT_SPLIT, streaming=True)
 

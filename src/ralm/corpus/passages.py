@@ -27,7 +27,7 @@ def make_passages(
     for document in documents:
         texts = split_text(document.text, splitting, tokenizer)
         for text in _allowed(document, texts, decontamination, removals):
-            yield Passage(number=number, document_id=document.id, title=document.title, text=text)
+            yield Passage(number, document.id, document.title, text, metadata=document.metadata)
             number += 1
 
 

@@ -1,130 +1,170 @@
-"""Reads documents one at a time from folders of text, JSONL, Parquet, DPR's TSV and Hugging Face datasets.
+"""Reads documents one at a time from files, folders and Hugging Face datasets, and counts what it leaves out.
 
-Knows where to look and which format to use; knows nothing of passages.
+Knows where to look and which reader to use; knows nothing of passages.
 """
 
-import os
-from collections.abc import Iterator
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, TypeAlias
 
+import pyarrow as pa
+
+from ralm.controls import path_text
 from ralm.corpus.fields import Fields
-from ralm.corpus.formats import (
-    SkippedLines,
-    jsonl_documents,
-    parquet_documents,
-    text_documents,
-    to_document,
-    tsv_documents,
-)
-from ralm.corpus.headings import MARKDOWN_SUFFIXES, RST_SUFFIXES
-from ralm.errors import CorpusError, MissingExtraError
+from ralm.corpus.folder import SAVED_DATASET, SAVED_SPLITS, Found, found_below
+from ralm.corpus.formats.file import File, suffix_of
+from ralm.corpus.formats.kinds import SUFFIXES, is_known, reader_of
+from ralm.corpus.formats.parquet import needed_columns
+from ralm.corpus.left_out import BROKEN_FILES, EMPTY_FILES, NO_TEXT, LeftOut
+from ralm.corpus.maker import MEND, DocumentMaker
+from ralm.errors import CorpusError, MissingExtraError, RalmWarning
 from ralm.records import Document
 
-__all__ = ["Fields", "SkippedLines", "read_documents"]
+__all__ = ["Fields", "LeftOut", "read_documents"]
 
-TEXT_SUFFIXES: Final = (".txt", ".text", *MARKDOWN_SUFFIXES, *RST_SUFFIXES)
-JSONL_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
-TSV_SUFFIXES: Final = (".tsv", ".tsv.gz")
 HUB_PREFIX: Final = "hf:"
-_PARQUET: Final = ".parquet"
-_SAVED_DATASET_FILES: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
+_DatasetReader: TypeAlias = Callable[[str, Callable[[pa.Schema], list[str]]], Iterator[Mapping[str, object]]]
 
 
 def read_documents(
-    source: str, fields: Fields | None = None, *, skipped: SkippedLines | None = None
+    sources: str | Sequence[str],
+    fields: Fields | None = None,
+    *,
+    left_out: LeftOut | None = None,
+    skip_bad: bool = False,
 ) -> Iterator[Document]:
-    """The documents of a source in order, except those without text.
+    """The documents of a source, or of several, in order, except those without text.
 
-    `source` is one of:
+    A source is one of:
 
-    - a folder of .txt, .text, .md, .markdown or .rst files (searched recursively, sorted by path, without hidden
-      files), or one such file; the id is the path below the folder, the title the first heading of a .md, .markdown or
-      .rst file, otherwise the file name;
-    - a .jsonl, .ndjson or .tsv file (id, text, title, as DPR's), optionally gzipped, a .parquet file, or a folder with
-      .parquet files (its other files are ignored);
+    - a file: .txt, .text, .md, .markdown or .rst; .jsonl or .ndjson; .json (an object or an array of objects); .csv;
+      .tsv (id, text, title, as DPR's); .parquet; .html, .htm or .xhtml; .pdf (a document per page, all with one id);
+      .docx. All but the last two and .parquet may be gzipped (.gz);
+    - a folder: every such file below it, and every dataset that `datasets` saved, in the order of the paths;
     - a folder that `datasets` saved, or `hf:NAME[:CONFIG][:SPLIT]`, a dataset of the Hugging Face hub or a folder
       that `datasets` can load; a single word after the name is a configuration if there is one of that name.
 
-    With `skipped`, broken lines of JSONL or TSV, and text files in a folder that are not UTF-8, are counted and
-    skipped. Raises CorpusError if a source is missing, of an unknown type, broken (naming the line), not UTF-8 (naming
-    the byte), or has no documents; MissingExtraError if `datasets` is needed and not installed.
+    The id of a document is that of its record. Without one it is the path of the file below the folder, followed for
+    records by a colon and the number of the line or object (from 1) or row (from 0). For a single file it is only the
+    file name or the number; with several sources it begins with the source.
+
+    `left_out` counts what is left out of the sources; without it, a RalmWarning says so at the end. What is broken or
+    unknown in a folder is left out, down to single lines. A broken file that is itself a source is an error. With
+    `skip_bad`, its broken lines, objects and pages are left out too.
+
+    Raises CorpusError if a source is missing, of an unknown type, broken (naming the line), not UTF-8 (naming the
+    byte), or has no documents, or if no document has a field that `fields` names for metadata; MissingExtraError if a
+    package is needed and not installed, for a folder before anything in it is read.
+    """
+    sources = [sources] if isinstance(sources, str) else sources
+    counted = LeftOut() if left_out is None else left_out
+    maker = DocumentMaker(fields or Fields(), counted, skip_bad=skip_bad)
+    for source in sources:
+        yield from _with_text(source, _open(source, "" if len(sources) == 1 else path_text(source), maker), counted)
+    maker.check_metadata()
+    if left_out is None and counted.counts:
+        warnings.warn(f"left out of {', '.join(sources)}: {'; '.join(counted.lines())}", RalmWarning, stacklevel=2)
+
+
+def _with_text(source: str, documents: Iterator[Document], left_out: LeftOut) -> Iterator[Document]:
+    """The documents that have text.
+
+    Raises CorpusError, with what was left out, if there is none.
     """
     found = False
-    for document in _open(source, fields or Fields(), skipped):
+    before = Counter(left_out.counts)
+    for document in documents:
         if document.text and not document.text.isspace():
             found = True
             yield document
+        else:
+            left_out.add(NO_TEXT, document.id)
     if not found:
-        raise CorpusError(_nothing_in(source, skipped))
+        new = left_out.counts - before
+        lines = [line for reason, line in zip(left_out.counts, left_out.lines(), strict=True) if reason in new]
+        raise CorpusError(f"{source} holds no document" + (f"; left out: {'; '.join(lines)}" if lines else "."))
 
 
-def _nothing_in(source: str, skipped: SkippedLines | None) -> str:
-    if skipped is not None and skipped.count:
-        return (
-            f"{source} holds no document; {skipped.count:,} broken lines were skipped, such as: {skipped.examples[0]}"
-        )
-    return f"{source} holds no document: all of it is empty."
-
-
-def _open(source: str, fields: Fields, skipped: SkippedLines | None) -> Iterator[Document]:
+def _open(source: str, name: str, maker: DocumentMaker) -> Iterator[Document]:
+    """The documents of a source; ids begin with `name`, unless it is empty."""
     if source.startswith(HUB_PREFIX):
-        return _dataset_documents(source.removeprefix(HUB_PREFIX), fields)
+        return _dataset_documents(source.removeprefix(HUB_PREFIX), _prefix(name), maker)
     path = Path(source)
     if not path.exists() and not path.is_symlink():
         raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
-    return _folder_documents(path, fields, skipped) if path.is_dir() else _file_documents(path, fields, skipped)
+    if not path.is_dir():
+        return _file_documents(path, name, maker)
+    if any((path / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS)):
+        return _dataset_documents(source, _prefix(name), maker)
+    return _folder_documents(path, maker.skipping_bad(), name)
 
 
-def _file_documents(path: Path, fields: Fields, skipped: SkippedLines | None) -> Iterator[Document]:
-    name = path.name.lower()
-    if name.endswith(JSONL_SUFFIXES):
-        return jsonl_documents(path, fields, skipped)
-    if name.endswith(TSV_SUFFIXES):
-        return tsv_documents(path, fields, skipped)
-    if name.endswith(_PARQUET):
-        return parquet_documents([path], fields)
-    if name.endswith(TEXT_SUFFIXES):
-        return text_documents([path], path.parent, None)
-    kinds = ", ".join((*TEXT_SUFFIXES, *JSONL_SUFFIXES, _PARQUET, *TSV_SUFFIXES))
-    raise CorpusError(f"{path} is of an unknown type; give a folder, a file that ends in {kinds}, or hf:NAME.")
+def _file_documents(path: Path, name: str, maker: DocumentMaker) -> Iterator[Document]:
+    if not is_known(path.name):
+        kinds = ", ".join(SUFFIXES)
+        raise CorpusError(f"{path} is of an unknown type; give a folder, a file that ends in {kinds}, or hf:NAME.")
+    file = File(path, name or path_text(path.name), _prefix(name))
+    return reader_of(file.suffix)(file, maker)
 
 
-def _folder_documents(folder: Path, fields: Fields, skipped: SkippedLines | None) -> Iterator[Document]:
-    if any((folder / name).is_file() for name in _SAVED_DATASET_FILES):
-        return _dataset_documents(str(folder), fields)
-    if tables := _files(folder, (_PARQUET,)):
-        return parquet_documents(tables, fields)
-    if texts := _files(folder, TEXT_SUFFIXES):
-        return text_documents(texts, folder, skipped)
-    raise CorpusError(
-        f"{folder} holds no documents: no {', '.join(TEXT_SUFFIXES)} or {_PARQUET} file, and no saved dataset. "
-        "Give JSONL and TSV files by name."
-    )
+def _folder_documents(folder: Path, maker: DocumentMaker, name: str) -> Iterator[Document]:
+    """The documents of everything below a folder; what is broken is left out."""
+    everything = list(found_below(str(folder), maker.left_out))
+    _check_extras(everything)
+    for found in everything:
+        path = Path(found.path)
+        below = path_text(path.relative_to(folder).as_posix())
+        identifier = f"{name}/{below}" if name else below
+        file = File(path, identifier, _prefix(identifier))
+        documents = (
+            _dataset_documents(found.path, file.prefix, maker)
+            if found.is_dataset
+            else reader_of(file.suffix)(file, maker)
+        )
+        yield from _unless_broken(documents, found.path, maker.left_out)
 
 
-def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """All files below a folder with one of these suffixes, sorted by path, without hidden files and folders.
-
-    Broken links are included: reading them raises an error, so that no file is silently left out.
-    """
-    found: list[Path] = []
-    for parent, folders, names in os.walk(folder, onerror=_unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent, name) for name in names if not name.startswith(".")]
-    return sorted(file for file in found if file.suffix.lower() in suffixes)
+def _check_extras(everything: list[Found]) -> None:
+    """Raise MissingExtraError if a package is missing that one of the files needs: none is left out for that."""
+    for suffix in sorted({suffix_of(found.path) for found in everything if not found.is_dataset}):
+        reader_of(suffix)
+    for found in everything:
+        if found.is_dataset:
+            _dataset_reader(found.path)
+            break
 
 
-def _unreadable(error: OSError) -> NoReturn:
-    raise CorpusError(f"{error.filename} cannot be read: {error.strerror}.")
+def _unless_broken(documents: Iterator[Document], path: str, left_out: LeftOut) -> Iterator[Document]:
+    """The documents of a file in a folder, up to where it is broken; a file without any is counted too."""
+    before = left_out.counts.total()
+    document = None
+    try:
+        for document in documents:
+            yield document
+    except CorpusError as error:
+        left_out.add(BROKEN_FILES, str(error).removesuffix(MEND))
+    if document is None and left_out.counts.total() == before:
+        left_out.add(EMPTY_FILES, path_text(path))
 
 
-def _dataset_documents(name: str, fields: Fields) -> Iterator[Document]:
+def _dataset_documents(name: str, prefix: str, maker: DocumentMaker) -> Iterator[Document]:
+    records = _dataset_reader(name)(name, lambda schema: needed_columns(schema, maker, name))
+    for row, record in enumerate(records):
+        yield maker.document(record, f"{name}, row {row}", f"{prefix}{row}")
+
+
+def _dataset_reader(name: str) -> _DatasetReader:
     try:
         from ralm.corpus.hub import dataset_records
     except ModuleNotFoundError as error:
         if error.name != "datasets":
             raise
         raise MissingExtraError(f"reading {name} needs the package datasets: pip install 'ralm[datasets]'.") from None
-    for row, record in enumerate(dataset_records(name)):
-        yield to_document(record, fields, f"{name}, row {row}", str(row))
+    return dataset_records
+
+
+def _prefix(name: str) -> str:
+    """What ids begin with that have only a number."""
+    return f"{name}:" if name else ""

@@ -3,8 +3,13 @@
 Every record batch except the last has the same number of rows, so the number of a passage gives its place. Strings are
 read directly from Arrow's buffers (offsets and UTF-8 bytes), without creating Arrow scalars. The file is not trusted:
 each batch is checked on first use, even if checksums match.
+
+The column `metadata` holds JSON objects. An empty string means: the same as in the row before, within a batch. So the
+passages of a document store its metadata once. Rows before the first object have no metadata. Files written before this
+column existed are read too.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn, TypeAlias, TypeVar, overload
@@ -13,18 +18,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ralm.errors import DamagedFolderError
+from ralm.corpus.metadata import from_json, to_json
+from ralm.errors import DamagedFolderError, UsageError
 from ralm.folders.manifest import file_checksum
-from ralm.records import IntArray, Passage
+from ralm.records import IntArray, Metadata, Passage
 
 PASSAGES: Final = "passages.arrow"
 ROWS_A_BATCH: Final = 8192
 # the texts of a batch may exceed the 2 GiB limit of `string` offsets, for example if they are whole books
-_SCHEMA: Final = pa.schema([("document_id", pa.string()), ("title", pa.string()), ("text", pa.large_string())])
+_SCHEMA: Final = pa.schema(
+    [
+        ("document_id", pa.string()),
+        ("title", pa.string()),
+        ("text", pa.large_string()),
+        ("metadata", pa.large_string()),
+    ]
+)
+_WITHOUT_METADATA: Final = _SCHEMA.names[:3]
+_AS_BEFORE: Final = ""
+_NOTHING: Final = to_json({})
 
 _Column: TypeAlias = tuple[memoryview, memoryview]
 """The string offsets of a column, and its bytes."""
-_Batch: TypeAlias = tuple[_Column, _Column, _Column]
+_Batch: TypeAlias = tuple[_Column, _Column, _Column, _Column | None]
+"""Document ids, titles, texts, and metadata unless no passage of the batch has any."""
 _Stamp: TypeAlias = tuple[int, int, int]
 """Tells a file from its replacement on the same file system: inode, size, modification time."""
 _Read = TypeVar("_Read")
@@ -34,6 +51,7 @@ def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]
     """Write passages to `path` and yield each one, so that they can be indexed in the same pass.
 
     Holds one batch in memory. The file is complete when the iterator is exhausted. Numbers must start at 0, in order.
+    Raises UsageError if metadata cannot be written as JSON.
     """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
         batch: list[Passage] = []
@@ -69,6 +87,7 @@ class PassageStore(Sequence[Passage]):
         whole = self._guarded(self._source.read_buffer)
         self._mapped = range(whole.address, whole.address + whole.size)
         self._batches: list[_Batch | None] = [None] * self._file.num_record_batches
+        self._last_parsed: tuple[int, int, Metadata] = (-1, -1, {})
         self._length = self._count()
 
     def __len__(self) -> int:
@@ -87,16 +106,19 @@ class PassageStore(Sequence[Passage]):
             raise IndexError(f"there is no passage {number}: the corpus has {self._length}")
         number = int(number)
         batch, row = divmod(number, ROWS_A_BATCH)
-        document_ids, titles, texts = self._batches[batch] or self._map(batch)
+        document_ids, titles, texts, stored = self._batches[batch] or self._map(batch)
+        metadata = {} if stored is None else self._metadata(stored, batch, row)
         try:
-            return Passage(number, _string(document_ids, row), _string(titles, row), _string(texts, row))
+            return Passage(
+                number, _string(document_ids, row), _string(titles, row), _string(texts, row), metadata=metadata
+            )
         except UnicodeDecodeError:
             self._damaged(f"passage {number} is not UTF-8")
 
     def origins(self) -> Iterator[tuple[int, str, str]]:
         """The number, document id and title of every passage, without reading the texts."""
         for batch in range(len(self._batches)):
-            document_ids, titles, _ = self._batches[batch] or self._map(batch)
+            document_ids, titles, _, _ = self._batches[batch] or self._map(batch)
             for row in range(min(ROWS_A_BATCH, self._length - batch * ROWS_A_BATCH)):
                 number = batch * ROWS_A_BATCH + row
                 try:
@@ -107,7 +129,7 @@ class PassageStore(Sequence[Passage]):
     def document_id(self, row: int) -> str:
         """The id of the document of a passage, without reading its text."""
         batch, place = divmod(row, ROWS_A_BATCH)
-        document_ids, _, _ = self._batches[batch] or self._map(batch)
+        document_ids, *_ = self._batches[batch] or self._map(batch)
         try:
             return _string(document_ids, place)
         except UnicodeDecodeError:
@@ -132,7 +154,10 @@ class PassageStore(Sequence[Passage]):
         for batch in range(len(self._batches)):
             read = self._read(batch)
             self._guarded(lambda read=read: read.validate(full=True))  # type: ignore[misc]
-            self._map(batch)
+            *_, stored = self._map(batch)
+            if stored is not None:
+                for row in range(read.num_rows):
+                    self._metadata(stored, batch, row)
 
     def __reduce__(self) -> tuple[Callable[..., "PassageStore"], tuple[Path, _Stamp, str | None]]:
         return _same_store, (self._path, self._stamp, self._checksum)
@@ -151,9 +176,28 @@ class PassageStore(Sequence[Passage]):
         read = self._read(batch)
         if read.num_rows != min(ROWS_A_BATCH, self._length - batch * ROWS_A_BATCH):
             self._damaged(f"batch {batch} has {read.num_rows:,} passages")
-        document_ids, titles, texts = (self._column(column) for column in read.columns)
-        self._batches[batch] = (document_ids, titles, texts)
-        return document_ids, titles, texts
+        document_ids, titles, texts, *metadata = (self._column(column) for column in read.columns)
+        stored = metadata[0] if metadata and metadata[0][0][-1] > 0 else None
+        mapped = self._batches[batch] = (document_ids, titles, texts, stored)
+        return mapped
+
+    def _metadata(self, stored: _Column, batch: int, row: int) -> Metadata:
+        """The metadata of a row: that of the last row up to it that holds any.
+
+        Remembers what it parsed last, since the passages of a document often follow each other.
+        """
+        places, _ = stored
+        row = bisect_left(places, places[row + 1], 0, row + 2) - 1
+        if row < 0:
+            return {}
+        if self._last_parsed[:2] == (batch, row):
+            return self._last_parsed[2]
+        try:
+            metadata = from_json(_string(stored, row))
+        except (ValueError, RecursionError):
+            self._damaged(f"the metadata of passage {batch * ROWS_A_BATCH + row} is not a JSON object")
+        self._last_parsed = (batch, row, metadata)
+        return metadata
 
     def _column(self, column: pa.Array) -> _Column:
         """The buffers of a column, which must be in the file uncompressed and without nulls."""
@@ -210,7 +254,8 @@ def _stamp(path: Path) -> _Stamp:
 def _is_store(schema: pa.Schema) -> bool:
     """Whether these are our columns, with either width of string."""
     strings = (pa.string(), pa.large_string())
-    return schema.names == _SCHEMA.names and all(field.type in strings for field in schema)
+    named = schema.names in (_SCHEMA.names, _WITHOUT_METADATA)
+    return named and all(field.type in strings for field in schema)
 
 
 def _string(column: _Column, row: int) -> str:
@@ -223,6 +268,24 @@ def _record_batch(passages: list[Passage]) -> pa.RecordBatch:
         [passage.document_id for passage in passages],
         [passage.title for passage in passages],
         [passage.text for passage in passages],
+        list(_metadata_column(passages)),
     ]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=_SCHEMA)
+
+
+def _metadata_column(passages: list[Passage]) -> Iterator[str]:
+    """The JSON of each passage's metadata, or that it is the same as in the row before."""
+    before, stored = None, _NOTHING
+    for passage in passages:
+        as_json = stored if passage.metadata is before else _json(passage)
+        # compared as JSON: as Python values, 1 and true are equal
+        yield _AS_BEFORE if as_json == stored else as_json
+        before, stored = passage.metadata, as_json
+
+
+def _json(passage: Passage) -> str:
+    try:
+        return to_json(passage.metadata)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"the metadata of the document {passage.document_id!r} is not JSON: {error}.") from None

@@ -74,7 +74,16 @@ def total_as_json(gain: Gain) -> dict[str, JsonValue]:
 
 
 def contribution_as_json(row: Contribution, passages: Mapping[int, Passage]) -> dict[str, JsonValue]:
-    """A passage's number, document and title, and what it contributed."""
-    passage = passages[row.passage]
-    named: dict[str, JsonValue] = {"passage": row.passage, "document_id": passage.document_id, "title": passage.title}
-    return {**named, "gain": row.gain, "tokens": row.tokens, "helped": row.helped, "hurt": row.hurt}
+    """What identifies a passage, and what it contributed."""
+    worth: dict[str, JsonValue] = {"gain": row.gain, "tokens": row.tokens, "helped": row.helped, "hurt": row.hurt}
+    return {**identified(passages[row.passage]), **worth}
+
+
+def identified(passage: Passage) -> dict[str, JsonValue]:
+    """A passage's number, document, title and metadata."""
+    return {
+        "passage": passage.number,
+        "document_id": passage.document_id,
+        "title": passage.title,
+        "metadata": dict(passage.metadata),
+    }

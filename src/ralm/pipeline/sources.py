@@ -157,7 +157,13 @@ def retrieved_strides(
             future=tokenizer.decode(prepared.tokens[begin:end]),
             query=query,
             retrieved_docs=tuple(
-                RetrievedPassage(text=passage.contents, score=score, id=passage.document_id) for passage, score in found
+                RetrievedPassage(
+                    text=passage.contents,
+                    score=score,
+                    id=passage.document_id,
+                    metadata=dict(passage.metadata),
+                )
+                for passage, score in found
             ),
         )
 

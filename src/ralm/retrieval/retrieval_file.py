@@ -3,7 +3,7 @@
 A JSON list with one object per stride: `begin_location`, `end_location` (tokens), `future` (the text of the stride),
 `query`, and `retrieved_docs`, best first, each `{"text": ..., "score": ...}`. `text` is what is put in front of the
 input, title included. If an object has its own `title`, it is put before the text. This package adds `id`, the document
-that the passage comes from; the official code ignores it.
+that the passage comes from, and its `metadata` if it has any; the official code ignores both.
 """
 
 import json
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
+from ralm.corpus.metadata import from_json, to_json
 from ralm.corpus.text import read_bytes
 from ralm.errors import RetrievalFileError
 from ralm.folders.outputs import replaced_file
@@ -21,6 +22,8 @@ from ralm.records import Hits, Passage
 
 _HIGHEST: Final = float(np.finfo(np.float32).max)
 _Score: TypeAlias = Annotated[float, Field(ge=-_HIGHEST, le=_HIGHEST, allow_inf_nan=False)]
+_Metadata: TypeAlias = Annotated[dict[str, JsonValue], AfterValidator(lambda found: from_json(to_json(found)))]
+"""JSON without the infinity and NaN that Python's JSON may have."""
 _Place: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
@@ -33,6 +36,7 @@ class RetrievedPassage(BaseModel):
     title: str = ""
     score: _Score = 0.0
     id: str = ""
+    metadata: _Metadata = {}
 
 
 class RetrievedStride(BaseModel):
@@ -89,7 +93,7 @@ def hits_and_passages(strides: Sequence[RetrievedStride]) -> tuple[Hits, list[Pa
     for found in (found for stride in strides for found in stride.retrieved_docs):
         if (found.title, found.text) not in numbers:
             numbers[found.title, found.text] = len(passages)
-            passages.append(Passage(number=len(passages), document_id=found.id, title=found.title, text=found.text))
+            passages.append(Passage(len(passages), found.id, found.title, found.text, metadata=found.metadata))
     rows = [
         (
             [numbers[found.title, found.text] for found in stride.retrieved_docs],
@@ -101,4 +105,4 @@ def hits_and_passages(strides: Sequence[RetrievedStride]) -> tuple[Hits, list[Pa
 
 
 def _without_empty(passage: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in passage.items() if value != ""}
+    return {key: value for key, value in passage.items() if value not in ("", {})}

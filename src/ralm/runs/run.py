@@ -2,7 +2,8 @@
 
 tokens.parquet   position, token, text, log_prob, baseline_log_prob, gain, passage, document_id, title, and two lists:
                  the passages it was read with, and their posterior weights
-passages.parquet passage, document_id, title, text, gain, tokens, helped, hurt of every passage that was read
+passages.parquet passage, document_id, title, text, metadata (as JSON), gain, tokens, helped, hurt of every passage that
+                 was read
 summary.json     the measures and the configuration; with a baseline, its measures and the gain over it
 manifest.json    the configuration again, the environment, and a checksum of each file
 """

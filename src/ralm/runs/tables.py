@@ -4,11 +4,12 @@ Knows Arrow; knows nothing of folders. A report needs only these two tables, not
 """
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from ralm.corpus.metadata import from_json, to_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.traces import TracedText, used_passages
@@ -82,7 +83,9 @@ def traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
 
     Raises UsageError if the run has no baseline, DamagedFolderError if the tables are not those of a run.
     """
-    tokens, passages = _columns(run, tokens, _READ_OF_TOKENS), _columns(run, passages, _READ_OF_PASSAGES)
+    metadata = {"metadata": pa.string()} if "metadata" in passages.column_names else {}
+    tokens = _columns(run, tokens, _READ_OF_TOKENS)
+    passages = _columns(run, passages, {**_READ_OF_PASSAGES, **metadata})
     if tokens["baseline_log_prob"].null_count:
         raise UsageError(
             f"{run} was scored with passages only: score the text again with a baseline (`ralm eval --baseline`)."
@@ -98,10 +101,17 @@ def traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
         log_probs_T=tokens["log_prob"].to_numpy(),
         baseline_T=tokens["baseline_log_prob"].to_numpy(),
         provenance=provenance,
-        passages={
-            row["passage"]: Passage(row["passage"], row["document_id"], row["title"], row["text"]) for row in rows
-        },
+        passages={row["passage"]: _passage(run, row) for row in rows},
     )
+
+
+def _passage(run: Path, row: dict[str, Any]) -> Passage:
+    """A passage of a run; those of early versions have no metadata."""
+    try:
+        metadata = from_json(row.get("metadata", "{}"))
+    except (ValueError, RecursionError):
+        raise _damaged(run, f"the metadata of passage {row['passage']} is not a JSON object") from None
+    return Passage(row["passage"], row["document_id"], row["title"], row["text"], metadata=metadata)
 
 
 def _gain(scored: ScoredTokens, baseline: ScoredTokens) -> pa.Array:
@@ -114,6 +124,7 @@ def _named(passages: Passages) -> dict[str, pa.Array]:
         "document_id": pa.array([passage.document_id for passage in passages], pa.string()),
         "title": pa.array([passage.title for passage in passages], pa.string()),
         "text": pa.array([passage.text for passage in passages], pa.string()),
+        "metadata": pa.array([to_json(passage.metadata) for passage in passages], pa.string()),
     }
 
 

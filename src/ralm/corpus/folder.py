@@ -1,0 +1,134 @@
+"""Finds the files and saved datasets below a folder, in the order of their paths, and names what it leaves out.
+
+Knows names, links and kinds of files; opens no file.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ralm.controls import path_text
+from ralm.corpus.formats.file import suffix_of
+from ralm.corpus.formats.kinds import is_known
+from ralm.corpus.left_out import BROKEN_FILES, EMPTY_FILES, HIDDEN, LINKS, LeftOut
+from ralm.errors import CorpusError
+
+SAVED_DATASET: Final = "state.json"
+"""A file of every dataset that `datasets` saved."""
+SAVED_SPLITS: Final = "dataset_dict.json"
+"""A file of every folder of saved datasets."""
+_BROKEN_LINKS: Final = {errno.ENOENT: "a link to nothing", errno.ELOOP: "a link to itself"}
+
+
+class Found(NamedTuple):
+    """The path of a file of a known kind, or of a saved dataset."""
+
+    path: str
+    is_dataset: bool
+
+
+def found_below(folder: str, left_out: LeftOut) -> Iterator[Found]:
+    """The files of known kinds and the saved datasets below a folder, in the order of their paths, part by part.
+
+    Links are followed, except links to folders that contain the link or that are read anyway. Counts in `left_out` the
+    links that lead to nothing new, hidden files and folders, empty files, files of unknown kinds, and what cannot be
+    read. Raises CorpusError if the folder itself cannot be read.
+    """
+    walk = _Walk(folder, left_out)
+    try:
+        below = [walk.entries(folder)]
+    except OSError as error:
+        raise CorpusError(f"{folder} cannot be read: {error.strerror}.") from None
+    while below:
+        entry = next(below[-1], None)
+        if entry is None:
+            below.pop()
+        elif (status := walk.status(entry)) is None:
+            continue
+        elif not stat.S_ISDIR(status.st_mode):
+            if walk.reads(entry, status):
+                yield Found(entry.path, is_dataset=False)
+        elif walk.enters(entry, status):
+            if os.path.isfile(os.path.join(entry.path, SAVED_DATASET)):  # noqa: PTH113, PTH118  (of a million names)
+                yield Found(entry.path, is_dataset=True)
+            else:
+                below.append(walk.entries_of(entry))
+
+
+class _Walk:
+    """Decides about the entries of folders, in order, and counts what is left out."""
+
+    def __init__(self, folder: str, left_out: LeftOut) -> None:
+        self._root = os.path.realpath(folder)
+        self._left_out = left_out
+        self._seen = {_identity(Path(folder).stat())}
+
+    @staticmethod
+    def entries(folder: str) -> "Iterator[os.DirEntry[str]]":
+        with os.scandir(folder) as entries:
+            return iter(sorted(entries, key=lambda entry: entry.name))
+
+    def entries_of(self, folder: "os.DirEntry[str]") -> "Iterator[os.DirEntry[str]]":
+        try:
+            return self.entries(folder.path)
+        except OSError as error:
+            self._left_out.add(BROKEN_FILES, f"{path_text(folder.path)} cannot be read: {error.strerror}.")
+            return iter(())
+
+    def status(self, entry: "os.DirEntry[str]") -> os.stat_result | None:
+        """What an entry is or leads to; None if it is hidden or cannot be read."""
+        name = path_text(entry.path)
+        if entry.name.startswith("."):
+            self._left_out.add(HIDDEN, name)
+            return None
+        try:
+            return entry.stat()
+        except OSError as error:
+            if what := _BROKEN_LINKS.get(error.errno or 0):
+                self._left_out.add(LINKS, f"{name} ({what})")
+            else:
+                self._left_out.add(BROKEN_FILES, f"{name} cannot be read: {error.strerror}.")
+            return None
+
+    def enters(self, entry: "os.DirEntry[str]", status: os.stat_result) -> bool:
+        """Whether a folder is to be read."""
+        if entry.is_symlink() and (why := self._why_not_followed(entry.path)):
+            return self._leave_link(entry, why)
+        if _identity(status) in self._seen:
+            return self._leave_link(entry, "was read already")
+        self._seen.add(_identity(status))
+        return True
+
+    def reads(self, entry: "os.DirEntry[str]", status: os.stat_result) -> bool:
+        """Whether a file is to be read."""
+        if not is_known(entry.name):
+            self._left_out.add_unknown(path_text(entry.path), suffix_of(entry.name))
+            return False
+        if stat.S_ISREG(status.st_mode) and status.st_size == 0:
+            self._left_out.add(EMPTY_FILES, path_text(entry.path))
+            return False
+        return entry.name != SAVED_SPLITS  # the datasets beside it are found without it
+
+    def _why_not_followed(self, link: str) -> str:
+        target = os.path.realpath(link)
+        if _is_within(os.path.realpath(os.path.dirname(link)), target):  # noqa: PTH120
+            return "leads to a folder that contains it"
+        if not _is_within(target, self._root):
+            return ""
+        hidden = any(part.startswith(".") for part in Path(target).relative_to(self._root).parts)
+        return "" if hidden else "leads to a folder that is read anyway"
+
+    def _leave_link(self, entry: "os.DirEntry[str]", why: str) -> bool:
+        self._left_out.add(LINKS, f"{path_text(entry.path)} ({why})")
+        return False
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

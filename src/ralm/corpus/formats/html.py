@@ -1,0 +1,154 @@
+"""Reads HTML: the text that a browser shows, with line breaks between blocks. Needs the extra `files`.
+
+The parser passes tags and text on as it meets them, so that neither broken markup nor nesting of any depth harms it.
+"""
+
+import codecs
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from lxml import etree
+
+from ralm.corpus.formats.file import File, content_of
+from ralm.corpus.maker import DocumentMaker
+from ralm.corpus.text import decode
+from ralm.errors import CorpusError
+from ralm.records import Document
+
+_NOT_SHOWN: Final = frozenset({"script", "style", "template", "noscript"})
+_INLINE: Final = frozenset(
+    "a abbr acronym b bdi bdo big cite code data del dfn em font i ins kbd label mark q ruby rb rp rt s samp small "
+    "span strike strong sub sup time tt u var wbr".split()
+)
+_CELLS: Final = frozenset({"td", "th"})
+_AS_WRITTEN: Final = frozenset({"pre", "textarea", "listing"})
+_SPACES: Final = re.compile(r"[ \t\n\r\f]+")
+_CELL_BREAKS: Final = re.compile(r" *\t[ \t]*")
+_NEVER_MEANT: Final = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"})
+_CHARSET: Final = re.compile(rb"""<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*["']?\s*([\w:.-]+)""", re.IGNORECASE)
+_BEFORE_CHARSET: Final = 4096
+_MARKS: Final = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_MEANT: Final = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gbk", "utf-16": "utf-8", "utf-16-le": "utf-8"}
+"""The encodings that browsers use for pages that name these."""
+
+
+def html_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+    """The page as a document. Its title is that of the page, otherwise its first h1, otherwise the file name; its
+    canonical address becomes the metadata `url`."""
+    try:
+        page = _read(_decoded(content_of(file.path), file))
+    except etree.LxmlError as error:
+        raise CorpusError(f"{file.path} cannot be read as HTML: {error}.") from None
+    yield maker.whole(file.id, page.title or page.heading or file.title, page.text, page.metadata)
+
+
+class _Page:
+    """Receives the tags and texts of a page in order."""
+
+    def __init__(self) -> None:
+        self.metadata: dict[str, str] = {}
+        self._shown: list[str] = []
+        self._titles: dict[str, list[str]] = {"title": [], "h1": []}
+        self._finished: set[str] = set()
+        self._within: dict[str, int] = {}
+
+    @property
+    def title(self) -> str:
+        return _one_line(self._titles["title"])
+
+    @property
+    def heading(self) -> str:
+        return _one_line(self._titles["h1"])
+
+    @property
+    def text(self) -> str:
+        lines = (_CELL_BREAKS.sub("\t", line).strip("\t").rstrip() for line in "".join(self._shown).split("\n"))
+        return "\n".join(line for line in lines if line)
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        self._within[tag] = self._within.get(tag, 0) + 1
+        if tag == "link" and "canonical" in attributes.get("rel", "").lower().split():
+            self.metadata.setdefault("url", attributes.get("href", "").strip())
+        self._break(tag)
+
+    def end(self, tag: str) -> None:
+        self._within[tag] = max(0, self._within.get(tag, 0) - 1)
+        if tag in self._titles and any(part.strip() for part in self._titles[tag]):
+            self._finished.add(tag)
+        self._break(tag)
+
+    def data(self, text: str) -> None:
+        if self._is_within(_NOT_SHOWN):
+            return
+        for tag, parts in self._titles.items():
+            if self._within.get(tag) and tag not in self._finished and not self._within.get("svg"):
+                parts.append(text)
+        if not self._within.get("title"):
+            self._show(text)
+
+    def comment(self, text: str) -> None:
+        """Comments are not shown."""
+
+    def pi(self, target: str, data: str) -> None:
+        """Neither are instructions."""
+
+    def close(self) -> "_Page":
+        return self
+
+    def _show(self, text: str) -> None:
+        """Add text; outside of preformatted text, white space is one space, and none begins a line."""
+        if not self._is_within(_AS_WRITTEN):
+            text = _SPACES.sub(" ", text)
+            if not self._shown or self._shown[-1] in "\t\n":
+                text = text.lstrip(" ")
+        if text:
+            self._shown.append(text)
+
+    def _break(self, tag: str) -> None:
+        if tag in _CELLS:
+            self._shown.append("\t")
+        elif tag not in _INLINE:
+            self._shown.append("\n")
+
+    def _is_within(self, tags: Iterable[str]) -> bool:
+        return any(self._within.get(tag) for tag in tags)
+
+
+def _read(text: str) -> _Page:
+    page = _Page()
+    parser = etree.HTMLParser(target=page, encoding="utf-8", huge_tree=True)
+    parser.feed(text.encode())
+    parser.close()
+    return page
+
+
+def _one_line(parts: list[str]) -> str:
+    return " ".join("".join(parts).split())
+
+
+def _decoded(content: bytes, file: File) -> str:
+    """The text of a page in the encoding of its byte order mark, or the one that it names, or UTF-8."""
+    for mark, encoding in _MARKS:
+        if content.startswith(mark):
+            return _decode_as(content, encoding, file)
+    named = _CHARSET.search(content[:_BEFORE_CHARSET])
+    if named is None:
+        return decode(content, str(file.path))
+    name = named[1].decode("ascii")
+    try:
+        encoding = codecs.lookup(name).name
+    except LookupError:
+        encoding = name
+    return _decode_as(content, _MEANT.get(encoding, encoding), file)
+
+
+def _decode_as(content: bytes, encoding: str, file: File) -> str:
+    try:
+        if encoding in _NEVER_MEANT:
+            raise LookupError
+        return content.decode(encoding)
+    except UnicodeError as error:
+        raise CorpusError(f"{file.path} is not in the encoding {encoding} that it names: {error}.") from None
+    except LookupError:
+        raise CorpusError(f"{file.path} names an encoding that is unknown, {encoding}.") from None

@@ -1,0 +1,180 @@
+"""Reads JSON Lines, and JSON files with one object or an array of objects: each object is a document.
+
+An array may be larger than memory: it is read piece by piece, and decoded object by object.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NoReturn
+
+from ralm.corpus.formats.file import MOST_UNPACKED, File, lines_of, unpacked
+from ralm.corpus.maker import MEND, DocumentMaker
+from ralm.corpus.text import BYTE_ORDER_MARK, decode
+from ralm.errors import CorpusError
+from ralm.records import Document
+
+_PIECE: Final = 1 << 18
+_SURROGATE_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
+_DECODER: Final = json.JSONDecoder()
+_LONGEST_TOKEN: Final = 16
+"""More characters than any name, number sign or escape of JSON has that may be cut off at the end of a piece."""
+_CUT_STRING: Final = "Unterminated string"
+
+
+def jsonl_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+    """One document per line, each a JSON object; blank lines are ignored."""
+    for number, offset, line in lines_of(file.path):
+        if not line.strip():
+            continue
+        where = f"{file.path}, line {number}"
+        try:
+            document = maker.document(_of_line(line, where, offset), where, f"{file.prefix}{number}")
+        except CorpusError as error:
+            maker.broken_line(error)
+            continue
+        yield document
+
+
+def json_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+    """One document per object: of an array, or one after another. Objects are numbered from 1.
+
+    Raises CorpusError, naming the character, where the file is not JSON: what follows cannot be read.
+    """
+    for number, (value, text) in enumerate(_values(_Ahead(file.path)), 1):
+        where = f"{file.path}, object {number}"
+        try:
+            document = maker.document(_record(value, text, where), where, f"{file.prefix}{number}")
+        except CorpusError as error:
+            maker.broken_line(error)
+            continue
+        yield document
+
+
+def _of_line(line: bytes, where: str, offset: int) -> Mapping[str, object]:
+    text = decode(line, where, offset=offset)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CorpusError(f"{where} is not JSON: {error.msg} at column {error.colno}.{MEND}") from None
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or brackets nested too deeply
+        raise CorpusError(f"{where} cannot be read as JSON: {error}.{MEND}") from None
+    return _record(value, text, where)
+
+
+def _record(value: object, text: str, where: str) -> Mapping[str, object]:
+    """A JSON value as a record; `text` is the JSON that it was decoded from."""
+    if not isinstance(value, dict):
+        raise CorpusError(f"{where} is JSON but not an object with fields.{MEND}")
+    if _SURROGATE_ESCAPE.search(text) and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
+        raise CorpusError(f"{where} holds a lone surrogate (half of a character), which is not valid text.{MEND}")
+    return value
+
+
+class _Ahead:
+    """The text of a file, read as far as it is needed; `at` is the next character of what is `held`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.held = ""
+        self.at = 0
+        self._pieces = _pieces(path)
+        self._gone = 0
+
+    def next(self) -> str:
+        """The next character that is not white space; empty at the end."""
+        while True:
+            space = _SPACE.match(self.held, self.at)
+            self.at = space.end() if space else self.at
+            if self.at < len(self.held):
+                return self.held[self.at]
+            if not self._read_more():
+                return ""
+
+    def value(self) -> tuple[object, str]:
+        """The JSON value that begins here, and its text."""
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self.held, self.at)
+            except json.JSONDecodeError as error:
+                if not self._may_be_cut(error) or not self._read_more():
+                    self.wrong(error.msg, error.pos)
+            except (ValueError, RecursionError) as error:
+                self.wrong(str(error), self.at)
+            else:
+                if not self._near_the_end(end) or not self._read_more():  # a number may go on there
+                    text, self.at = self.held[self.at : end], end
+                    return value, text
+
+    def wrong(self, what: str, place: int) -> NoReturn:
+        """Raise the error that the text is not JSON at this place of what is held."""
+        raise CorpusError(f"{self.path} is not JSON: {what} at character {self._gone + place + 1:,}.")
+
+    def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
+        """Whether the error may come of the end of what is held, and not of the text itself."""
+        return error.msg.startswith(_CUT_STRING) or self._near_the_end(error.pos)
+
+    def _near_the_end(self, place: int) -> bool:
+        return place > len(self.held) - _LONGEST_TOKEN
+
+    def _read_more(self) -> bool:
+        """Read at least as much again as is held from here on, so that long values take linear time."""
+        rest = self.held[self.at :]
+        if len(rest) > MOST_UNPACKED:
+            raise CorpusError(f"{self.path} holds a value of more than {MOST_UNPACKED >> 20:,} Mi characters.")
+        read: list[str] = []
+        size = 0
+        while size <= len(rest) and (piece := next(self._pieces, "")):
+            read.append(piece)
+            size += len(piece)
+        if not read:
+            return False
+        self._gone += self.at
+        self.held, self.at = rest + "".join(read), 0
+        return True
+
+
+def _values(text: _Ahead) -> Iterator[tuple[object, str]]:
+    """The elements of the array that a text is, or the values that stand in it one after another."""
+    if text.next() != "[":
+        while text.next():
+            yield text.value()
+        return
+    text.at += 1
+    if text.next() != "]":
+        yield text.value()
+        while text.next() == ",":
+            text.at += 1
+            text.next()
+            yield text.value()
+        if text.next() != "]":
+            text.wrong("Expecting ',' or ']'", text.at)
+    text.at += 1
+    if text.next():
+        text.wrong("Extra data", text.at)
+
+
+def _pieces(path: Path) -> Iterator[str]:
+    """The text of a file, without a byte order mark, in pieces that are not empty."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = 0
+    begun = False
+    with unpacked(path) as stream:
+        while chunk := stream.read(_PIECE):
+            cut, _ = decoder.getstate()
+            try:
+                piece = decoder.decode(chunk)
+            except UnicodeDecodeError:
+                piece = decode(cut + chunk, str(path), offset=offset - len(cut))  # raises an error that says where
+            offset += len(chunk)
+            if piece and not begun:
+                piece = piece.removeprefix(BYTE_ORDER_MARK)
+                begun = True
+            if piece:
+                yield piece
+    if cut := decoder.getstate()[0]:
+        decode(cut, str(path), offset=offset - len(cut))

@@ -1,0 +1,89 @@
+"""Reads the text of PDF files, page by page. Needs the extra `files`.
+
+Whatever is wrong with a file, pypdf may raise almost any error for it; each becomes one sentence here.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+import pypdf
+
+from ralm.corpus.formats.file import File
+from ralm.corpus.left_out import NO_TEXT_PAGES
+from ralm.corpus.maker import DocumentMaker
+from ralm.corpus.text import open_file
+from ralm.errors import CorpusError
+from ralm.records import Document
+
+_Read = TypeVar("_Read")
+_SAID: Final = 200
+
+# pypdf logs whatever is odd about a file; without a handler of the user's own, that would end up on the terminal
+logging.getLogger("pypdf").addHandler(logging.NullHandler())
+
+
+def pdf_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+    """A document for each page with text, all with the id and title of the file; the metadata `page` counts from 1.
+
+    The title is that in the file's properties, otherwise the file name. Raises CorpusError if the file is damaged,
+    encrypted (unless an empty password opens it), or has no text at all, as scanned files have not.
+    """
+    with open_file(file.path) as stream:
+        reader = _guarded(lambda: _open(pypdf.PdfReader(stream), file), f"{file.path} is not a PDF file, or damaged")
+        title = _title(reader) or file.title
+        pages = _guarded(lambda: len(reader.pages), f"{file.path} is damaged")
+        found = False
+        for place in range(pages):
+            try:
+                text = _page(reader, place, file)
+            except CorpusError as error:
+                maker.broken_line(error)
+                continue
+            if text:
+                found = True
+                yield maker.whole(file.id, title, text, {"page": place + 1})
+            else:
+                maker.left_out.add(NO_TEXT_PAGES, f"{file.path}, page {place + 1}")
+        if not found:
+            raise CorpusError(f"{file.path} has no text in its {pages:,} pages; if they are scanned, run OCR on it.")
+
+
+def _open(reader: pypdf.PdfReader, file: File) -> pypdf.PdfReader:
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise CorpusError(f"{file.path} is encrypted and needs a password; decrypt it first.")
+    return reader
+
+
+def _title(reader: pypdf.PdfReader) -> str:
+    try:
+        found = _guarded(lambda: reader.metadata and reader.metadata.title, "")
+    except CorpusError:  # damaged properties do not keep the pages from being read
+        return ""
+    return " ".join(_valid(str(found or "")).split())
+
+
+def _page(reader: pypdf.PdfReader, place: int, file: File) -> str:
+    text = _guarded(lambda: reader.pages[place].extract_text(), f"{file.path}, page {place + 1} cannot be read")
+    return _valid(text).strip()
+
+
+def _valid(text: str) -> str:
+    """The text without halves of characters, which fonts of PDF files may map to."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _guarded(read: Callable[[], _Read], wrong: str) -> _Read:
+    """What `read` gives, without warnings of the library; any of its errors becomes a sentence that begins `wrong`."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return read()
+    except CorpusError:
+        raise
+    except MemoryError:
+        raise CorpusError(f"{wrong}: it does not fit into memory.") from None
+    except Exception as error:
+        said = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise CorpusError(f"{wrong}: {said[:_SAID]}.") from error

@@ -1,0 +1,145 @@
+"""Reads CSV, and the passages of DPR in TSV: a row is a document.
+
+Quotes are read strictly: in the lenient default mode of `csv`, one unclosed quote would silently swallow the rest of
+the file.
+"""
+
+import csv
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from ralm.corpus.fields import Fields
+from ralm.corpus.formats.file import File, lines_of
+from ralm.corpus.maker import MEND, DocumentMaker
+from ralm.corpus.text import decode
+from ralm.errors import CorpusError
+from ralm.records import Document
+
+_DPR_COLUMNS: Final = ["id", "text", "title"]
+_LONGEST_FIELD: Final = 1 << 27
+_SEPARATORS: Final = {"\t": "tab", ",": "comma"}
+
+
+def tsv_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+    """DPR's passages: id, text and title separated by tabs, quoted as in CSV.
+
+    If the first line is a header, `fields` names the columns to use; without a header the columns are DPR's.
+    """
+    fields = maker.fields
+    rows = _rows(file.path, "\t", maker)
+    first = next(rows, None)
+    if first is None:
+        return
+    if _is_header(first[1], fields):
+        yield from _documents(rows, first[1], file, maker, "\t")
+    else:
+        yield from _documents(chain([first], rows), [fields.id, fields.text, fields.title], file, maker, "\t")
+
+
+def csv_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+    """One document per row; the first row names the columns.
+
+    Raises CorpusError if two columns have one name, or if there is no column with text.
+    """
+    rows = _rows(file.path, ",", maker)
+    _, columns = next(rows, (0, []))
+    if maker.fields.text not in columns:
+        raise maker.no_text(str(file.path), columns)
+    if twice := {name for name in columns if columns.count(name) > 1}:
+        raise CorpusError(f"{file.path} has two columns with the name {min(twice)!r}.")
+    yield from _documents(rows, columns, file, maker, ",")
+
+
+def _documents(
+    rows: Iterator[tuple[int, list[str]]], columns: list[str], file: File, maker: DocumentMaker, separator: str
+) -> Iterator[Document]:
+    for line, row in rows:
+        where = f"{file.path}, line {line}"
+        try:
+            if not min(2, len(columns)) <= len(row) <= len(columns):
+                raise CorpusError(
+                    f"{where} has {len(row)} {_SEPARATORS[separator]}-separated fields where {', '.join(columns)} are "
+                    f"expected.{MEND}"
+                )
+            document = maker.document(dict(zip(columns, row, strict=False)), where, f"{file.prefix}{line}")
+        except CorpusError as error:
+            maker.broken_line(error)
+            continue
+        yield document
+
+
+def _is_header(row: list[str], fields: Fields) -> bool:
+    named = fields.text in row and (fields.id in row or fields.title in row)
+    return named or (len(row) > 1 and row == _DPR_COLUMNS[: len(row)])
+
+
+def _rows(path: Path, separator: str, maker: DocumentMaker) -> Iterator[tuple[int, list[str]]]:
+    """The non-blank rows of a file, each with the number of its first line.
+
+    After a row with broken quotes, reading resumes at the line after the row's first line.
+    """
+    lines = _LinesOfARow(_decoded_lines(path, maker))
+    rows = csv.reader(lines, delimiter=separator, strict=True)
+    while True:
+        lines.begin_row()
+        try:
+            row = _next_row(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            where = f"{path}, line {lines.number}"
+            message = f"{where} is not quoted like CSV ({error}): a quote within quotes must be doubled.{MEND}"
+            maker.broken_line(CorpusError(message))
+            lines.go_back()
+            continue
+        if row:
+            yield lines.number, row
+
+
+def _next_row(rows: Iterator[list[str]]) -> list[str]:
+    """The next row. The field size limit of `csv` applies to the whole process, so it is raised only for this call."""
+    allowed = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        return next(rows)
+    finally:
+        csv.field_size_limit(allowed)
+
+
+class _LinesOfARow(Iterator[str]):
+    """An iterator of lines that can go back to the second line of the current row."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines = lines
+        self._again: deque[str] = deque()
+        self._row: list[str] = []
+        self.number = 1
+        """The number of the first line of the row, from 1."""
+
+    def __next__(self) -> str:
+        line = self._again.popleft() if self._again else next(self._lines)
+        self._row.append(line)
+        return line
+
+    def begin_row(self) -> None:
+        """Mark the next line as the first of a row."""
+        self.number += len(self._row)
+        self._row.clear()
+
+    def go_back(self) -> None:
+        """Go back to the second line of the row."""
+        self._again.extendleft(reversed(self._row[1:]))
+        del self._row[1:]
+
+
+def _decoded_lines(path: Path, maker: DocumentMaker) -> Iterator[str]:
+    """The lines of a file as text; a skipped line that is not UTF-8 becomes blank."""
+    for number, offset, line in lines_of(path):
+        try:
+            text = decode(line, f"{path}, line {number}", offset=offset)
+        except CorpusError as error:
+            maker.broken_line(error)
+            text = "\n"
+        yield text

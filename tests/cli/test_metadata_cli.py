@@ -1,0 +1,160 @@
+"""The metadata of documents end to end: from a corpus to hits, sources, runs and reports."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ralm.corpus.metadata import to_json
+from ralm.folders.manifest import write_manifest
+from ralm.retrieval.index import open_index
+from ralm.runs.run import open_run
+from tests.cli.program import ralm
+from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT, failed
+
+METADATA: dict[str, dict[str, Any]] = {
+    "sea": {"url": "https://example.org/sea?a=1&b=2", "page": 3, "tags": ["deep", {"blue": True}]},
+    "hill": {"url": "javascript:alert(1)", "note": "\x1b[31m<b>red</b>\n\u202e"},
+    "town": {},
+}
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory, tiny_folders: dict[str, Path]) -> Path:
+    """An index of documents with metadata, and a run that read them."""
+    folder = tmp_path_factory.mktemp("metadata")
+    rows = [{"id": name, "title": title, "text": text, **METADATA[name]} for name, title, text in STORIES]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "text.txt").write_text(TEXT)
+    assert ralm("index", folder / "corpus.jsonl", "--out", folder / "index", "--words", 10).status == 0
+    answer = ralm("eval", folder / "text.txt", *reading(folder, tiny_folders), "--baseline", "--out", folder / "run")
+    assert answer.status == 0, answer.err
+    return folder
+
+
+def reading(folder: Path, tiny_folders: dict[str, Path]) -> list[object]:
+    return ["--lm", tiny_folders["llama"], "--index", folder / "index", *MODEL_LENGTH]
+
+
+def test_hits(work: Path) -> None:
+    answer = ralm("search", work / "index", "sea hill town sheep whales", "--json")
+    hits = json.loads(answer.out)["hits"]
+    assert {hit["document_id"] for hit in hits} == set(METADATA)
+    assert all(hit["metadata"] == METADATA[hit["document_id"]] for hit in hits)
+    for_people = ralm("search", work / "index", "whales").out
+    assert '     url: https://example.org/sea?a=1&b=2, page: 3, tags: ["deep", {"blue": true}]\n' in for_people
+
+
+def test_metadata_cannot_control_a_terminal(work: Path) -> None:
+    answer = ralm("search", work / "index", "sheep")
+    assert r"     url: javascript:alert(1), note: \x1b[31m<b>red</b>\n\u202e" in answer.out
+
+
+def test_long_metadata_is_cut_for_people_alone(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "fox", "html": "h" * 100_000}) + "\n")
+    assert ralm("index", tmp_path / "x.jsonl", "--out", tmp_path / "index").status == 0
+    assert len(ralm("search", tmp_path / "index", "fox").out) < 400
+    [hit] = json.loads(ralm("search", tmp_path / "index", "fox", "--json").out)["hits"]
+    assert len(hit["metadata"]["html"]) == 100_000
+
+
+def test_the_file_of_retrieved_passages(work: Path, tiny_folders: dict[str, Path]) -> None:
+    common = ["--lm", tiny_folders["llama"], "--max-length", 64]
+    file = work / "retrieved.json"
+    assert ralm("retrieve", work / "text.txt", "--index", work / "index", *common, "--out", file).status == 0
+    found = [passage for stride in json.loads(file.read_text()) for passage in stride["retrieved_docs"]]
+    assert {passage["id"] for passage in found} == set(METADATA)
+    for passage in found:
+        assert passage.get("metadata") == (METADATA[passage["id"]] or None)
+    read = ["--retrieved", file, "--document-tokens", 24, "--baseline"]
+    answer = ralm("eval", work / "text.txt", *common, *read, "--out", work / "from-file")
+    assert answer.status == 0, answer.err
+    passages = open_run(work / "from-file").text.passages.values()
+    assert {passage.document_id: passage.metadata for passage in passages}.items() <= METADATA.items()
+
+
+def test_sources_of_generated_text(work: Path, tiny_folders: dict[str, Path]) -> None:
+    arguments = ["generate", "The whales sing in the deep", *reading(work, tiny_folders), "--new-tokens", 4]
+    answer = ralm(*arguments)
+    assert "<- The Sea (passage 1; url: https://example.org/sea?a=1&b=2, page: 3, tags:" in answer.out
+    written = json.loads(ralm(*arguments, "--json", "--baseline").out)
+    for part in (*written["spans"], *written["gain"]["passages"]):
+        assert part["metadata"] == METADATA[part["document_id"]]
+    without = json.loads(ralm(*arguments[:4], *MODEL_LENGTH, "--new-tokens", 4, "--json").out)
+    assert without["spans"][0]["metadata"] == {}
+
+
+def test_runs_and_reports(work: Path, tmp_path: Path) -> None:
+    table = pq.read_table(work / "run" / "passages.parquet")
+    for document, metadata in zip(*(table[name].to_pylist() for name in ("document_id", "metadata")), strict=True):
+        assert json.loads(metadata) == METADATA[document]
+    shown = ralm("report", work / "run").out
+    assert re.search(r"The Sea \(passage \d; url: https://example.org/sea\?a=1&b=2, page: 3", shown)
+    report = json.loads(ralm("report", work / "run", "--json").out)
+    assert all(row["metadata"] == METADATA[row["document_id"]] for row in report["passages"])
+    assert ralm("report", work / "run", "--html", tmp_path / "report.html").status == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<b>red" not in page
+    assert "\x1b" not in page
+    assert "\\u003cb>red\\u003c/b>" in page
+
+
+@pytest.mark.parametrize("metadata", [None, "[]"])
+def test_runs_from_before_and_damaged_ones(work: Path, tmp_path: Path, metadata: str | None) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    table = pq.read_table(work / "run" / "passages.parquet").drop_columns(["metadata"])
+    if metadata is not None:
+        table = table.append_column("metadata", pa.array([metadata] * len(table)))
+    pq.write_table(table, run / "passages.parquet")
+    for name in ("tokens.parquet", "summary.json"):
+        (run / name).write_bytes((work / "run" / name).read_bytes())
+    write_manifest(run, kind="run", format_version=1, settings={}, counts={})
+    answer = ralm("report", run)
+    if metadata is None:
+        assert "The Hill (passage" in answer.out
+        assert "url" not in answer.out
+    else:
+        failed(answer, 1, "is not a JSON object; score the text again")
+
+
+def test_the_fields_that_are_kept(work: Path, tmp_path: Path) -> None:
+    def kept(*options: str) -> list[str]:
+        out = tmp_path / "index"
+        assert ralm("index", work / "corpus.jsonl", "--out", out, "--force", *options).status == 0
+        return [to_json(passage.metadata) for passage in open_index(out).passages]
+
+    assert kept("--metadata-field", "page", "--metadata-field", "note") == [
+        '{"page":3}',
+        to_json({"note": METADATA["hill"]["note"]}),
+        "{}",
+    ]
+    assert kept("--no-metadata") == ["{}"] * 3
+    assert kept("--metadata-field", "title", "--title-field", "note")[0] == '{"title":"The Sea"}'
+
+
+def test_fields_that_do_not_exist(work: Path, tmp_path: Path) -> None:
+    index = ["index", work / "corpus.jsonl", "--out", tmp_path / "index"]
+    failed(
+        ralm(*index, "--metadata-field", "urls", "--metadata-field", "page"),
+        1,
+        "no document has the field 'urls', which --metadata-field names",
+    )
+    assert not (tmp_path / "index").exists()
+    failed(ralm(*index, "--metadata-field", "url", "--no-metadata"), 2, "--no-metadata and --metadata-field exclude")
+
+
+def test_fields_that_json_cannot_hold_are_named_once(tmp_path: Path) -> None:
+    rows = [{"text": "one", "image": {"bytes": b"x"}, "raw": b"y", "n": 1}] * 3
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    answer = ralm("index", tmp_path / "x.parquet", "--out", tmp_path / "index")
+    assert "left out: fields of metadata that JSON cannot hold: 2, such as image (bytes); raw (bytes)\n" in answer.out
+    index = open_index(tmp_path / "index")
+    assert [passage.metadata for passage in index.passages] == [{"n": 1}] * 3
+    assert index.manifest.settings["left_out"] == {
+        "fields of metadata that JSON cannot hold": {"count": 2, "examples": ["image (bytes)", "raw (bytes)"]}
+    }

@@ -1,0 +1,162 @@
+"""A folder as users have them, through the command line: every document is in the index, or named with the reason."""
+
+import gzip
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset
+
+from ralm.records import Passage
+from ralm.retrieval.index import check_index, open_index
+from tests.cli.program import ralm
+from tests.cli.test_cli import failed
+from tests.corpus.test_pdf import pdf
+
+pytest.importorskip("lxml")
+docx = pytest.importorskip("docx")
+
+
+def word_file(text: str) -> bytes:
+    document = docx.Document()
+    document.add_paragraph(text)
+    out = io.BytesIO()
+    document.save(out)
+    return out.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files of twelve kinds: two of them are broken, one is of an unknown kind, one is empty, one a link to itself."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    files: dict[str, bytes] = {
+        "a.txt": b"plain whale",
+        "b.md": b"# Heading\nmarkdown whale",
+        "c.rst": b"Title\n=====\nstructured whale",
+        "d.jsonl.gz": gzip.compress(b'{"id": "own", "text": "lines whale", "url": "https://d"}\n'),
+        "e.json": b'[{"text": "array whale", "date": "2024-02-29"}]',
+        "f.csv": b"text,url\ncomma whale,https://f\n",
+        "g.tsv": b"8\ttab whale\tTitle\n",
+        "i.html": b'<link rel=canonical href="https://i"><title>Page</title><p>web whale',
+        "j.pdf": pdf("page whale", "second whale", title="Paper"),
+        "k.docx": word_file("word whale"),
+        "broken.pdf": b"%PDF-1.7 nothing",
+        "broken.txt": b"caf\xe9",
+        "unknown.xyz": b"whale",
+        "empty.txt": b"",
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    rows = {"text": ["column whale"], "page": [7], "picture": [b"x"]}
+    pq.write_table(pa.table(rows), folder / "sub" / "h.parquet")
+    Dataset.from_dict({"text": ["saved whale"], "n": [1]}).save_to_disk(folder / "l")
+    (folder / "loop.txt").symlink_to(folder / "loop.txt")
+    return folder
+
+
+EXPECTED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "a.txt": ("a", "plain whale", {}),
+    "b.md": ("Heading", "# Heading\nmarkdown whale", {}),
+    "c.rst": ("Title", "Title\n=====\nstructured whale", {}),
+    "own": ("", "lines whale", {"url": "https://d"}),
+    "e.json:1": ("", "array whale", {"date": "2024-02-29"}),
+    "f.csv:2": ("", "comma whale", {"url": "https://f"}),
+    "8": ("Title", "tab whale", {}),
+    "i.html": ("Page", "web whale", {"url": "https://i"}),
+    "j.pdf": ("Paper", "page whale", {"page": 1}),
+    "k.docx": ("k", "word whale", {}),
+    "l:0": ("", "saved whale", {"n": 1}),
+    "sub/h.parquet:0": ("", "column whale", {"page": 7}),
+}
+"""By id, the title, text and metadata of the first passage."""
+
+
+def first_passages(index: Path) -> dict[str, tuple[str, str, Any]]:
+    passages: list[Passage] = sorted(open_index(index).passages, key=lambda passage: -passage.number)
+    return {p.document_id: (p.title, p.text, p.metadata) for p in passages}
+
+
+def test_every_document_is_there_or_named(folder: Path, tmp_path: Path) -> None:
+    answer = ralm("index", folder, "--out", tmp_path / "index")
+    assert answer.status == 0, answer.err
+    assert first_passages(tmp_path / "index") == EXPECTED
+    assert [passage.document_id for passage in open_index(tmp_path / "index").passages] == [
+        *["a.txt", "b.md", "c.rst", "own", "e.json:1", "f.csv:2", "8", "i.html", "j.pdf", "j.pdf", "k.docx", "l:0"],
+        "sub/h.parquet:0",
+    ]
+    assert open_index(tmp_path / "index").manifest.counts["documents"] == 12, "a PDF of two pages is one"
+    assert check_index(tmp_path / "index") == ([], [])
+    for line in (
+        rf"left out: files that cannot be read: 2, such as {folder}/broken.pdf is not a PDF file, or damaged: .*; "
+        rf"{folder}/broken.txt is not UTF-8: byte 3 is 0xe9",
+        rf"left out: files of an unknown kind: 1 \(.xyz 1\), such as {folder}/unknown.xyz\n",
+        rf"left out: empty files: 1, such as {folder}/empty.txt\n",
+        rf"left out: links that lead to nothing new: 1, such as {folder}/loop.txt \(a link to itself\)\n",
+        r"left out: fields of metadata that JSON cannot hold: 1, such as picture \(bytes\)\n",
+    ):
+        assert re.search(line, answer.out), answer.out
+    assert answer.out.count("left out:") == 5
+    left_out = open_index(tmp_path / "index").manifest.settings["left_out"]
+    assert isinstance(left_out, dict)
+    assert left_out["files of an unknown kind"] == {
+        "count": 1,
+        "examples": [f"{folder}/unknown.xyz"],
+        "kinds": {".xyz": 1},
+    }
+    assert answer.err.strip().count("\n") == 0, "the libraries that read files say nothing"
+
+
+def test_metadata_of_every_kind_reaches_the_hits(folder: Path, tmp_path: Path) -> None:
+    assert ralm("index", folder, "--out", tmp_path / "index").status == 0
+    answer = json.loads(ralm("search", tmp_path / "index", "whale", "-k", 20, "--json").out)
+    pages = [hit["metadata"] for hit in answer["hits"] if hit["document_id"] == "j.pdf"]
+    assert pages == [{"page": 1}, {"page": 2}]
+    found = {hit["document_id"]: hit["metadata"] for hit in reversed(answer["hits"])}
+    assert found == {identifier: metadata for identifier, (_, _, metadata) in EXPECTED.items()}
+    assert "     page: 2\n" in ralm("search", tmp_path / "index", "second").out
+
+
+def test_folders_files_and_datasets_together(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more.jsonl").write_text('{"text": "more whale", "url": "https://m"}\n')
+    Dataset.from_dict({"text": ["hub whale"]}).save_to_disk(tmp_path / "saved")
+    answer = ralm("index", "folder", "more.jsonl", "hf:saved", "--out", "index")
+    assert answer.status == 0, answer.err
+    in_folder = {
+        (identifier if identifier in ("own", "8") else f"folder/{identifier}"): expected
+        for identifier, expected in EXPECTED.items()
+    }
+    assert first_passages(tmp_path / "index") == {
+        **in_folder,
+        "more.jsonl:1": ("", "more whale", {"url": "https://m"}),
+        "hf:saved:0": ("", "hub whale", {}),
+    }
+    assert "left out: files that cannot be read: 2, such as folder/broken.pdf is" in answer.out
+    assert "left out: empty files: 1, such as folder/empty.txt\n" in answer.out
+
+
+def test_a_broken_file_that_is_named_itself_is_an_error(folder: Path, tmp_path: Path) -> None:
+    for name, says in (("broken.pdf", "broken.pdf is not a PDF file"), ("broken.txt", "broken.txt is not UTF-8")):
+        failed(ralm("index", folder, folder / name, "--out", tmp_path / "index"), 1, says)
+    failed(ralm("index", folder / "unknown.xyz", "--out", tmp_path / "index"), 1, "is of an unknown type")
+    failed(ralm("index", folder / "empty.txt", "--out", tmp_path / "index"), 1, "empty.txt is empty.")
+    assert not (tmp_path / "index").exists()
+
+
+def test_fields_of_some_sources_alone(folder: Path, tmp_path: Path) -> None:
+    index = ["index", folder, "--out", tmp_path / "index"]
+    assert ralm(*index, "--metadata-field", "url", "--metadata-field", "page").status == 0
+    kept = [metadata for _, _, metadata in first_passages(tmp_path / "index").values() if metadata]
+    assert sorted(map(str, kept)) == sorted(
+        ["{'url': 'https://d'}", "{'url': 'https://f'}", "{'url': 'https://i'}", "{'page': 1}", "{'page': 7}"]
+    )
+    failed(
+        ralm(*index[:2], "--out", tmp_path / "other", "--metadata-field", "urls"), 1, "no document has the field 'urls'"
+    )

@@ -1,0 +1,232 @@
+"""Folders: every kind of file is read, in order; whatever is left out is named."""
+
+import gzip
+import os
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset, DatasetDict
+
+from ralm.corpus.formats import kinds
+from ralm.corpus.left_out import BROKEN_LINES, EMPTY_FILES, HIDDEN, LINKS, NO_TEXT, UNKNOWN
+from ralm.corpus.sources import LeftOut, read_documents
+from ralm.errors import CorpusError, MissingExtraError
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def ids(*sources: Path | str, left_out: LeftOut | None = None) -> list[str]:
+    documents = read_documents([*map(str, sources)], left_out=LeftOut() if left_out is None else left_out)
+    return [document.id for document in documents]
+
+
+def test_kinds_are_mixed_and_ids_are_unique(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "b").mkdir(parents=True)
+    (folder / "b" / "x.txt").write_text("text")
+    (folder / "b" / "x.md.gz").write_bytes(gzip.compress(b"# Title\ntext"))
+    (folder / "b.txt").write_text("text")
+    (folder / "a.jsonl").write_text('{"text": "one"}\n\n{"text": "two"}\n{"id": "own", "text": "three"}\n')
+    (folder / "c.json").write_text('[{"text": "one"}]')
+    (folder / "d.csv").write_text("text\none\n")
+    (folder / "e.tsv").write_text("7\tseven\n")
+    pq.write_table(pa.table({"text": ["one", "two"]}), folder / "z.parquet")
+    Dataset.from_dict({"text": ["one", "two"]}).save_to_disk(folder / "y")
+    expected = [
+        "a.jsonl:1",
+        "a.jsonl:3",
+        "own",
+        "b/x.md.gz",
+        "b/x.txt",
+        "b.txt",
+        "c.json:1",
+        "d.csv:2",
+        "7",
+        "y:0",
+        "y:1",
+        "z.parquet:0",
+        "z.parquet:1",
+    ]
+    assert ids(folder) == expected
+    with_folder = [identifier if identifier in ("own", "7") else f"{folder}/{identifier}" for identifier in expected]
+    assert ids(folder, folder / "c.json", f"hf:{folder}/y") == [
+        *with_folder,
+        f"{folder}/c.json:1",
+        f"hf:{folder}/y:0",
+        f"hf:{folder}/y:1",
+    ]
+    titles = {document.id: document.title for document in read_documents(str(folder), left_out=LeftOut())}
+    assert (titles["b/x.md.gz"], titles["b/x.txt"]) == ("Title", "x")
+
+
+def test_a_single_file_keeps_its_short_ids(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "x.txt").write_text("one")
+    assert ids(tmp_path / "x.jsonl") == ["1"]
+    assert ids(tmp_path / "x.txt") == ["x.txt"]
+
+
+def test_all_splits_of_a_saved_dataset_below_a_folder(tmp_path: Path) -> None:
+    splits = {split: Dataset.from_dict({"text": [f"of {split}"]}) for split in ("train", "test")}
+    DatasetDict(splits).save_to_disk(tmp_path / "folder" / "saved")
+    left_out = LeftOut()
+    assert ids(tmp_path / "folder", left_out=left_out) == ["saved/test:0", "saved/train:0"]
+    assert not left_out.counts
+
+
+def test_what_is_left_out_is_named(tmp_path: Path) -> None:
+    for name, content in {
+        "a.txt": "text",
+        "blank.txt": " \n",
+        "broken.jsonl": '{"text": "one"}\nbroken\n{"text": "three"}\n',
+        "empty.csv": "",
+        "none.json": "[]",
+        "no-suffix": "x",
+        "x.png": "x",
+        "y.PNG": "x",
+        ".hidden.txt": "x",
+        ".git/config.txt": "x",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    left_out = LeftOut()
+    assert ids(tmp_path, left_out=left_out) == ["a.txt", "broken.jsonl:1", "broken.jsonl:3"]
+    [broken] = left_out.examples[BROKEN_LINES]
+    assert broken.startswith(f"{tmp_path}/broken.jsonl, line 2 is not JSON")
+    assert left_out.examples == {
+        BROKEN_LINES: [broken],
+        HIDDEN: [f"{tmp_path}/.git", f"{tmp_path}/.hidden.txt"],
+        NO_TEXT: ["blank.txt"],
+        EMPTY_FILES: [f"{tmp_path}/empty.csv", f"{tmp_path}/none.json"],
+        UNKNOWN: [f"{tmp_path}/no-suffix", f"{tmp_path}/x.png", f"{tmp_path}/y.PNG"],
+    }
+    assert f"files of an unknown kind: 3 (.png 2, without suffix 1), such as {tmp_path}/no-suffix;" in "\n".join(
+        left_out.lines()
+    )
+
+
+def test_kinds_and_examples_are_bounded() -> None:
+    left_out = LeftOut()
+    for number in range(1000):
+        left_out.add_unknown(f"x.{number}", f".{number}")
+    assert left_out.counts == {UNKNOWN: 1000}
+    assert len(left_out.examples[UNKNOWN]) == 5
+    assert len(left_out.kinds) == 21
+    assert left_out.kinds.total() == 1000
+
+
+def test_links(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    (folder / "sub").mkdir(parents=True)
+    (outside / "deeper").mkdir(parents=True)
+    (folder / ".store").mkdir()
+    for path in (
+        folder / "sub" / "a.txt",
+        outside / "b.txt",
+        outside / "deeper" / "c.txt",
+        folder / ".store" / "d.txt",
+    ):
+        path.write_text("text")
+    for name, target in {
+        "1-outside": outside,
+        "2-again": outside,
+        "3-up": tmp_path,
+        "4-self": folder,
+        "5-sub": folder / "sub",
+        "6-nothing": tmp_path / "gone",
+        "7-hidden": folder / ".store",
+        "8-deeper": outside / "deeper",
+        "9-file.txt": outside / "b.txt",
+        "loop.txt": folder / "loop.txt",
+        "sub/up": folder,
+    }.items():
+        (folder / name).symlink_to(target)
+    (outside / "back").symlink_to(folder)
+    left_out = LeftOut()
+    assert ids(folder, left_out=left_out) == [
+        "1-outside/b.txt",
+        "1-outside/deeper/c.txt",
+        "7-hidden/d.txt",
+        "9-file.txt",
+        "sub/a.txt",
+    ]
+    assert left_out.counts == {HIDDEN: 1, LINKS: 9}
+    links = LeftOut()
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr("ralm.corpus.left_out._EXAMPLES_KEPT", 100)
+        ids(folder, left_out=links)
+    assert links.examples[LINKS] == [
+        f"{folder}/1-outside/back (leads to a folder that is read anyway)",
+        f"{folder}/2-again (was read already)",
+        f"{folder}/3-up (leads to a folder that contains it)",
+        f"{folder}/4-self (leads to a folder that contains it)",
+        f"{folder}/5-sub (leads to a folder that is read anyway)",
+        f"{folder}/6-nothing (a link to nothing)",
+        f"{folder}/8-deeper (was read already)",
+        f"{folder}/loop.txt (a link to itself)",
+        f"{folder}/sub/up (leads to a folder that contains it)",
+    ]
+
+
+def test_a_folder_given_as_a_link(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.txt").write_text("text")
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    assert ids(tmp_path / "link") == ["a.txt"]
+
+
+def test_pipes_in_a_folder_are_named_and_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    os.mkfifo(tmp_path / "b.txt")
+    os.mkfifo(tmp_path / "pipe")
+    left_out = LeftOut()
+    assert ids(tmp_path, left_out=left_out) == ["a.txt"]
+    assert "b.txt is a pipe, not a file" in "\n".join(left_out.lines())
+    assert left_out.counts[UNKNOWN] == 1
+
+
+def test_a_folder_without_documents_says_what_is_in_it(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"holds no document\.$"):
+        ids(tmp_path)
+    (tmp_path / "x.png").write_text("x")
+    (tmp_path / "y.txt").touch()
+    with pytest.raises(
+        CorpusError, match=r"no document; left out: files of an unknown kind: 1 .*; empty files: 1, such"
+    ):
+        ids(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "module", "package"),
+    [("html", "lxml", "lxml"), ("pdf", "pypdf", "pypdf"), ("docx", "docx", "python-docx")],
+)
+def test_a_missing_package_is_said_before_anything_is_read(
+    suffix: str, module: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / f"x.{suffix}").write_text("x")
+    monkeypatch.delitem(sys.modules, f"{kinds.__package__}.{suffix}", raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    says = rf"reading .{suffix} files needs the package {package}: pip install 'ralm\[files\]'"
+    for source in (tmp_path, tmp_path / f"x.{suffix}"):
+        with pytest.raises(MissingExtraError, match=says):
+            next(read_documents(str(source)))
+
+
+def test_packed_files_that_unpack_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ralm.corpus.formats.file.MOST_UNPACKED", 1 << 20)
+    bomb = gzip.compress(b"x" * (2 << 20))
+    (tmp_path / "a.txt").write_text("text")
+    for name in ("x.txt.gz", "x.jsonl.gz", "x.csv.gz"):
+        (tmp_path / name).write_bytes(bomb)
+    left_out = LeftOut()
+    assert ids(tmp_path, left_out=left_out) == ["a.txt"]
+    assert "x.txt.gz unpacks to more than 1 MiB; unpack it first" in "\n".join(left_out.lines())
+    assert "x.jsonl.gz, line 1 is longer than 1 MiB" in "\n".join(left_out.lines())

@@ -1,0 +1,129 @@
+"""HTML: the text that a browser shows, from whole pages and broken ones."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from ralm.corpus.sources import Fields, LeftOut, read_documents
+from ralm.errors import CorpusError
+from ralm.records import Document
+
+pytest.importorskip("lxml")
+
+PAGE = """<!DOCTYPE html>
+<html><head><meta charset="utf-8"><title> The
+ title &amp; more </title>
+<link rel="stylesheet" href="x.css"><link rel="canonical" href="https://example.org/page?a=1&amp;b=2">
+<style>p { color: red }</style><script>var shown = "<p>no</p>";</script></head>
+<body><noscript>Turn it on.</noscript><h1>Heading</h1>
+<p>One <b>bold</b>ly&nbsp;put   <a href="x">link</a>.<br>Next line</p><p>Caf&eacute; &#128512; &lt;b&gt;</p>
+<template>hidden</template><!-- comment --><ul><li>first<li>second</ul>
+<table><tr><td>a</td><td> b </td></tr><tr><th>c<td>d</table><pre>
+def f():
+    return 1
+</pre><div>end<div>of it</div></div></body></html>
+"""
+TEXT = """Heading
+One boldly\xa0put link.
+Next line
+Café 😀 <b>
+first
+second
+a\tb
+c\td
+def f():
+    return 1
+end
+of it"""
+
+
+def read(path: Path, fields: Fields | None = None) -> Document:
+    [document] = read_documents(str(path), fields, left_out=LeftOut())
+    return document
+
+
+@pytest.mark.parametrize("name", ["x.html", "X.HTM", "x.xhtml"])
+def test_a_page(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(PAGE, encoding="utf-8")
+    url = {"url": "https://example.org/page?a=1&b=2"}
+    assert read(tmp_path / name) == Document(id=name, title="The title & more", text=TEXT, metadata=url)
+    assert read(tmp_path / name, Fields(metadata=())).metadata == {}
+
+
+@pytest.mark.parametrize(
+    ("page", "title"),
+    [
+        ("<h2>no</h2><h1> First\n<i>one</i> </h1><h1>Second</h1>", "First one"),
+        ("<title></title><h1></h1><h1>Second</h1>", "Second"),
+        ("<svg><title>drawing</title></svg>text", "x"),
+        ("<title>One</title>text<title>Two</title>", "One"),
+        ("only text", "x"),
+    ],
+)
+def test_titles(page: str, title: str, tmp_path: Path) -> None:
+    (tmp_path / "x.html").write_text(page)
+    assert read(tmp_path / "x.html").title == title
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("<p>é".encode(), "é"),
+        (b"\xef\xbb\xbf<meta charset=latin1><p>\xc3\xa9", "é"),
+        ("<p>é".encode("utf-16"), "é"),
+        (b'<meta charset="iso-8859-1"><p>\xe9 \x80', "é €"),
+        (b"<META http-equiv='Content-Type' content='text/html; charset=windows-1251'>\xe4\xe0", "да"),
+        (b'<?xml version="1.0" encoding="koi8-r"?><html><body>\xc4\xc1</body></html>', "да"),
+        ('<meta charset="gb2312"><p>镕'.encode("gbk"), "镕"),
+        (b"<p>a\0b", "a\N{REPLACEMENT CHARACTER}b"),
+    ],
+)
+def test_encodings(content: bytes, text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.html").write_bytes(content)
+    assert read(tmp_path / "x.html").text == text
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"<p>\xe9</p>", "is not UTF-8: byte 3 is 0xe9"),
+        (b'<meta charset="utf-8"><p>\xe9</p>', "is not in the encoding utf-8 that it names"),
+        (b'<meta charset="klingon"><p>x</p>', "names an encoding that is unknown, klingon"),
+        (b'<meta charset="unicode_escape"><p>\\ud800</p>', "names an encoding that is unknown, unicode-escape"),
+        (b'<meta charset="hex"><p>00</p>', "names an encoding that is unknown, hex"),
+        (b"<script>all of it</script>", r"holds no document; left out: documents without text: 1"),
+        (b"<!-- -->", "holds no document"),
+    ],
+)
+def test_pages_that_cannot_be_read(content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "x.html").write_bytes(content)
+    with pytest.raises(CorpusError, match=re.escape(f"{tmp_path}/x.html ") + says):
+        read(tmp_path / "x.html")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<div>" * 200_000 + "deep",
+        "<p>" + "x" * 12_000_000 + "</p> deep",
+        "<b><i>" * 1000 + "</b>deep",
+        "<p>deep" + "</p>" * 100_000,
+        "<table><tr><td>" * 5000 + "deep",
+        "<a title='" + "y" * 12_000_000 + "'>deep",
+    ],
+)
+def test_pages_of_any_depth_are_whole(page: str, tmp_path: Path) -> None:
+    (tmp_path / "x.html").write_text(page)
+    begun = time.monotonic()
+    assert read(tmp_path / "x.html").text.endswith("deep")
+    assert time.monotonic() - begun < 60, "not forever"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.sampled_from([*"<>/!-\"'&;= ab", "<p", "</", "<!--", "&amp", "<script>", "]]>", "<?", "<title>"])))
+def test_markup_that_is_none(tmp_path: Path, parts: list[str]) -> None:
+    (tmp_path / "x.html").write_text("<p>before</p>" + "".join(parts))
+    assert read(tmp_path / "x.html").text.startswith("before")
