@@ -51,7 +51,6 @@ class SharedIds:
             places = np.minimum(np.searchsorted(self._seen, hashes), len(self._seen) - 1)
             repeated |= self._seen[places] == hashes
         self.count += int(repeated.sum())
-        for place in np.flatnonzero(repeated)[:_EXAMPLES].tolist():
-            if len(self.examples) < _EXAMPLES and ids[place] not in self.examples:
-                self.examples.append(ids[place])
+        examples = dict.fromkeys([*self.examples, *(ids[place] for place in np.flatnonzero(repeated).tolist())])
+        self.examples = list(examples)[:_EXAMPLES]
         self._seen = np.sort(np.concatenate([self._seen, hashes]), kind="stable")
