@@ -55,9 +55,10 @@ def test_kinds_are_mixed_and_ids_are_unique(tmp_path: Path) -> None:
     ]
     assert ids(folder) == expected
     with_folder = [identifier if identifier in ("own", "7") else f"{folder}/{identifier}" for identifier in expected]
-    assert ids(folder, folder / "c.json", f"hf:{folder}/y") == [
+    (tmp_path / "c.json").write_text('[{"text": "one"}]')
+    assert ids(folder, tmp_path / "c.json", f"hf:{folder}/y") == [
         *with_folder,
-        f"{folder}/c.json:1",
+        f"{tmp_path}/c.json:1",
         f"hf:{folder}/y:0",
         f"hf:{folder}/y:1",
     ]

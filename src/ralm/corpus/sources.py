@@ -17,6 +17,7 @@ from ralm.corpus.folder import SAVED_DATASET, SAVED_SPLITS, Found, found_below
 from ralm.corpus.formats.file import File, suffix_of
 from ralm.corpus.formats.kinds import SUFFIXES, is_known, reader_of
 from ralm.corpus.formats.parquet import needed_columns
+from ralm.corpus.ids import SharedIds
 from ralm.corpus.left_out import BROKEN_FILES, EMPTY_FILES, NO_TEXT, LeftOut
 from ralm.corpus.maker import MEND, DocumentMaker
 from ralm.errors import CorpusError, MissingExtraError, RalmWarning
@@ -50,6 +51,9 @@ def read_documents(
     records by a colon and the number of the line or object (from 1) or row (from 0). For a single file it is only the
     file name or the number; with several sources it begins with the source.
 
+    The ids of records are kept as they are; a RalmWarning says at the end if several documents share one (the first
+    eight million are compared).
+
     `left_out` counts what is left out of the sources; without it, a RalmWarning says so at the end. What is broken or
     unknown in a folder is left out, down to single lines. A broken file that is itself a source is an error. With
     `skip_bad`, its broken lines, objects and pages are left out too.
@@ -61,9 +65,22 @@ def read_documents(
     sources = [sources] if isinstance(sources, str) else sources
     counted = LeftOut() if left_out is None else left_out
     maker = DocumentMaker(fields or Fields(), counted, skip_bad=skip_bad)
-    for source in sources:
-        yield from _with_text(source, _open(source, "" if len(sources) == 1 else path_text(source), maker), counted)
+    shared = SharedIds()
+    yield from shared.watched(
+        document
+        for source in sources
+        for document in _with_text(
+            source, _open(source, "" if len(sources) == 1 else path_text(source), maker), counted
+        )
+    )
     maker.check_metadata()
+    if shared.count:
+        warnings.warn(
+            f"several documents share an id, such as {', '.join(shared.examples)} ({shared.count:,} have that of an "
+            "earlier document): the id of a hit does not tell them apart.",
+            RalmWarning,
+            stacklevel=2,
+        )
     if left_out is None and counted.counts:
         warnings.warn(f"left out of {', '.join(sources)}: {'; '.join(counted.lines())}", RalmWarning, stacklevel=2)
 
