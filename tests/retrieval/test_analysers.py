@@ -242,16 +242,19 @@ def built_with_another_library(path: Path, monkeypatch: pytest.MonkeyPatch, stem
         build_index(german_passages(), path, analyser="german")
 
 
-def test_another_stemming_library_with_other_stems_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("other_stems", "word"),
+    [({"schläft": "schl"}, "schläft"), ({"fluss": "dach", "dach": "fluss"}, "Fluss")],
+)
+def test_another_stemming_library_with_other_stems_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_stems: dict[str, str], word: str
+) -> None:
+    """Also where the index has all terms, but of other passages."""
     stem = Stemmer.Stemmer("german", 0).stemWord
-
-    def shorter(word: str) -> str:
-        return "schl" if word == "schläft" else str(stem(word))
-
-    built_with_another_library(tmp_path / "index", monkeypatch, shorter)
+    built_with_another_library(tmp_path / "index", monkeypatch, lambda word: other_stems.get(word) or stem(word))
     opened = open_index(tmp_path / "index")
     assert opened.manifest.settings["bm25"]["stemmer"] == "PyStemmer 1.3.0"  # type: ignore[index, call-overload]
-    with pytest.raises(OtherAnalyserError, match="stems some words differently, such as 'schläft'"):
+    with pytest.raises(OtherAnalyserError, match=f"PyStemmer 1.3.0; .* differently, such as '{word}'"):
         _ = opened.bm25
 
 

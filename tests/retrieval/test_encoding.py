@@ -81,6 +81,16 @@ def test_added_vectors_find_what_those_of_a_build_find(index: Path, both: Path) 
     assert strange_files(index) == set()
 
 
+def test_vectors_leave_the_analyser_alone(tmp_path: Path) -> None:
+    """Earlier versions, which know only English, still refuse the index."""
+    build_index(some_passages(), tmp_path / "index", analyser="german")
+    before = open_index(tmp_path / "index").bm25.config
+    add_vectors(tmp_path / "index", HashEncoder())
+    after = open_index(tmp_path / "index")
+    assert after.manifest.format_version == 4
+    assert after.bm25.config == before
+
+
 def test_several_sets_and_which_is_the_default(both: Path) -> None:
     add_vectors(both, LetterEncoder(), name="letters-v1.2")
     add_vectors(both, OtherLetters(), name="other", default=False)
