@@ -266,7 +266,7 @@ def test_a_window_that_disagrees_with_the_next_one_is_not_cut() -> None:
     def encode(text: str) -> Window:
         found = list(re.finditer(r"\w+", text))
         spans_N2 = np.array([word.span() for word in found], np.int64).reshape(-1, 2)
-        return Window(text=text, tokens=np.arange(len(found)), spans_N2=spans_N2, words_N=np.arange(len(found)))
+        return Window(text=text, tokens=np.arange(len(found)), spans_N2=spans_N2, word_of=int)
 
     text = "some words and more " * 50
     pieces = list(encode_in_pieces([text], encode, lambda window, at: True, WindowSizes(first=50, overlap=10)))
@@ -293,10 +293,16 @@ def _with_dropout(backend: Tokenizer) -> None:
     backend.model.dropout = 0.5
 
 
+def _with_normalised_token(backend: Tokenizer) -> None:
+    backend.normalizer = normalizers.Replace("_", " ")
+    backend.add_tokens([AddedToken("the_thing", normalized=True)])
+
+
 CHANGES: dict[str, Change] = {
     "pre-tokens of fixed length": _with_fixed_length,
     "dropout": _with_dropout,
     "an added token with a space": lambda backend: backend.add_tokens(["the thing"]),
+    "an added token that is normalised to one": _with_normalised_token,
 }
 
 

@@ -40,13 +40,13 @@ _CHUNK: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """A stretch of text with its tokens (int64, N), their spans (int64, N x 2), and the number of the pre-token of each
-    (int64, N)."""
+    """A stretch of text with its tokens (int64, N), their spans (int64, N x 2), and the pre-token of each: `word_of`
+    gives its number."""
 
     text: str
     tokens: IntArray
     spans_N2: IntArray
-    words_N: IntArray
+    word_of: Callable[[int], int | None]
 
     def before(self, place: int) -> int:
         """How many tokens begin before a character."""

@@ -35,9 +35,9 @@ _LOCAL: Final = frozenset(
     "WhitespaceSplit".split()
 )
 _MODELS: Final = ("BPE", "Unigram", "WordLevel", "WordPiece")
-_SPACE_INSIDE: Final = re.compile(r"\S\s+\S")
 _SPACES: Final = " \n\u2581\u0120\u010a"
 """A space and a line end as they are, as SentencePiece writes a space, and as byte-level BPE writes both."""
+_SPACE_INSIDE: Final = re.compile(rf"[^\s{_SPACES}][\s{_SPACES}]+[^\s{_SPACES}]")
 
 
 class Cuts:
@@ -57,7 +57,7 @@ class Cuts:
             kinds <= _LOCAL
             and type(backend.model).__name__ in _MODELS
             and not getattr(backend.model, "dropout", None)
-            and not any(_SPACE_INSIDE.search(token.content) for token in self._added.values())
+            and not any(self._reaches_over_spaces(token.content) for token in self._added.values())
         )
 
     def separate(self, window: Window, at: int) -> bool:
@@ -66,7 +66,13 @@ class Cuts:
         before, after = window.tokens[at - 1 : at + 1].tolist()
         if before in self._added or after in self._added:
             return False
-        return bool(window.words_N[at - 1] != window.words_N[at]) or self._never_joined(before, after)
+        return window.word_of(at - 1) != window.word_of(at) or self._never_joined(before, after)
+
+    def _reaches_over_spaces(self, added: str) -> bool:
+        """Whether an added token has white space inside, as it is or normalised: it may be looked for in both forms."""
+        normalizer = self._tokenizer.backend_tokenizer.normalizer
+        forms = (added, added if normalizer is None else normalizer.normalize_str(added))
+        return any(_SPACE_INSIDE.search(form) for form in forms)
 
     @cached_property
     def _added(self) -> dict[int, Any]:

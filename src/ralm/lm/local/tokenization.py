@@ -114,7 +114,7 @@ class ModelTokenizer:
             text=text,
             tokens=np.array(encoded["input_ids"], dtype=np.int64),
             spans_N2=np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2),
-            words_N=np.array(encoded.word_ids(), dtype=np.int64),
+            word_of=encoded.encodings[0].token_to_word,
         )
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
