@@ -8,6 +8,7 @@ import csv
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -151,6 +152,39 @@ def test_whenever_it_is_killed(program: Program, kind: str, force: bool) -> None
     clear(out)
 
 
+def test_whenever_an_update_is_killed(program: Program) -> None:
+    """The index is as before the update or as after it, and the next update leaves nothing else."""
+    folder, index = program.folder, program.folder / "out" / "result"
+    added = [{"id": f"more-{number}", "text": TEXT[number:]} for number in range(40)]
+    (folder / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in added))
+    update = ["update", "out/result", "more.jsonl", "--remove-id", "sea-1"]
+
+    def renew() -> None:
+        clear(folder / "out")
+        shutil.copytree(folder / "before", index)
+
+    older = ["index", "corpus.jsonl", "--words", "9", "--out", "before"]
+    assert program.answer(older)["status"] == 0, program.errors()
+    (folder / "out").mkdir()
+    renew()
+    whole = program.answer(update)
+    assert whole["status"] == 0, program.errors()
+    after = content(index)
+    for moment in range(MOMENTS):
+        renew()
+        at: dict[str, Any] = {"seconds": program.random.uniform(0, whole["seconds"])}
+        if moment % 2:
+            at = {"event": program.random.randint(1, int(whole["events"]))}
+        killed = program.answer(update, **at)
+        assert killed["status"] in (-9, 0), (at, program.errors())
+        happened = read_manifest(index, kind="index", format_version=4).format_version == 4
+        again = program.answer(update)["status"]
+        assert again == (1 if happened else 0), (at, program.errors())  # then the ids are there already
+        assert content(index) == after, at
+        assert [path.name for path in (folder / "out").iterdir()] == ["result"], at
+    clear(folder / "out")
+
+
 def clear(out: Path) -> None:
     subprocess.run(["rm", "-rf", str(out)], check=True)
 
@@ -158,7 +192,7 @@ def clear(out: Path) -> None:
 def content(folder: Path) -> dict[str, Any]:
     """What a folder holds, but for how long it took to make; it must be whole."""
     kind = json.loads((folder / MANIFEST).read_text())["kind"]
-    manifest = read_manifest(folder, kind=kind, format_version=2)
+    manifest = read_manifest(folder, kind=kind, format_version=4)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     assert [path.relative_to(folder).as_posix() for path in files] == sorted(manifest.files)
     return {path.relative_to(folder).as_posix(): timeless(path) for path in files}

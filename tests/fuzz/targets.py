@@ -30,6 +30,7 @@ from ralm.retrieval.retrieval_file import (
     read_retrieval_file,
     write_retrieval_file,
 )
+from ralm.retrieval.updating import update_index
 from ralm.runs.report import report_of
 from ralm.runs.run import evaluation_config, open_run, write_run
 from ralm.runs.unfinished import JOURNAL, unfinished_run
@@ -105,6 +106,15 @@ def make_index(folder: Path, *, bm25: bool = True, faiss: str | None = None) -> 
     )
 
 
+def make_updated(folder: Path) -> None:
+    """An index of two segments, with passages removed from each."""
+    make_index(folder, faiss="Flat")
+    added = [Passage(n, f"e{n}", "", text) for n, text in enumerate([*QUERIES[:30], *QUERIES[:30]])]
+    update_index(folder / "index", added, remove=["d7", "d90"], encoders={"main": HashEncoder()})
+    update_index(folder / "index", remove=["e3", "d11"])
+    assert len(open_index(folder / "index").segments) == 2
+
+
 def ask_index(folder: Path) -> Any:
     """Scans, streams, vectors, and every passage."""
     index = open_index(folder / "index")
@@ -114,7 +124,7 @@ def ask_index(folder: Path) -> Any:
         streamed = Stream(index.bm25.collection, K, PARTITION).search(terms)
         answer += [as_lists(index.bm25.retrieve(QUERIES, K)), [part.tolist() for part in streamed]]
         answer.append(as_lists(index.bm25.retrieve(QUERIES[:1], PASSAGES)))
-    if "dense" in index.manifest.settings:
+    if index.vectors:
         answer.append(as_lists(index.dense(encoder=HashEncoder()).retrieve(QUERIES, K)))
     everything = [[passage.document_id, passage.contents, passage.metadata] for passage in index.passages]
     return [*answer, everything, list(index.passages.origins())]
@@ -221,6 +231,7 @@ TARGETS = (
     Target("index for BM25", make_index, ask_index, mends=True),
     Target("index for both", partial(make_index, faiss="Flat"), ask_index, mends=True),
     Target("index of vectors", partial(make_index, bm25=False, faiss="HNSW8"), ask_index),
+    Target("updated index", make_updated, ask_index, mends=True),
     Target("checked index", partial(make_index, faiss="Flat"), check_index_of),
     Target("run", make_run, ask_run, mends=True),
     Target("unfinished run", make_unfinished, ask_unfinished),

@@ -1,8 +1,12 @@
 """An index that is updated: always the same as one built at once of what is left."""
 
+import errno
+import pickle
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +20,24 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ralm.records import Passage
+from ralm.errors import (
+    CorpusError,
+    DamagedFolderError,
+    FolderExistsError,
+    OtherAnalyserError,
+    OtherEncoderError,
+    StorageError,
+    UsageError,
+)
+from ralm.records import FloatArray, Hits, Passage
 from ralm.retrieval import merging
 from ralm.retrieval.bm25.stream import Stream
+from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
+from ralm.retrieval.encoding import add_vectors
 from ralm.retrieval.index import Index, build_index, check_index, open_index
-from ralm.retrieval.merging import merge_index
+from ralm.retrieval.merging import merge_index, plan_merges
 from ralm.retrieval.updating import update_index
+from tests.fakes import LetterEncoder
 
 WORDS = [f"w{number}" for number in range(9)]
 Texts = list[tuple[str, list[str]]]
@@ -137,3 +153,227 @@ def test_any_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
         Updates,
         settings=settings(max_examples=15, stateful_step_count=8, deadline=None, suppress_health_check=[*HealthCheck]),
     )
+
+
+def some(count: int, first: int = 0) -> dict[str, list[str]]:
+    """Documents of one to three passages."""
+    drawn = np.random.default_rng(first)
+    return {
+        f"d{first + number}": [" ".join(drawn.choice(WORDS, 6)) for _ in range(1 + number % 3)]
+        for number in range(count)
+    }
+
+
+def built(folder: Path, documents: dict[str, list[str]], **options: Any) -> Path:
+    build_index(passages(documents.items()), folder, **options)
+    return folder
+
+
+class DistinctEncoder(LetterEncoder):
+    """No two passages score the same: of equal ones FAISS keeps any."""
+
+    def encode_queries(self, queries: Sequence[str]) -> FloatArray:
+        return super().encode_queries(queries) * np.sqrt(np.arange(2, 2 + self.dimension, dtype=np.float32))
+
+
+def alike(found: Hits, expected: Hits, *, exact: bool) -> None:
+    """The same hits, or nearly: the graph of HNSW may miss a neighbour."""
+    if exact:
+        np.testing.assert_array_equal(found.numbers_QK, expected.numbers_QK)
+        np.testing.assert_allclose(found.scores_QK, expected.scores_QK, rtol=1e-6)
+    for row, others in zip(found.numbers_QK.tolist(), expected.numbers_QK.tolist(), strict=True):
+        assert len({*row} & {*others}) >= len(row) - 2
+
+
+@pytest.mark.parametrize("string", ["Flat", "SQfp16", "IVF4,Flat", "HNSW32"])
+def test_vectors_are_updated_too(tmp_path: Path, string: str) -> None:
+    encoder = DistinctEncoder()
+    letters = np.random.default_rng(0)
+    documents = {name: ["".join(letters.choice([*"abcdefgh"], 40)) for _ in texts] for name, texts in some(60).items()}
+    stored = VectorOptions(faiss=string)
+    kept = {name: texts for name, texts in documents.items() if int(name[1:]) < 50}
+    index = built(tmp_path / "index", kept, encoder=encoder, vectors=stored)
+    encoder.encoded.clear()
+    added = {name: documents[name] for name in documents if name not in kept}
+    update_index(index, passages(added.items()), remove=["d3", "d7"], encoders={"main": encoder})
+    assert encoder.encoded == [text for texts in added.values() for text in texts], "the others are not encoded again"
+    left = {name: texts for name, texts in documents.items() if name not in ("d3", "d7")}
+    at_once = open_index(built(tmp_path / "at-once", left, encoder=encoder, vectors=stored))
+    search = {"IVF4,Flat": DenseSearchOptions(nprobe=4), "HNSW32": DenseSearchOptions(ef_search=200)}.get(string)
+    queries = ["abba", "hhgah", "ccfed"]
+    expected = at_once.dense(search, encoder=encoder).retrieve(queries, 9)
+    for merged in (False, True):
+        if merged:
+            before = open_index(index).vector_sets.sets["main"].fingerprint
+            merge_index(index)
+            assert open_index(index).vector_sets.sets["main"].fingerprint == before
+        opened = open_index(index)
+        assert len(opened.segments) == (1 if merged else 2)
+        found = opened.dense(search, encoder=encoder).retrieve(queries, 9)
+        alike(found, expected, exact=search is None or search.ef_search is None)
+        without = opened.dense(search, encoder=encoder).without([0, 55]).retrieve(queries, 9)
+        others = at_once.dense(search, encoder=encoder).without([0, 55]).retrieve(queries, 9)
+        alike(without, others, exact=search is None or search.ef_search is None)
+    assert check_index(index) == ([], [])
+
+
+def test_vectors_that_lose_when_merged_stay_apart(tmp_path: Path) -> None:
+    encoder, documents = LetterEncoder(), some(400)
+    index = built(tmp_path / "index", documents, encoder=encoder, vectors=VectorOptions(faiss="PQ4x4"))
+    update_index(index, passages(some(300, 400).items()), remove=["d3"], encoders={"main": encoder})
+    opened = open_index(index)
+    assert len(opened.segments) == 2, "though the second is large"
+    assert opened.dense(encoder=encoder).retrieve(["w1 w2"], 600).numbers_QK.max() == len(opened.passages) - 1
+    with pytest.raises(UsageError, match="the vectors 'main' of .* are stored with loss"):
+        merge_index(index)
+
+
+def test_another_encoder_is_refused(tmp_path: Path) -> None:
+    index = built(tmp_path / "index", some(9), encoder=LetterEncoder())
+    other = LetterEncoder()
+    other.config = {**other.config, "query_fingerprint": "other"}
+    with pytest.raises(
+        OtherEncoderError, match="were made with another encoder than this one: query_fingerprint is 'o"
+    ):
+        update_index(index, passages(some(2, 20).items()), encoders={"main": other})
+    other.config = {**LetterEncoder().config, "encoder": "/moved/elsewhere"}
+    update_index(index, passages(some(2, 20).items()), encoders={"main": other})
+
+
+def test_vectors_can_be_added_once_the_segments_are_merged(tmp_path: Path) -> None:
+    index = built(tmp_path / "index", some(30))
+    update_index(index, remove=["d3"])
+    with pytest.raises(UsageError, match="was updated; merge its segments"):
+        add_vectors(index, LetterEncoder())
+    merge_index(index)
+    add_vectors(index, LetterEncoder())
+    update_index(index, passages(some(2, 40).items()), encoders={"main": LetterEncoder()})
+    at_once = built(tmp_path / "at-once", {**{n: t for n, t in some(30).items() if n != "d3"}, **some(2, 40)})
+    same(open_index(index), open_index(at_once), WORDS)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"remove": ["d1", "x", "y"]}, CorpusError, r"2 documents \('x', 'y'\) are not in .*; nothing was changed"),
+        ({"added": {"d2": ["w1"]}}, CorpusError, "the document 'd2' is already in .*`replace=True`"),
+        (
+            {"added": {"a": ["w1"], "b": ["w2"]}, "then": {"a": ["w3"]}},
+            CorpusError,
+            "'a' is given twice among the added",
+        ),
+        ({"remove": ["twice"]}, CorpusError, "the document 'twice' is the id of several documents"),
+        ({"added": {"twice": ["w1"]}, "replace": True}, CorpusError, "so it is unclear which to remove"),
+        ({}, UsageError, "there is nothing to update"),
+        ({"remove": ["d0", "d1", "d2", "d3"]}, UsageError, "nothing would be left of"),
+    ],
+)
+def test_bad_updates_change_nothing(
+    tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    documents = [*some(4).items(), ("twice", ["w1"]), ("between", ["w2"]), ("twice", ["w3"])]
+    build_index(passages(documents), tmp_path / "index")
+    before = (tmp_path / "index" / "manifest.json").read_bytes()
+    added = [*change.get("added", {}).items(), *change.get("then", {}).items()]
+    remove = change.get("remove", [])
+    if "d3" in remove:
+        build_index(passages(some(4).items()), tmp_path / "index", force=True)
+        before = (tmp_path / "index" / "manifest.json").read_bytes()
+        error, message = UsageError, "nothing would be left of"
+    with pytest.raises(error, match=message):
+        update_index(tmp_path / "index", passages(added), remove=remove, replace=change.get("replace", False))
+    assert (tmp_path / "index" / "manifest.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+    assert check_index(tmp_path / "index") == ([], [])
+
+
+def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
+    index = built(tmp_path / "index", some(30))
+    opened = open_index(index)
+    expected = opened.bm25.retrieve(WORDS, 5)
+    fresh = open_index(index)
+    update_index(index, passages(some(3, 40).items()), remove=["d0", "d1"])
+    merge_index(index)
+    for reader in (opened, fresh):
+        np.testing.assert_array_equal(reader.bm25.retrieve(WORDS, 5).numbers_QK, expected.numbers_QK)
+        assert reader.passages[0].document_id == "d0"
+    with pytest.raises(DamagedFolderError, match="built again"):
+        pickle.loads(pickle.dumps(opened))
+    now = open_index(index)
+    same(pickle.loads(pickle.dumps(now)), now, WORDS)
+
+
+def test_two_updates_at_once(tmp_path: Path) -> None:
+    """The second is refused, and the first goes on."""
+    index = built(tmp_path / "index", some(9))
+
+    def more() -> Iterator[Passage]:
+        yield from passages(some(2, 20).items())
+        with pytest.raises(FolderExistsError, match="another process is writing"):
+            update_index(index, remove=["d1"])
+
+    update_index(index, more())
+    assert len(open_index(index).passages) == len(list(passages({**some(9), **some(2, 20)}.items())))
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    index = built(tmp_path / "index", some(9))
+    before = (index / "manifest.json").read_bytes()
+
+    def more() -> Iterator[Passage]:
+        yield from passages(some(2, 20).items())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(StorageError, match="no space left on the disk while writing"):
+        update_index(index, more())
+    assert (index / "manifest.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_the_fingerprint_says_what_is_in_the_index(tmp_path: Path) -> None:
+    fingerprints = []
+    for name, merged in (("one", False), ("other", True)):
+        index = built(tmp_path / name, some(30))
+        update_index(index, remove=["d4"])
+        if merged:
+            merge_index(index)
+        update_index(index, passages(some(1, 50).items()), remove=["d9"])
+        fingerprints.append(open_index(index).fingerprint)
+    assert fingerprints[0] == fingerprints[1], "whether it was merged does not matter"
+    update_index(tmp_path / "one", remove=["d5"])
+    update_index(tmp_path / "other", remove=["d6"])
+    assert len({*fingerprints, *(open_index(tmp_path / name).fingerprint for name in ("one", "other"))}) == 3
+
+
+def test_other_analysers(tmp_path: Path) -> None:
+    german = {"a": ["die Katzen schlafen"], "b": ["ein Hund bellt", "noch eine Katze"]}
+    index = built(tmp_path / "index", german, analyser="german")
+    update_index(index, passages([("c", ["viele Katzen"])]), remove=["a"])
+    at_once = built(tmp_path / "at-once", {"b": german["b"], "c": ["viele Katzen"]}, analyser="german")
+    same(open_index(index), open_index(at_once), ["Katze", "Hunde", "schlafen"])
+    assert open_index(index).bm25.retrieve(["Katze"], 3).of(0), "stemmed as German"
+
+
+def test_an_update_with_another_stemmer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = built(tmp_path / "index", {"a": ["die Katzen"], "b": ["ein Hund"]}, analyser="german")
+    opened = open_index(index)
+    assert opened.analysis
+    other = replace(opened.analysis, stemmer=lambda: "PyStemmer 99")
+    monkeypatch.setattr("ralm.retrieval.index.analysis_recorded", lambda recorded: other)
+    with pytest.raises(OtherAnalyserError, match=r"built with PyStemmer .*, and PyStemmer 99 is installed"):
+        update_index(index, remove=["a"])
+
+
+def test_only_small_and_sparse_segments_are_merged() -> None:
+    whole = [(1000, 1000)]
+    assert plan_merges([*whole, (10, 10)]) == [[0], [1]]
+    assert plan_merges([*whole, (10, 10), (5, 5)]) == [[0], [1, 2]]
+    assert plan_merges([*whole, (40, 40), (5, 5)]) == [[0], [1], [2]]
+    assert plan_merges([*whole, (240, 240), (60, 60)]) == [[0], [1], [2]]
+    assert plan_merges([*whole, (240, 240), (61, 61)]) == [[0, 1, 2]], "then 301 beside 1,000"
+    assert plan_merges([*whole, (0, 10), (5, 5)]) == [[0], [2]], "nothing is left of one"
+    groups: list[int] = []
+    for _ in range(500):
+        groups = [*groups, 1]
+        groups = [sum(groups[place] for place in group) for group in plan_merges([(n, n) for n in groups])]
+    assert len(groups) <= 5

@@ -22,6 +22,7 @@ from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
 from ralm.cli.signals import signals_unwind
 from ralm.cli.sweep import sweep
+from ralm.cli.update import merge, update
 from ralm.errors import RalmError, UsageError
 from ralm.version import __version__
 
@@ -61,6 +62,8 @@ def _ralm(
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "index": index,
+    "update": update,
+    "merge": merge,
     "encode": encode,
     "search": search,
     "eval": evaluate,

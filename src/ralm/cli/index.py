@@ -8,11 +8,9 @@ import typer
 from pydantic import JsonValue
 
 from ralm.cli import options
+from ralm.cli.corpus import KINDS, CorpusOptions, read_corpus
 from ralm.cli.flags import Flags
 from ralm.cli.idle import Use, given_options, refuse_idle
-from ralm.controls import path_text
-from ralm.corpus.decontamination import Decontamination
-from ralm.corpus.fields import Fields
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.options import Option
@@ -20,7 +18,7 @@ from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions, cores
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 
-_SPLITTING, _FIELDS, _OVERLAP = Splitting(), Fields(), Decontamination()
+_SPLITTING, _CORPUS = Splitting(), CorpusOptions()
 _FORMULA, _BUILD, _VECTORS = BM25Options(), BuildOptions(), VectorOptions()
 _BM25, _DENSE = '`retriever="bm25"` or `"both"`', '`retriever="dense"` or `"both"`'
 
@@ -31,24 +29,14 @@ def index(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="Folders, files (text, Markdown, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX), saved "
-            "datasets, or hf:NAME.",
+            help=f"Folders, files ({KINDS}), saved datasets, or hf:NAME.",
             show_default=False,
         ),
     ],
     out: Annotated[Path, Option("Folder to write.")],
     splitting: Splitting = _SPLITTING,
     lm: Annotated[str | None, Option("Language model whose tokens `tokens` counts.")] = None,
-    fields: Fields = _FIELDS,
-    no_metadata: Annotated[bool, Option("Keep no field besides id, title and text.")] = False,
-    skip_bad: Annotated[
-        bool, Option("Skip broken lines of files, and count them; in folders they always are.")
-    ] = False,
-    forbidden_titles: Annotated[
-        Path | None, Option("Leave out documents with these titles (a file with one per line).")
-    ] = None,
-    decontaminate: Annotated[tuple[Path, ...], Option("Leave out passages that overlap this text; repeatable.")] = (),
-    overlap: Decontamination = _OVERLAP,
+    corpus: CorpusOptions = _CORPUS,
     analyser: Annotated[
         str, Option("BM25: the language of the text, such as german; cjk for Chinese, Japanese, Korean; or standard.")
     ] = "english",
@@ -70,10 +58,6 @@ def index(
     interruption to resume.
     """
     from ralm.cli.output import print_index
-    from ralm.corpus.decontamination import Removals, read_titles
-    from ralm.corpus.passages import make_passages
-    from ralm.corpus.sources import LeftOut, read_documents
-    from ralm.corpus.text import read_text
     from ralm.folders.outputs import check_output
     from ralm.retrieval.analysis.named import analysis_named
     from ralm.retrieval.dense.loading import load_encoder
@@ -83,15 +67,11 @@ def index(
         raise UsageError('`retriever="dense"` or `"both"` and `encoder` go together: neither works without the other.')
     if (splitting.tokens is None) != (lm is None):
         raise UsageError("`tokens` and `lm` go together: give both or neither.")
-    if no_metadata and fields.metadata is not None:
-        raise UsageError("`no_metadata` and `Fields.metadata` exclude each other: give one of them.")
-    if no_metadata:
-        fields = replace(fields, metadata=())
     dense = retriever != "bm25"
     refuse_idle(
         context,
         Use(splitting),
-        Use("ngram max_overlap", bool(decontaminate), "`decontaminate`"),
+        *corpus.uses,
         Use("analyser", retriever != "dense", _BM25),
         Use(formula, retriever != "dense", _BM25),
         Use(build, retriever != "dense", _BM25),
@@ -103,39 +83,16 @@ def index(
     if "workers" not in given_options(context):
         build = replace(build, workers=cores())
     check_output(out, kind=KIND, force=force)
-    decontamination = Decontamination.of(
-        titles=[] if forbidden_titles is None else read_titles(forbidden_titles),
-        texts=[read_text(path) for path in decontaminate],
-        ngram=overlap.ngram,
-        max_overlap=overlap.max_overlap,
-    )
-    tokenizer = None
-    if lm is not None:
-        from ralm.lm.named import load_tokenizer
-
-        tokenizer = load_tokenizer(lm)
-    removals = Removals()
-    left_out = LeftOut()
-    documents = read_documents(sources, fields, left_out=left_out, skip_bad=skip_bad)
-    passages = make_passages(
-        documents,
-        splitting,
-        tokenizer=tokenizer,
-        decontamination=decontamination,
-        removals=removals,
-    )
+    read = read_corpus(sources, corpus, splitting, lm, corpus.read_decontamination(), named=len(sources) > 1)
 
     def describe() -> dict[str, JsonValue]:
-        return {
-            "sources": [path_text(source) for source in sources],
-            "splitting": {"words": splitting.words} if lm is None else {"tokens": splitting.tokens, "lm": lm},
-            "decontamination": decontamination.settings,
-            "removed": {"counts": removals.counts(), "list": removals.listed(), "unlisted": removals.unlisted},
-            "left_out": left_out.as_json(),
-        }
+        split: dict[str, JsonValue] = (
+            {"words": splitting.words} if lm is None else {"tokens": splitting.tokens, "lm": lm}
+        )
+        return {**read.describe(), "splitting": split}
 
     manifest = build_index(
-        passages,
+        read.passages,
         out,
         formula,
         bm25=retriever != "dense",
@@ -146,4 +103,4 @@ def index(
         build=build,
         force=force,
     )
-    print_index(out, manifest, removals, left_out)
+    print_index(out, manifest, read)

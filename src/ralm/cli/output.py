@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ralm.cli.corpus import ReadCorpus
 from ralm.controls import one_line, visible
-from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Removals
-from ralm.corpus.left_out import LeftOut
+from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE
 from ralm.demo.demonstration import Demonstration, most_gained, prompt_where_retrieval_helps
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.sweep import Sweep
@@ -27,6 +27,7 @@ from ralm.protocols import Tokenizer, WritingModel
 from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, spans
 from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.cache import CachedRetriever
+from ralm.retrieval.segments import segment_entries
 from ralm.retrieval.vector_sets import vector_sets
 from ralm.runs.run import to_json
 from ralm.runs.sweep_folder import PLOT, TABLE
@@ -117,18 +118,34 @@ def print_sweep(swept: Sweep, out: Path | None) -> None:
         print_line(f"The table: {out / TABLE}{plot}")
 
 
-def print_index(out: Path, manifest: Manifest, removals: Removals, left_out: LeftOut) -> None:
+def print_index(out: Path, manifest: Manifest, read: ReadCorpus) -> None:
     """Print what an index holds, and what was left out of it."""
     counts = manifest.counts
     parts = [f"{counts[what]:,} {what}" for what in ("passages", "terms", "postings") if what in counts]
     print_line(f"{out}: {', '.join(parts)}")
     if isinstance(dense := manifest.settings.get("dense"), dict):
         print_vectors(dense, counts["passages"])
+    _print_left_out(out, read)
+
+
+def _print_left_out(out: Path, read: ReadCorpus) -> None:
     for reason in (BY_TITLE, BY_OVERLAP):
-        if removed := removals.count(reason):
+        if removed := read.removals.count(reason):
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
-    for line in left_out.lines():
+    for line in read.left_out.lines():
         print_line(f"left out: {one_line(line)}")
+
+
+def print_update(index: Path, manifest: Manifest, read: ReadCorpus | None) -> None:
+    """Print what an index holds after an update or a merge, and what was left out of what was added."""
+    counts = manifest.counts
+    segments = len(segment_entries(index, manifest).entries)
+    print_line(
+        f"{index}: {counts['passages']:,} passages of {counts['documents']:,} documents in {segments} "
+        f"segment{'s' if segments > 1 else ''}"
+    )
+    if read is not None:
+        _print_left_out(index, read)
 
 
 def print_encoded(index: Path, manifest: Manifest, name: str) -> None:

@@ -35,6 +35,7 @@ def read_documents(
     *,
     left_out: LeftOut | None = None,
     skip_bad: bool = False,
+    named: bool | None = None,
 ) -> Iterator[Document]:
     """The documents of a source, or of several, in order, except those without text.
 
@@ -49,7 +50,7 @@ def read_documents(
 
     The id of a document is that of its record. Without one it is the path of the file below the folder, followed for
     records by a colon and the number of the line or object (from 1) or row (from 0). For a single file it is only the
-    file name or the number; with several sources it begins with the source.
+    file name or the number; with several sources, or if `named` is true, it begins with the source.
 
     The ids of records are kept as they are; a RalmWarning says at the end if several documents share one (the first
     eight million are compared).
@@ -63,15 +64,14 @@ def read_documents(
     package is needed and not installed, for a folder before anything in it is read.
     """
     sources = [sources] if isinstance(sources, str) else sources
+    named = len(sources) > 1 if named is None else named
     counted = LeftOut() if left_out is None else left_out
     maker = DocumentMaker(fields or Fields(), counted, skip_bad=skip_bad)
     shared = SharedIds()
     yield from shared.watched(
         document
         for source in sources
-        for document in _with_text(
-            source, _open(source, "" if len(sources) == 1 else path_text(source), maker), counted
-        )
+        for document in _with_text(source, _open(source, path_text(source) if named else "", maker), counted)
     )
     maker.check_metadata()
     if shared.count:

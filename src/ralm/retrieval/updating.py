@@ -105,7 +105,7 @@ def update_index(
         record: dict[str, JsonValue] = {
             "added": {"documents": len(added.documents), "passages": added.passages} if added else None,
             "removed": {"documents": len(gone), "passages": len(numbers)},
-            **describe(),
+            "corpus": describe(),
         }
         documents = opened.manifest.counts.get("documents", 0) - len(gone) + (len(added.documents) if added else 0)
         return draft.write({UPDATES: _updates(opened.manifest, record)}, sets, fingerprint, documents)

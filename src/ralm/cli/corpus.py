@@ -1,0 +1,111 @@
+"""The options of commands that read a corpus, and how sources become passages."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import JsonValue
+
+from ralm.cli.idle import Use
+from ralm.controls import path_text
+from ralm.corpus.decontamination import Decontamination
+from ralm.corpus.fields import Fields
+from ralm.corpus.splitting import Splitting
+from ralm.errors import UsageError
+from ralm.options import Option
+from ralm.records import Passage
+
+if TYPE_CHECKING:
+    from ralm.corpus.decontamination import Removals
+    from ralm.corpus.left_out import LeftOut
+
+KINDS = "text, Markdown, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusOptions:
+    """Which fields of a record are kept, and which documents and passages are left out."""
+
+    fields: Annotated[Fields, Option("Which fields make a document.")] = field(default_factory=Fields)
+    no_metadata: Annotated[bool, Option("Keep no field besides id, title and text.")] = False
+    skip_bad: Annotated[bool, Option("Skip broken lines of files, and count them; in folders they always are.")] = False
+    forbidden_titles: Annotated[
+        Path | None, Option("Leave out documents with these titles (a file with one per line).")
+    ] = None
+    decontaminate: Annotated[tuple[Path, ...], Option("Leave out passages that overlap this text; repeatable.")] = ()
+    overlap: Annotated[Decontamination, Option("What counts as overlap.")] = field(default_factory=Decontamination)
+
+    def __post_init__(self) -> None:
+        if self.no_metadata and self.fields.metadata is not None:
+            raise UsageError("`no_metadata` and `Fields.metadata` exclude each other: give one of them.")
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """What its options need to have an effect."""
+        return (Use("ngram max_overlap", bool(self.decontaminate), "`decontaminate`"),)
+
+    def read_decontamination(self) -> Decontamination:
+        """Read the files that say what to leave out.
+
+        Raises CorpusError or TextError if one cannot be read.
+        """
+        from ralm.corpus.decontamination import read_titles
+        from ralm.corpus.text import read_text
+
+        return Decontamination.of(
+            titles=[] if self.forbidden_titles is None else read_titles(self.forbidden_titles),
+            texts=[read_text(path) for path in self.decontaminate],
+            ngram=self.overlap.ngram,
+            max_overlap=self.overlap.max_overlap,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadCorpus:
+    """The passages of a corpus, to be read once; afterwards, what was left out of it."""
+
+    passages: Iterator[Passage]
+    removals: "Removals"
+    left_out: "LeftOut"
+    sources: Sequence[str]
+    decontamination: Decontamination
+
+    def describe(self) -> dict[str, JsonValue]:
+        """What a manifest records of the corpus, once it was read."""
+        removals = self.removals
+        return {
+            "sources": [path_text(source) for source in self.sources],
+            "decontamination": self.decontamination.settings,
+            "removed": {"counts": removals.counts(), "list": removals.listed(), "unlisted": removals.unlisted},
+            "left_out": self.left_out.as_json(),
+        }
+
+
+def read_corpus(
+    sources: Sequence[str],
+    options: CorpusOptions,
+    splitting: Splitting,
+    lm: str | None,
+    decontamination: Decontamination,
+    *,
+    named: bool,
+) -> ReadCorpus:
+    """The passages of sources. `lm` is the language model whose tokens `splitting` counts; `named` makes the ids of
+    documents begin with their source."""
+    from ralm.corpus.decontamination import Removals
+    from ralm.corpus.passages import make_passages
+    from ralm.corpus.sources import LeftOut, read_documents
+
+    tokenizer = None
+    if lm is not None:
+        from ralm.lm.named import load_tokenizer
+
+        tokenizer = load_tokenizer(lm)
+    removals, left_out = Removals(), LeftOut()
+    fields = replace(options.fields, metadata=()) if options.no_metadata else options.fields
+    documents = read_documents(sources, fields, left_out=left_out, skip_bad=options.skip_bad, named=named)
+    passages = make_passages(
+        documents, splitting, tokenizer=tokenizer, decontamination=decontamination, removals=removals
+    )
+    return ReadCorpus(passages, removals, left_out, sources, decontamination)

@@ -1,0 +1,97 @@
+"""`ralm update` and `ralm merge` on real folders."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import ralm
+
+STORIES = {
+    "sea.txt": "The sea is deep and blue. Ships cross the sea by night.",
+    "hill.md": "# The hill\nSheep graze on the hill in spring.",
+    "town.html": "<title>The town</title><p>The market sells fish and bread.",
+}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name, text in STORIES.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def found(index: Path, query: str) -> list[str]:
+    hits = json.loads(ralm("search", index, query, "--json").out)["hits"]
+    return [hit["document_id"] for hit in hits]
+
+
+def test_a_folder_that_changes(corpus: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    assert ralm("index", corpus, "--out", index).status == 0
+    (corpus / "new.txt").write_text("A dog barks in the market.")
+    (corpus / "sea.txt").write_text("The sea is calm today.")
+    refused = ralm("update", index, corpus)
+    assert refused.status == 1
+    assert "3 documents ('hill.md', 'sea.txt', 'town.html') are already in" in refused.err
+    assert "Replace such documents with --replace" in refused.err
+    assert found(index, "deep") == ["sea.txt"]
+
+    updated = ralm("update", index, corpus, "--replace")
+    assert updated.status == 0, updated.err
+    assert "4 passages of 4 documents in 1 segment" in updated.out
+    assert found(index, "deep") == []
+    assert found(index, "calm") == ["sea.txt"]
+    assert sorted(found(index, "market")) == ["new.txt", "town.html"]
+
+    (tmp_path / "gone.txt").write_text("new.txt\nhill.md\n")
+    assert ralm("update", index, "--remove", tmp_path / "gone.txt", "--remove-id", "sea.txt").status == 0
+    assert found(index, "market hill sea") == ["town.html"]
+    assert ralm("check", index).status == 0
+    assert ralm("merge", index).status == 0
+    assert found(index, "market hill sea") == ["town.html"]
+
+
+def test_a_large_index_keeps_its_segment(tmp_path: Path) -> None:
+    rows = [{"id": f"d{n}", "text": f"word{n} common", "url": f"https://host/{n}"} for n in range(50)]
+    for name, some in (("old", rows[:40]), ("new", rows[40:45]), ("newest", rows[45:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    index = tmp_path / "index"
+    ralm("index", tmp_path / "old.jsonl", "--out", index, "--words", "1")
+    first = ralm("update", index, tmp_path / "new.jsonl", "--remove-id", "d3")
+    assert "88 passages of 44 documents in 2 segments" in first.out, "split into words of one, as it was built"
+    assert found(index, "word41") == ["d41"]
+    hit = json.loads(ralm("search", index, "word41", "--json").out)["hits"][0]
+    assert hit["metadata"] == {"url": "https://host/41"}
+    assert "in 1 segment" in ralm("merge", index).out
+
+
+def test_what_an_update_refuses(corpus: Path, tmp_path: Path) -> None:
+    index, titles = tmp_path / "index", tmp_path / "titles.txt"
+    titles.write_text("The town\n")
+    ralm("index", corpus, "--out", index, "--forbidden-titles", titles)
+    rows = [{"id": "m", "title": "The town", "text": "Fish."}, {"id": "n", "text": "Bread."}]
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for arguments, said in (
+        ([tmp_path / "more.jsonl"], r"was decontaminated \(1 titles, .* give the same --forbidden-titles"),
+        ([], "there is nothing to update"),
+        (["--remove-id", "nowhere"], "the document 'nowhere' is not in"),
+        (["--remove-id", "sea.txt", "--replace"], "--replace does nothing here: it goes with a SOURCE"),
+        (["--remove-id", "sea.txt", "--title-field", "name"], "--title-field does nothing here"),
+        (
+            [tmp_path / "more.jsonl", "--device", "cpu"],
+            "--device does nothing here: it goes with an index with vectors",
+        ),
+        ([tmp_path / "none.jsonl"], "none.jsonl does not exist"),
+    ):
+        refused = ralm("update", index, *arguments)
+        assert refused.status != 0
+        assert re.search(said, " ".join(refused.err.split())), refused.err
+        assert "Traceback" not in refused.err
+    updated = ralm("update", index, tmp_path / "more.jsonl", "--forbidden-titles", titles)
+    assert "left out for forbidden title: 1 passages" in updated.out
+    assert found(index, "bread") == ["n"]
+    assert ralm("update", tmp_path, tmp_path / "more.jsonl").status == 1
