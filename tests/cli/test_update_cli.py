@@ -83,9 +83,9 @@ def test_what_an_update_refuses(corpus: Path, tmp_path: Path) -> None:
         (["--remove-id", "sea.txt", "--title-field", "name"], "--title-field does nothing here"),
         (
             [tmp_path / "more.jsonl", "--device", "cpu"],
-            "--device does nothing here: it goes with an index with vectors",
+            "--device does nothing here: it goes with an index with vec",
         ),
-        ([tmp_path / "none.jsonl"], "none.jsonl does not exist"),
+        ([tmp_path / "none.jsonl", "--forbidden-titles", titles], "none.jsonl does not exist"),
     ):
         refused = ralm("update", index, *arguments)
         assert refused.status != 0

@@ -113,9 +113,12 @@ def _check_decontamination(index: Path, recorded: JsonValue, given: Decontaminat
     """Raise UsageError if an index was decontaminated and added documents would not be in the same way."""
     if not isinstance(recorded, dict) or recorded == given.settings:
         return
-    if recorded.get("titles") or recorded.get("evaluation_ngrams"):
+    titles, ngrams, ngram, overlap = (
+        recorded.get(name) for name in ("titles", "evaluation_ngrams", "ngram", "max_overlap")
+    )
+    if titles or ngrams:
         raise UsageError(
-            f"{index} was decontaminated ({recorded.get('titles'):,} titles, {recorded.get('evaluation_ngrams'):,} runs of "
-            f"{recorded.get('ngram')} words of evaluation texts, `max_overlap` {recorded.get('max_overlap')}); give the same "
-            "`forbidden_titles`, `decontaminate`, `ngram` and `max_overlap`, so that added documents are checked too."
+            f"{index} was decontaminated ({titles:,} titles, {ngrams:,} runs of {ngram} words of evaluation texts, "
+            f"maximal overlap {overlap}); give the same `forbidden_titles`, `decontaminate`, `ngram` and "
+            "`max_overlap`, so that added documents are checked too."
         )
