@@ -203,6 +203,22 @@ def test_plain_text_is_cut_into_many_pieces(kind: str) -> None:
     assert_same(tokenizer, text, pieces)
 
 
+def test_no_window_is_much_longer_than_the_longest() -> None:
+    tokenizer, encoded = tokenizer_of("byte-level BPE"), []
+    sizes = WindowSizes(first=100, longest=1000, overlap=50)
+
+    def encode(text: str) -> Window:
+        encoded.append(len(text))
+        return ModelTokenizer(tokenizer)._window(text)
+
+    text = "The thing is that they are there, and it is so.\n" * 400
+    pieces = list(encode_in_pieces(chunks_of(text), encode, Cuts(tokenizer).separate, sizes))
+    assert_same(tokenizer, text, pieces)
+    assert encoded[0] == 100
+    assert max(encoded) < 1500
+    assert sum(encoded) < 1.5 * len(text)
+
+
 @pytest.mark.parametrize("kind", ["byte-level BPE", "WordPiece", "Unigram", "SentencePiece BPE"])
 def test_long_runs_without_a_place_to_cut_are_one_piece(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer, plain = tokenizer_of(kind), "the thing is there " * 20
