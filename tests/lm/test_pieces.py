@@ -126,6 +126,9 @@ KINDS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 }
 
 
+BYTE_LEVEL = [kind for kind in KINDS if "byte" in kind]
+
+
 @cache
 def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
     return KINDS[kind]()
@@ -159,11 +162,31 @@ WORDS = st.sampled_from(
     "## ##ing".split(" ")
 )
 SPACES = st.sampled_from(
-    [" ", " ", " ", " ", " ", " ", "  ", "   ", "\n", "\n", "\n\n", " \n", "\r\n", "\t", "\xa0", ""]
+    [
+        " ",
+        " ",
+        " ",
+        " ",
+        " ",
+        " ",
+        "  ",
+        "   ",
+        "\n",
+        "\n",
+        "\n\n",
+        " \n",
+        "\r\n",
+        "\t",
+        "\xa0",
+        "",
+        "\uff0c",
+        "\u3002\n",
+    ]
 )
 RUNS = st.builds(
     lambda word, times: word * times, st.sampled_from(["x", "th", "\u4e2d", " ", "\n", "1"]), st.integers(9, 60)
 )
+CHINESE = "\u4e2d\u6587\u6587\u672c\uff0c\u6ca1\u6709\u7a7a\u683c\u3002"
 PLAIN = st.sampled_from("the thing They isn a I is return x caf\u00e9 12 2024 \u043a\u043e\u0440 \u4e2d\u6587".split())
 
 
@@ -171,10 +194,11 @@ PLAIN = st.sampled_from("the thing They isn a I is return x caf\u00e9 12 2024 \u
 def texts(draw: st.DrawFn) -> str:
     """Plain words with odd words, odd spaces and long runs between them."""
     stretches = st.lists(st.tuples(st.lists(PLAIN, max_size=9), st.sampled_from(" \n")), min_size=1, max_size=5)
+    lines = st.sampled_from(["", "", CHINESE, CHINESE * 3, CHINESE + "\n", "They are it.\nA ", "x\n\u3000\u3000\u4e2d"])
     odd = st.one_of(WORDS, WORDS, WORDS, st.text(max_size=6), RUNS)
     text = ""
     for _ in range(draw(st.integers(1, 5))):
-        text += "".join(space.join(words) + space for words, space in draw(stretches))
+        text += "".join(space.join(words) + space for words, space in draw(stretches)) + draw(lines)
         text += "".join(draw(odd) + draw(SPACES) for _ in range(draw(st.integers(0, 3))))
     return text.encode(errors="ignore").decode()
 
@@ -201,6 +225,38 @@ def test_plain_text_is_cut_into_many_pieces(kind: str) -> None:
     pieces = in_pieces(tokenizer, text, WindowSizes(first=100, longest=100, overlap=20))
     assert len(pieces) > 10
     assert_same(tokenizer, text, pieces)
+
+
+@pytest.mark.parametrize("kind", BYTE_LEVEL)
+def test_a_text_without_spaces_is_cut_at_its_signs(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    pieces = in_pieces(tokenizer, CHINESE * 100, WindowSizes(first=100, longest=100, overlap=20))
+    assert len(pieces) > 5
+    assert_same(tokenizer, CHINESE * 100, pieces)
+
+
+@pytest.mark.parametrize("kind", [*BYTE_LEVEL, "Unigram", "WordPiece", "wordpiece"])
+def test_a_text_is_cut_at_the_beginning_of_a_line(kind: str) -> None:
+    tokenizer, text = tokenizer_of(kind), "theythingthere,\n" * 100
+    pieces = in_pieces(tokenizer, text, WindowSizes(first=100, longest=100, overlap=20))
+    assert len(pieces) > 5
+    assert_same(tokenizer, text, pieces)
+
+
+def test_no_window_is_much_longer_than_the_longest() -> None:
+    tokenizer, encoded = tokenizer_of("byte-level BPE"), []
+    sizes = WindowSizes(first=100, longest=1000, overlap=50)
+
+    def encode(text: str) -> Window:
+        encoded.append(len(text))
+        return ModelTokenizer(tokenizer)._window(text)
+
+    text = "The thing is that they are there, and it is so.\n" * 400
+    pieces = list(encode_in_pieces(chunks_of(text), encode, Cuts(tokenizer).separate, sizes))
+    assert_same(tokenizer, text, pieces)
+    assert encoded[0] == 100
+    assert max(encoded) < 1500
+    assert sum(encoded) < 1.5 * len(text)
 
 
 @pytest.mark.parametrize("kind", ["byte-level BPE", "WordPiece", "Unigram", "SentencePiece BPE"])
@@ -269,7 +325,7 @@ def test_a_window_that_disagrees_with_the_next_one_is_not_cut() -> None:
         return Window(text=text, tokens=np.arange(len(found)), spans_N2=spans_N2, word_of=int)
 
     text = "some words and more " * 50
-    pieces = list(encode_in_pieces([text], encode, lambda window, at: True, WindowSizes(first=50, overlap=10)))
+    pieces = list(encode_in_pieces([text], encode, lambda window, place: True, WindowSizes(first=50, overlap=10)))
     assert [len(piece.tokens) for piece in pieces] == [200]
 
 

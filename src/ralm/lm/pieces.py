@@ -1,7 +1,7 @@
 """Tokenising a long text in pieces: exactly the tokens of the whole text, in bounded memory.
 
-A piece ends at a *cut*: a single space or line end between two letters or digits, at which the tokenizer treats what is
-before and after independently. Two windows of the text overlap around each cut:
+A piece ends at a *cut*: a place beside a space, a line end or a sign at which the tokenizer treats what is before and
+after independently. Two windows of the text overlap around each cut:
 
     first window   [ begin ......................... cut ....... checked ]
     next window                      [ begin ....... cut ....... checked ............ ]
@@ -32,8 +32,10 @@ from ralm.records import EncodedPiece, IntArray
 
 _LOG: Final = logging.getLogger(__name__)
 
-_PLACES: Final = re.compile(r"(?<=[^\W_])[ \n](?=[^\W_])")
-"""Single spaces and line ends between two letters or digits: no normalisation and no run of spaces crosses them."""
+_SIGNS: Final = "\u3001\u3002\uff0c\uff0e\uff1a\uff1b\uff01\uff1f"
+_PLACES: Final = re.compile(rf"(?<=[^\W_])(?=[ \n{_SIGNS}][^\W_])|(?<=\S\n)(?=[^\W_])")
+"""Between a letter or digit and a single space, line end or Chinese or Japanese sign before another one; and between a
+line end and a letter or digit. No normalisation and no run of spaces crosses such a place."""
 _TRIES: Final = 64
 _CHUNK: Final = 1 << 20
 
@@ -59,7 +61,7 @@ class Window:
 
 
 Separate = Callable[[Window, int], bool]
-"""Whether the tokens before the one with this number are independent of it and all later ones."""
+"""Whether the tokens on the two sides of a place, which no token crosses, are independent of each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +177,7 @@ def _find_cut(window: Window, given: int, separate: Separate, overlap: int) -> _
 
 
 def _is_cut(window: Window, place: int, separate: Separate) -> bool:
-    return window.is_parted(place) and separate(window, window.before(place))
+    return window.is_parted(place) and separate(window, place)
 
 
 def _agree(window: Window, following: Window, cut: _Cut, separate: Separate) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from ralm.pipeline.unknown import count_unknown
 from ralm.protocols import FullTokenizer, Tokenizer
 from ralm.reading.plan import Plan, PlanOptions, make_plan
 from ralm.records import IntArray
+
+_SPARE: Final = 8
+"""How many more tokens are read: what is read may end with white space, and some tokenizers drop it at the end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +86,7 @@ def read_beginning(chunks: Iterable[str], tokenizer: Tokenizer, limit_tokens: in
     if limit_tokens is None:
         return "".join(chunks)
     pieces = full_tokenizer(tokenizer).encode_pieces(chunks)
-    return "".join(piece.text for piece in pieces_of_tokens(pieces, limit_tokens))
+    return "".join(piece.text for piece in pieces_of_tokens(pieces, limit_tokens + _SPARE))
 
 
 def _tokens_of_whole_characters(spans_N2: IntArray, limit: int) -> int:

@@ -1,7 +1,8 @@
 """Where a text may be cut so that a fast tokenizer reads both sides independently of each other.
 
-A fast tokenizer works in four stages. A cut stands between a letter or digit and a single space or line end, before
-another letter or digit (`ralm.lm.pieces`). There, each stage is independent of the other side:
+A fast tokenizer works in four stages. A cut stands between a letter or digit and a single space, line end or Chinese or
+Japanese sign, before another letter or digit; or at the beginning of a line (`ralm.lm.pieces`). There, each stage is
+independent of the other side:
 
 - *Added tokens* are searched for first, from the left. None may reach over the cut: the texts of a tokenizer with an
   added token that has white space inside are not cut at all, and a place next to an added token, which may take the
@@ -60,13 +61,13 @@ class Cuts:
             and not any(self._reaches_over_spaces(token.content) for token in self._added.values())
         )
 
-    def separate(self, window: Window, at: int) -> bool:
-        """Whether the tokens before the one with number `at`, which begins at a place to cut, are independent of the
-        others."""
+    def separate(self, window: Window, place: int) -> bool:
+        """Whether the tokens on the two sides of a place, which no token crosses, are independent of each other."""
+        at = window.before(place)
         before, after = window.tokens[at - 1 : at + 1].tolist()
         if before in self._added or after in self._added:
             return False
-        return window.word_of(at - 1) != window.word_of(at) or self._never_joined(before, after)
+        return window.word_of(at - 1) != window.word_of(at) or self._never_joined(before, after, window.text[place])
 
     def _reaches_over_spaces(self, added: str) -> bool:
         """Whether an added token has white space inside, as it is or normalised: it may be looked for in both forms."""
@@ -78,13 +79,14 @@ class Cuts:
     def _added(self) -> dict[int, Any]:
         return dict(self._tokenizer.added_tokens_decoder)
 
-    def _never_joined(self, before: int, after: int) -> bool:
-        """Whether BPE never merges the last character of a token with the first of another, a space."""
+    def _never_joined(self, before: int, after: int, character: str) -> bool:
+        """Whether BPE never merges the last character of a token with the first of another, which is `character` or
+        stands for a space."""
         model = self._tokenizer.backend_tokenizer.model
         if type(model).__name__ != "BPE" or model.end_of_word_suffix or model.continuing_subword_prefix:
             return False
         left, right = self._tokenizer.convert_ids_to_tokens([before, after])
-        is_text = left != model.unk_token and left[-1].isalnum() and right[0] in _SPACES
+        is_text = left != model.unk_token and left[-1].isalnum() and right[0] in _SPACES + character
         return is_text and left[-1] + right[0] not in self._vocabulary
 
     @cached_property
