@@ -187,6 +187,15 @@ def test_links(tmp_path: Path) -> None:
     ]
 
 
+def test_every_source_is_looked_for_before_the_first_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("broken\n")
+    with pytest.raises(CorpusError, match="gone does not exist"):
+        ids(tmp_path / "a.jsonl", tmp_path / "gone")
+    (tmp_path / "x.png").touch()
+    with pytest.raises(CorpusError, match="x.png is of an unknown type"):
+        ids(tmp_path / "a.jsonl", tmp_path / "x.png")
+
+
 def test_a_folder_given_as_a_link(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.txt").write_text("text")

@@ -65,11 +65,10 @@ def read_documents(
     sources = [sources] if isinstance(sources, str) else sources
     counted = LeftOut() if left_out is None else left_out
     maker = DocumentMaker(fields or Fields(), counted, skip_bad=skip_bad)
+    opened = [(source, _open(source, source if len(sources) > 1 else "", maker)) for source in sources]
     shared = SharedIds()
     yield from shared.watched(
-        document
-        for source in sources
-        for document in _with_text(source, _open(source, source if len(sources) > 1 else "", maker), counted)
+        document for source, documents in opened for document in _with_text(source, documents, counted)
     )
     maker.check_metadata()
     if shared.count:
