@@ -34,6 +34,7 @@ Hybrid
 InContext
 Index
 LanguageModel
+LeftOut
 Measures
 ModelOptions
 NO_PASSAGE

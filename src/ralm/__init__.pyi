@@ -1,6 +1,7 @@
 """The public names, listed only here: type checkers read this file, and so does the package through lazy_loader."""
 
 from .corpus.decontamination import Decontamination as Decontamination, Removals as Removals
+from .corpus.left_out import LeftOut as LeftOut
 from .corpus.passages import make_passages as make_passages
 from .corpus.sources import Fields as Fields, read_documents as read_documents
 from .corpus.splitting import Splitting as Splitting

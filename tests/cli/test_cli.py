@@ -338,7 +338,9 @@ def test_inputs_that_are_not_what_they_should_be(work: Path, model: Path, tmp_pa
     assert not (tmp_path / "i").exists()
     skipped = ralm("index", tmp_path / "broken.jsonl", "--out", tmp_path / "i", "--skip-bad")
     assert skipped.status == 0
-    assert re.search("left out: broken lines: 1, such as .*, line 2 is not JSON: .* at column 16\\.\n", skipped.out)
+    assert re.search(
+        "left out: broken lines, objects or pages: 1, such as .*, line 2 is not JSON: .* at column 16\n", skipped.out
+    )
 
 
 def test_a_damaged_index_is_refused_and_an_existing_one_kept(work: Path, tmp_path: Path) -> None:

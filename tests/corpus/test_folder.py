@@ -66,6 +66,17 @@ def test_kinds_are_mixed_and_ids_are_unique(tmp_path: Path) -> None:
     assert (titles["b/x.md.gz"], titles["b/x.txt"]) == ("Title", "x")
 
 
+@pytest.mark.parametrize("source", ["folder", "folder/", "./folder"])
+def test_ids_of_several_sources_begin_with_the_tidy_name_of_the_source(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.txt").write_text("text")
+    (tmp_path / "x.jsonl").write_text('{"text": "one"}\n')
+    assert ids(source, "./x.jsonl") == ["folder/a.txt", "x.jsonl:1"]
+
+
 def test_a_single_file_keeps_its_short_ids(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "one"}\n')
     (tmp_path / "x.txt").write_text("one")
@@ -174,6 +185,15 @@ def test_links(tmp_path: Path) -> None:
         f"{folder}/loop.txt (a link to itself)",
         f"{folder}/sub/up (leads to a folder that contains it)",
     ]
+
+
+def test_every_source_is_looked_for_before_the_first_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("broken\n")
+    with pytest.raises(CorpusError, match="gone does not exist"):
+        ids(tmp_path / "a.jsonl", tmp_path / "gone")
+    (tmp_path / "x.png").touch()
+    with pytest.raises(CorpusError, match="x.png is of an unknown type"):
+        ids(tmp_path / "a.jsonl", tmp_path / "x.png")
 
 
 def test_a_folder_given_as_a_link(tmp_path: Path) -> None:

@@ -68,10 +68,19 @@ def test_titles(page: str, title: str, tmp_path: Path) -> None:
     assert read(tmp_path / "x.html").title == title
 
 
+@pytest.mark.parametrize(("name", "begin"), [("x.xhtml", ""), ("x.html", '<?xml version="1.0"?>\n')])
+def test_empty_elements_of_xml(name: str, begin: str, tmp_path: Path) -> None:
+    page = '<html><head><script src="x"/><title>Title</title><style/></head><body><p/>a<br/>b<a id="c"/>d</body></html>'
+    (tmp_path / name).write_text(begin + page)
+    document = read(tmp_path / name)
+    assert (document.title, document.text) == ("Title", "a\nbd")
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
         ("<p>é".encode(), "é"),
+        (b"<p>a&#xD800;b&#x110000;c", "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c"),
         (b"\xef\xbb\xbf<meta charset=latin1><p>\xc3\xa9", "é"),
         ("<p>é".encode("utf-16"), "é"),
         (b'<meta charset="iso-8859-1"><p>\xe9 \x80', "é €"),

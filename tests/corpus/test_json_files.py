@@ -153,6 +153,14 @@ def test_an_array_takes_the_memory_of_its_largest_object(tmp_path: Path) -> None
     assert peak < 4 << 20
 
 
+def test_an_object_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_records, "_LONGEST_VALUE", 1 << 20)
+    path = tmp_path / "x.json"
+    path.write_text('{"type": "map", "text": "' + "x" * (3 << 20) + '"}')
+    with pytest.raises(CorpusError, match="x.json holds an object of more than 1 million characters"):
+        read(path)
+
+
 def test_numbers_are_whole_at_the_end_of_a_piece(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text("[12345, -Infinity, NaN, 1.5e10, true, null]")

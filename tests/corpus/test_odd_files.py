@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir(mode=0)
     left_out = LeftOut()
     assert [document.text for document in read(tmp_path, left_out)] == ["one"]
-    assert left_out.examples == {BROKEN_FILES: [f"{tmp_path}/b cannot be read: Permission denied."]}
+    assert left_out.examples == {BROKEN_FILES: [f"{tmp_path}/b cannot be read: Permission denied"]}
     with pytest.raises(CorpusError, match="b cannot be read: Permission denied"):
         read(tmp_path / "b")
 
@@ -105,7 +105,7 @@ def test_a_folder_that_vanishes_while_it_is_listed(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "scandir", scandir)
     left_out = LeftOut()
     assert [document.text for document in read(tmp_path, left_out)] == ["one"]
-    assert left_out.examples == {BROKEN_FILES: [f"{tmp_path}/b cannot be read: No such file or directory."]}
+    assert left_out.examples == {BROKEN_FILES: [f"{tmp_path}/b cannot be read: No such file or directory"]}
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.tsv"])

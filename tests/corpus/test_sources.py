@@ -72,7 +72,7 @@ def test_reading_is_a_stream(tmp_path: Path) -> None:
     [
         (b'{"text": "x"', "line 2 is not JSON"),
         (b'["text"]', "line 2 is JSON but not an object"),
-        (b'{"body": "x", "id": 1}', "line 2 has no field 'text'; its fields are body, id. Name the right one"),
+        (b'{"body": "x", "id": 1}', "line 2 has no field 'text'; its fields are body, id"),
         (b'{"text": 3}', "line 2: the field 'text' is not text but int"),
         (b'{"text": "\xe9"}', "line 2 is not UTF-8: byte 26 is 0xe9"),
         (b'{"text": "\\ud800"}', "line 2 holds a lone surrogate"),
@@ -110,7 +110,8 @@ def test_only_the_first_few_broken_lines_are_kept(tmp_path: Path) -> None:
 def test_all_lines_broken_is_an_error_even_when_they_may_be_passed_over(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", ROWS)
     with pytest.raises(
-        CorpusError, match="x.jsonl holds no document; left out: broken lines: 2, such as .* has no field 'body'"
+        CorpusError,
+        match="x.jsonl holds no document; left out: broken lines, objects or pages: 2, such as .* id, title, text;",
     ):
         read(path, Fields(text="body"), LeftOut())
 

@@ -189,7 +189,10 @@ def ask_cache(folder: Path) -> Any:
 
 
 def make_retrieval_file(folder: Path) -> None:
-    docs = tuple(RetrievedPassage(text=p.text, title=p.title, score=1.5, id=p.document_id) for p in PASSAGE_LIST[:2])
+    docs = tuple(
+        RetrievedPassage(text=p.text, title=p.title, score=1.5, id=p.document_id, metadata=dict(p.metadata))
+        for p in PASSAGE_LIST[2:4]
+    )
     strides = [
         RetrievedStride(
             begin_location=4 * n, end_location=4 * n + 4, future="x", query="y", retrieved_docs=docs[: n % 3]
@@ -203,7 +206,11 @@ def ask_retrieval_file(folder: Path) -> Any:
     strides = read_retrieval_file(folder / "retrieved.json")
     hits, passages = hits_and_passages(strides)
     assert np.isfinite(hits.scores_QK).all()
-    return [as_lists(hits), [passage.contents for passage in passages], [stride.begin_location for stride in strides]]
+    return [
+        as_lists(hits),
+        [[passage.contents, passage.metadata] for passage in passages],
+        [stride.begin_location for stride in strides],
+    ]
 
 
 def _dense_builder(folder: Path) -> DenseBuilder:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ralm.evaluation.traces import TracedText
-from ralm.records import NO_PASSAGE, Passage, Provenance
+from ralm.records import NO_PASSAGE, Metadata, Passage, Provenance
 from ralm.runs.page import report_page
 from ralm.runs.report import Report
 
@@ -143,7 +143,17 @@ def test_a_browser_draws_it(report: Report, tmp_path: Path) -> None:
       document.body.dataset.marked = document.querySelectorAll(".t.by").length;
     </script></body>"""
     file = tmp_path / "report.html"
-    page = report_page(report)
+    acts = acts.replace(
+        "</script>", 'document.querySelectorAll("details").forEach(one => { one.open = true; });</script>'
+    )
+    metadata: Metadata = {
+        "url": 'https://example.org/?a="1"&b=2',
+        "bad": "javascript:alert(1)",
+        "page": 3,
+        "tags": [{"<i>": None}],
+    }
+    passages = {number: replace(passage, metadata=metadata) for number, passage in report.text.passages.items()}
+    page = report_page(replace(report, text=replace(report.text, passages=passages)))
     file.write_text(page.replace("</body>", acts), encoding="utf-8")
     done = subprocess.run(
         [
@@ -167,7 +177,18 @@ def test_a_browser_draws_it(report: Report, tmp_path: Path) -> None:
     assert 'data-ready="true"' in dom
     assert len(re.findall(r'<span class="t [hd]', dom)) == 5
     assert "&lt;b&gt;time" in dom
-    assert dom.count("<details>") == 2
+    assert dom.count("<details open") == 2
+    assert (
+        re.findall(r"<a href=[^>]*>[^<]*", dom)
+        == [
+            '<a href="https://example.org/?a=&quot;1&quot;&amp;b=2" target="_blank" rel="noopener noreferrer">'
+            'https://example.org/?a="1"&amp;b=2'
+        ]
+        * 2
+    )
+    assert dom.count("<dt>bad</dt><dd>javascript:alert(1)</dd>") == 2
+    assert dom.count("<dt>page</dt><dd>3</dd>") == 2
+    assert dom.count('<dt>tags</dt><dd>[{"&lt;i&gt;":null}]</dd>') == 2
     assert 'data-focused="t1"' in dom
     assert "\N{MINUS SIGN}0.69 nats" in dom
     assert 'data-marked="3"' in dom, "of the first passage of token 1, with at least a twentieth of the weight"

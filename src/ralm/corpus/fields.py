@@ -9,8 +9,8 @@ from ralm.options import Option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """The names of the fields with a document's id, title, text and metadata. Only the text is required. The default id
-    is the line number (from 1) or row number (from 0), the default title is empty.
+    """The names of the fields with a document's id, title, text and metadata. Only the text is required. A
+    record without an id gets one from its place (`read_documents`); without a title, the title is empty.
 
     `metadata` names the fields that are kept as metadata, where they exist. None keeps all fields but the id, the title
     and the text; `()` keeps none.

@@ -75,7 +75,7 @@ class _Walk:
         try:
             return self.entries(folder.path)
         except OSError as error:
-            self._left_out.add(BROKEN_FILES, f"{path_text(folder.path)} cannot be read: {error.strerror}.")
+            self._left_out.add(BROKEN_FILES, f"{path_text(folder.path)} cannot be read: {error.strerror}")
             return iter(())
 
     def status(self, entry: "os.DirEntry[str]") -> os.stat_result | None:
@@ -90,7 +90,7 @@ class _Walk:
             if what := _BROKEN_LINKS.get(error.errno or 0):
                 self._left_out.add(LINKS, f"{name} ({what})")
             else:
-                self._left_out.add(BROKEN_FILES, f"{name} cannot be read: {error.strerror}.")
+                self._left_out.add(BROKEN_FILES, f"{name} cannot be read: {error.strerror}")
             return None
 
     def enters(self, entry: "os.DirEntry[str]", status: os.stat_result) -> bool:

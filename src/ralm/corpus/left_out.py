@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
-BROKEN_LINES: Final = "broken lines"
+BROKEN_LINES: Final = "broken lines, objects or pages"
 BROKEN_FILES: Final = "files that cannot be read"
 EMPTY_FILES: Final = "empty files"
 NO_TEXT: Final = "documents without text"

@@ -18,6 +18,7 @@ from ralm.records import Document, Metadata
 
 MEND: Final = " Fix it, or skip such lines with `skip_bad=True`."
 """What the message of a broken line ends with, unless it says another remedy."""
+_NAME_IT: Final = " Name the right one with `Fields.text`."
 _NOT_NAMES: Final = (bytes, list, dict, tuple, set)
 _FIELDS_COUNTED: Final = 1000
 
@@ -67,15 +68,13 @@ class DocumentMaker:
     def no_text(self, where: str, names: Mapping[str, object] | list[str]) -> CorpusError:
         """The error for a record, or a table with these columns, that has no text."""
         text, there = self.fields.text, ", ".join(names) or "none"
-        return CorpusError(
-            f"{where} has no field {text!r}; its fields are {there}. Name the right one with `Fields.text`."
-        )
+        return CorpusError(f"{where} has no field {text!r}; its fields are {there}.{_NAME_IT}")
 
     def broken_line(self, error: CorpusError) -> None:
         """Count a broken line, or raise its error."""
         if not self.skip_bad:
             raise error
-        self.left_out.add(BROKEN_LINES, str(error).removesuffix(MEND))
+        self.left_out.add(BROKEN_LINES, without_remedy(error))
 
     def no_json(self, name: str, kind: str) -> None:
         """Count a field of metadata with values that JSON cannot hold, once."""
@@ -106,6 +105,11 @@ class DocumentMaker:
         if self._never_seen:
             self._never_seen.difference_update(record)
         return metadata
+
+
+def without_remedy(error: CorpusError) -> str:
+    """What is wrong, in a list: without a full stop, and without advice for someone whose command has failed."""
+    return str(error).removesuffix(MEND).removesuffix(_NAME_IT).removesuffix(".")
 
 
 def _name(value: object, field_name: str, where: str) -> str | None:

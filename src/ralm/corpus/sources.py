@@ -19,7 +19,7 @@ from ralm.corpus.formats.kinds import SUFFIXES, is_known, reader_of
 from ralm.corpus.formats.parquet import needed_columns
 from ralm.corpus.ids import SharedIds
 from ralm.corpus.left_out import BROKEN_FILES, EMPTY_FILES, NO_TEXT, LeftOut
-from ralm.corpus.maker import MEND, DocumentMaker
+from ralm.corpus.maker import DocumentMaker, without_remedy
 from ralm.errors import CorpusError, MissingExtraError, RalmWarning
 from ralm.records import Document
 
@@ -67,11 +67,10 @@ def read_documents(
     named = len(sources) > 1 if named is None else named
     counted = LeftOut() if left_out is None else left_out
     maker = DocumentMaker(fields or Fields(), counted, skip_bad=skip_bad)
+    opened = [(source, _open(source, source if named else "", maker)) for source in sources]
     shared = SharedIds()
     yield from shared.watched(
-        document
-        for source in sources
-        for document in _with_text(source, _open(source, path_text(source) if named else "", maker), counted)
+        document for source, documents in opened for document in _with_text(source, documents, counted)
     )
     maker.check_metadata()
     if shared.count:
@@ -104,18 +103,18 @@ def _with_text(source: str, documents: Iterator[Document], left_out: LeftOut) ->
         raise CorpusError(f"{source} holds no document" + (f"; left out: {'; '.join(lines)}" if lines else "."))
 
 
-def _open(source: str, name: str, maker: DocumentMaker) -> Iterator[Document]:
-    """The documents of a source; ids begin with `name`, unless it is empty."""
+def _open(source: str, begin: str, maker: DocumentMaker) -> Iterator[Document]:
+    """The documents of a source; ids begin with `begin`, unless it is empty."""
     if source.startswith(HUB_PREFIX):
-        return _dataset_documents(source.removeprefix(HUB_PREFIX), _prefix(name), maker)
+        return _dataset_documents(source.removeprefix(HUB_PREFIX), _prefix(begin), maker)
     path = Path(source)
     if not path.exists() and not path.is_symlink():
         raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
     if not path.is_dir():
-        return _file_documents(path, name, maker)
+        return _file_documents(path, path_text(Path(begin)) if begin else "", maker)
     if any((path / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS)):
-        return _dataset_documents(source, _prefix(name), maker)
-    return _folder_documents(path, maker.skipping_bad(), name)
+        return _dataset_documents(source, _prefix(path_text(Path(begin)) if begin else ""), maker)
+    return _folder_documents(path, maker.skipping_bad(), begin)
 
 
 def _file_documents(path: Path, name: str, maker: DocumentMaker) -> Iterator[Document]:
@@ -126,15 +125,14 @@ def _file_documents(path: Path, name: str, maker: DocumentMaker) -> Iterator[Doc
     return reader_of(file.suffix)(file, maker)
 
 
-def _folder_documents(folder: Path, maker: DocumentMaker, name: str) -> Iterator[Document]:
+def _folder_documents(folder: Path, maker: DocumentMaker, begin: str) -> Iterator[Document]:
     """The documents of everything below a folder; what is broken is left out."""
     everything = list(found_below(str(folder), maker.left_out))
     _check_extras(everything)
     for found in everything:
         path = Path(found.path)
-        below = path_text(path.relative_to(folder).as_posix())
-        identifier = f"{name}/{below}" if name else below
-        file = File(path, identifier, _prefix(identifier))
+        name = path_text(Path(begin, path.relative_to(folder)).as_posix())
+        file = File(path, name, _prefix(name))
         documents = (
             _dataset_documents(found.path, file.prefix, maker)
             if found.is_dataset
@@ -161,7 +159,7 @@ def _unless_broken(documents: Iterator[Document], path: str, left_out: LeftOut) 
         for document in documents:
             yield document
     except CorpusError as error:
-        left_out.add(BROKEN_FILES, str(error).removesuffix(MEND))
+        left_out.add(BROKEN_FILES, without_remedy(error))
     if document is None and left_out.counts.total() == before:
         left_out.add(EMPTY_FILES, path_text(path))
 

@@ -23,6 +23,8 @@ _INLINE: Final = frozenset(
 )
 _CELLS: Final = frozenset({"td", "th"})
 _AS_WRITTEN: Final = frozenset({"pre", "textarea", "listing"})
+_EMPTY: Final = re.compile(r"<([a-zA-Z][\w:-]*)((?:\s[^<>]*?)?)/>")
+_VOID: Final = frozenset("area base br col embed hr img input link meta param source track wbr".split())
 _SPACES: Final = re.compile(r"[ \t\n\r\f]+")
 _CELL_BREAKS: Final = re.compile(r" *\t[ \t]*")
 _NEVER_MEANT: Final = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"})
@@ -37,7 +39,9 @@ def html_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
     """The page as a document. Its title is that of the page, otherwise its first h1, otherwise the file name; its
     canonical address becomes the metadata `url`."""
     try:
-        page = _read(_decoded(content_of(file.path), file))
+        text = _decoded(content_of(file.path), file)
+        is_xml = file.suffix == ".xhtml" or text.lstrip().startswith("<?xml")
+        page = _read(_EMPTY.sub(_opened_and_closed, text) if is_xml else text)
     except etree.LxmlError as error:
         raise CorpusError(f"{file.path} cannot be read as HTML: {error}.") from None
     yield maker.whole(file.id, page.title or page.heading or file.title, page.text, page.metadata)
@@ -115,10 +119,16 @@ class _Page:
         return any(self._within.get(tag) for tag in tags)
 
 
+def _opened_and_closed(tag: re.Match[str]) -> str:
+    """An empty element of XML, such as `<script src="x"/>`, as HTML: there, the rest of the page would belong to it."""
+    name, attributes = tag.groups()
+    return f"<{name}{attributes}>" if name.lower() in _VOID else f"<{name}{attributes}></{name}>"
+
+
 def _read(text: str) -> _Page:
     page = _Page()
     parser = etree.HTMLParser(target=page, encoding="utf-8", huge_tree=True)
-    parser.feed(text.encode())
+    parser.feed(text.encode("utf-8", "replace"))
     parser.close()
     return page
 

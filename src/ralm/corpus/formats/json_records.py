@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
-from ralm.corpus.formats.file import MOST_UNPACKED, File, lines_of, unpacked
+from ralm.corpus.formats.file import File, lines_of, unpacked
 from ralm.corpus.maker import MEND, DocumentMaker
 from ralm.corpus.text import BYTE_ORDER_MARK, decode
 from ralm.errors import CorpusError
@@ -23,6 +23,7 @@ _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _DECODER: Final = json.JSONDecoder()
 _LONGEST_TOKEN: Final = 16
 """More characters than any name, number sign or escape of JSON has that may be cut off at the end of a piece."""
+_LONGEST_VALUE: Final = 1 << 26
 _CUT_STRING: Final = "Unterminated string"
 
 
@@ -124,8 +125,10 @@ class _Ahead:
     def _read_more(self) -> bool:
         """Read at least as much again as is held from here on, so that long values take linear time."""
         rest = self.held[self.at :]
-        if len(rest) > MOST_UNPACKED:
-            raise CorpusError(f"{self.path} holds a value of more than {MOST_UNPACKED >> 20:,} Mi characters.")
+        if len(rest) > _LONGEST_VALUE:
+            raise CorpusError(
+                f"{self.path} holds an object of more than {_LONGEST_VALUE >> 20:,} million characters; split it."
+            )
         read: list[str] = []
         size = 0
         while size <= len(rest) and (piece := next(self._pieces, "")):

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 import pypdf
+from pypdf.errors import DependencyError
 
 from ralm.corpus.formats.file import File
 from ralm.corpus.left_out import NO_TEXT_PAGES
 from ralm.corpus.maker import DocumentMaker
 from ralm.corpus.text import open_file
-from ralm.errors import CorpusError
+from ralm.errors import CorpusError, MissingExtraError
 from ralm.records import Document
 
 _Read = TypeVar("_Read")
@@ -31,7 +32,8 @@ def pdf_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
     encrypted (unless an empty password opens it), or has no text at all, as scanned files have not.
     """
     with open_file(file.path) as stream:
-        reader = _guarded(lambda: _open(pypdf.PdfReader(stream), file), f"{file.path} is not a PDF file, or damaged")
+        reader = _guarded(lambda: pypdf.PdfReader(stream), f"{file.path} is not a PDF file, or damaged")
+        _guarded(lambda: _decrypt(reader, file), f"{file.path} is encrypted and cannot be read")
         title = _title(reader) or file.title
         pages = _guarded(lambda: len(reader.pages), f"{file.path} is damaged")
         found = False
@@ -50,10 +52,9 @@ def pdf_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
             raise CorpusError(f"{file.path} has no text in its {pages:,} pages; if they are scanned, run OCR on it.")
 
 
-def _open(reader: pypdf.PdfReader, file: File) -> pypdf.PdfReader:
+def _decrypt(reader: pypdf.PdfReader, file: File) -> None:
     if reader.is_encrypted and not reader.decrypt(""):
         raise CorpusError(f"{file.path} is encrypted and needs a password; decrypt it first.")
-    return reader
 
 
 def _title(reader: pypdf.PdfReader) -> str:
@@ -82,6 +83,8 @@ def _guarded(read: Callable[[], _Read], wrong: str) -> _Read:
             return read()
     except CorpusError:
         raise
+    except DependencyError as error:
+        raise MissingExtraError(f"{wrong}: {error}. Install it with pip install 'ralm[files]'.") from None
     except MemoryError:
         raise CorpusError(f"{wrong}: it does not fit into memory.") from None
     except Exception as error:
