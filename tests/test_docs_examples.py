@@ -1,7 +1,7 @@
 """The examples of the documentation run.
 
 All examples of a page run in one folder, from top to bottom, and its Python blocks share their variables. The folder
-holds what examples read: documents (`my-documents`), a text (`my-text.txt`), prompts (`prompts.txt`), forbidden titles
+holds what examples read: documents (`my-documents`, `new-documents`), ids (`gone.txt`), a text (`my-text.txt`), prompts (`prompts.txt`), forbidden titles
 (`titles.txt`), and an index of both kinds (`my-index`). Tiny models stand there under the names that the pages use
 (`gpt2`, `facebook/contriever`, `my-tuned-contriever`); they are loaded from the folder as any local model is. A comment
 in front of a block, `<!-- not run: REASON -->`, excludes it; the commands and options of such a block must still exist.
@@ -71,6 +71,9 @@ def what_examples_read(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my-documents").mkdir()
     for name, text in DOCUMENTS.items():
         (folder / "my-documents" / name).write_text(text)
+    (folder / "new-documents").mkdir()
+    (folder / "new-documents" / "moon.txt").write_text("The moon is the only natural satellite of the earth.")
+    (folder / "gone.txt").write_text("open.md\n")
     (folder / "my-text.txt").write_text(TEXT)
     (folder / "titles.txt").write_text("sheep\n")
     (folder / "prompts.txt").write_text("Radium was discovered by\nThe whales sing\n")

@@ -75,6 +75,7 @@ load_encoder
 load_language_model
 make_passages
 make_plan
+merge_index
 open_index
 open_retriever
 open_source

@@ -67,6 +67,7 @@ from .retrieval.encoding import (
 )
 from .retrieval.fusion import FusionOptions as FusionOptions, Hybrid as Hybrid
 from .retrieval.index import Index as Index, build_index as build_index, open_index as open_index
+from .retrieval.merging import merge_index as merge_index
 from .retrieval.opening import open_retriever as open_retriever
 from .retrieval.options import RetrieverOptions as RetrieverOptions
 from .retrieval.random import RandomRetriever as RandomRetriever
@@ -74,6 +75,7 @@ from .retrieval.retrieval_file import (
     read_retrieval_file as read_retrieval_file,
     write_retrieval_file as write_retrieval_file,
 )
+from .retrieval.updating import update_index as update_index
 from .runs.run import write_run as write_run
 from .runs.start import run_evaluation as run_evaluation, run_sweep as run_sweep
 from .version import __version__ as __version__

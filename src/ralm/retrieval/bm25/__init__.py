@@ -6,11 +6,15 @@ arrays.py         the arrays on disk and their names
 codes.py          the code of a posting: its frequency and its passage's length in one byte
 compiled.py       how kernels are compiled
 
+segments.py       runs of passages with arrays of their own, and what was removed from them
 build.py          passages in, arrays out, in bounded memory (options.py)
   term_ids.py       turns texts into term ids, in this process and in worker processes
   runs.py           sorted postings on disk, and how they are merged
+  writing.py        the arrays on disk
+merging.py        several segments in, the arrays of one out
 
 search.py         queries in, hits out, by the fastest of three ways
+  lexicon.py        the terms that queries asked for, as numbers
   scan.py           reads every posting of a query's terms
   stream.py         computes each query from the one before
     stream_kernel.py  its kernel
