@@ -256,6 +256,7 @@ def test_vectors_can_be_added_once_the_segments_are_merged(tmp_path: Path) -> No
     ("change", "error", "message"),
     [
         ({"remove": ["d1", "x", "y"]}, CorpusError, r"2 documents \('x', 'y'\) are not in .*; nothing was changed"),
+        ({"remove": ["\ud800"]}, CorpusError, r"the document '\\ud800' is not in"),
         ({"added": {"d2": ["w1"]}}, CorpusError, "the document 'd2' is already in .*`replace=True`"),
         (
             {"added": {"a": ["w1"], "b": ["w2"]}, "then": {"a": ["w3"]}},

@@ -216,16 +216,15 @@ def _documents(index: Index, remove: Collection[str], added: Sequence[str], *, r
 
 def _passages_of(index: Index, documents: Collection[str]) -> dict[str, IntArray]:
     """The numbers (int64, rising) of the passages of documents with these ids, by id."""
-    found: dict[str, list[IntArray]] = {}
+    found: dict[str, list[int]] = {}
     first = 0
     for segment in index.segments:
         rows = np.setdiff1d(segment.store.rows_of(documents), segment.removed.rows)
         numbers = index.passages.numbering.numbers(first + rows)
-        ids = np.array([segment.store.document_id(row) for row in rows.tolist()], object)
-        for document in dict.fromkeys(ids.tolist()):
-            found.setdefault(document, []).append(numbers[ids == document])
+        for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
+            found.setdefault(segment.store.document_id(row), []).append(number)
         first += segment.entry.passages
-    return {document: np.concatenate(parts) for document, parts in found.items()}
+    return {document: np.array(numbers, np.int64) for document, numbers in found.items()}
 
 
 def _remove(draft: Draft, numbers: IntArray) -> None:
