@@ -206,7 +206,8 @@ def test_vectors_are_updated_too(tmp_path: Path, string: str) -> None:
         if merged:
             before = open_index(index).vector_sets.sets["main"].fingerprint
             merge_index(index)
-            assert open_index(index).vector_sets.sets["main"].fingerprint == before
+            same_vectors = open_index(index).vector_sets.sets["main"].fingerprint == before
+            assert same_vectors == (string in ("Flat", "SQfp16")), "merging makes approximate vectors anew"
         opened = open_index(index)
         assert len(opened.segments) == (1 if merged else 2)
         found = opened.dense(search, encoder=encoder).retrieve(queries, 9)
@@ -226,6 +227,31 @@ def test_vectors_that_lose_when_merged_stay_apart(tmp_path: Path) -> None:
     assert opened.dense(encoder=encoder).retrieve(["w1 w2"], 600).numbers_QK.max() == len(opened.passages) - 1
     with pytest.raises(UsageError, match="the vectors 'main' of .* are stored with loss"):
         merge_index(index)
+
+    file = index / opened.vector_sets.sets["main"].file
+    stored = file.read_bytes()
+    update_index(index, remove=[f"d{number}" for number in range(4, 300)])
+    assert file.read_bytes() == stored, "though most of it is gone"
+    update_index(index, remove=[f"d{number}" for number in range(400) if number not in range(3, 300)])
+    assert not file.exists(), "nothing is left of it"
+    assert len(open_index(index).dense(encoder=encoder).retrieve(["w1 w2"], 600).of(0)) == len(
+        [*passages(some(300, 400).items())]
+    )
+    merge_index(index)
+    assert check_index(index) == ([], [])
+
+
+def test_too_few_vectors_to_train_on_are_all_compared(tmp_path: Path) -> None:
+    encoder, documents = DistinctEncoder(), some(90)
+    index = built(tmp_path / "index", documents, encoder=encoder, vectors=VectorOptions(faiss="IVF30,Flat"))
+    update_index(index, remove=[name for name in documents if int(name[1:]) > 5])
+    left = {name: texts for name, texts in documents.items() if int(name[1:]) <= 5}
+    at_once = open_index(built(tmp_path / "at-once", left, encoder=encoder)).dense(encoder=encoder)
+    found = open_index(index).dense(encoder=encoder).retrieve(WORDS, 20)
+    alike(found, at_once.retrieve(WORDS, 20), exact=True)
+    update_index(index, passages(some(90, 100).items()), encoders={"main": encoder})
+    merge_index(index)
+    assert "nprobe" in open_index(index).dense(encoder=encoder).config, "there are enough again"
 
 
 def test_another_encoder_is_refused(tmp_path: Path) -> None:
