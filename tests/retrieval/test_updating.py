@@ -1,10 +1,12 @@
 """An index that is updated: always the same as one built at once of what is left."""
 
 import errno
+import json
 import pickle
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from ralm.retrieval.index import Index, build_index, check_index, open_index
 from ralm.retrieval.merging import merge_index, plan_merges
 from ralm.retrieval.updating import update_index
 from tests.fakes import LetterEncoder
+from tests.fuzz.mutations import mend
 
 WORDS = [f"w{number}" for number in range(9)]
 Texts = list[tuple[str, list[str]]]
@@ -312,6 +315,44 @@ def test_bad_updates_change_nothing(
     assert (tmp_path / "index" / "manifest.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
     assert check_index(tmp_path / "index") == ([], [])
+
+
+def wrong_counts(removed: Path) -> None:
+    """Fewer postings would be left than there are."""
+    counts = np.load(removed / "counts.npy")
+    np.save(removed / "counts.npy", counts + 1)
+
+
+def wrong_terms(removed: Path) -> None:
+    terms = np.load(removed / "terms.npy")
+    np.save(removed / "terms.npy", terms + 1000)
+
+
+@pytest.mark.parametrize("alter", [wrong_counts, wrong_terms])
+def test_removals_that_do_not_fit_the_index(tmp_path: Path, alter: Callable[[Path], None]) -> None:
+    """Though the checksums fit: the kernels that merge check no bounds."""
+    index = built(tmp_path / "index", some(30))
+    update_index(index, remove=["d3", "d4"])
+    alter(next((index / "removed").iterdir()))
+    mend(index)
+    for update in (
+        partial(merge_index, index),
+        partial(update_index, index, remove=[f"d{number}" for number in range(5, 20)]),
+    ):
+        with pytest.raises(DamagedFolderError, match=r"what was removed from it does not fit it"):
+            update()
+    assert "does not fit it" in check_index(index)[0][0]
+
+
+def test_an_index_without_segments_is_damaged(tmp_path: Path) -> None:
+    index = built(tmp_path / "index", some(3))
+    update_index(index, remove=["d1"])
+    manifest = json.loads((index / "manifest.json").read_text())
+    manifest["settings"]["segments"]["entries"] = []
+    (index / "manifest.json").write_text(json.dumps(manifest))
+    mend(index)
+    with pytest.raises(DamagedFolderError, match="its manifest does not describe its segments"):
+        open_index(index)
 
 
 def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:

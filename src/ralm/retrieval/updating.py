@@ -248,6 +248,7 @@ def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) ->
     if analysis is None:
         return Removed(rows=every)
     searched = segment.for_bm25()
+    searched.check()
     lost = gone_frequencies(searched)
     tokens, with_terms = searched.removed.tokens, searched.removed.with_terms
     analyse = Analyser(analysis)
