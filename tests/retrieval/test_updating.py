@@ -384,6 +384,32 @@ def test_two_updates_at_once(tmp_path: Path) -> None:
     assert len(open_index(index).passages) == len(list(passages({**some(9), **some(2, 20)}.items())))
 
 
+def test_an_update_of_what_has_just_been_updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a process that finished after the index was opened and before it was locked."""
+    index = built(tmp_path / "index", some(9))
+
+    def opened_late(path: Path) -> Index:
+        opened = open_index(path)
+        monkeypatch.undo()
+        update_index(index, remove=["d1"])
+        return opened
+
+    monkeypatch.setattr("ralm.retrieval.updating.open_index", opened_late)
+    with pytest.raises(FolderExistsError, match="another process has just changed"):
+        update_index(index, remove=["d2"])
+    assert len(open_index(index).segments) == 1
+    assert open_index(index).manifest.counts["documents"] == 8
+
+
+def test_ids_are_looked_up_before_anything_is_encoded(tmp_path: Path) -> None:
+    encoder = LetterEncoder()
+    index = built(tmp_path / "index", some(9), encoder=encoder)
+    encoder.encoded.clear()
+    with pytest.raises(CorpusError, match="'x' is not in"):
+        update_index(index, passages(some(2, 20).items()), remove=["x"], encoders={"main": encoder})
+    assert encoder.encoded == []
+
+
 def test_a_full_disk(tmp_path: Path) -> None:
     index = built(tmp_path / "index", some(9))
     before = (index / "manifest.json").read_bytes()

@@ -15,6 +15,7 @@ from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.changing import changing
 from ralm.retrieval.dense.loading import dense_extra
 from ralm.retrieval.draft import Draft, Piece
+from ralm.retrieval.index import open_index
 from ralm.retrieval.segments import BM25, SEGMENTS, SegmentEntry, open_segment, removed_rows
 from ralm.retrieval.vector_sets import vector_options, vectors_file
 
@@ -32,7 +33,8 @@ def merge_index(index: Path | str, build: BuildOptions | None = None) -> Manifes
     is made anew. An index that is open stays what it was. `build` bounds the memory. Raises UsageError if vectors are stored with loss, so that merging would lose more;
     FolderExistsError if another process is writing the index; and what `open_index` raises.
     """
-    with changing(Path(index).resolve()) as (opened, folder):
+    opened = open_index(Path(index).resolve())
+    with changing(opened) as folder:
         draft = Draft.of(opened, folder)
         lossy = [name for name in opened.vectors if not _keeps_vectors(draft.pieces[0], name)]
         if lossy and (len(draft.pieces) > 1 or len(opened.passages.numbering.removed)):

@@ -79,7 +79,7 @@ def update_index(
     of the stemming library; FolderExistsError if another process is writing the index; and
     what `open_index`, `build_index` and `DenseBuilder` raise.
     """
-    path = Path(index).resolve()
+    path, remove = Path(index).resolve(), [*remove]
     coming = _peeked(passages)
     opened = open_index(path)
     check_stemmer(opened)
@@ -88,8 +88,8 @@ def update_index(
         stack.enter_context(storage_errors(path))
         if chosen:
             stack.enter_context(at_work(ENCODED, path))
-        opened, folder = stack.enter_context(changing(path))
-        draft = Draft.of(opened, folder)
+        draft = Draft.of(opened, stack.enter_context(changing(opened)))
+        _documents(opened, remove, [], replace=replace)  # fails before hours of encoding
         added = _add(draft, coming, chosen, build) if coming else None
         gone = _documents(opened, remove, added.documents if added else [], replace=replace)
         numbers = np.concatenate([np.zeros(0, np.int64), *gone.values()])
