@@ -15,7 +15,8 @@ class Numbering:
     """The numbers of what is left of `rows` rows after those in `removed` were removed (in any order)."""
 
     def __init__(self, rows: int, removed: Iterable[int] | IntArray = ()) -> None:
-        self.removed: IntArray = np.unique(np.fromiter(removed, np.int64))
+        rising = removed if isinstance(removed, np.ndarray) else np.fromiter(removed, np.int64)
+        self.removed: IntArray = np.unique(rising.astype(np.int64, copy=False))
         """The removed rows (int64), rising."""
         self._passages = rows - len(self.removed)
         self._before = self.removed - np.arange(len(self.removed))

@@ -30,8 +30,9 @@ def merge_index(index: Path | str, build: BuildOptions | None = None) -> Manifes
     """Merge all segments of an index into one, without the passages that were removed; returns the new manifest.
 
     Hits and fingerprints stay the same, so caches and runs stay valid; except those of approximate vectors, whose index
-    is made anew. An index that is open stays what it was. `build` bounds the memory. Raises UsageError if vectors are stored with loss, so that merging would lose more;
-    FolderExistsError if another process is writing the index; and what `open_index` raises.
+    is made anew. An index that is open stays what it was. `build` bounds the memory. Raises UsageError if vectors are
+    stored with loss, so that merging would lose more; FolderExistsError if another process is writing the index; and
+    what `open_index` raises.
     """
     opened = open_index(Path(index).resolve())
     with changing(opened) as folder:

@@ -218,7 +218,7 @@ def _passages_of(index: Index, documents: Collection[str]) -> dict[str, IntArray
     """The numbers (int64, rising) of the passages of documents with these ids, by id."""
     found: dict[str, list[int]] = {}
     first = 0
-    for segment in index.segments:
+    for segment in index.segments if documents else ():
         rows = np.setdiff1d(segment.store.rows_of(documents), segment.removed.rows)
         numbers = index.passages.numbering.numbers(first + rows)
         for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):

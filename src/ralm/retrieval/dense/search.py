@@ -114,7 +114,8 @@ class Dense:
         k = min(k, max(len(self._numbering), 1))
         left_out = np.union1d(self._numbering.removed, self._numbering.rows(self._forbidden))
         rows = np.array([row for row, query in enumerate(queries) if query.strip()], dtype=np.int64)
-        step = max(1, min(QUERIES_AT_A_TIME, _HITS_AT_A_TIME // (k + len(left_out))))
+        most = max(part.asked(k, left_out) for part in self._parts)
+        step = max(1, min(QUERIES_AT_A_TIME, _HITS_AT_A_TIME // most))
         hits = Hits.none(len(queries), k)
         chunks = np.split(rows, range(step, len(rows), step))
         for some in track(chunks, "Retrieving", len(chunks)) if len(chunks) > 1 else chunks:
@@ -145,10 +146,19 @@ class _Part:
 
     def search(self, vectors_QD: FloatArray, k: int, left_out: IntArray) -> tuple[IntArray, FloatArray]:
         """The rows and scores of the k best of the segment, without those in `left_out`."""
-        begin, end = np.searchsorted(left_out, (self._first, self._first + self.index.ntotal))
-        own = left_out[begin:end] - self._first
-        places_QK, scores_QK = self._best(vectors_QD, min(k, self.index.ntotal), own)
+        places_QK, scores_QK = self._best(vectors_QD, min(k, self.index.ntotal), self._own(left_out))
         return np.where(places_QK == NO_PASSAGE, NO_PASSAGE, places_QK + self._first), scores_QK
+
+    def asked(self, k: int, left_out: IntArray) -> int:
+        """How many hits FAISS is asked for to find the k best of a query without the rows in `left_out`."""
+        own = self._own(left_out)
+        skips = len(own) == 0 or _selecting(self.index, own) is not None
+        return k if skips else k + len(own)
+
+    def _own(self, left_out: IntArray) -> IntArray:
+        """The places in the segment of those of the rows (rising) that are in it."""
+        begin, end = np.searchsorted(left_out, (self._first, self._first + self.index.ntotal))
+        return left_out[begin:end] - self._first
 
     def _best(self, vectors_QD: FloatArray, k: int, left_out: IntArray) -> tuple[IntArray, FloatArray]:
         if len(left_out) == 0:
