@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.corpus.numbering import are_in, union
 from ralm.corpus.store import PASSAGES, write_passages
 from ralm.errors import CorpusError, DamagedFolderError, OtherEncoderError, UsageError
 from ralm.folders.manifest import Manifest, whole_checksum
@@ -76,7 +77,7 @@ def update_index(
     Raises UsageError if there is nothing to do or nothing would be left; CorpusError if an id in `remove` is not in the
     index or belongs to several documents, or if an added id is there twice or already in the index; OtherEncoderError
     if an encoder is not the one that made the vectors; OtherAnalyserError if the index was built with another version
-    of the stemming library; FolderExistsError if another process is writing the index; and
+    of the stemming library; FolderExistsError if another process is writing the index, or has just changed it; and
     what `open_index`, `build_index` and `DenseBuilder` raise.
     """
     path, remove = Path(index).resolve(), [*remove]
@@ -219,7 +220,8 @@ def _passages_of(index: Index, documents: Collection[str]) -> dict[str, IntArray
     found: dict[str, list[int]] = {}
     first = 0
     for segment in index.segments if documents else ():
-        rows = np.setdiff1d(segment.store.rows_of(documents), segment.removed.rows)
+        rows = segment.store.rows_of(documents)
+        rows = rows[~are_in(segment.removed.rows, rows)]
         numbers = index.passages.numbering.numbers(first + rows)
         for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
             found.setdefault(segment.store.document_id(row), []).append(number)
@@ -244,7 +246,7 @@ def _remove(draft: Draft, numbers: IntArray) -> None:
 
 def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) -> Removed:
     """What is removed from a segment when these rows (int64) go too: their texts are analysed for it."""
-    every = np.union1d(segment.removed.rows, rows)
+    every = union(segment.removed.rows, rows)
     if analysis is None:
         return Removed(rows=every)
     searched = segment.for_bm25()
