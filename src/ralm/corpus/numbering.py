@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ralm.records import NO_PASSAGE, IntArray
 
 
-def rising(numbers: Iterable[int] | IntArray) -> IntArray:
+def rising(numbers: Iterable[int]) -> IntArray:
     """Different numbers (int64), rising; an array that rises already is returned as it is."""
     array = numbers if isinstance(numbers, np.ndarray) else np.fromiter(numbers, np.int64)
     array = array.astype(np.int64, copy=False)

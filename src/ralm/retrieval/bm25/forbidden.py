@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.corpus.numbering import Numbering, rising, union
-from ralm.records import IntArray
 from ralm.retrieval.bm25.compiled import kernel
 
 
@@ -42,9 +41,9 @@ class Forbidden(NamedTuple):
         ends = np.cumsum([0, *map(len, sorted_lists)], dtype=np.int64)
         return cls(rising([]), ends, np.concatenate([*sorted_lists, rising([])]), list_Q)
 
-    def also(self, passages: IntArray) -> Self:
-        """The same, with these passages (int64, rising) forbidden for every query too."""
-        return self._replace(always=union(passages, self.always))
+    def also(self, passages: Iterable[int]) -> Self:
+        """The same, with these passages forbidden for every query too."""
+        return self._replace(always=union(rising(passages), self.always))
 
     def in_rows(self, numbering: Numbering) -> Self:
         """The same with rows of the index in place of passage numbers."""
