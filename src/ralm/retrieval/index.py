@@ -46,12 +46,9 @@ if TYPE_CHECKING:
     from ralm.retrieval.dense.search import Dense
 
 KIND: Final = "index"
-FORMAT_VERSION: Final = 2
-CHANGED_FORMAT_VERSION: Final = 3
-"""The format of an index whose sets of vectors were changed, which earlier versions cannot read."""
-FLEXIBLE_FORMAT_VERSION: Final = 4
-"""The format of an index whose passages were changed, or with another analyser than English. Earlier versions cannot
-read it: they would miss passages, or analyse queries as English."""
+FORMAT_VERSION: Final = 4
+OLDEST_FORMAT_VERSION: Final = 2
+"""Indexes of this format and later are read too. They have no metadata, one segment, and the English analyser."""
 _STEMMER: Final = "stemmer"
 
 
@@ -194,8 +191,7 @@ def build_index(
         if dense:
             settings[BUILT] = dense.finish()
         settings |= describe()
-        version = FLEXIBLE_FORMAT_VERSION if terms and analysis.recorded != ENGLISH.recorded else FORMAT_VERSION
-        return write_manifest(folder, kind=KIND, format_version=version, settings=settings, counts=counts)
+        return write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts)
 
 
 def add_all(
@@ -251,7 +247,7 @@ def check_index(path: Path | str) -> tuple[list[str], list[str]]:
 
 
 def _open(path: Path, options: BM25Options | None) -> Index:
-    manifest = read_manifest(path, kind=KIND, format_version=FLEXIBLE_FORMAT_VERSION, oldest=FORMAT_VERSION)
+    manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION, oldest=OLDEST_FORMAT_VERSION)
     sets = vector_sets(path, manifest)
     entries = segment_entries(path, manifest).entries
     constants = None if sets.sets and "bm25" not in manifest.settings else _built_with(path, manifest)
