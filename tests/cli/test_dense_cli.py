@@ -1,6 +1,7 @@
 """Dense and hybrid retrieval through the command line, end to end, on an encoder of the tests' own."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def test_another_encoder_is_refused_unless_allowed(work: Path) -> None:
     failed(ralm(*command, work / "other"), 1, "was built with another encoder")
     assert ralm(*command, work / "other", "--any-encoder").status == 0
     assert ralm(*command, work / "bert").status == 0
+
+
+def test_documents_are_removed_without_the_encoder(work: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    shutil.copytree(work / "bert", tmp_path / "bert")
+    command = ["index", work / "corpus.jsonl", "--out", index, "--retriever", "both", "--encoder", tmp_path / "bert"]
+    assert ralm(*command, "--faiss", "HNSW8").status == 0
+    shutil.rmtree(tmp_path / "bert")
+    removed = ralm("update", index, "--remove-id", STORIES[0][0])
+    assert f"of {len(STORIES) - 1} documents" in removed.out, removed.err
+    failed(ralm("update", index, work / "corpus.jsonl", "--replace"), 1, "bert")
 
 
 def test_eval_asks_dense_retrieval_with_longer_queries(work: Path, model: Path) -> None:

@@ -55,6 +55,18 @@ def test_a_folder_that_changes(corpus: Path, tmp_path: Path) -> None:
     assert found(index, "market hill sea") == ["town.html"]
 
 
+def test_documents_keep_their_ids_however_many_sources_are_read(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "fog.txt").write_text("Fog over the sea.")
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert ralm("index", corpus, "--out", one).status == 0
+    assert "4 passages of 4 documents" in ralm("update", one, corpus, tmp_path / "more", "--replace").out
+    assert found(one, "fog") == ["fog.txt"]
+    assert ralm("index", corpus, tmp_path / "more", "--out", two).status == 0
+    (tmp_path / "more" / "fog.txt").write_text("The fog has gone.")
+    assert "4 passages of 4 documents" in ralm("update", two, tmp_path / "more", "--replace").out
+
+
 def test_a_large_index_keeps_its_segment(tmp_path: Path) -> None:
     rows = [{"id": f"d{n}", "text": f"word{n} common", "url": f"https://host/{n}"} for n in range(50)]
     for name, some in (("old", rows[:40]), ("new", rows[40:45]), ("newest", rows[45:])):
@@ -81,6 +93,7 @@ def test_what_an_update_refuses(corpus: Path, tmp_path: Path) -> None:
         (["--remove-id", "nowhere"], "the document 'nowhere' is not in"),
         (["--remove-id", "sea.txt", "--replace"], "--replace does nothing here: it goes with a SOURCE"),
         (["--remove-id", "sea.txt", "--title-field", "name"], "--title-field does nothing here"),
+        (["--remove-id", "sea.txt", "--workers", "2"], "--workers does nothing here: it goes with a SOURCE"),
         (
             [tmp_path / "more.jsonl", "--device", "cpu"],
             "--device does nothing here: it goes with an index with vec",

@@ -23,6 +23,7 @@ from ralm.retrieval.dense.build import DenseBuilder
 from ralm.retrieval.dense.options import VECTORS, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_vectors
 from ralm.retrieval.index import build_index, open_index
+from ralm.retrieval.merging import merge_index
 from ralm.retrieval.retrieval_file import (
     RetrievedPassage,
     RetrievedStride,
@@ -128,6 +129,13 @@ def ask_index(folder: Path) -> Any:
         answer.append(as_lists(index.dense(encoder=HashEncoder()).retrieve(QUERIES, K)))
     everything = [[passage.document_id, passage.contents, passage.metadata] for passage in index.passages]
     return [*answer, everything, list(index.passages.origins())]
+
+
+def ask_merged(folder: Path) -> Any:
+    """The same after another update and a merge, which read all of it."""
+    update_index(folder / "index", PASSAGE_LIST[:1], remove=["e5"], replace=True, encoders={"main": HashEncoder()})
+    merge_index(folder / "index")
+    return ask_index(folder)
 
 
 def check_index_of(folder: Path) -> Any:
@@ -239,6 +247,7 @@ TARGETS = (
     Target("index for both", partial(make_index, faiss="Flat"), ask_index, mends=True),
     Target("index of vectors", partial(make_index, bm25=False, faiss="HNSW8"), ask_index),
     Target("updated index", make_updated, ask_index, mends=True),
+    Target("merged index", make_updated, ask_merged, mends=True),
     Target("checked index", partial(make_index, faiss="Flat"), check_index_of),
     Target("run", make_run, ask_run, mends=True),
     Target("unfinished run", make_unfinished, ask_unfinished),

@@ -1,10 +1,12 @@
 """An index that is updated: always the same as one built at once of what is left."""
 
 import errno
+import json
 import pickle
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from ralm.retrieval.index import Index, build_index, check_index, open_index
 from ralm.retrieval.merging import merge_index, plan_merges
 from ralm.retrieval.updating import update_index
 from tests.fakes import LetterEncoder
+from tests.fuzz.mutations import mend
 
 WORDS = [f"w{number}" for number in range(9)]
 Texts = list[tuple[str, list[str]]]
@@ -206,7 +209,8 @@ def test_vectors_are_updated_too(tmp_path: Path, string: str) -> None:
         if merged:
             before = open_index(index).vector_sets.sets["main"].fingerprint
             merge_index(index)
-            assert open_index(index).vector_sets.sets["main"].fingerprint == before
+            same_vectors = open_index(index).vector_sets.sets["main"].fingerprint == before
+            assert same_vectors == (string in ("Flat", "SQfp16")), "merging makes approximate vectors anew"
         opened = open_index(index)
         assert len(opened.segments) == (1 if merged else 2)
         found = opened.dense(search, encoder=encoder).retrieve(queries, 9)
@@ -226,6 +230,31 @@ def test_vectors_that_lose_when_merged_stay_apart(tmp_path: Path) -> None:
     assert opened.dense(encoder=encoder).retrieve(["w1 w2"], 600).numbers_QK.max() == len(opened.passages) - 1
     with pytest.raises(UsageError, match="the vectors 'main' of .* are stored with loss"):
         merge_index(index)
+
+    file = index / opened.vector_sets.sets["main"].file
+    stored = file.read_bytes()
+    update_index(index, remove=[f"d{number}" for number in range(4, 300)])
+    assert file.read_bytes() == stored, "though most of it is gone"
+    update_index(index, remove=[f"d{number}" for number in range(400) if number not in range(3, 300)])
+    assert not file.exists(), "nothing is left of it"
+    assert len(open_index(index).dense(encoder=encoder).retrieve(["w1 w2"], 600).of(0)) == len(
+        [*passages(some(300, 400).items())]
+    )
+    merge_index(index)
+    assert check_index(index) == ([], [])
+
+
+def test_too_few_vectors_to_train_on_are_all_compared(tmp_path: Path) -> None:
+    encoder, documents = DistinctEncoder(), some(90)
+    index = built(tmp_path / "index", documents, encoder=encoder, vectors=VectorOptions(faiss="IVF30,Flat"))
+    update_index(index, remove=[name for name in documents if int(name[1:]) > 5])
+    left = {name: texts for name, texts in documents.items() if int(name[1:]) <= 5}
+    at_once = open_index(built(tmp_path / "at-once", left, encoder=encoder)).dense(encoder=encoder)
+    found = open_index(index).dense(encoder=encoder).retrieve(WORDS, 20)
+    alike(found, at_once.retrieve(WORDS, 20), exact=True)
+    update_index(index, passages(some(90, 100).items()), encoders={"main": encoder})
+    merge_index(index)
+    assert "nprobe" in open_index(index).dense(encoder=encoder).config, "there are enough again"
 
 
 def test_another_encoder_is_refused(tmp_path: Path) -> None:
@@ -256,6 +285,7 @@ def test_vectors_can_be_added_once_the_segments_are_merged(tmp_path: Path) -> No
     ("change", "error", "message"),
     [
         ({"remove": ["d1", "x", "y"]}, CorpusError, r"2 documents \('x', 'y'\) are not in .*; nothing was changed"),
+        ({"remove": ["\ud800"]}, CorpusError, r"the document '\\ud800' is not in"),
         ({"added": {"d2": ["w1"]}}, CorpusError, "the document 'd2' is already in .*`replace=True`"),
         (
             {"added": {"a": ["w1"], "b": ["w2"]}, "then": {"a": ["w3"]}},
@@ -287,6 +317,44 @@ def test_bad_updates_change_nothing(
     assert check_index(tmp_path / "index") == ([], [])
 
 
+def wrong_counts(removed: Path) -> None:
+    """Fewer postings would be left than there are."""
+    counts = np.load(removed / "counts.npy")
+    np.save(removed / "counts.npy", counts + 1)
+
+
+def wrong_terms(removed: Path) -> None:
+    terms = np.load(removed / "terms.npy")
+    np.save(removed / "terms.npy", terms + 1000)
+
+
+@pytest.mark.parametrize("alter", [wrong_counts, wrong_terms])
+def test_removals_that_do_not_fit_the_index(tmp_path: Path, alter: Callable[[Path], None]) -> None:
+    """Though the checksums fit: the kernels that merge check no bounds."""
+    index = built(tmp_path / "index", some(30))
+    update_index(index, remove=["d3", "d4"])
+    alter(next((index / "removed").iterdir()))
+    mend(index)
+    for update in (
+        partial(merge_index, index),
+        partial(update_index, index, remove=[f"d{number}" for number in range(5, 20)]),
+    ):
+        with pytest.raises(DamagedFolderError, match=r"what was removed from it does not fit it"):
+            update()
+    assert "does not fit it" in check_index(index)[0][0]
+
+
+def test_an_index_without_segments_is_damaged(tmp_path: Path) -> None:
+    index = built(tmp_path / "index", some(3))
+    update_index(index, remove=["d1"])
+    manifest = json.loads((index / "manifest.json").read_text())
+    manifest["settings"]["segments"]["entries"] = []
+    (index / "manifest.json").write_text(json.dumps(manifest))
+    mend(index)
+    with pytest.raises(DamagedFolderError, match="its manifest does not describe its segments"):
+        open_index(index)
+
+
 def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
     index = built(tmp_path / "index", some(30))
     opened = open_index(index)
@@ -314,6 +382,32 @@ def test_two_updates_at_once(tmp_path: Path) -> None:
 
     update_index(index, more())
     assert len(open_index(index).passages) == len(list(passages({**some(9), **some(2, 20)}.items())))
+
+
+def test_an_update_of_what_has_just_been_updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a process that finished after the index was opened and before it was locked."""
+    index = built(tmp_path / "index", some(9))
+
+    def opened_late(path: Path) -> Index:
+        opened = open_index(path)
+        monkeypatch.undo()
+        update_index(index, remove=["d1"])
+        return opened
+
+    monkeypatch.setattr("ralm.retrieval.updating.open_index", opened_late)
+    with pytest.raises(FolderExistsError, match="another process has just changed"):
+        update_index(index, remove=["d2"])
+    assert len(open_index(index).segments) == 1
+    assert open_index(index).manifest.counts["documents"] == 8
+
+
+def test_ids_are_looked_up_before_anything_is_encoded(tmp_path: Path) -> None:
+    encoder = LetterEncoder()
+    index = built(tmp_path / "index", some(9), encoder=encoder)
+    encoder.encoded.clear()
+    with pytest.raises(CorpusError, match="'x' is not in"):
+        update_index(index, passages(some(2, 20).items()), remove=["x"], encoders={"main": encoder})
+    assert encoder.encoded == []
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

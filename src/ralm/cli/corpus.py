@@ -72,12 +72,19 @@ class ReadCorpus:
     decontamination: Decontamination
 
     def describe(self) -> dict[str, JsonValue]:
-        """What a manifest records of the corpus, once it was read."""
+        """What the manifest of a new index records of the corpus, once it was read."""
         removals = self.removals
+        return self._described({"list": removals.listed(), "unlisted": removals.unlisted})
+
+    def describe_briefly(self) -> dict[str, JsonValue]:
+        """The same for an update, of which a manifest records many: without the list of what was removed."""
+        return self._described({})
+
+    def _described(self, removed: dict[str, JsonValue]) -> dict[str, JsonValue]:
         return {
             "sources": [path_text(source) for source in self.sources],
             "decontamination": self.decontamination.settings,
-            "removed": {"counts": removals.counts(), "list": removals.listed(), "unlisted": removals.unlisted},
+            "removed": {"counts": self.removals.counts(), **removed},
             "left_out": self.left_out.as_json(),
         }
 

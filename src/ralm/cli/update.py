@@ -54,7 +54,7 @@ def update(
     settings = opened.manifest.settings
     refuse_idle(
         context,
-        *(Use(name, bool(sources), "a SOURCE") for name in ("replace", "device", *kinds_of(CorpusOptions))),
+        *(Use(name, bool(sources), "a SOURCE") for name in ("replace", "device", "workers", *kinds_of(CorpusOptions))),
         *corpus.uses,
         Use("device", bool(opened.vectors), "an index with vectors"),
         Use(build, opened.bm25_options is not None, "an index for BM25"),
@@ -68,15 +68,15 @@ def update(
         _check_decontamination(index, settings.get("decontamination"), decontamination)
         splitting, lm = _splitting(index, settings.get("splitting"))
         built_of = settings.get("sources")
-        named = len(sources) > 1 or (isinstance(built_of, list) and len(built_of) > 1)
+        named = isinstance(built_of, list) and len(built_of) > 1  # a document read again must have the id it had
         read = read_corpus(sources, corpus, splitting, lm, decontamination, named=named)
     manifest = update_index(
         index,
         read.passages if read else (),
         remove=gone,
         replace=replace_,
-        encoders={name: load_encoder(opened.encoder_options(name), device=device) for name in opened.vectors},
-        describe=read.describe if read else dict,
+        encoders={name: load_encoder(opened.encoder_options(name), device=device) for name in opened.vectors if read},
+        describe=read.describe_briefly if read else dict,
         build=build,
     )
     print_update(index, manifest, read)

@@ -7,15 +7,37 @@ an index that was built of those passages at once.
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ralm.records import NO_PASSAGE, IntArray
+
+
+def rising(numbers: Iterable[int] | IntArray) -> IntArray:
+    """Different numbers (int64), rising; an array that rises already is returned as it is."""
+    array = numbers if isinstance(numbers, np.ndarray) else np.fromiter(numbers, np.int64)
+    array = array.astype(np.int64, copy=False)
+    return array if (array[1:] > array[:-1]).all() else np.unique(array)
+
+
+def union(one: IntArray, other: IntArray) -> IntArray:
+    """The numbers of two rising arrays, rising; fast if the second is short."""
+    new = other[~are_in(one, other)]
+    return np.insert(one, np.searchsorted(one, new), new) if len(new) else one
+
+
+def are_in(one: IntArray, numbers: IntArray) -> NDArray[np.bool_]:
+    """Which of some numbers are in a rising array."""
+    places = np.searchsorted(one, numbers)
+    found = places < len(one)
+    found[found] = one[places[found]] == numbers[found]
+    return found
 
 
 class Numbering:
     """The numbers of what is left of `rows` rows after those in `removed` were removed (in any order)."""
 
     def __init__(self, rows: int, removed: Iterable[int] | IntArray = ()) -> None:
-        self.removed: IntArray = np.unique(np.fromiter(removed, np.int64))
+        self.removed: IntArray = rising(removed)
         """The removed rows (int64), rising."""
         self._passages = rows - len(self.removed)
         self._before = self.removed - np.arange(len(self.removed))

@@ -137,14 +137,10 @@ class PassageStore(Sequence[Passage]):
 
     def rows_of(self, document_ids: Collection[str]) -> IntArray:
         """The rows (int64, rising) of the passages of documents with these ids, without reading the texts."""
-        wanted = pa.array(document_ids, pa.string())
-        found = [np.zeros(0, np.int64)]
-        for batch in range(len(self._batches)):
-            if self._batches[batch] is None:
-                self._map(batch)  # checks the offsets
-            ids = self._read(batch).column(0)
-            found.append(np.flatnonzero(pc.is_in(ids, value_set=wanted)) + batch * ROWS_A_BATCH)
-        return np.concatenate(found)
+        wanted = pa.array([one.encode("utf-8", "surrogatepass") for one in document_ids], pa.binary())
+        every = pa.chunked_array([self._ids(batch) for batch in range(len(self._batches))], pa.binary())
+        # a single call, since each call hashes all wanted ids
+        return np.flatnonzero(pc.is_in(every, value_set=wanted).to_numpy())
 
     def check(self) -> None:
         """Read every passage.
@@ -180,6 +176,13 @@ class PassageStore(Sequence[Passage]):
         stored = metadata[0] if metadata and metadata[0][0][-1] > 0 else None
         mapped = self._batches[batch] = (document_ids, titles, texts, stored)
         return mapped
+
+    def _ids(self, batch: int) -> pa.Array:
+        """The document ids of a batch as bytes; the batch is checked on first use."""
+        if self._batches[batch] is None:
+            self._map(batch)
+        ids = self._read(batch).column(0)
+        return ids.cast(pa.string()).cast(pa.binary())
 
     def _metadata(self, stored: _Column, batch: int, row: int) -> Metadata:
         """The metadata of a row: that of the last row up to it that holds any.

@@ -42,10 +42,12 @@ def make_change(folder: Path, new: Path, work: Path) -> None:
         if os.path.lexists(folder / name):
             raise FolderExistsError(f"{folder / name} is in the way, and ralm did not write it; move it elsewhere.")
     write_whole(work / RECORD, _Change(files=sorted(before ^ after)).model_dump_json())
+    sync_one(work)  # a file must not survive a power failure without the record that names it
     for name in come:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (new / name).rename(folder / name)
-        _sync_parents(folder, name)
+    for parent in {folder / parent for name in come for parent in Path(name).parents}:
+        sync_one(parent)
     (new / MANIFEST).replace(folder / MANIFEST)
     sync_one(folder)
     end_change(folder, work)
@@ -79,11 +81,6 @@ def sync_one(file: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sync_parents(folder: Path, name: str) -> None:
-    for parent in Path(name).parents:
-        sync_one(folder / parent)
 
 
 def _named(folder: Path) -> set[str]:

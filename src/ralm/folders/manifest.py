@@ -160,6 +160,14 @@ def read_manifest(folder: Path, *, kind: str, format_version: int, oldest: int =
     return manifest
 
 
+def is_current(folder: Path, manifest: Manifest) -> bool:
+    """Whether a folder still has this manifest, which was read from it.
+
+    Raises NotAFolderOfThisKindError or DamagedFolderError.
+    """
+    return _parsed(folder, manifest.kind)[0] == manifest
+
+
 def kind_of(folder: Path) -> str:
     """The kind of a folder, from its manifest; the code that writes a folder names its kind.
 

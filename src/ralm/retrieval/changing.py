@@ -4,17 +4,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ralm.errors import FolderExistsError
+from ralm.folders.manifest import is_current
 from ralm.folders.outputs import changed_folder
-from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.index import Index
 
 
 @contextmanager
-def changing(path: Path) -> Iterator[tuple[Index, Path]]:
-    """The index, locked against changes by other processes, and the folder for what is added to it.
+def changing(index: Index) -> Iterator[Path]:
+    """Lock an open index against changes by other processes; the folder for what is added to it.
 
     The block must write a manifest there; it replaces that of the index when the block succeeds. If it fails, the index
-    stays as it was. Raises FolderExistsError if another process is writing the index, and what `open_index` raises.
+    stays as it was. Raises FolderExistsError if another process is writing the index, or has changed it since it was
+    opened. The path of the index must be resolved.
     """
-    open_index(path)  # fails before anything is written beside a folder that is not an index
-    with changed_folder(path) as folder:
-        yield open_index(path), folder
+    with changed_folder(index.path) as folder:
+        if not is_current(index.path, index.manifest):
+            raise FolderExistsError(f"another process has just changed {index.path}; run it again.")
+        yield folder

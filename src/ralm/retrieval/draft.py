@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from ralm.folders.manifest import Manifest, write_changed_manifest
 from ralm.retrieval.index import FORMAT_VERSION, Index
 from ralm.retrieval.segments import SETTINGS, OpenSegment, SegmentEntries, segment_entries
-from ralm.retrieval.vector_sets import BUILT, FINGERPRINT, SETTINGS as VECTORS, VectorSets
+from ralm.retrieval.vector_sets import BUILT, FINGERPRINT, SETTINGS as VECTORS, VectorSets, fingerprint_after
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +30,8 @@ class Draft:
     folder: Path
     pieces: list[Piece]
     next_number: int
+    made_anew: dict[str, str] = field(default_factory=dict)
+    """The checksums of approximate vectors that were merged, by the names of their sets: their hits may be others."""
 
     @classmethod
     def of(cls, index: Index, folder: Path) -> Self:
@@ -83,7 +85,10 @@ class Draft:
         named = {}
         for name, one in sets.sets.items():
             first, *added = (piece.vectors[name] for piece in self.pieces)
-            named[name] = one.model_copy(update={"file": first, "added_files": tuple(added)})
+            changes: dict[str, object] = {"file": first, "added_files": tuple(added)}
+            if name in self.made_anew:
+                changes["fingerprint"] = fingerprint_after(one.fingerprint, {"merged": self.made_anew[name]})
+            named[name] = one.model_copy(update=changes)
         return VectorSets(default=sets.default, sets=named)
 
     def _counts(self) -> dict[str, int]:

@@ -56,8 +56,8 @@ def add_vectors(
     """
     check_name(name)
     path = Path(index).resolve()
-    open_index(path)  # fails before anything is written beside a folder that is not an index
-    with storage_errors(path), at_work(ENCODED, path) as work, changing(path) as (opened, folder):
+    opened = open_index(path)  # fails before anything is written beside a folder that is not an index
+    with storage_errors(path), at_work(ENCODED, path) as work, changing(opened) as folder:
         sets = opened.vector_sets
         if len(opened.segments) > 1 or len(opened.passages.numbering.removed):
             raise UsageError(f"{path} was updated; merge its segments (`ralm merge {path}`) before vectors are added.")
@@ -84,7 +84,8 @@ def remove_vectors(index: Path | str, name: str) -> Manifest:
     Raises UsageError if the index has no such set, if it is the default and there are others, or if nothing would be
     left to search; FolderExistsError if another process is writing the index.
     """
-    with changing(Path(index).resolve()) as (opened, folder):
+    opened = open_index(Path(index).resolve())
+    with changing(opened) as folder:
         sets = opened.vector_sets
         sets.named(name, opened.path)
         kept = {other: one for other, one in sets.sets.items() if other != name}
@@ -100,7 +101,8 @@ def set_default_vectors(index: Path | str, name: str) -> Manifest:
 
     Raises UsageError if the index has no such set, FolderExistsError if another process is writing the index.
     """
-    with changing(Path(index).resolve()) as (opened, folder):
+    opened = open_index(Path(index).resolve())
+    with changing(opened) as folder:
         opened.vector_sets.named(name, opened.path)
         return _write(opened, folder, opened.vector_sets.model_copy(update={"default": name}))
 

@@ -241,6 +241,7 @@ def check_index(path: Path | str) -> tuple[list[str], list[str]]:
                 searched = segment.for_bm25()
                 searched.check()
                 searched.arrays.check(searched.passages)
+                searched.check_removed()
         except DamagedFolderError as error:
             damaged.append(str(error))
     return damaged, sampled

@@ -8,15 +8,16 @@ from typing import Any, Final
 from ralm.corpus.store import PASSAGES, write_passages
 from ralm.corpus.stored import StoredPassages
 from ralm.errors import UsageError
-from ralm.folders.manifest import Manifest
+from ralm.folders.manifest import Manifest, whole_checksum
 from ralm.progress import track
 from ralm.retrieval.bm25.merging import merge_arrays
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.changing import changing
 from ralm.retrieval.dense.loading import dense_extra
 from ralm.retrieval.draft import Draft, Piece
+from ralm.retrieval.index import open_index
 from ralm.retrieval.segments import BM25, SEGMENTS, SegmentEntry, open_segment, removed_rows
-from ralm.retrieval.vector_sets import VectorSet, vector_options, vectors_file
+from ralm.retrieval.vector_sets import vector_options, vectors_file
 
 _TIMES: Final = 4
 """A segment is merged with the next one if it has fewer than this many times its passages. So a growing index has few
@@ -28,11 +29,13 @@ _MOST_REMOVED: Final = 0.25
 def merge_index(index: Path | str, build: BuildOptions | None = None) -> Manifest:
     """Merge all segments of an index into one, without the passages that were removed; returns the new manifest.
 
-    Hits and the fingerprint stay the same, so caches and runs stay valid. An index that is open stays what it was.
-    `build` bounds the memory. Raises UsageError if vectors are stored with loss, so that merging would lose more;
-    FolderExistsError if another process is writing the index; and what `open_index` raises.
+    Hits and fingerprints stay the same, so caches and runs stay valid; except those of approximate vectors, whose index
+    is made anew. An index that is open stays what it was. `build` bounds the memory. Raises UsageError if vectors are
+    stored with loss, so that merging would lose more; FolderExistsError if another process is writing the index; and
+    what `open_index` raises.
     """
-    with changing(Path(index).resolve()) as (opened, folder):
+    opened = open_index(Path(index).resolve())
+    with changing(opened) as folder:
         draft = Draft.of(opened, folder)
         lossy = [name for name in opened.vectors if not _keeps_vectors(draft.pieces[0], name)]
         if lossy and (len(draft.pieces) > 1 or len(opened.passages.numbering.removed)):
@@ -40,17 +43,21 @@ def merge_index(index: Path | str, build: BuildOptions | None = None) -> Manifes
                 f"the vectors {lossy[0]!r} of {opened.path} are stored with loss, and merging would lose more; remove "
                 "them (`ralm.remove_vectors`), merge, and add them again with `ralm encode`."
             )
-        _merge(draft, [list(range(len(draft.pieces)))], 0, build or BuildOptions())
+        _merge(draft, [list(range(len(draft.pieces)))], build or BuildOptions())
         documents = opened.manifest.counts.get("documents", 0)
         return draft.write({}, opened.vector_sets, opened.fingerprint, documents)
 
 
 def merge_some(draft: Draft, build: BuildOptions) -> None:
-    """Merge the segments of a draft that have become small or sparse beside others."""
-    fixed = 0 if all(_keeps_vectors(draft.pieces[0], name) for name in draft.pieces[0].vectors) else 1
+    """Merge the segments of a draft that have become small or sparse beside others. If vectors of the first are stored
+    with loss, it stays as it is until nothing is left of it."""
+    first = draft.pieces[0]
+    fixed = 0 if all(_keeps_vectors(first, name) for name in first.vectors) else 1
     sizes = [(piece.segment.left, piece.segment.entry.passages) for piece in draft.pieces[fixed:]]
     groups = [[place + fixed for place in group] for group in plan_merges(sizes)]
-    _merge(draft, [[place] for place in range(fixed)] + groups, _MOST_REMOVED, build)
+    if fixed and first.segment.left:
+        groups = [[0], *groups]
+    _merge(draft, groups, build, most_removed=_MOST_REMOVED, fixed=fixed)
 
 
 def plan_merges(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -67,16 +74,19 @@ def plan_merges(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
     return groups
 
 
-def _merge(draft: Draft, groups: Sequence[Sequence[int]], most_removed: float, build: BuildOptions) -> None:
-    """Merge the pieces of each group into one. A single piece stays as it is, unless more than the share `most_removed`
-    of it was removed. Pieces in no group are dropped."""
+def _merge(
+    draft: Draft, groups: Sequence[Sequence[int]], build: BuildOptions, *, most_removed: float = 0, fixed: int = 0
+) -> None:
+    """Merge the pieces of each group into one. A single piece stays as it is if it is one of the first `fixed`, or if
+    at most the share `most_removed` of it was removed. Pieces in no group are dropped."""
     before = draft.pieces
     kept = {place for group in groups for place in group}
     draft.pieces = []
     for group in groups:
         pieces = [before[place] for place in group]
         segment = pieces[0].segment
-        if len(pieces) == 1 and len(segment.removed.rows) <= most_removed * segment.entry.passages:
+        stays = group[0] < fixed or len(segment.removed.rows) <= most_removed * segment.entry.passages
+        if len(pieces) == 1 and stays:
             draft.pieces += pieces
             continue
         draft.pieces.append(_merged(draft, pieces, build, first=group[0] == 0))
@@ -99,24 +109,27 @@ def _merged(draft: Draft, pieces: Sequence[Piece], build: BuildOptions, *, first
     if draft.for_bm25:
         (folder / BM25).mkdir()
         merge_arrays([one.for_bm25() for one in segments], folder / BM25, build.buffered_terms)
-    sets = draft.index.vector_sets.sets
-    vectors = {name: _merge_vectors(sets[name], pieces, name, draft.folder, place, first) for name in pieces[0].vectors}
+    vectors = {name: _merge_vectors(draft, pieces, name, place, first) for name in pieces[0].vectors}
     entry = SegmentEntry(folder=place, passages=len(passages))
     return Piece(open_segment(draft.folder, entry, bm25=draft.for_bm25), vectors)
 
 
-def _merge_vectors(made: VectorSet, pieces: Sequence[Piece], name: str, folder: Path, place: str, first: bool) -> str:
+def _merge_vectors(draft: Draft, pieces: Sequence[Piece], name: str, place: str, first: bool) -> str:
     """Write the vectors with this name that are left of some pieces; returns their file."""
     with dense_extra():
         from ralm.retrieval.dense.merging import kind_of_added, merge_vectors
-    options = vector_options(made)
+    options = vector_options(draft.index.vector_sets.sets[name])
     parts = [_open_vectors(piece, name) for piece in pieces]
+    exact = kind_of_added(parts[0].d, options.faiss)
     if not first:
-        options = replace(options, faiss=kind_of_added(parts[0].d, options.faiss))
-    file = vectors_file(place, name)
-    (folder / file).parent.mkdir(parents=True)
-    merge_vectors(parts, [piece.segment.removed.rows for piece in pieces], options, (folder / file).parent)
-    return file
+        options = replace(options, faiss=exact)
+    name_in_index = vectors_file(place, name)
+    file = draft.folder / name_in_index
+    file.parent.mkdir(parents=True)
+    merge_vectors(parts, [piece.segment.removed.rows for piece in pieces], options, file.parent)
+    if options.faiss != exact:
+        draft.made_anew[name] = whole_checksum(file)
+    return name_in_index
 
 
 def _open_vectors(piece: Piece, name: str) -> Any:

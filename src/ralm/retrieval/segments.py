@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ralm.corpus.store import PASSAGES, PassageStore
 from ralm.errors import DamagedFolderError
@@ -79,7 +79,7 @@ class SegmentEntries(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    entries: tuple[SegmentEntry, ...]
+    entries: tuple[SegmentEntry, ...] = Field(min_length=1)
     next: int = 1
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.corpus.numbering import are_in, union
 from ralm.corpus.store import PASSAGES, write_passages
 from ralm.errors import CorpusError, DamagedFolderError, OtherEncoderError, UsageError
 from ralm.folders.manifest import Manifest, whole_checksum
@@ -76,10 +77,10 @@ def update_index(
     Raises UsageError if there is nothing to do or nothing would be left; CorpusError if an id in `remove` is not in the
     index or belongs to several documents, or if an added id is there twice or already in the index; OtherEncoderError
     if an encoder is not the one that made the vectors; OtherAnalyserError if the index was built with another version
-    of the stemming library; FolderExistsError if another process is writing the index; and
+    of the stemming library; FolderExistsError if another process is writing the index, or has just changed it; and
     what `open_index`, `build_index` and `DenseBuilder` raise.
     """
-    path = Path(index).resolve()
+    path, remove = Path(index).resolve(), [*remove]
     coming = _peeked(passages)
     opened = open_index(path)
     check_stemmer(opened)
@@ -88,8 +89,8 @@ def update_index(
         stack.enter_context(storage_errors(path))
         if chosen:
             stack.enter_context(at_work(ENCODED, path))
-        opened, folder = stack.enter_context(changing(path))
-        draft = Draft.of(opened, folder)
+        draft = Draft.of(opened, stack.enter_context(changing(opened)))
+        _documents(opened, remove, [], replace=replace)  # fails before hours of encoding
         added = _add(draft, coming, chosen, build) if coming else None
         gone = _documents(opened, remove, added.documents if added else [], replace=replace)
         numbers = np.concatenate([np.zeros(0, np.int64), *gone.values()])
@@ -216,16 +217,16 @@ def _documents(index: Index, remove: Collection[str], added: Sequence[str], *, r
 
 def _passages_of(index: Index, documents: Collection[str]) -> dict[str, IntArray]:
     """The numbers (int64, rising) of the passages of documents with these ids, by id."""
-    found: dict[str, list[IntArray]] = {}
+    found: dict[str, list[int]] = {}
     first = 0
-    for segment in index.segments:
-        rows = np.setdiff1d(segment.store.rows_of(documents), segment.removed.rows)
+    for segment in index.segments if documents else ():
+        rows = segment.store.rows_of(documents)
+        rows = rows[~are_in(segment.removed.rows, rows)]
         numbers = index.passages.numbering.numbers(first + rows)
-        ids = np.array([segment.store.document_id(row) for row in rows.tolist()], object)
-        for document in dict.fromkeys(ids.tolist()):
-            found.setdefault(document, []).append(numbers[ids == document])
+        for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
+            found.setdefault(segment.store.document_id(row), []).append(number)
         first += segment.entry.passages
-    return {document: np.concatenate(parts) for document, parts in found.items()}
+    return {document: np.array(numbers, np.int64) for document, numbers in found.items()}
 
 
 def _remove(draft: Draft, numbers: IntArray) -> None:
@@ -245,10 +246,11 @@ def _remove(draft: Draft, numbers: IntArray) -> None:
 
 def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) -> Removed:
     """What is removed from a segment when these rows (int64) go too: their texts are analysed for it."""
-    every = np.union1d(segment.removed.rows, rows)
+    every = union(segment.removed.rows, rows)
     if analysis is None:
         return Removed(rows=every)
     searched = segment.for_bm25()
+    searched.check()
     lost = gone_frequencies(searched)
     tokens, with_terms = searched.removed.tokens, searched.removed.with_terms
     analyse = Analyser(analysis)

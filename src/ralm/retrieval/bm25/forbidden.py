@@ -6,7 +6,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.corpus.numbering import Numbering
+from ralm.corpus.numbering import Numbering, rising, union
+from ralm.records import IntArray
 from ralm.retrieval.bm25.compiled import kernel
 
 
@@ -31,19 +32,19 @@ class Forbidden(NamedTuple):
     @classmethod
     def to_all(cls, passages: Iterable[int], queries: int) -> Self:
         """The same passages are forbidden for every query."""
-        return cls.none(queries)._replace(always=_rising(passages))
+        return cls.none(queries)._replace(always=rising(passages))
 
     @classmethod
     def of(cls, lists: Sequence[Iterable[int]], list_Q: NDArray[np.int64]) -> Self:
         """Lists of passage numbers, in any order, and which of them applies to each query; -1 for none."""
         assert (list_Q < len(lists)).all(), "a query refers to a list that does not exist"
-        rising = [_rising(numbers) for numbers in lists]
-        ends = np.cumsum([0, *map(len, rising)], dtype=np.int64)
-        return cls(_rising([]), ends, np.concatenate([*rising, _rising([])]), list_Q)
+        sorted_lists = [rising(numbers) for numbers in lists]
+        ends = np.cumsum([0, *map(len, sorted_lists)], dtype=np.int64)
+        return cls(rising([]), ends, np.concatenate([*sorted_lists, rising([])]), list_Q)
 
-    def also(self, passages: Iterable[int]) -> Self:
-        """The same, with these passages forbidden for every query too."""
-        return self._replace(always=np.union1d(self.always, _rising(passages)))
+    def also(self, passages: IntArray) -> Self:
+        """The same, with these passages (int64, rising) forbidden for every query too."""
+        return self._replace(always=union(passages, self.always))
 
     def in_rows(self, numbering: Numbering) -> Self:
         """The same with rows of the index in place of passage numbers."""
@@ -52,10 +53,6 @@ class Forbidden(NamedTuple):
     def some(self, first: int, last: int) -> Self:
         """The same for the queries from `first` to `last`."""
         return self._replace(list_Q=self.list_Q[first:last])
-
-
-def _rising(numbers: Iterable[int]) -> NDArray[np.int64]:
-    return np.unique(np.fromiter(numbers, np.int64))
 
 
 @kernel

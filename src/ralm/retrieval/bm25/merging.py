@@ -41,7 +41,9 @@ def merge_arrays(segments: Sequence[Segment], folder: Path, at_a_time: int) -> C
     Raises DamagedFolderError if a segment is damaged.
     """
     for one in segments:
+        one.check()
         one.arrays.check_terms(np.arange(len(one.arrays.offsets) - 1), one.passages)
+        one.check_removed()
     vocabulary: dict[str, int] = {}
     sources, passages = [], 0
     for one in segments:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
+from ralm.corpus.numbering import rising, union
 from ralm.records import Hits, IntArray
 from ralm.retrieval.analysis.analyser import Analyser, Analysis
 from ralm.retrieval.analysis.named import ENGLISH
@@ -94,8 +95,8 @@ class BM25:
     def without(self, numbers: Iterable[int]) -> Self:
         """The same retriever without the passages with these numbers; it finds the exact best of the others."""
         other = copy(self)
-        other._left_out = np.union1d(self._left_out, np.fromiter(numbers, np.int64))
-        other._never = np.union1d(self._never, self._numbering.rows(other._left_out))
+        other._left_out = union(self._left_out, rising(numbers))
+        other._never = union(self._never, self._numbering.rows(other._left_out))
         return other
 
     @property

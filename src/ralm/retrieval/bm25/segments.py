@@ -7,6 +7,7 @@ are left, as if the index had been built of them at once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from ralm.errors import DamagedFolderError
 from ralm.records import IntArray
 from ralm.retrieval.bm25.arrays import Arrays
 from ralm.retrieval.bm25.codes import is_rising_within
+from ralm.retrieval.bm25.compiled import kernel
 
 
 def _none() -> IntArray:
@@ -61,10 +63,19 @@ class Segment:
             and removed.with_terms <= removed.tokens <= tokens
         )
         if not sound:
-            raise DamagedFolderError(
-                f"{self.arrays.folder} is damaged: what was removed from it does not fit it; build the index again or "
-                "restore it from a copy."
-            )
+            self._damaged()
+
+    def check_removed(self) -> None:
+        """Check the counts of the terms that were removed; this reads all postings, which must have been checked.
+
+        Raises DamagedFolderError.
+        """
+        gone = np.zeros(self.passages, np.bool_)
+        gone[self.removed.rows] = True
+        found = np.zeros(len(self.arrays.offsets) - 1, np.int64)
+        _count_gone(self.arrays.offsets, self.arrays.passages, gone, found)
+        if (found != gone_frequencies(self)).any():
+            self._damaged()
 
     def frequency(self, term: int) -> int:
         """In how many of the passages that are left a term (a number of the segment) occurs; 0 for -1."""
@@ -74,6 +85,12 @@ class Segment:
         place = int(np.searchsorted(removed.terms, term))
         gone = int(removed.counts[place]) if place < len(removed.terms) and removed.terms[place] == term else 0
         return int(self.arrays.offsets[term + 1] - self.arrays.offsets[term]) - gone
+
+    def _damaged(self) -> NoReturn:
+        raise DamagedFolderError(
+            f"{self.arrays.folder} is damaged: what was removed from it does not fit it; build the index again or "
+            "restore it from a copy."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +130,13 @@ def gone_frequencies(segment: Segment) -> NDArray[np.int64]:
     gone = np.zeros(len(segment.arrays.offsets) - 1, np.int64)
     gone[segment.removed.terms] = segment.removed.counts
     return gone
+
+
+@kernel
+def _count_gone(
+    offsets: NDArray[np.int64], passages: NDArray[np.int32], gone: NDArray[np.bool_], found: NDArray[np.int64]
+) -> None:
+    """Count the postings of each term whose passages are gone."""
+    for term in range(len(found)):
+        for posting in range(offsets[term], offsets[term + 1]):
+            found[term] += gone[passages[posting]]

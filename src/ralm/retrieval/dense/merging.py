@@ -7,6 +7,7 @@ from typing import Final
 import faiss
 import numpy as np
 
+from ralm.errors import UsageError
 from ralm.records import FloatArray, IntArray
 from ralm.retrieval.dense.build import CHUNK, new_faiss_index, train
 from ralm.retrieval.dense.options import VECTORS, VectorOptions
@@ -37,17 +38,27 @@ def merge_vectors(
 ) -> None:
     """Write into `folder` one index of the vectors of some segments, except the rows of each in `removed` (rising).
 
-    It is made like `options` say, as if all vectors had been added at once. Raises UsageError if there are too few
-    vectors to train on.
+    It is made like `options` say, as if all vectors had been added at once; but Flat if there are too few of them to
+    train on, so that all are compared.
     """
-    kept = [np.setdiff1d(np.arange(part.ntotal), gone) for part, gone in zip(parts, removed, strict=True)]
-    index = new_faiss_index(parts[0].d, options.faiss)
-    if not index.is_trained:
-        train(index, _sample(parts, kept, options), options.faiss)
+    kept = [np.delete(np.arange(part.ntotal), gone) for part, gone in zip(parts, removed, strict=True)]
+    index = _empty_index(parts, kept, options)
     for part, rows in zip(parts, kept, strict=True):
         for vectors_PD in _vectors(part, rows):
             index.add(vectors_PD)
     faiss.write_index(index, str(folder / VECTORS))
+
+
+def _empty_index(parts: Sequence[faiss.Index], kept: Sequence[IntArray], options: VectorOptions) -> faiss.Index:
+    """An index for the vectors that are kept of some segments, trained if its kind needs that."""
+    index = new_faiss_index(parts[0].d, options.faiss)
+    if index.is_trained:
+        return index
+    try:
+        train(index, _sample(parts, kept, options), options.faiss)
+    except UsageError:
+        return new_faiss_index(parts[0].d, FLAT)
+    return index
 
 
 def _sample(parts: Sequence[faiss.Index], kept: Sequence[IntArray], options: VectorOptions) -> FloatArray:
@@ -67,6 +78,6 @@ def _vectors(part: faiss.Index, rows: IntArray) -> Iterator[FloatArray]:
     """The vectors (float32, P x D) of some rows (rising), a chunk at a time."""
     for first in range(0, part.ntotal, CHUNK):
         last = min(first + CHUNK, part.ntotal)
-        wanted = rows[(rows >= first) & (rows < last)] - first
-        if len(wanted):
-            yield part.reconstruct_n(first, last - first)[wanted]
+        begin, end = np.searchsorted(rows, (first, last))
+        if begin < end:
+            yield part.reconstruct_n(first, last - first)[rows[begin:end] - first]

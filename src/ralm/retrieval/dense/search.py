@@ -16,7 +16,7 @@ import faiss
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.corpus.numbering import Numbering
+from ralm.corpus.numbering import Numbering, rising, union
 from ralm.errors import DamagedFolderError, ModelError, OtherEncoderError, UsageError
 from ralm.folders.manifest import whole_checksum
 from ralm.progress import track
@@ -70,6 +70,7 @@ class Dense:
         # segments that were added later are small and flat, so only the first has parameters of search
         self._effort = _set_effort(vectors[0], options or DenseSearchOptions())
         self._forbidden: IntArray = np.zeros(0, np.int64)
+        self._left_out = self._numbering.removed
 
     def without(self, numbers: Iterable[int]) -> Self:
         """The same retriever without the passages with these numbers.
@@ -79,7 +80,8 @@ class Dense:
         compared.
         """
         other = copy(self)
-        other._forbidden = np.union1d(self._forbidden, np.fromiter(numbers, np.int64))
+        other._forbidden = union(self._forbidden, rising(numbers))
+        other._left_out = union(self._numbering.removed, self._numbering.rows(other._forbidden))
         return other
 
     @property
@@ -112,26 +114,26 @@ class Dense:
         """
         check_k(k)
         k = min(k, max(len(self._numbering), 1))
-        left_out = np.union1d(self._numbering.removed, self._numbering.rows(self._forbidden))
         rows = np.array([row for row, query in enumerate(queries) if query.strip()], dtype=np.int64)
-        step = max(1, min(QUERIES_AT_A_TIME, _HITS_AT_A_TIME // (k + len(left_out))))
+        most = max(part.asked(k, self._left_out) for part in self._parts)
+        step = max(1, min(QUERIES_AT_A_TIME, _HITS_AT_A_TIME // most))
         hits = Hits.none(len(queries), k)
         chunks = np.split(rows, range(step, len(rows), step))
         for some in track(chunks, "Retrieving", len(chunks)) if len(chunks) > 1 else chunks:
             if len(some):
                 vectors_QD = self._encoder.encode_queries([queries[row] for row in some])
-                rows_QK, hits.scores_QK[some] = self._search(vectors_QD, k, left_out)
+                rows_QK, hits.scores_QK[some] = self._search(vectors_QD, k)
                 hits.numbers_QK[some] = self._numbering.numbers(rows_QK)
         return hits
 
-    def _search(self, vectors_QD: FloatArray, k: int, left_out: IntArray) -> tuple[IntArray, FloatArray]:
-        """The rows and scores of the k best, without those in `left_out`."""
+    def _search(self, vectors_QD: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
+        """The rows and scores of the k best, without those that are left out."""
         if not np.isfinite(vectors_QD).all():
             raise ModelError(
                 "the encoder gives a vector with NaN or infinity for a query; its weights are damaged or overflow in "
                 "the number format that the index was built with."
             )
-        found = [part.search(vectors_QD, k, left_out) for part in self._parts]
+        found = [part.search(vectors_QD, k, self._left_out) for part in self._parts]
         rows_QM, scores_QM = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
         return _ordered((scores_QM, rows_QM), k)
 
@@ -145,10 +147,19 @@ class _Part:
 
     def search(self, vectors_QD: FloatArray, k: int, left_out: IntArray) -> tuple[IntArray, FloatArray]:
         """The rows and scores of the k best of the segment, without those in `left_out`."""
-        begin, end = np.searchsorted(left_out, (self._first, self._first + self.index.ntotal))
-        own = left_out[begin:end] - self._first
-        places_QK, scores_QK = self._best(vectors_QD, min(k, self.index.ntotal), own)
+        places_QK, scores_QK = self._best(vectors_QD, min(k, self.index.ntotal), self._own(left_out))
         return np.where(places_QK == NO_PASSAGE, NO_PASSAGE, places_QK + self._first), scores_QK
+
+    def asked(self, k: int, left_out: IntArray) -> int:
+        """How many hits FAISS is asked for to find the k best of a query without the rows in `left_out`."""
+        own = self._own(left_out)
+        skips = len(own) == 0 or _selecting(self.index, own) is not None
+        return k if skips else k + len(own)
+
+    def _own(self, left_out: IntArray) -> IntArray:
+        """The places in the segment of those of the rows (rising) that are in it."""
+        begin, end = np.searchsorted(left_out, (self._first, self._first + self.index.ntotal))
+        return left_out[begin:end] - self._first
 
     def _best(self, vectors_QD: FloatArray, k: int, left_out: IntArray) -> tuple[IntArray, FloatArray]:
         if len(left_out) == 0:
