@@ -24,7 +24,8 @@ from ralm.retrieval.analysis.words import lower_case
 from ralm.retrieval.bm25 import build, term_ids
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.options import BuildOptions
-from ralm.retrieval.index import build_index, open_index
+from ralm.retrieval.building import build_index
+from ralm.retrieval.index import open_index
 
 DATA = Path(__file__).parent / "data"
 SNOWBALL_3 = int(version("PyStemmer").split(".")[0]) >= 3

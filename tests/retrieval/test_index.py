@@ -22,7 +22,8 @@ from ralm.folders.outputs import MANIFEST
 from ralm.records import Passage
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
-from ralm.retrieval.index import build_index, open_index
+from ralm.retrieval.building import build_index
+from ralm.retrieval.index import open_index
 
 TEXTS = ("a red fox", "the red barn", "blue sky \u00e9t\u00e9", "")
 

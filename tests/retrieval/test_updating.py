@@ -34,9 +34,10 @@ from ralm.errors import (
 from ralm.records import FloatArray, Hits, Passage
 from ralm.retrieval import merging
 from ralm.retrieval.bm25.stream import Stream
+from ralm.retrieval.building import build_index
 from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
 from ralm.retrieval.encoding import add_vectors
-from ralm.retrieval.index import Index, build_index, check_index, open_index
+from ralm.retrieval.index import Index, check_index, open_index
 from ralm.retrieval.merging import merge_index, plan_merges
 from ralm.retrieval.updating import update_index
 from tests.fakes import LetterEncoder
