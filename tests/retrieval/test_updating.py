@@ -293,7 +293,7 @@ def test_vectors_can_be_added_once_the_segments_are_merged(tmp_path: Path) -> No
             CorpusError,
             "'a' is given twice among the added",
         ),
-        ({"remove": ["twice"]}, CorpusError, "the document 'twice' is the id of several documents"),
+        ({"remove": ["twice"]}, CorpusError, "the id 'twice' is shared by several documents"),
         ({"added": {"twice": ["w1"]}, "replace": True}, CorpusError, "so it is unclear which to remove"),
         ({}, UsageError, "there is nothing to update"),
         ({"remove": ["d0", "d1", "d2", "d3"]}, UsageError, "nothing would be left of"),
@@ -423,6 +423,22 @@ def test_a_full_disk(tmp_path: Path) -> None:
         update_index(index, more())
     assert (index / "manifest.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_an_index_that_is_a_mount_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = built(tmp_path / "index", some(9))
+    monkeypatch.setattr("ralm.folders.outputs._device", lambda path: path == index)
+    with pytest.raises(StorageError, match="is a disk of its own"):
+        update_index(index, remove=["d1"])
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_merging_what_is_merged_changes_nothing(tmp_path: Path) -> None:
+    """Earlier versions of ralm can still read it."""
+    index = built(tmp_path / "index", some(9))
+    before = (index / "manifest.json").read_bytes()
+    assert merge_index(index).format_version == 2
+    assert (index / "manifest.json").read_bytes() == before
 
 
 def test_the_fingerprint_says_what_is_in_the_index(tmp_path: Path) -> None:

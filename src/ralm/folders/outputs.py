@@ -63,10 +63,16 @@ def changed_folder(path: Path) -> Iterator[Path]:
     can still read them. If the block fails or is interrupted, the folder stays as it was. What a killed process left is
     removed first.
 
-    Raises FolderExistsError if another process is writing the folder, StorageError if the disk is full.
+    Raises FolderExistsError if another process is writing the folder, StorageError if the disk is full or the folder is
+    a mount point.
     """
     path = path.resolve()
     with storage_errors(path), at_work(PARTIAL, path) as work:
+        if _device(path) != _device(work):
+            raise StorageError(
+                f"{path} is a disk of its own, so files cannot be moved into it in one step; move what is in it to a "
+                "folder on that disk."
+            )
         _recover(path, work)
         try:
             (work / _NEW).mkdir()
@@ -173,6 +179,10 @@ def storage_errors(path: Path) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StorageError(f"{path} cannot be written: {error.strerror}. Choose another output.") from error
         raise
+
+
+def _device(path: Path) -> int:
+    return path.stat().st_dev
 
 
 def _stands(path: Path) -> bool:

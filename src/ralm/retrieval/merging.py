@@ -27,7 +27,8 @@ _MOST_REMOVED: Final = 0.25
 
 
 def merge_index(index: Path | str, build: BuildOptions | None = None) -> Manifest:
-    """Merge all segments of an index into one, without the passages that were removed; returns the new manifest.
+    """Merge all segments of an index into one, without the passages that were removed; returns the new manifest, or the
+    old one if there is nothing to merge.
 
     Hits and fingerprints stay the same, so caches and runs stay valid; except those of approximate vectors, whose index
     is made anew. An index that is open stays what it was. `build` bounds the memory. Raises UsageError if vectors are
@@ -35,10 +36,12 @@ def merge_index(index: Path | str, build: BuildOptions | None = None) -> Manifes
     what `open_index` raises.
     """
     opened = open_index(Path(index).resolve())
+    if len(opened.segments) == 1 and not len(opened.passages.numbering.removed):
+        return opened.manifest
     with changing(opened) as folder:
         draft = Draft.of(opened, folder)
         lossy = [name for name in opened.vectors if not _keeps_vectors(draft.pieces[0], name)]
-        if lossy and (len(draft.pieces) > 1 or len(opened.passages.numbering.removed)):
+        if lossy:
             raise UsageError(
                 f"the vectors {lossy[0]!r} of {opened.path} are stored with loss, and merging would lose more; remove "
                 "them (`ralm.remove_vectors`), merge, and add them again with `ralm encode`."

@@ -210,8 +210,8 @@ def _documents(index: Index, remove: Collection[str], added: Sequence[str], *, r
     several = [document for document, numbers in found.items() if numbers[-1] - numbers[0] >= len(numbers)]
     if several:
         raise CorpusError(
-            f"{_some(several)} the id of several documents of {index.path}, so it is unclear which to remove; nothing "
-            "was changed. Build the index again with an id for each document."
+            f"{_some(several, 'id')} shared by several documents of {index.path}, so it is unclear which to remove; "
+            "nothing was changed. Build the index again with an id for each document."
         )
     return found
 
@@ -295,10 +295,10 @@ def _updates(before: Manifest, record: dict[str, JsonValue]) -> dict[str, JsonVa
     return {"count": (count if isinstance(count, int) else 0) + 1, "latest": listed[-_UPDATES_LISTED:]}
 
 
-def _some(documents: Sequence[str]) -> str:
-    """The beginning of a sentence about documents: their number and the first ids."""
-    named = ", ".join(map(repr, documents[:_NAMED]))
-    if len(documents) == 1:
-        return f"the document {named} is"
-    more = ", ..." if len(documents) > _NAMED else ""
-    return f"{len(documents):,} documents ({named}{more}) are"
+def _some(ids: Sequence[str], what: str = "document") -> str:
+    """The beginning of a sentence about documents or their ids: how many, and the first ones."""
+    named = ", ".join(map(repr, ids[:_NAMED]))
+    if len(ids) == 1:
+        return f"the {what} {named} is"
+    more = ", ..." if len(ids) > _NAMED else ""
+    return f"{len(ids):,} {what}s ({named}{more}) are"
