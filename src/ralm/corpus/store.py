@@ -140,7 +140,8 @@ class PassageStore(Sequence[Passage]):
         wanted = _arrow([one.encode("utf-8", "surrogatepass") for one in document_ids], pa.binary())
         every = pa.chunked_array([self._ids(batch) for batch in range(len(self._batches))], pa.binary())
         # a single call, since each call hashes all wanted ids
-        return np.flatnonzero(pc.is_in(every, value_set=wanted).to_numpy())
+        found = pc.indices_nonzero(pc.is_in(every, value_set=wanted))
+        return np.frombuffer(found.buffers()[1], np.uint64, len(found)).astype(np.int64)  # `to_numpy` imports pandas
 
     def check(self) -> None:
         """Read every passage.
