@@ -266,7 +266,7 @@ def test_another_encoder_is_refused(tmp_path: Path) -> None:
         OtherEncoderError, match="were made with another encoder than this one: query_fingerprint is 'o"
     ):
         update_index(index, passages(some(2, 20).items()), encoders={"main": other})
-    other.config = {**LetterEncoder().config, "encoder": "/moved/elsewhere"}
+    other.config = {**LetterEncoder().config, "encoder": "/moved/elsewhere", "option_of_a_later_version": 1}
     update_index(index, passages(some(2, 20).items()), encoders={"main": other})
 
 

@@ -134,11 +134,12 @@ def _encoders(index: Index, given: Mapping[str, Encoder]) -> dict[str, Encoder]:
     chosen = {name: given.get(name) or load_encoder(index.encoder_options(name)) for name in index.vectors}
     for name, encoder in chosen.items():
         made, own = index.vector_sets.sets[name].encoder, encoder.config
-        other = sorted(key for key in {*made, *own} - {*_NAMES} if made.get(key) != own.get(key))
+        # what an index from an earlier version does not record cannot be compared
+        other = sorted(key for key in made.keys() - {*_NAMES} if made[key] != own.get(key))
         if other:
             raise OtherEncoderError(
                 f"the vectors {name!r} of {index.path} were made with another encoder than this one: {other[0]} is "
-                f"{own.get(other[0])!r} here and was {made.get(other[0])!r} there. Use that encoder, or encode the "
+                f"{own.get(other[0])!r} here and was {made[other[0]]!r} there. Use that encoder, or encode the "
                 "whole index again with this one (`ralm encode`)."
             )
     return chosen
