@@ -24,11 +24,12 @@ from ralm.corpus.passages import make_passages
 from ralm.corpus.sources import read_documents
 from ralm.protocols import Retriever
 from ralm.records import FloatArray, Hits, Passage
+from ralm.retrieval.building import build_index
 from ralm.retrieval.dense.build import new_faiss_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.fusion import FusionOptions, Hybrid
-from ralm.retrieval.index import build_index, open_index
+from ralm.retrieval.index import open_index
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 PASSAGES = 8192

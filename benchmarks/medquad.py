@@ -21,7 +21,8 @@ from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.named import load_language_model
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import LanguageModel, Retriever
-from ralm.retrieval.index import Index, build_index, open_index
+from ralm.retrieval.building import build_index
+from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
 
 MEDQUAD = Path(__file__).parents[2] / "shared" / "data" / "medquad"

@@ -37,7 +37,8 @@ from ralm.reading.documents import PassageDocuments
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Windows
 from ralm.records import FloatArray, IntArray, Request
-from ralm.retrieval.index import Index, build_index, open_index
+from ralm.retrieval.building import build_index
+from ralm.retrieval.index import Index, open_index
 
 LENGTH, BLOCK, CANDIDATES, RANK_TOKENS = 1024, 256, 16, 16
 ARCHITECTURES: dict[str, Any] = {

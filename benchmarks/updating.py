@@ -26,7 +26,8 @@ from benchmarks.collection import Collection
 from benchmarks.retrieval import ONE_CORE, on_cores
 from ralm.records import Passage
 from ralm.retrieval.bm25.options import BuildOptions, cores
-from ralm.retrieval.index import Index, build_index, open_index
+from ralm.retrieval.building import build_index
+from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.merging import merge_index
 from ralm.retrieval.updating import update_index
 

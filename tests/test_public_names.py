@@ -86,6 +86,7 @@ run_evaluation
 run_sweep
 set_default_vectors
 sweep
+update_index
 write_retrieval_file
 write_run
 """.split()

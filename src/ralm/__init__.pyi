@@ -53,6 +53,7 @@ from .retrieval.bm25.forbidden import Forbidden as Forbidden
 from .retrieval.bm25.formula import BM25Options as BM25Options
 from .retrieval.bm25.options import BuildOptions as BuildOptions
 from .retrieval.bm25.search import BM25 as BM25
+from .retrieval.building import build_index as build_index
 from .retrieval.cache import CachedRetriever as CachedRetriever
 from .retrieval.dense.loading import load_encoder as load_encoder
 from .retrieval.dense.options import (
@@ -66,7 +67,7 @@ from .retrieval.encoding import (
     set_default_vectors as set_default_vectors,
 )
 from .retrieval.fusion import FusionOptions as FusionOptions, Hybrid as Hybrid
-from .retrieval.index import Index as Index, build_index as build_index, open_index as open_index
+from .retrieval.index import Index as Index, open_index as open_index
 from .retrieval.merging import merge_index as merge_index
 from .retrieval.opening import open_retriever as open_retriever
 from .retrieval.options import RetrieverOptions as RetrieverOptions

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_no_process_is_left(corpus: Path, tmp_path: Path, number: signal.Signals
     if number == signal.SIGKILL:
         assert process.returncode == -signal.SIGKILL
     else:
-        assert process.returncode == 128 + number
+        assert process.returncode == 128 + number, err
         assert err == ""
         assert list(tmp_path.iterdir()) == []
 
@@ -125,3 +126,10 @@ def test_a_signal_decides_the_status_even_if_cleaning_up_fails() -> None:
     assert ended.value.code == 128 + signal.SIGTERM
     with pytest.raises(WorkerError, match="a process has died"), signals_unwind():
         raise WorkerError("a process has died")
+
+
+def test_a_signal_decides_the_status_even_if_its_exception_is_lost() -> None:
+    with pytest.raises(SystemExit) as ended, signals_unwind(), suppress(SystemExit):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    assert ended.value.code == 128 + signal.SIGTERM

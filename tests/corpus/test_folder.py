@@ -241,6 +241,16 @@ def test_a_missing_package_is_said_before_anything_is_read(
             next(read_documents(str(source)))
 
 
+def test_a_saved_dataset_below_a_folder_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.txt").write_text("text")
+    Dataset.from_dict({"text": ["one"]}).save_to_disk(tmp_path / "folder" / "saved")
+    monkeypatch.delitem(sys.modules, "ralm.corpus.hub", raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r"reading .*saved needs the package datasets: pip install"):
+        next(read_documents(str(tmp_path / "folder")))
+
+
 def test_packed_files_that_unpack_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ralm.corpus.formats.file.MOST_UNPACKED", 1 << 20)
     bomb = gzip.compress(b"x" * (2 << 20))

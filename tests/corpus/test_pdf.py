@@ -81,12 +81,12 @@ def test_encrypted_files(algorithm: str, tmp_path: Path) -> None:
 def test_scanned_files(tmp_path: Path) -> None:
     path = tmp_path / "x.pdf"
     path.write_bytes(pdf("", ""))
-    with pytest.raises(CorpusError, match=r"x.pdf has no text in its 2 pages; if they are scanned, run OCR on it\."):
+    with pytest.raises(CorpusError, match=r"x.pdf has no text on any page; if it is scanned, run OCR on it\."):
         read(path)
     (tmp_path / "a.txt").write_text("one")
     left_out = LeftOut()
     assert [document.text for document in read(tmp_path, left_out)] == ["one"]
-    assert left_out.examples[BROKEN_FILES] == [f"{path} has no text in its 2 pages; if they are scanned, run OCR on it"]
+    assert left_out.examples[BROKEN_FILES] == [f"{path} has no text on any page; if it is scanned, run OCR on it"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"%PDF-1.4", b"PK\x03\x04", b"no pdf\n" * 99, pdf("x")[:-200]])

@@ -16,9 +16,10 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.likelihood import Oracle, ZeroShot
+from ralm.retrieval.building import build_index
 from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
 from ralm.retrieval.fusion import FusionOptions, Hybrid
-from ralm.retrieval.index import build_index, open_index
+from ralm.retrieval.index import open_index
 from ralm.retrieval.random import RandomRetriever
 from tests.fakes import CountingModel, LetterEncoder, SharedWordsRetriever, WordTokenizer, passages_of
 

@@ -18,11 +18,12 @@ from ralm.progress import Advance
 from ralm.reading.plan import PlanOptions
 from ralm.records import FloatArray, Hits, Metadata, Passage
 from ralm.retrieval.bm25.stream import Stream
+from ralm.retrieval.building import build_index
 from ralm.retrieval.cache import CachedRetriever
 from ralm.retrieval.dense.build import DenseBuilder
 from ralm.retrieval.dense.options import VECTORS, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_vectors
-from ralm.retrieval.index import build_index, open_index
+from ralm.retrieval.index import open_index
 from ralm.retrieval.merging import merge_index
 from ralm.retrieval.retrieval_file import (
     RetrievedPassage,

@@ -23,7 +23,8 @@ from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.term_ids import TermIds
-from ralm.retrieval.index import build_index, open_index
+from ralm.retrieval.building import build_index
+from ralm.retrieval.index import open_index
 from tests.reference import bm25 as reference
 from tests.shared_data import shared
 

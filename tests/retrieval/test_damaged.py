@@ -11,7 +11,8 @@ from ralm.errors import DamagedFolderError
 from ralm.folders import manifest as manifests
 from ralm.folders.outputs import MANIFEST
 from ralm.retrieval.bm25.stream import Stream
-from ralm.retrieval.index import build_index, check_index, open_index
+from ralm.retrieval.building import build_index
+from ralm.retrieval.index import check_index, open_index
 from tests.fuzz.mutations import mend
 from tests.fuzz.targets import PASSAGE_LIST, HashEncoder
 

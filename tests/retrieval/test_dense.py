@@ -12,11 +12,12 @@ from ralm.folders.work import ENCODED, at_work
 from ralm.progress import Advance
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
+from ralm.retrieval.building import build_index
 from ralm.retrieval.dense.build import CHUNK, DenseBuilder
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_vectors
-from ralm.retrieval.index import build_index, open_index
+from ralm.retrieval.index import open_index
 from tests.fakes import LetterEncoder, passages_of
 from tests.reference import dense as reference
 from tests.tiny_encoders import save_tiny_bert

@@ -5,8 +5,9 @@ import pytest
 
 from ralm.records import Passage
 from ralm.retrieval.bm25.forbidden import Forbidden
+from ralm.retrieval.building import build_index
 from ralm.retrieval.filters import passages_of
-from ralm.retrieval.index import Index, build_index, open_index
+from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
 
 TITLES = ("The Sea", "'The Hill'", "", "Town")

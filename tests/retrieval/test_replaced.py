@@ -11,7 +11,8 @@ from ralm.errors import DamagedFolderError
 from ralm.records import Hits, Passage
 from ralm.retrieval.bm25 import arrays
 from ralm.retrieval.bm25.stream import Stream
-from ralm.retrieval.index import Index, build_index, open_index
+from ralm.retrieval.building import build_index
+from ralm.retrieval.index import Index, open_index
 from tests.fuzz.targets import HashEncoder
 
 QUERIES = ["w1 w2 w7", "w2 w7 w9", "w9 w30 w1 w1", "title"]

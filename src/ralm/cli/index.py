@@ -60,8 +60,9 @@ def index(
     from ralm.cli.output import print_index
     from ralm.folders.outputs import check_output
     from ralm.retrieval.analysis.named import analysis_named
+    from ralm.retrieval.building import build_index
     from ralm.retrieval.dense.loading import load_encoder
-    from ralm.retrieval.index import KIND, build_index
+    from ralm.retrieval.index import KIND
 
     if (encoding is None) != (retriever == "bm25"):
         raise UsageError('`retriever="dense"` or `"both"` and `encoder` go together: neither works without the other.')

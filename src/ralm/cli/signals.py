@@ -36,6 +36,9 @@ def signals_unwind() -> Iterator[None]:
         if received:
             sys.exit(128 + received[0])
         raise
+    else:
+        if received:  # the exception was lost in code that ignores exceptions, such as a finalizer
+            sys.exit(128 + received[0])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -33,6 +33,11 @@ def are_in(one: IntArray, numbers: IntArray) -> NDArray[np.bool_]:
     return found
 
 
+def rise_within(numbers: IntArray, count: int) -> bool:
+    """Whether numbers rise strictly, are at least 0, and are below `count`."""
+    return len(numbers) == 0 or bool(numbers[0] >= 0 and numbers[-1] < count and (numbers[1:] > numbers[:-1]).all())
+
+
 class Numbering:
     """The numbers of what is left of `rows` rows after those in `removed` were removed (in any order)."""
 

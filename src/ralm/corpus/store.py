@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ralm.corpus.metadata import from_json, to_json
-from ralm.errors import DamagedFolderError, UsageError
+from ralm.errors import CorpusError, DamagedFolderError, UsageError
 from ralm.folders.manifest import file_checksum
 from ralm.records import IntArray, Metadata, Passage
 
@@ -137,10 +137,11 @@ class PassageStore(Sequence[Passage]):
 
     def rows_of(self, document_ids: Collection[str]) -> IntArray:
         """The rows (int64, rising) of the passages of documents with these ids, without reading the texts."""
-        wanted = pa.array([one.encode("utf-8", "surrogatepass") for one in document_ids], pa.binary())
+        wanted = _arrow([one.encode("utf-8", "surrogatepass") for one in document_ids], pa.binary())
         every = pa.chunked_array([self._ids(batch) for batch in range(len(self._batches))], pa.binary())
         # a single call, since each call hashes all wanted ids
-        return np.flatnonzero(pc.is_in(every, value_set=wanted).to_numpy())
+        found = pc.indices_nonzero(pc.is_in(every, value_set=wanted))
+        return np.frombuffer(found.buffers()[1], np.uint64, len(found)).astype(np.int64)  # `to_numpy` imports pandas
 
     def check(self) -> None:
         """Read every passage.
@@ -273,8 +274,23 @@ def _record_batch(passages: list[Passage]) -> pa.RecordBatch:
         [passage.text for passage in passages],
         list(_metadata_column(passages)),
     ]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
+    arrays = [
+        _arrow([value.encode() for value in column], field.type) for column, field in zip(columns, _SCHEMA, strict=True)
+    ]
     return pa.record_batch(arrays, schema=_SCHEMA)
+
+
+def _arrow(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
+    """The values as an array of Arrow. `pa.array` would import pandas if it is installed, which takes half a second.
+
+    Raises CorpusError if they are too long together for an array of this kind.
+    """
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
+    if kind != pa.large_string():
+        if ends[-1] > np.iinfo(np.int32).max:
+            raise CorpusError(f"the ids or titles of {len(values):,} passages have over 2 GiB; shorten them.")
+        ends = ends.astype(np.int32)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
 
 
 def _metadata_column(passages: list[Passage]) -> Iterator[str]:

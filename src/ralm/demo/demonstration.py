@@ -27,7 +27,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import provenance_of
 from ralm.records import Document, FloatArray, Passages
 from ralm.reranking.likelihood import Oracle
-from ralm.retrieval.index import build_index
+from ralm.retrieval.building import build_index
 from ralm.runs.report import Report
 
 KIND: Final = "demo"

@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import JsonValue
 
 from ralm.folders.manifest import Manifest, write_changed_manifest
-from ralm.retrieval.index import FLEXIBLE_FORMAT_VERSION, Index
+from ralm.retrieval.index import FORMAT_VERSION, Index
 from ralm.retrieval.segments import SETTINGS, OpenSegment, SegmentEntries, segment_entries
 from ralm.retrieval.vector_sets import BUILT, FINGERPRINT, SETTINGS as VECTORS, VectorSets, fingerprint_after
 
@@ -75,7 +75,7 @@ class Draft:
         return write_changed_manifest(
             self.folder,
             before,
-            format_version=FLEXIBLE_FORMAT_VERSION,
+            format_version=FORMAT_VERSION,
             settings={**written, **settings},
             counts={"documents": documents, **self._counts()},
             without=before.files.keys() - kept,

@@ -19,7 +19,7 @@ from ralm.protocols import Encoder
 from ralm.retrieval.changing import changing
 from ralm.retrieval.dense.loading import dense_extra
 from ralm.retrieval.dense.options import VECTORS, VectorOptions
-from ralm.retrieval.index import CHANGED_FORMAT_VERSION, Index, open_index
+from ralm.retrieval.index import FORMAT_VERSION, Index, open_index
 from ralm.retrieval.vector_sets import (
     BUILT,
     FINGERPRINT,
@@ -128,8 +128,7 @@ def _write(index: Index, folder: Path, sets: VectorSets) -> Manifest:
     settings = {name: value for name, value in before.settings.items() if name not in (BUILT, SETTINGS)}
     settings |= {SETTINGS: sets.model_dump(mode="json"), FINGERPRINT: index.fingerprint}
     gone = _files(index.vector_sets) - _files(sets)
-    version = max(before.format_version, CHANGED_FORMAT_VERSION)
-    return write_changed_manifest(folder, before, format_version=version, settings=settings, without=gone)
+    return write_changed_manifest(folder, before, format_version=FORMAT_VERSION, settings=settings, without=gone)
 
 
 def _files(sets: VectorSets) -> set[str]:

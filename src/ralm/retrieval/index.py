@@ -1,4 +1,4 @@
-"""The index folder: passages and the data that finds them, built in one pass, opened memory-mapped.
+"""The index folder: passages and the data that finds them, opened memory-mapped (`ralm.retrieval.building` builds it).
 
 manifest.json     format, settings, counts, what was left out, checksums
 passages.arrow    the passages
@@ -9,50 +9,39 @@ segments/         the same for passages that were added later, and removed/ for 
                   (`ralm.retrieval.segments`, `ralm.retrieval.updating`)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pydantic import JsonValue
 
-from ralm.corpus.store import PASSAGES, write_passages
+from ralm.corpus.store import PASSAGES
 from ralm.corpus.stored import StoredPassages
 from ralm.errors import DamagedFolderError, NewerFormatError, OtherAnalyserError, UsageError
-from ralm.folders.manifest import HeldFile, Manifest, opened_at_once, read_every_byte, read_manifest, write_manifest
-from ralm.folders.outputs import new_folder, output_path, storage_errors
-from ralm.folders.work import ENCODED, at_work
-from ralm.progress import Advance, progress_bar
+from ralm.folders.manifest import HeldFile, Manifest, opened_at_once, read_every_byte, read_manifest
 from ralm.protocols import Encoder
-from ralm.records import Passage
 from ralm.retrieval.analysis.analyser import Analysis
-from ralm.retrieval.analysis.named import ENGLISH, analysis_named, analysis_recorded
+from ralm.retrieval.analysis.named import ENGLISH, analysis_recorded
 from ralm.retrieval.bm25.agreement import changed_word
-from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
-from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
-from ralm.retrieval.segments import BM25 as BM25_FOLDER, OpenSegment, open_segment, removed_rows, segment_entries
-from ralm.retrieval.vector_sets import BUILT, VectorSets, encoder_options, index_fingerprint, vector_sets
+from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions
+from ralm.retrieval.segments import OpenSegment, open_segment, removed_rows, segment_entries
+from ralm.retrieval.vector_sets import VectorSets, encoder_options, index_fingerprint, vector_sets
 from ralm.version import __version__
 
 if TYPE_CHECKING:
-    from ralm.retrieval.dense.build import DenseBuilder
     from ralm.retrieval.dense.search import Dense
 
 KIND: Final = "index"
-FORMAT_VERSION: Final = 2
-CHANGED_FORMAT_VERSION: Final = 3
-"""The format of an index whose sets of vectors were changed, which earlier versions cannot read."""
-FLEXIBLE_FORMAT_VERSION: Final = 4
-"""The format of an index whose passages were changed, or with another analyser than English. Earlier versions cannot
-read it: they would miss passages, or analyse queries as English."""
-_STEMMER: Final = "stemmer"
+FORMAT_VERSION: Final = 4
+OLDEST_FORMAT_VERSION: Final = 2
+"""Indexes of this format and later are read too. They have no metadata, one segment, and the English analyser."""
+STEMMER: Final = "stemmer"
 
 
 @dataclass(frozen=True)
@@ -150,74 +139,6 @@ class Index:
         )
 
 
-def build_index(
-    passages: Iterable[Passage],
-    out: Path | str,
-    options: BM25Options | None = None,
-    *,
-    bm25: bool = True,
-    analyser: str = "english",
-    encoder: Encoder | None = None,
-    vectors: VectorOptions | None = None,
-    describe: Callable[[], dict[str, JsonValue]] = dict,
-    build: BuildOptions | None = None,
-    force: bool = False,
-) -> Manifest:
-    """Write an index of passages numbered from 0, atomically, in one pass and bounded memory.
-
-    It is for BM25 with `options` unless `bm25` is false, and for dense retrieval if an `encoder` is given, with vectors
-    stored as `vectors` says. `analyser` names the way in which BM25 turns passages and queries into terms: english,
-    standard, cjk, or another language, such as german. `describe` is called after the last passage; the manifest
-    records what it returns: where the passages came from, how they were split, what was left out. `build` bounds the
-    memory of BM25 and says how many processes analyse. Passages of one document must be consecutive to count as one
-    document.
-
-    Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them. Raises
-    UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages, StorageError,
-    WorkerError, and for dense retrieval what `DenseBuilder` raises.
-    """
-    if not (bm25 or encoder):
-        raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
-    options, analysis = options or BM25Options(), analysis_named(analyser)
-    out = output_path(Path(out))
-    with _vectors_kept(out, encoder), new_folder(out, kind=KIND, force=force) as folder, ExitStack() as stack:
-        terms = stack.enter_context(bm25_builder(folder / BM25_FOLDER, build, analysis)) if bm25 else None
-        with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
-            dense = dense_builder(folder / BUILT, out, encoder, vectors, advance) if encoder else None
-            written = write_passages(folder / PASSAGES, passages)
-            counts = add_all(written, terms, [dense] if dense else [], advance)
-        settings: dict[str, JsonValue] = {}
-        if terms:
-            counts |= asdict(terms.finish())
-            stemmer = {_STEMMER: analysis.stemmer()} if analysis.stemmer else {}
-            settings["bm25"] = {"analysis": analysis.recorded, **stemmer, "k1": options.k1, "b": options.b}
-        if dense:
-            settings[BUILT] = dense.finish()
-        settings |= describe()
-        version = FLEXIBLE_FORMAT_VERSION if terms and analysis.recorded != ENGLISH.recorded else FORMAT_VERSION
-        return write_manifest(folder, kind=KIND, format_version=version, settings=settings, counts=counts)
-
-
-def add_all(
-    passages: Iterable[Passage], terms: Builder | None, dense: "Sequence[DenseBuilder]", advance: Advance
-) -> dict[str, int]:
-    """Give each passage to the builders; returns the numbers of documents and passages."""
-    documents, document, count = 0, None, 0
-    for passage in passages:
-        if terms:
-            terms.add(passage.contents)
-        for builder in dense:
-            builder.add(passage)
-        if not dense:
-            advance()
-        documents += passage.document_id != document
-        document = passage.document_id
-        count += 1
-    for builder in dense:
-        builder.encode_rest()
-    return {"documents": documents, "passages": count}
-
-
 def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
     """Open an index; `options` override the constants of BM25 that it was built with.
 
@@ -252,7 +173,7 @@ def check_index(path: Path | str) -> tuple[list[str], list[str]]:
 
 
 def _open(path: Path, options: BM25Options | None) -> Index:
-    manifest = read_manifest(path, kind=KIND, format_version=FLEXIBLE_FORMAT_VERSION, oldest=FORMAT_VERSION)
+    manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION, oldest=OLDEST_FORMAT_VERSION)
     sets = vector_sets(path, manifest)
     entries = segment_entries(path, manifest).entries
     constants = None if sets.sets and "bm25" not in manifest.settings else _built_with(path, manifest)
@@ -297,32 +218,6 @@ def _fingerprints(index: Index) -> dict[str, str]:
     return every if sets.default is None else {**every, "": every[sets.default]}
 
 
-def bm25_builder(folder: Path, build: BuildOptions | None, analysis: Analysis) -> Builder:
-    """A builder of the arrays of BM25 in `folder`."""
-    folder.mkdir()
-    return Builder(folder, build, analysis)
-
-
-def dense_builder(
-    folder: Path, out: Path, encoder: Encoder, vectors: VectorOptions | None, advance: Advance | None
-) -> "DenseBuilder":
-    """A builder of vectors in `folder`, which keeps what it encoded beside `out`."""
-    with dense_extra():
-        from ralm.retrieval.dense.build import DenseBuilder
-    folder.mkdir(parents=True)
-    return DenseBuilder(folder, ENCODED.beside(out), encoder, vectors, advance=advance)
-
-
-@contextmanager
-def _vectors_kept(out: Path, encoder: Encoder | None) -> Iterator[None]:
-    """Lock the work folder of the vectors against other processes; it is removed when the index is complete."""
-    if encoder is None:
-        yield
-        return
-    with storage_errors(out), at_work(ENCODED, out):
-        yield
-
-
 def _built_with(path: Path, manifest: Manifest) -> BM25Options:
     """The constants of BM25 in the manifest."""
     bm25 = _bm25_settings(manifest)
@@ -349,7 +244,7 @@ def _analysis(path: Path, manifest: Manifest) -> Analysis:
 def check_stemmer(index: Index) -> None:
     """Raise OtherAnalyserError if the installed stemming library is not of the version that built the index, so that
     the terms of added passages might differ."""
-    built_with = _bm25_settings(index.manifest).get(_STEMMER)
+    built_with = _bm25_settings(index.manifest).get(STEMMER)
     stemmer = index.analysis.stemmer if index.analysis else None
     if stemmer is not None and (installed := stemmer()) != built_with:
         raise OtherAnalyserError(
@@ -360,7 +255,7 @@ def check_stemmer(index: Index) -> None:
 
 def _check_stems(index: Index, segments: Sequence[Segment], analysis: Analysis) -> None:
     """Raise OtherAnalyserError if another version of the stemming library built the index and the terms differ."""
-    built_with = _bm25_settings(index.manifest).get(_STEMMER)
+    built_with = _bm25_settings(index.manifest).get(STEMMER)
     if analysis.stemmer is None or (installed := analysis.stemmer()) == built_with:
         return
     for opened, segment in zip(index.segments, segments, strict=True):

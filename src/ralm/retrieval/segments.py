@@ -20,12 +20,12 @@ from typing import Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ralm.corpus.numbering import rise_within
 from ralm.corpus.store import PASSAGES, PassageStore
 from ralm.errors import DamagedFolderError
 from ralm.folders.manifest import Manifest
 from ralm.records import IntArray
 from ralm.retrieval.bm25.arrays import NAMES, Mapped, checked_arrays, map_arrays, map_numbers
-from ralm.retrieval.bm25.codes import is_rising_within
 from ralm.retrieval.bm25.segments import Removed, Segment
 
 SETTINGS: Final = "segments"
@@ -159,7 +159,7 @@ def _open_removed(root: Path, entry: SegmentEntry, bm25: bool) -> Removed:
     if listed is None:
         return Removed()
     numbers = {name: map_numbers(root / listed.folder / f"{name}.npy") for name in (_OF_REMOVED if bm25 else (_ROWS,))}
-    if not is_rising_within(numbers[_ROWS], entry.passages):
+    if not rise_within(numbers[_ROWS], entry.passages):
         raise DamagedFolderError(
             f"{root / listed.folder} is damaged: rows.npy has invalid numbers; build the index again."
         )

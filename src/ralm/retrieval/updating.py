@@ -32,10 +32,11 @@ from ralm.records import IntArray, Passage
 from ralm.retrieval.analysis.analyser import Analyser, Analysis
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.segments import Removed, gone_frequencies
+from ralm.retrieval.building import add_all, bm25_builder, dense_builder
 from ralm.retrieval.changing import changing
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.draft import Draft, Piece
-from ralm.retrieval.index import Index, add_all, bm25_builder, check_stemmer, dense_builder, open_index
+from ralm.retrieval.index import Index, check_stemmer, open_index
 from ralm.retrieval.merging import merge_some
 from ralm.retrieval.segments import BM25, REMOVED, SEGMENTS, OpenSegment, SegmentEntry, open_segment, write_removed
 from ralm.retrieval.vector_sets import VectorSets, fingerprint_after, vector_options, vectors_file

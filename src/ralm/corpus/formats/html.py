@@ -5,7 +5,7 @@ The parser passes tags and text on as it meets them, so that neither broken mark
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from lxml import etree
@@ -16,13 +16,20 @@ from ralm.corpus.text import decode
 from ralm.errors import CorpusError
 from ralm.records import Document
 
-_NOT_SHOWN: Final = frozenset({"script", "style", "template", "noscript"})
+_HIDES, _KEEPS, _DRAWS, _TITLE, _HEADING = "hides", "keeps white space", "draws", "title", "h1"
+_ROLES: Final = {
+    **dict.fromkeys(("script", "style", "template", "noscript"), _HIDES),
+    **dict.fromkeys(("pre", "textarea", "listing"), _KEEPS),
+    "svg": _DRAWS,
+    "title": _TITLE,
+    "h1": _HEADING,
+}
+"""What some tags mean for the text within them."""
 _INLINE: Final = frozenset(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i ins kbd label mark q ruby rb rp rt s samp small "
     "span strike strong sub sup time tt u var wbr".split()
 )
 _CELLS: Final = frozenset({"td", "th"})
-_AS_WRITTEN: Final = frozenset({"pre", "textarea", "listing"})
 _EMPTY: Final = re.compile(r"<([a-zA-Z][\w:-]*)((?:\s[^<>]*?)?)/>")
 _VOID: Final = frozenset("area base br col embed hr img input link meta param source track wbr".split())
 _SPACES: Final = re.compile(r"[ \t\n\r\f]+")
@@ -53,17 +60,17 @@ class _Page:
     def __init__(self) -> None:
         self.metadata: dict[str, str] = {}
         self._shown: list[str] = []
-        self._titles: dict[str, list[str]] = {"title": [], "h1": []}
+        self._titles: dict[str, list[str]] = {_TITLE: [], _HEADING: []}
         self._finished: set[str] = set()
-        self._within: dict[str, int] = {}
+        self._within = dict.fromkeys(_ROLES.values(), 0)
 
     @property
     def title(self) -> str:
-        return _one_line(self._titles["title"])
+        return _one_line(self._titles[_TITLE])
 
     @property
     def heading(self) -> str:
-        return _one_line(self._titles["h1"])
+        return _one_line(self._titles[_HEADING])
 
     @property
     def text(self) -> str:
@@ -71,24 +78,26 @@ class _Page:
         return "\n".join(line for line in lines if line)
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        self._within[tag] = self._within.get(tag, 0) + 1
-        if tag == "link" and "canonical" in attributes.get("rel", "").lower().split():
+        if role := _ROLES.get(tag):
+            self._within[role] += 1
+        elif tag == "link" and "canonical" in attributes.get("rel", "").lower().split():
             self.metadata.setdefault("url", attributes.get("href", "").strip())
         self._break(tag)
 
     def end(self, tag: str) -> None:
-        self._within[tag] = max(0, self._within.get(tag, 0) - 1)
-        if tag in self._titles and any(part.strip() for part in self._titles[tag]):
-            self._finished.add(tag)
+        if role := _ROLES.get(tag):
+            self._within[role] = max(0, self._within[role] - 1)
+            if any(part.strip() for part in self._titles.get(role, ())):
+                self._finished.add(role)
         self._break(tag)
 
     def data(self, text: str) -> None:
-        if self._is_within(_NOT_SHOWN):
+        if self._within[_HIDES]:
             return
-        for tag, parts in self._titles.items():
-            if self._within.get(tag) and tag not in self._finished and not self._within.get("svg"):
-                parts.append(text)
-        if not self._within.get("title"):
+        for role in (_TITLE, _HEADING):
+            if self._within[role] and role not in self._finished and not self._within[_DRAWS]:
+                self._titles[role].append(text)
+        if not self._within[_TITLE]:
             self._show(text)
 
     def comment(self, text: str) -> None:
@@ -102,7 +111,7 @@ class _Page:
 
     def _show(self, text: str) -> None:
         """Add text; outside of preformatted text, white space is one space, and none begins a line."""
-        if not self._is_within(_AS_WRITTEN):
+        if not self._within[_KEEPS]:
             text = _SPACES.sub(" ", text)
             if not self._shown or self._shown[-1] in "\t\n":
                 text = text.lstrip(" ")
@@ -114,9 +123,6 @@ class _Page:
             self._shown.append("\t")
         elif tag not in _INLINE:
             self._shown.append("\n")
-
-    def _is_within(self, tags: Iterable[str]) -> bool:
-        return any(self._within.get(tag) for tag in tags)
 
 
 def _opened_and_closed(tag: re.Match[str]) -> str:

@@ -37,6 +37,7 @@ def pdf_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
         title = _title(reader) or file.title
         pages = _guarded(lambda: len(reader.pages), f"{file.path} is damaged")
         found = False
+        blank: list[int] = []
         for place in range(pages):
             try:
                 text = _page(reader, place, file)
@@ -47,9 +48,11 @@ def pdf_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
                 found = True
                 yield maker.whole(file.id, title, text, {"page": place + 1})
             else:
-                maker.left_out.add(NO_TEXT_PAGES, f"{file.path}, page {place + 1}")
+                blank.append(place + 1)
         if not found:
-            raise CorpusError(f"{file.path} has no text in its {pages:,} pages; if they are scanned, run OCR on it.")
+            raise CorpusError(f"{file.path} has no text on any page; if it is scanned, run OCR on it.")
+        for page in blank:
+            maker.left_out.add(NO_TEXT_PAGES, f"{file.path}, page {page}")
 
 
 def _decrypt(reader: pypdf.PdfReader, file: File) -> None:

@@ -12,11 +12,10 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.corpus.numbering import Numbering
+from ralm.corpus.numbering import Numbering, rise_within
 from ralm.errors import DamagedFolderError
 from ralm.records import IntArray
 from ralm.retrieval.bm25.arrays import Arrays
-from ralm.retrieval.bm25.codes import is_rising_within
 from ralm.retrieval.bm25.compiled import kernel
 
 
@@ -54,8 +53,8 @@ class Segment:
         removed, frequencies = self.removed, np.diff(self.arrays.offsets)
         tokens, with_terms = self.arrays.totals.tolist()
         sound = (
-            is_rising_within(removed.rows, self.passages)
-            and is_rising_within(removed.terms, len(frequencies))
+            rise_within(removed.rows, self.passages)
+            and rise_within(removed.terms, len(frequencies))
             and len(removed.counts) == len(removed.terms)
             and (removed.counts > 0).all()
             and (removed.counts <= frequencies[removed.terms]).all()

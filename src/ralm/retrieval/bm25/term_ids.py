@@ -109,9 +109,10 @@ def _alive() -> Iterator[None]:
 def _deaf() -> Iterator[None]:
     """Processes started inside ignore an interrupt or the end of the terminal; the parent process handles those.
 
-    They start when work is submitted, and would print a traceback if they were interrupted while they load.
+    They start when work is submitted. They would print a traceback if they were interrupted while they load, or if
+    their parent ended before it told them what to do; so until then SIGTERM has to wait too.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
     try:
         yield
     finally:
@@ -165,6 +166,7 @@ def _begin(analysis: Analysis) -> None:
     """Prepare a worker process; it ends when its parent ends, for whatever reason."""
     global _there
     Thread(target=_end_with_parent, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _there = _IdsOfRun({}, analysis)
 
 
