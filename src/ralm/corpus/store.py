@@ -104,8 +104,11 @@ class PassageStore(Sequence[Passage]):
             return [self[i] for i in range(*number.indices(len(self)))]
         if not 0 <= number < self._length:
             raise IndexError(f"there is no passage {number}: the corpus has {self._length}")
-        number = int(number)
-        batch, row = divmod(number, ROWS_A_BATCH)
+        return self.numbered(int(number), int(number))
+
+    def numbered(self, place: int, number: int) -> Passage:
+        """The passage at a place, which must be within the store, with another number."""
+        batch, row = divmod(place, ROWS_A_BATCH)
         document_ids, titles, texts, stored = self._batches[batch] or self._map(batch)
         metadata = {} if stored is None else self._metadata(stored, batch, row)
         try:
@@ -113,7 +116,7 @@ class PassageStore(Sequence[Passage]):
                 number, _string(document_ids, row), _string(titles, row), _string(texts, row), metadata=metadata
             )
         except UnicodeDecodeError:
-            self._damaged(f"passage {number} is not UTF-8")
+            self._damaged(f"passage {place} is not UTF-8")
 
     def origins(self) -> Iterator[tuple[int, str, str]]:
         """The number, document id and title of every passage, without reading the texts."""

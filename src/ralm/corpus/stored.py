@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import overload
 
@@ -40,8 +39,7 @@ class StoredPassages(Sequence[Passage]):
             raise IndexError(f"there is no passage {number}: the corpus has {len(self)}")
         row = self.numbering.row(number)
         store = bisect_right(self._begins, row) - 1
-        passage = self._stores[store][row - self._begins[store]]
-        return passage if passage.number == number else replace(passage, number=int(number))
+        return self._stores[store].numbered(row - self._begins[store], int(number))
 
     def origins(self) -> Iterator[tuple[int, str, str]]:
         """The number, document id and title of every passage, without reading the texts."""
