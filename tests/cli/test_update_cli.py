@@ -81,6 +81,21 @@ def test_a_large_index_keeps_its_segment(tmp_path: Path) -> None:
     assert "in 1 segment" in ralm("merge", index).out
 
 
+def test_records_are_read_with_the_fields_of_the_index(tmp_path: Path) -> None:
+    for name, number in (("old", 1), ("new", 2)):
+        row = {"key": f"k{number}", "name": f"Name {number}", "body": f"word{number}", "url": "u"}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    index = tmp_path / "index"
+    fields = ("--id-field", "key", "--title-field", "name", "--text-field", "body", "--no-metadata")
+    assert ralm("index", tmp_path / "old.jsonl", "--out", index, *fields).status == 0
+    assert ralm("update", index, tmp_path / "new.jsonl").status == 0
+    hit = json.loads(ralm("search", index, "word2", "--json").out)["hits"][0]
+    assert (hit["document_id"], hit["title"], hit.get("metadata", {})) == ("k2", "Name 2", {})
+    own = ralm("update", index, tmp_path / "new.jsonl", "--id-field", "url", "--text-field", "body", "--replace")
+    assert own.status == 0
+    assert sorted(found(index, "word1 word2")) == ["k1", "k2", "u"]
+
+
 def test_what_an_update_refuses(corpus: Path, tmp_path: Path) -> None:
     index, titles = tmp_path / "index", tmp_path / "titles.txt"
     titles.write_text("The town\n")

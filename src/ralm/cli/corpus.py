@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from ralm.cli.idle import Use
 from ralm.controls import path_text
@@ -13,6 +13,7 @@ from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.fields import Fields
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
+from ralm.folders.manifest import Manifest
 from ralm.options import Option
 from ralm.records import Passage
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ralm.corpus.left_out import LeftOut
 
 KINDS = "text, Markdown, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX"
+_FIELDS: Final = TypeAdapter(Fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,13 @@ class CorpusOptions:
             max_overlap=self.overlap.max_overlap,
         )
 
+    def with_fields_of(self, manifest: Manifest) -> Self:
+        """The same with the fields that an index was built with, if it records them."""
+        try:
+            return replace(self, fields=_FIELDS.validate_python(manifest.settings["fields"]))
+        except (KeyError, ValidationError):
+            return self
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadCorpus:
@@ -69,6 +78,7 @@ class ReadCorpus:
     removals: "Removals"
     left_out: "LeftOut"
     sources: Sequence[str]
+    fields: Fields
     decontamination: Decontamination
 
     def describe(self) -> dict[str, JsonValue]:
@@ -83,6 +93,7 @@ class ReadCorpus:
     def _described(self, removed: dict[str, JsonValue]) -> dict[str, JsonValue]:
         return {
             "sources": [path_text(source) for source in self.sources],
+            "fields": _FIELDS.dump_python(self.fields, mode="json"),
             "decontamination": self.decontamination.settings,
             "removed": {"counts": self.removals.counts(), **removed},
             "left_out": self.left_out.as_json(),
@@ -115,4 +126,4 @@ def read_corpus(
     passages = make_passages(
         documents, splitting, tokenizer=tokenizer, decontamination=decontamination, removals=removals
     )
-    return ReadCorpus(passages, removals, left_out, sources, decontamination)
+    return ReadCorpus(passages, removals, left_out, sources, fields, decontamination)

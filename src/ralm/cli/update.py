@@ -11,6 +11,7 @@ from ralm.cli.corpus import CorpusOptions, read_corpus
 from ralm.cli.flags import Flags, kinds_of
 from ralm.cli.idle import Use, given_options, refuse_idle
 from ralm.corpus.decontamination import Decontamination
+from ralm.corpus.fields import Fields
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.options import Option
@@ -64,6 +65,8 @@ def update(
     gone = [*remove_id, *(read_lines(remove, "document ids") if remove else [])]
     read = None
     if sources:
+        if not given_options(context).keys() & {*kinds_of(Fields), "no_metadata"}:
+            corpus = corpus.with_fields_of(opened.manifest)
         decontamination = corpus.read_decontamination()
         _check_decontamination(index, settings.get("decontamination"), decontamination)
         splitting, lm = _splitting(index, settings.get("splitting"))
