@@ -103,6 +103,11 @@ COMMANDS = {
         ["index", "--queries", "lines.txt", "--retriever", "dense"],
     ],
     "retrieve": [["text.txt", "--lm", "model", "--index", "index", "--max-length", "64", "--out", "new"]],
+    "update": [
+        ["index", "corpus.jsonl", "--replace"],
+        ["index", "text.txt", "--remove-id", "sea"],
+        ["index", "--remove-id", "hill"],
+    ],
 }
 
 

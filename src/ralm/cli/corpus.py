@@ -93,11 +93,22 @@ class ReadCorpus:
     def _described(self, removed: dict[str, JsonValue]) -> dict[str, JsonValue]:
         return {
             "sources": [path_text(source) for source in self.sources],
-            "fields": _FIELDS.dump_python(self.fields, mode="json"),
+            "fields": _as_json(self.fields),
             "decontamination": self.decontamination.settings,
             "removed": {"counts": self.removals.counts(), **removed},
             "left_out": self.left_out.as_json(),
         }
+
+
+def _as_json(fields: Fields) -> dict[str, JsonValue]:
+    """The fields for a manifest, which holds only UTF-8."""
+    kept = fields.metadata
+    return {
+        "id": path_text(fields.id),
+        "title": path_text(fields.title),
+        "text": path_text(fields.text),
+        "metadata": None if kept is None else [path_text(name) for name in kept],
+    }
 
 
 def read_corpus(
