@@ -36,7 +36,7 @@ test-fast: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
 
 test-lowest: $(LOWEST)/installed
-	NUMBA_CACHE_DIR=$(LOWEST)/numba $(LOWEST)/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(OLD_WARNINGS) \
+	NUMBA_CACHE_DIR=$(CURDIR)/$(LOWEST)/numba $(LOWEST)/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(OLD_WARNINGS) \
 		--deselect tests/cli/test_cli.py::test_the_page_of_the_documentation_is_the_programs_own_help
 
 lint: $(VENV)/installed-dev
