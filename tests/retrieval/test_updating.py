@@ -475,15 +475,15 @@ def test_an_update_with_another_stemmer_is_refused(tmp_path: Path, monkeypatch: 
 
 
 def test_only_small_and_sparse_segments_are_merged() -> None:
-    whole = [(1000, 1000)]
-    assert plan_merges([*whole, (10, 10)]) == [[0], [1]]
-    assert plan_merges([*whole, (10, 10), (5, 5)]) == [[0], [1, 2]]
-    assert plan_merges([*whole, (40, 40), (5, 5)]) == [[0], [1], [2]]
-    assert plan_merges([*whole, (240, 240), (60, 60)]) == [[0], [1], [2]]
-    assert plan_merges([*whole, (240, 240), (61, 61)]) == [[0, 1, 2]], "then 301 beside 1,000"
-    assert plan_merges([*whole, (0, 10), (5, 5)]) == [[0], [2]], "nothing is left of one"
+    whole = [1000]
+    assert plan_merges([*whole, 10]) == [[0], [1]]
+    assert plan_merges([*whole, 10, 5]) == [[0], [1, 2]]
+    assert plan_merges([*whole, 40, 5]) == [[0], [1], [2]]
+    assert plan_merges([*whole, 240, 60]) == [[0], [1], [2]]
+    assert plan_merges([*whole, 240, 61]) == [[0, 1, 2]], "then 301 beside 1,000"
+    assert plan_merges([*whole, 0, 5]) == [[0], [2]], "nothing is left of one"
     groups: list[int] = []
     for _ in range(500):
         groups = [*groups, 1]
-        groups = [sum(groups[place] for place in group) for group in plan_merges([(n, n) for n in groups])]
+        groups = [sum(groups[place] for place in group) for group in plan_merges(groups)]
     assert len(groups) <= 5

@@ -244,9 +244,8 @@ def _analysis(path: Path, manifest: Manifest) -> Analysis:
 def check_stemmer(index: Index) -> None:
     """Raise OtherAnalyserError if the installed stemming library is not of the version that built the index, so that
     the terms of added passages might differ."""
-    built_with = _bm25_settings(index.manifest).get(STEMMER)
-    stemmer = index.analysis.stemmer if index.analysis else None
-    if stemmer is not None and (installed := stemmer()) != built_with:
+    built_with, installed = _stemmers(index)
+    if installed != built_with:
         raise OtherAnalyserError(
             f"{index.path} was built with {built_with}, and {installed} is installed, which may stem words of added "
             f"passages differently. Install {built_with}, or build the index again."
@@ -255,8 +254,8 @@ def check_stemmer(index: Index) -> None:
 
 def _check_stems(index: Index, segments: Sequence[Segment], analysis: Analysis) -> None:
     """Raise OtherAnalyserError if another version of the stemming library built the index and the terms differ."""
-    built_with = _bm25_settings(index.manifest).get(STEMMER)
-    if analysis.stemmer is None or (installed := analysis.stemmer()) == built_with:
+    built_with, installed = _stemmers(index)
+    if installed == built_with:
         return
     for opened, segment in zip(index.segments, segments, strict=True):
         word = changed_word(opened.store, segment.arrays, analysis)
@@ -266,6 +265,12 @@ def _check_stems(index: Index, segments: Sequence[Segment], analysis: Analysis) 
             f"{index.path} was built with {built_with}; {installed} stems some words differently, such as {word!r}. "
             f"Install {built_with}, or build the index again."
         )
+
+
+def _stemmers(index: Index) -> tuple[JsonValue, JsonValue]:
+    """The stemming library that built the index, and the installed one; both None if its analyser needs none."""
+    stemmer = index.analysis.stemmer if index.analysis else None
+    return (None, None) if stemmer is None else (_bm25_settings(index.manifest).get(STEMMER), stemmer())
 
 
 def _bm25_settings(manifest: Manifest) -> dict[str, JsonValue]:

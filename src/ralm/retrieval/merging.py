@@ -56,22 +56,22 @@ def merge_some(draft: Draft, build: BuildOptions) -> None:
     with loss, it stays as it is until nothing is left of it."""
     first = draft.pieces[0]
     fixed = 0 if all(_keeps_vectors(first, name) for name in first.vectors) else 1
-    sizes = [(piece.segment.left, piece.segment.entry.passages) for piece in draft.pieces[fixed:]]
-    groups = [[place + fixed for place in group] for group in plan_merges(sizes)]
+    left = [piece.segment.left for piece in draft.pieces[fixed:]]
+    groups = [[place + fixed for place in group] for group in plan_merges(left)]
     if fixed and first.segment.left:
         groups = [[0], *groups]
     _merge(draft, groups, build, most_removed=_MOST_REMOVED, fixed=fixed)
 
 
-def plan_merges(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Which consecutive segments to merge, given how many passages are left of each; and how many it had. A segment of
-    which nothing is left is in no group."""
+def plan_merges(left: Sequence[int]) -> list[list[int]]:
+    """Which consecutive segments to merge, given how many passages are left of each. A segment of which nothing is left
+    is in no group."""
     groups: list[list[int]] = []
-    for place, (left, _) in enumerate(sizes):
-        group, passages = [place], left
-        while groups and passages and sum(sizes[one][0] for one in groups[-1]) < _TIMES * passages:
+    for place, passages in enumerate(left):
+        group = [place]
+        while groups and passages and sum(left[one] for one in groups[-1]) < _TIMES * passages:
             group = groups.pop() + group
-            passages = sum(sizes[one][0] for one in group)
+            passages = sum(left[one] for one in group)
         if passages:
             groups.append(group)
     return groups

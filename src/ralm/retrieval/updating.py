@@ -91,16 +91,17 @@ def update_index(
         if chosen:
             stack.enter_context(at_work(ENCODED, path))
         draft = Draft.of(opened, stack.enter_context(changing(opened)))
-        _documents(opened, remove, [], replace=replace)  # fails before hours of encoding
-        added = _add(draft, coming, chosen, build) if coming else None
-        gone = _documents(opened, remove, added.documents if added else [], replace=replace)
-        numbers = np.concatenate([np.zeros(0, np.int64), *gone.values()])
+        gone, added = _documents(opened, remove, [], replace=replace), None  # fails before hours of encoding
+        if coming:
+            added = _add(draft, coming, chosen, build)
+            gone = _documents(opened, remove, added.documents, replace=replace)
+        numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *gone.values()]))
         if added is None and len(numbers) == len(opened.passages):
             raise UsageError(f"nothing would be left of {path}; build a new index instead.")
         if added is None and not gone:
             raise UsageError("there is nothing to update: give passages to add, or documents to remove.")
-        fingerprint, sets = _fingerprints(opened, np.sort(numbers), added)
-        _remove(draft, np.sort(numbers))
+        fingerprint, sets = _fingerprints(opened, numbers, added)
+        _remove(draft, numbers)
         if added is not None:
             draft.pieces.append(added.piece)
         merge_some(draft, build or BuildOptions())
