@@ -6,7 +6,6 @@ by text in the original order.
 """
 
 import os
-import signal
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,14 +14,14 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from multiprocessing import get_context, parent_process
-from threading import Thread
+from multiprocessing import get_context
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.errors import WorkerError
+from ralm.processes import end_with_parent, starting_processes
 from ralm.retrieval.analysis.analyser import MOST_TERMS_REMEMBERED, Analysis
 from ralm.retrieval.analysis.named import ENGLISH
 
@@ -63,11 +62,11 @@ class TermIds:
             return
         if self._pool is None:
             self._here.clear()
-            with _deaf():
+            with starting_processes():
                 self._pool = ProcessPoolExecutor(
                     self._workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(self._analysis,)
                 )
-        with _alive(), _deaf():
+        with _alive(), starting_processes():
             self._pending.append(self._pool.submit(_work, texts))
         while len(self._pending) > 2 * self._workers:
             yield self._next()
@@ -103,20 +102,6 @@ def _alive() -> Iterator[None]:
             "a process that analyses the passages has died, perhaps because memory ran out; run again with fewer "
             "`workers`."
         ) from None
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes started inside ignore an interrupt or the end of the terminal; the parent process handles those.
-
-    They start when work is submitted. They would print a traceback if they were interrupted while they load, or if
-    their parent ended before it told them what to do; so until then SIGTERM has to wait too.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _IdsOfRun(dict[str, tuple[int, ...]]):
@@ -163,21 +148,13 @@ class _Answer:
 
 
 def _begin(analysis: Analysis) -> None:
-    """Prepare a worker process; it ends when its parent ends, for whatever reason."""
+    """Prepare a worker process."""
     global _there
-    Thread(target=_end_with_parent, daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    end_with_parent()
     _there = _IdsOfRun({}, analysis)
 
 
 _there: _IdsOfRun
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _work(texts: Sequence[str]) -> _Answer:

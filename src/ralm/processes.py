@@ -1,0 +1,68 @@
+"""Other processes of this program: how they are started, and how they end with it.
+
+Knows signals and processes; knows nothing of what they work on.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing import parent_process
+from threading import Thread, current_thread, main_thread
+from types import FrameType
+from typing import Final
+
+_ENDING: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+
+
+@contextmanager
+def starting_processes() -> Iterator[None]:
+    """Start processes inside. They ignore an interrupt and the end of the terminal; this process handles those.
+
+    A process would print a traceback if it were interrupted while it loads, or if this process ended before it told the
+    new one what to do. So this process handles signals after the block, and the new one handles SIGTERM only after it
+    has called `end_with_parent`.
+    """
+    with ExitStack() as stack:
+        if current_thread() is main_thread():
+            stack.enter_context(_handled_later())
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        yield
+
+
+@contextmanager
+def _handled_later() -> Iterator[None]:
+    """Call the handlers of signals that arrive inside only afterwards.
+
+    Blocking signals in this thread is not enough: another thread may receive them, and Python then calls the handler in
+    the main thread all the same.
+    """
+    received: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+
+    handlers = {number: handler for number in _ENDING if callable(handler := signal.getsignal(number))}
+    for number in handlers:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if received:
+            signal.raise_signal(received[0])
+
+
+def end_with_parent() -> None:
+    """Prepare a process that was started in `starting_processes`: it ends when its parent ends, for whatever reason."""
+    Thread(target=_wait_for_the_end_of_the_parent, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _wait_for_the_end_of_the_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
