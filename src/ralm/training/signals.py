@@ -1,0 +1,189 @@
+"""Signals: what a frozen language model makes of candidate passages, measured once and kept as tables in a folder.
+
+examples.parquet     a row per example: example, document_id, begin (its first token in the document), query, prefix,
+                     continuation (text), tokens (how many the continuation has)
+candidates/N.parquet a row per example and passage: example, passage, score (of the retriever), log_probs (of each token
+                     of the continuation). A row without passage and score is the continuation without any passage.
+manifest.json        what decided the figures, what the signals are worth, and a checksum of each file
+
+Knows these tables; knows nothing of how they were measured or of what is trained with them. Letters of shapes: E
+examples, K candidates.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import JsonValue
+
+from ralm.errors import DamagedFolderError, UsageError
+from ralm.folders.manifest import Manifest, opened_at_once, read_manifest
+from ralm.records import NO_PASSAGE, FloatArray, IntArray
+from ralm.retrieval.index import Index
+
+KIND: Final = "signals"
+FORMAT_VERSION: Final = 1
+EXAMPLES: Final = "examples.parquet"
+CANDIDATES: Final = "candidates"
+EXAMPLE_SCHEMA: Final = pa.schema(
+    {
+        "example": pa.int64(),
+        "document_id": pa.string(),
+        "begin": pa.int64(),
+        "query": pa.string(),
+        "prefix": pa.string(),
+        "continuation": pa.string(),
+        "tokens": pa.int64(),
+    }
+)
+CANDIDATE_SCHEMA: Final = pa.schema(
+    {"example": pa.int64(), "passage": pa.int64(), "score": pa.float32(), "log_probs": pa.list_(pa.float32())}
+)
+
+TextColumn = Literal["query", "prefix", "continuation"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Signals:
+    """The signals of E examples with up to K candidates each, read from a folder.
+
+    `passages_EK` (int64): the candidates in the retriever's order, padded with `NO_PASSAGE`. `scores_EK` (float32): the
+    retriever's scores, padded with 0. `log_probs_EK` (float64): the natural log-probability of the whole continuation
+    behind each candidate, padded with -inf. `baseline_E` (float64): the same without a passage. `tokens_E` (int64): the
+    number of tokens of each continuation. `documents_E`: the ids of the documents that the examples are from.
+    """
+
+    path: Path
+    manifest: Manifest
+    documents_E: Sequence[str]
+    tokens_E: IntArray
+    passages_EK: IntArray
+    scores_EK: FloatArray
+    log_probs_EK: NDArray[np.float64]
+    baseline_E: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.tokens_E)
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of all files and settings: equal for equal signals in any folder."""
+        return hashlib.sha256(str(sorted(self.manifest.files.items())).encode()).hexdigest()[:16]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What decided the figures: index, retriever, language model, options and texts."""
+        config = self.manifest.settings.get("config")
+        return config if isinstance(config, dict) else {}
+
+    @property
+    def mean_log_probs_EK(self) -> NDArray[np.float64]:
+        """The mean log-probability of a continuation's tokens behind each candidate, padded with -inf."""
+        return self.log_probs_EK / self.tokens_E[:, None]
+
+    def texts(self, column: TextColumn) -> pa.ChunkedArray:
+        """A column of texts, a string for each example; about a kilobyte an example in memory."""
+        return pq.read_table(self.path / EXAMPLES, columns=[column]).column(column)
+
+    def check_index(self, index: Index) -> None:
+        """Raise UsageError if the candidates are passages of another index."""
+        of: JsonValue = self.config.get("index")
+        if of != index.fingerprint:
+            raise UsageError(
+                f"the signals in {self.path} are of another index (fingerprint {of}) than {index.path} "
+                f"({index.fingerprint}): give the index they were measured with, or measure them again."
+            )
+
+    def split(self, held_out: float, seed: int = 0) -> tuple[IntArray, IntArray]:
+        """The examples to train with and the examples to hold out (int64, rising), about the share `held_out`.
+
+        Whole documents are held out. If that leaves one side empty, because there are few documents, the last examples
+        are held out. Raises UsageError if there are not enough examples.
+        """
+        if len(self) < 2:
+            raise UsageError(f"{self.path} has {len(self)} examples; training needs at least 2: measure more.")
+        distinct = sorted(set(self.documents_E))
+        kept_back = {one for one in distinct if _draw(f"{seed} {one}") < held_out}
+        out_E = np.array([one in kept_back for one in self.documents_E])
+        if held_out > 0 and (out_E.all() or not out_E.any()):
+            out_E = np.arange(len(self)) >= len(self) - max(1, round(held_out * len(self)))
+        return np.flatnonzero(~out_E), np.flatnonzero(out_E)
+
+
+def open_signals(path: Path | str) -> Signals:
+    """Read a folder of signals.
+
+    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
+    """
+    path = Path(path)
+    return opened_at_once(path, lambda: _open(path))
+
+
+def _open(path: Path) -> Signals:
+    manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
+    parts = sorted(name for name in manifest.files if name.startswith(f"{CANDIDATES}/"))
+    try:
+        examples = pq.read_table(path / EXAMPLES, columns=["document_id", "tokens"])
+        candidates = pa.concat_tables([_totals(path / name) for name in parts])
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DamagedFolderError(f"{path} is damaged: {reason}; measure the signals again.") from error
+    return Signals(path, manifest, examples["document_id"].to_pylist(), *_arrays(path, examples, candidates))
+
+
+def _totals(file: Path) -> pa.Table:
+    """A table of candidates with the total log-probability (float64) instead of each token's."""
+    table = pq.read_table(file, schema=CANDIDATE_SCHEMA)
+    log_probs = table["log_probs"].combine_chunks()
+    counts = np.diff(log_probs.offsets.to_numpy())
+    if log_probs.null_count or (counts == 0).any():
+        raise ValueError(f"{file.name} has a candidate without log-probabilities")
+    begins = (np.cumsum(counts) - counts).astype(np.int64)
+    flat = log_probs.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
+    totals = np.add.reduceat(flat, begins) if len(begins) else np.zeros(0)
+    return (
+        table.drop_columns("log_probs")
+        .append_column("total", pa.array(totals))
+        .append_column("count", pa.array(counts.astype(np.int64)))
+    )
+
+
+def _arrays(path: Path, examples: pa.Table, candidates: pa.Table) -> tuple[Any, ...]:
+    """`tokens_E`, `passages_EK`, `scores_EK`, `log_probs_EK`, `baseline_E`; DamagedFolderError if tables disagree."""
+    tokens_E = examples["tokens"].to_numpy().astype(np.int64)
+    example = candidates["example"].to_numpy().astype(np.int64)
+    is_without = candidates["passage"].is_null().to_numpy()
+    total = candidates["total"].to_numpy()
+    if not _agree(tokens_E, example, is_without, candidates["count"].to_numpy()):
+        raise DamagedFolderError(f"{path} is damaged: its tables do not belong together; measure the signals again.")
+    of = example[~is_without]
+    counts_E = np.bincount(of, minlength=len(tokens_E))
+    column = np.arange(len(of)) - np.repeat(np.cumsum(counts_E) - counts_E, counts_E)
+    shape = (len(tokens_E), max(1, int(counts_E.max(initial=1))))
+    passages_EK = np.full(shape, NO_PASSAGE, dtype=np.int64)
+    scores_EK = np.zeros(shape, dtype=np.float32)
+    log_probs_EK = np.full(shape, -np.inf)
+    passages_EK[of, column] = candidates["passage"].drop_null().to_numpy()
+    scores_EK[of, column] = candidates["score"].to_numpy()[~is_without]
+    log_probs_EK[of, column] = total[~is_without]
+    return tokens_E, passages_EK, scores_EK, log_probs_EK, total[is_without]
+
+
+def _agree(tokens_E: IntArray, example: IntArray, is_without: NDArray[np.bool_], count: IntArray) -> bool:
+    """Whether every example has its row without a passage, rows are in order, and lengths are those of the texts."""
+    return (
+        np.array_equal(example[is_without], np.arange(len(tokens_E)))
+        and bool((np.diff(example) >= 0).all())
+        and np.array_equal(count, tokens_E[example])
+    )
+
+
+def _draw(text: str) -> float:
+    """A number from 0 to 1 that depends on a text alone."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64

@@ -1,0 +1,68 @@
+"""Folders of signals that tests make, of a real index."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ralm.folders.manifest import write_manifest
+from ralm.training.signals import (
+    CANDIDATE_SCHEMA,
+    CANDIDATES,
+    EXAMPLE_SCHEMA,
+    EXAMPLES,
+    FORMAT_VERSION,
+    KIND,
+    Signals,
+    open_signals,
+)
+
+
+def save_signals(
+    folder: Path,
+    index_fingerprint: str,
+    prefixes: Sequence[str],
+    passages: Sequence[Sequence[int]],
+    mean_log_probs: Sequence[Sequence[float]],
+    *,
+    scores: Sequence[Sequence[float]] | None = None,
+    baselines: Sequence[float] | None = None,
+    tokens: int = 4,
+    documents: Sequence[str] | None = None,
+) -> Signals:
+    """Signals with these candidates and mean token log-probabilities for each prefix; every token of a continuation has
+    the mean."""
+    count = len(prefixes)
+    scores = scores or [np.arange(len(row), 0, -1, dtype=float).tolist() for row in passages]
+    baselines = [-3.0] * count if baselines is None else baselines
+    examples = {
+        "example": range(count),
+        "document_id": documents or [f"document {i}" for i in range(count)],
+        "begin": [128] * count,
+        "query": prefixes,
+        "prefix": prefixes,
+        "continuation": ["continuation"] * count,
+        "tokens": [tokens] * count,
+    }
+    rows: list[tuple[int, int | None, float | None, list[float]]] = []
+    for example in range(count):
+        rows.append((example, None, None, [baselines[example]] * tokens))
+        found = zip(passages[example], scores[example], mean_log_probs[example], strict=True)
+        rows += [(example, passage, score, [mean] * tokens) for passage, score, mean in found]
+    columns = list(zip(*rows, strict=True))
+    (folder / CANDIDATES).mkdir(parents=True)
+    pq.write_table(
+        pa.table({name: list(values) for name, values in examples.items()}, EXAMPLE_SCHEMA), folder / EXAMPLES
+    )
+    candidates = dict(zip(CANDIDATE_SCHEMA.names, map(list, columns), strict=True))
+    pq.write_table(pa.table(candidates, CANDIDATE_SCHEMA), folder / CANDIDATES / "00000.parquet")
+    write_manifest(
+        folder,
+        kind=KIND,
+        format_version=FORMAT_VERSION,
+        settings={"config": {"index": index_fingerprint}},
+        counts={"examples": count},
+    )
+    return open_signals(folder)

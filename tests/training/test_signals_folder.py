@@ -1,0 +1,60 @@
+"""A folder of signals, read back."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from ralm.errors import DamagedFolderError, UsageError
+from ralm.folders.manifest import write_manifest
+from ralm.records import NO_PASSAGE
+from ralm.training.signals import EXAMPLES, FORMAT_VERSION, KIND, open_signals
+from tests.training.made_signals import save_signals
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    signals = save_signals(
+        tmp_path / "signals", "index", ["one", "two", "three"], [[7, 3], [], [5]], [[-1.0, -2.0], [], [-0.5]], tokens=3
+    )
+    assert len(signals) == 3
+    np.testing.assert_array_equal(signals.passages_EK, [[7, 3], [NO_PASSAGE, NO_PASSAGE], [5, NO_PASSAGE]])
+    np.testing.assert_array_equal(signals.scores_EK, [[2, 1], [0, 0], [1, 0]])
+    infinite = float("-inf")
+    np.testing.assert_allclose(signals.log_probs_EK, np.array([[-3, -6], [infinite, infinite], [-1.5, infinite]]))
+    np.testing.assert_allclose(signals.mean_log_probs_EK[:, 0], np.array([-1, infinite, -0.5]))
+    np.testing.assert_allclose(signals.baseline_E, -9.0)
+    assert signals.texts("prefix").to_pylist() == ["one", "two", "three"]
+
+
+def test_documents_are_held_out_whole(tmp_path: Path) -> None:
+    documents = [f"document {i % 20}" for i in range(200)]
+    signals = save_signals(tmp_path / "s", "i", ["x"] * 200, [[1]] * 200, [[-1.0]] * 200, documents=documents)
+    train, held = signals.split(0.25)
+    assert sorted([*train, *held]) == list(range(200))
+    assert not {documents[i] for i in train} & {documents[i] for i in held}
+    assert 0 < len(held) < 120
+    one_document = save_signals(tmp_path / "one", "i", ["x"] * 10, [[1]] * 10, [[-1.0]] * 10, documents=["d"] * 10)
+    train, held = one_document.split(0.2)
+    assert train.tolist() == list(range(8))
+    assert held.tolist() == [8, 9]
+
+
+def test_tables_that_do_not_belong_together(tmp_path: Path) -> None:
+    folder = tmp_path / "signals"
+    save_signals(folder, "index", ["one", "two"], [[7], [1]], [[-1.0], [-1.0]])
+    examples = pq.read_table(folder / EXAMPLES)
+    pq.write_table(examples.slice(0, 1), folder / EXAMPLES)
+    (folder / "manifest.json").unlink()
+    write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings={}, counts={})
+    with pytest.raises(DamagedFolderError, match="do not belong together"):
+        open_signals(folder)
+    (folder / EXAMPLES).write_bytes(b"nothing")
+    with pytest.raises(DamagedFolderError, match="has 7 bytes"):
+        open_signals(folder)
+
+
+def test_one_example_is_too_few(tmp_path: Path) -> None:
+    signals = save_signals(tmp_path / "signals", "index", ["one"], [[7]], [[-1.0]])
+    with pytest.raises(UsageError, match="at least 2"):
+        signals.split(0.1)
