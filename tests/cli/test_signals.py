@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.cli.signals import signals_unwind
+from ralm.cli.ending import signals_unwind
 from ralm.errors import WorkerError
 
 pytestmark = pytest.mark.slow

@@ -44,7 +44,8 @@ def save_signals(
         "query": prefixes,
         "prefix": prefixes,
         "continuation": ["continuation"] * count,
-        "tokens": [tokens] * count,
+        "prefix_tokens": [list(range(8))] * count,
+        "continuation_tokens": [list(range(tokens))] * count,
     }
     rows: list[tuple[int, int | None, float | None, list[float]]] = []
     for example in range(count):

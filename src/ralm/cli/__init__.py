@@ -12,6 +12,7 @@ import typer
 from ralm.cli.check import check
 from ralm.cli.demo import demo
 from ralm.cli.encode import encode
+from ralm.cli.ending import signals_unwind
 from ralm.cli.eval import evaluate
 from ralm.cli.flags import command
 from ralm.cli.generate import generate
@@ -20,7 +21,7 @@ from ralm.cli.messages import complain, library_messages, print_usage_error, pri
 from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
-from ralm.cli.signals import signals_unwind
+from ralm.cli.signals import signals
 from ralm.cli.sweep import sweep
 from ralm.cli.update import merge, update
 from ralm.errors import RalmError, UsageError
@@ -71,6 +72,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "report": report,
     "retrieve": retrieve,
     "generate": generate,
+    "signals": signals,
     "check": check,
     "demo": demo,
 }

@@ -10,6 +10,7 @@ from ralm.pipeline.options import GenerationOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.options import RetrieverOptions
+from ralm.training.options import ExampleOptions
 
 Index = Annotated[Path, Option("Folder that `ralm index` made.")]
 Model = Annotated[str, Option("Causal language model: a hub name, a local folder, or ralm-tiny.")]
@@ -21,7 +22,7 @@ Force = Annotated[bool, Option("Replace an existing output of ralm.")]
 Json = Annotated[bool, Option("Print only one JSON object.")]
 
 QUERY_TOKENS_SAID: Final = {"query_tokens": f"{PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
-_Asking = TypeVar("_Asking", PlanOptions, GenerationOptions)
+_Asking = TypeVar("_Asking", PlanOptions, GenerationOptions, ExampleOptions)
 
 
 def with_query_tokens(options: _Asking, retrieval: RetrieverOptions, given: Container[str]) -> _Asking:

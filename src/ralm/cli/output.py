@@ -31,6 +31,7 @@ from ralm.retrieval.segments import segment_entries
 from ralm.retrieval.vector_sets import vector_sets
 from ralm.runs.run import to_json
 from ralm.runs.sweep_folder import PLOT, TABLE
+from ralm.training.worth import Worth
 
 DEMO_ROWS = {
     "none": "no retrieval",
@@ -154,6 +155,22 @@ def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
     others = [f"{other} (default)" if other == sets.default else other for other in sets.sets]
     print_line(f"{index}: vectors {', '.join(others)}")
     print_vectors(sets.sets[name].model_dump(mode="json"), manifest.counts["passages"])
+
+
+def print_worth(folder: Path, worth: Worth) -> None:
+    """Print what signals are worth: the gain of choosing well, and how much they prefer some passages."""
+    print_line(f"{folder}: {worth.examples:,} examples with passages to choose from")
+    left = {"fewer than two passages": worth.single, "a token that the model gives no probability": worth.impossible}
+    for what, count in left.items():
+        if count:
+            print_line(f"  not used: {count:,} with {what}")
+    print_line("gain over no passage, in nats per token:")
+    for name, gain in (("first", worth.first), ("random", worth.random), ("best", worth.best)):
+        print_line(f"  {name:<8}{gain:+.4f}")
+    print_line(f"examples without preference (less than 0.01 nats per token): {worth.no_preference:,}")
+    print_line("entropy of Q, the softmax of the mean log-probability over beta, in nats:")
+    for beta, entropy in worth.entropies.items():
+        print_line(f"  beta {beta:<5}{entropy:.3f} of {worth.uniform:.3f}")
 
 
 def print_demo(folder: Path, shown: Demonstration, model: WritingModel, bm25: FromRetriever) -> None:

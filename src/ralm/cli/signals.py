@@ -1,44 +1,80 @@
-"""Ends the program on a signal as on an error, so that incomplete output is removed."""
+"""`ralm signals`: measures what a language model makes of retrieved passages, to learn from it."""
 
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import current_thread, main_thread
-from types import FrameType
-from typing import NoReturn
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ralm.cli import options
+from ralm.cli.corpus import KINDS
+from ralm.cli.flags import Flags
+from ralm.cli.idle import Use, given_options, refuse_idle
+from ralm.corpus.fields import Fields
+from ralm.lm.local.options import ModelOptions
+from ralm.options import Option
+from ralm.retrieval.options import RetrieverOptions
+from ralm.training.options import CandidateOptions, ExampleOptions
+
+_RETRIEVAL, _MODEL, _FIELDS = RetrieverOptions(), ModelOptions(), Fields()
+_EXAMPLES, _CANDIDATES = ExampleOptions(), CandidateOptions()
 
 
-@contextmanager
-def signals_unwind() -> Iterator[None]:
-    """Make SIGINT, SIGTERM and SIGHUP end the program with an exception and exit status 128 + the signal's number.
+def signals(
+    context: typer.Context,
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help=f"Training text: files ({KINDS}), folders, or hf:NAME, as for `ralm index`.",
+            show_default=False,
+        ),
+    ],
+    index: options.Index,
+    lm: options.Model,
+    out: Annotated[Path, Option("Folder to write.")],
+    sampled: Annotated[ExampleOptions, Flags(default_said=options.QUERY_TOKENS_SAID)] = _EXAMPLES,
+    candidates: CandidateOptions = _CANDIDATES,
+    retrieval: RetrieverOptions = _RETRIEVAL,
+    model: ModelOptions = _MODEL,
+    fields: Annotated[Fields, Flags(without=("metadata",))] = _FIELDS,
+    skip_bad: Annotated[
+        bool, Option("Skip broken lines of files, and count them; in folders they always are.")
+    ] = False,
+    force: options.Force = False,
+    json: options.Json = False,
+) -> None:
+    """Measure how likely each retrieved passage makes the next tokens of training text, for `ralm train`.
 
-    A second signal of the same kind ends the program at once. Ignored signals, as under nohup, stay ignored. The status
-    is the signal's even if cleaning up fails, as it may when the signal has ended the worker processes too.
+    Rerun the command to resume after it was stopped. Start it several times to share the work among processes. At the
+    end it prints what choosing among the passages can gain.
     """
-    if current_thread() is not main_thread():
-        yield
-        return
-    received: list[int] = []
+    refuse_idle(context, Use(retrieval))
+    sampled = options.with_query_tokens(sampled, retrieval, given_options(context))
 
-    def end(number: int, _frame: FrameType | None) -> NoReturn:
-        received.append(number)
-        signal.signal(number, signal.SIG_DFL)
-        sys.exit(128 + number)
+    from ralm.cli.output import print_json, print_worth
+    from ralm.folders.outputs import check_output
+    from ralm.lm.named import load_language_model
+    from ralm.retrieval.index import open_index
+    from ralm.retrieval.opening import open_retriever
+    from ralm.training.making import make_signals
+    from ralm.training.signals import KIND
+    from ralm.training.worth import worth_of
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-    for number, handler in before.items():
-        if handler is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else end)
-    try:
-        yield
-    except Exception:
-        if received:
-            sys.exit(128 + received[0])
-        raise
+    check_output(out, kind=KIND, force=force)
+    opened = open_index(index)
+    made = make_signals(
+        out,
+        sources,
+        opened,
+        load_language_model(lm, model),
+        sampled,
+        candidates,
+        retriever=open_retriever(opened, retrieval),
+        fields=fields,
+        skip_bad=skip_bad,
+        force=force,
+    )
+    if json:
+        print_json(worth_of(made).as_json())
     else:
-        if received:  # the exception was lost in code that ignores exceptions, such as a finalizer
-            sys.exit(128 + received[0])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        print_worth(out, worth_of(made))

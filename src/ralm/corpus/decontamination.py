@@ -26,7 +26,8 @@ from ralm.records import Document
 
 BY_TITLE: Final = "forbidden title"
 BY_OVERLAP: Final = "overlap with an evaluation text"
-_NGRAM: Final = 13
+NGRAM: Final = 13
+"""Words in a row that count as overlap, as for GPT-3."""
 _MAX_OVERLAP: Final = 0.0
 _WORD: Final = re.compile(r"\w+")
 _CLUE_WORDS: Final = 4
@@ -46,7 +47,7 @@ class Decontamination:
     """
 
     titles: frozenset[str] = frozenset()
-    ngram: Annotated[int, Option("Words in a row that count as overlap.")] = _NGRAM
+    ngram: Annotated[int, Option("Words in a row that count as overlap.")] = NGRAM
     max_overlap: Annotated[
         float, Option("Leave a passage out only if more than this share of its runs of words is shared.", most=1)
     ] = _MAX_OVERLAP
@@ -63,7 +64,7 @@ class Decontamination:
         cls,
         titles: Iterable[str] = (),
         texts: Iterable[str] = (),
-        ngram: int = _NGRAM,
+        ngram: int = NGRAM,
         max_overlap: float = _MAX_OVERLAP,
     ) -> "Decontamination":
         """Forbid these titles, and the runs of `ngram` words of these evaluation texts.
@@ -98,7 +99,7 @@ class Decontamination:
         """Whether the passage shares too much with the evaluation texts."""
         if not self.hashes:
             return False
-        words = _words(passage)
+        words = words_of(passage)
         shared = self._shared(words)
         if self.max_overlap == 0:
             return next(shared, None) is not None
@@ -106,7 +107,7 @@ class Decontamination:
 
     def overlap(self, passage: str) -> float:
         """The share, from 0 to 1, of the passage's runs of `ngram` words that are in an evaluation text."""
-        words = _words(passage)
+        words = words_of(passage)
         return sum(1 for _ in self._shared(words)) / self._runs(words)
 
     def _runs(self, words: Sequence[str]) -> int:
@@ -124,7 +125,7 @@ class Decontamination:
         for clue in range(0, len(words) - c + 1, step):
             if " ".join(words[clue : clue + c]) in self.clues:
                 for begin in range(max(0, clue - step + 1), min(clue, len(words) - n) + 1):
-                    if _hash(words[begin : begin + n]) in self.hashes:
+                    if run_hash(words[begin : begin + n]) in self.hashes:
                         yield begin
 
 
@@ -210,14 +211,15 @@ def read_lines(path: Path, what: str, normal: Callable[[str], str] = str.strip) 
 
 def _take_in(text: str, ngram: int, hashes: set[int], clues: set[str]) -> int:
     """Add the runs and the clues of an evaluation text; return its number of words."""
-    words = _words(text)
+    words = words_of(text)
     c = _clue_words(ngram)
-    hashes.update(_hash(words[i : i + ngram]) for i in range(len(words) - ngram + 1))
+    hashes.update(run_hash(words[i : i + ngram]) for i in range(len(words) - ngram + 1))
     clues.update(" ".join(words[i : i + c]) for i in range(len(words) - c + 1))
     return len(words)
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """The words of a text as they are compared: in lower case, without punctuation."""
     return _WORD.findall(text.lower())
 
 
@@ -225,5 +227,6 @@ def _clue_words(ngram: int) -> int:
     return min(_CLUE_WORDS, ngram)
 
 
-def _hash(words: Sequence[str]) -> int:
+def run_hash(words: Sequence[str]) -> int:
+    """A hash of 64 bits of a run of words, the same in every process."""
     return int.from_bytes(blake2b(" ".join(words).encode(), digest_size=8).digest(), "little")

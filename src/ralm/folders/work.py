@@ -64,17 +64,22 @@ UNFINISHED: Final = WorkKind(name="{}.unfinished", holds=("config.json", "config
 """The scores of an unfinished run."""
 ENCODED: Final = WorkKind(name=".{}.vectors", holds=("*.npy", "*.npy.partial"))
 """The vectors encoded for an unfinished index."""
+MEASURED: Final = WorkKind(
+    name="{}.unfinished", holds=("config.json", "config.json.partial", "sampled.parquet*", "turn", "finished", "parts")
+)
+"""The measured parts of unfinished signals."""
 
 
 @contextmanager
-def at_work(kind: WorkKind, out: Path) -> Iterator[Path]:
+def at_work(kind: WorkKind, out: Path, *, shared: bool = False) -> Iterator[Path]:
     """Hold the work folder of an output. It is created if missing, and removed at the end if it is empty.
 
-    Raises FolderExistsError if another process holds it, UsageError if ralm did not make it, StorageError if it exists
-    on a disk without file locks.
+    With `shared`, other processes may hold it at the same time if they share it too. Raises FolderExistsError if
+    another process holds it, UsageError if ralm did not make it, StorageError if it exists on a disk without file
+    locks.
     """
     folder = kind.beside(out)
-    marker = _locked_marker(folder, out)
+    marker = _locked_marker(folder, out, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     try:
         yield folder
     finally:
@@ -97,14 +102,38 @@ def write_whole(file: Path, text: str) -> None:
     partial.replace(file)
 
 
-def _locked_marker(folder: Path, out: Path) -> int:
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Wait until no other process holds this file, which is created if missing, and hold it. The lock ends with the
+    process, for whatever reason. Raises FileNotFoundError if the folder is gone."""
+    with locked_now(file, wait=True):
+        file.stat()
+        yield
+
+
+@contextmanager
+def locked_now(file: Path, *, wait: bool = False) -> Iterator[bool]:
+    """The same without waiting: whether this process got the lock."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def _locked_marker(folder: Path, out: Path, how: int) -> int:
     """The marker of a folder, open and locked; the lock ends when the process ends, for whatever reason."""
     while True:
         _make(folder, out)
         with suppress(FileNotFoundError):  # the process that held it has just removed it
             marker = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                _lock(marker, folder, out)
+                _lock(marker, folder, out, how)
                 if os.path.samestat(os.fstat(marker), (folder / MARKER).stat()):
                     content = json.dumps({"program": _PROGRAM, "process": _process()})
                     os.pwrite(
@@ -139,9 +168,9 @@ def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def _lock(marker: int, folder: Path, out: Path) -> None:
+def _lock(marker: int, folder: Path, out: Path, how: int) -> None:
     try:
-        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(marker, how | fcntl.LOCK_NB)
     except BlockingIOError:
         raise FolderExistsError(f"another process is writing {out}; wait for it or choose another output.") from None
     except OSError as error:

@@ -43,19 +43,32 @@ def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> I
 
 def _begin_or_go_on(folder: Path, config: dict[str, JsonValue], force: bool) -> None:
     """Check that a run begun earlier has these settings, or write them for a new run."""
+    if not is_begun(folder, config, "a run", force=force):
+        UNFINISHED.empty(folder)
+        write_config(folder, config)
+
+
+def write_config(folder: Path, config: dict[str, JsonValue]) -> None:
+    """Record the settings of what is begun in a work folder."""
+    write_whole(folder / CONFIG, to_json(config, indent=2))
+
+
+def is_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bool) -> bool:
+    """Whether something was begun in a work folder with these settings; with `force`, other settings do not count.
+
+    Raises UsageError if it was begun with other settings and `force` is not set.
+    """
     wanted = to_json(config, indent=2)
     path = folder / CONFIG
-    if path.exists():
-        begun = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        if begun == wanted:
-            return
-        if not force:
-            raise UsageError(
-                f"{folder} is a run begun with other settings ({_difference(begun, wanted)}): give those again to "
-                "resume it, or `force=True` to start over."
-            )
-    UNFINISHED.empty(folder)
-    write_whole(path, wanted)
+    if not path.exists():
+        return False
+    begun = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if begun != wanted and not force:
+        raise UsageError(
+            f"{folder} is {what} begun with other settings ({_difference(begun, wanted)}): give those again to resume, "
+            "or `force=True` to start over."
+        )
+    return begun == wanted
 
 
 def _difference(begun: str, wanted: str) -> str:

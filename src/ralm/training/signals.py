@@ -1,7 +1,7 @@
 """Signals: what a frozen language model makes of candidate passages, measured once and kept as tables in a folder.
 
-examples.parquet     a row per example: example, document_id, begin (its first token in the document), query, prefix,
-                     continuation (text), tokens (how many the continuation has)
+examples.parquet     a row per example: example, document_id, begin (the first token of the continuation, counted in the
+                     document); query, prefix and continuation as text; prefix_tokens, continuation_tokens
 candidates/N.parquet a row per example and passage: example, passage, score (of the retriever), log_probs (of each token
                      of the continuation). A row without passage and score is the continuation without any passage.
 manifest.json        what decided the figures, what the signals are worth, and a checksum of each file
@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import JsonValue
@@ -39,7 +40,8 @@ EXAMPLE_SCHEMA: Final = pa.schema(
         "query": pa.string(),
         "prefix": pa.string(),
         "continuation": pa.string(),
-        "tokens": pa.int64(),
+        "prefix_tokens": pa.list_(pa.int32()),
+        "continuation_tokens": pa.list_(pa.int32()),
     }
 )
 CANDIDATE_SCHEMA: Final = pa.schema(
@@ -129,7 +131,7 @@ def _open(path: Path) -> Signals:
     manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
     parts = sorted(name for name in manifest.files if name.startswith(f"{CANDIDATES}/"))
     try:
-        examples = pq.read_table(path / EXAMPLES, columns=["document_id", "tokens"])
+        examples = pq.read_table(path / EXAMPLES, columns=["document_id", "continuation_tokens"])
         candidates = pa.concat_tables([_totals(path / name) for name in parts])
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         reason = str(error).strip().partition("\n")[0]
@@ -156,7 +158,7 @@ def _totals(file: Path) -> pa.Table:
 
 def _arrays(path: Path, examples: pa.Table, candidates: pa.Table) -> tuple[Any, ...]:
     """`tokens_E`, `passages_EK`, `scores_EK`, `log_probs_EK`, `baseline_E`; DamagedFolderError if tables disagree."""
-    tokens_E = examples["tokens"].to_numpy().astype(np.int64)
+    tokens_E = pc.list_value_length(examples["continuation_tokens"]).to_numpy().astype(np.int64)
     example = candidates["example"].to_numpy().astype(np.int64)
     is_without = candidates["passage"].is_null().to_numpy()
     total = candidates["total"].to_numpy()
