@@ -21,7 +21,9 @@ def load(warm: Sequence[Sequence[str]]) -> None:
     """Load what the program needs by using it, and have small corpora use what large ones do."""
     from ralm.retrieval.bm25 import build, term_ids
     from ralm.retrieval.dense.build import DenseBuilder
+    from ralm.training import making
 
+    setattr(making, "_PART", 5)  # noqa: B010
     setattr(build, "_PASSAGES_A_BATCH", 32)  # noqa: B010
     defaults = DenseBuilder.__init__.__kwdefaults__
     assert defaults

@@ -32,6 +32,8 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc").exists(), reason="processes are counted in /proc"),
 ]
 
+SHORT = ["--prefix-tokens", "8", "--query-tokens", "8", "--sequence-tokens", "24", "--document-tokens", "24"]
+
 COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "index": (["index", "corpus.jsonl", "--workers", "2", "--memory", "0.01"], ["--words", "9"], ["--words", "10"]),
     "dense": (
@@ -43,6 +45,11 @@ COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
         ["eval", "text.txt", "--lm", "lm", "--index", "index", "--baseline", *MODEL_LENGTH],
         ["--stride", "8"],
         ["--stride", "4"],
+    ),
+    "signals": (
+        ["signals", "corpus.jsonl", "--index", "index", "--lm", "lm", "--examples", "30", *SHORT],
+        ["--seed", "1"],
+        ["--seed", "2"],
     ),
     "sweep": (
         ["sweep", "text.txt", "--lm", "lm", "--index", "index", *MODEL_LENGTH, "--over", "stride", "--no-plot"],

@@ -36,7 +36,10 @@ from ralm.retrieval.updating import update_index
 from ralm.runs.report import report_of
 from ralm.runs.run import evaluation_config, open_run, write_run
 from ralm.runs.unfinished import JOURNAL, unfinished_run
+from ralm.training.signals import open_signals
+from ralm.training.worth import worth_of
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.training.made_signals import save_signals
 
 PASSAGES, PARTITION, K = 1200, 1024, 5
 
@@ -243,6 +246,25 @@ def ask_vectors(folder: Path) -> Any:
     return as_lists(Dense([open_vectors(file, file)], HashEncoder()).retrieve(QUERIES, K))
 
 
+def make_signals(folder: Path) -> None:
+    count = 30
+    save_signals(
+        folder / "signals",
+        "index",
+        [f"prefix {n}" for n in range(count)],
+        [list(range(n % 4)) for n in range(count)],
+        [[-1.0 - n / 7 - k for k in range(n % 4)] for n in range(count)],
+        documents=[f"d{n // 3}" for n in range(count)],
+    )
+
+
+def ask_signals(folder: Path) -> Any:
+    signals = open_signals(folder / "signals")
+    arrays = (signals.passages_EK, signals.scores_EK, signals.log_probs_EK, signals.baseline_E, signals.tokens_E)
+    texts = [signals.texts(column).to_pylist() for column in ("query", "prefix", "continuation")]
+    return [[array.tolist() for array in arrays], texts, [*signals.documents_E], worth_of(signals).as_json()]
+
+
 TARGETS = (
     Target("index for BM25", make_index, ask_index, mends=True),
     Target("index for both", partial(make_index, faiss="Flat"), ask_index, mends=True),
@@ -252,6 +274,7 @@ TARGETS = (
     Target("checked index", partial(make_index, faiss="Flat"), check_index_of),
     Target("run", make_run, ask_run, mends=True),
     Target("unfinished run", make_unfinished, ask_unfinished),
+    Target("signals", make_signals, ask_signals, mends=True),
     Target("cache", ask_cache, ask_cache),
     Target("retrieval file", make_retrieval_file, ask_retrieval_file, open=True),
     Target("vectors", make_vectors, ask_vectors),

@@ -48,7 +48,7 @@ def signals(
     Rerun the command to resume after it was stopped. Start it several times to share the work among processes. At the
     end it prints what choosing among the passages can gain.
     """
-    refuse_idle(context, Use(retrieval))
+    refuse_idle(context, Use(retrieval), Use(sampled))
     sampled = options.with_query_tokens(sampled, retrieval, given_options(context))
 
     from ralm.cli.output import print_json, print_worth

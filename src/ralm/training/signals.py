@@ -11,7 +11,8 @@ examples, K candidates.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -90,8 +91,12 @@ class Signals:
         return self.log_probs_EK / self.tokens_E[:, None]
 
     def texts(self, column: TextColumn) -> pa.ChunkedArray:
-        """A column of texts, a string for each example; about a kilobyte an example in memory."""
-        return pq.read_table(self.path / EXAMPLES, columns=[column]).column(column)
+        """A column of texts, a string for each example; about a kilobyte an example in memory.
+
+        Raises DamagedFolderError if it cannot be read.
+        """
+        with _readable(self.path):
+            return pq.read_table(self.path / EXAMPLES, columns=[column]).column(column)
 
     def check_index(self, index: Index) -> None:
         """Raise UsageError if the candidates are passages of another index."""
@@ -130,13 +135,21 @@ def open_signals(path: Path | str) -> Signals:
 def _open(path: Path) -> Signals:
     manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
     parts = sorted(name for name in manifest.files if name.startswith(f"{CANDIDATES}/"))
-    try:
+    with _readable(path):
         examples = pq.read_table(path / EXAMPLES, columns=["document_id", "continuation_tokens"])
         candidates = pa.concat_tables([_totals(path / name) for name in parts])
+        documents = examples["document_id"].to_pylist()
+    return Signals(path, manifest, documents, *_arrays(path, examples, candidates))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what Arrow says of a damaged file into a DamagedFolderError."""
+    try:
+        yield
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DamagedFolderError(f"{path} is damaged: {reason}; measure the signals again.") from error
-    return Signals(path, manifest, examples["document_id"].to_pylist(), *_arrays(path, examples, candidates))
 
 
 def _totals(file: Path) -> pa.Table:

@@ -1,0 +1,230 @@
+"""Folders of signals end to end: the command line, several processes, killed processes, damage, other settings."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ralm.errors import DamagedFolderError
+from ralm.training import making
+from ralm.training.examples import Example
+from ralm.training.signals import CANDIDATES, Signals, open_signals
+from ralm.training.worth import worth_of
+from tests.cli.program import Answer, ralm
+from tests.training.made_signals import save_signals
+
+SMALL = ["--prefix-tokens", 12, "--sequence-tokens", 32, "--query-tokens", 12, "--document-tokens", 30]
+SMALL += ["--candidates", 3, "--per-sequence", 2]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus, and an index of it."""
+    folder = tmp_path_factory.mktemp("signals")
+    random = np.random.default_rng(0)
+    with (folder / "corpus.jsonl").open("w") as stream:
+        for number in range(40):
+            text = " ".join(f"word{word}" for word in random.zipf(1.5, 40) % 50)
+            stream.write(json.dumps({"id": f"d{number}", "title": f"t{number}", "text": text}) + "\n")
+    answer = ralm("index", folder / "corpus.jsonl", "--out", folder / "index", "--words", 12)
+    assert answer.status == 0, answer.err
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "_PART", 8)
+
+
+@pytest.fixture
+def asked(work: Path, tiny_folders: dict[str, Path]) -> list[object]:
+    """Everything but the output."""
+    lm = tiny_folders["gpt2"]
+    return ["signals", work / "corpus.jsonl", "--index", work / "index", "--lm", lm, "--examples", 30, *SMALL]
+
+
+def succeeded(answer: Answer) -> Answer:
+    assert answer.status == 0, answer.err
+    return answer
+
+
+def same(some: Signals, others: Signals) -> None:
+    """The same candidates and, but for rounding, the same figures."""
+    np.testing.assert_array_equal(some.passages_EK, others.passages_EK)
+    np.testing.assert_array_equal(some.scores_EK, others.scores_EK)
+    np.testing.assert_allclose(some.log_probs_EK, others.log_probs_EK, rtol=1e-5)
+    np.testing.assert_allclose(some.baseline_E, others.baseline_E, rtol=1e-5)
+    assert some.texts("prefix") == others.texts("prefix")
+
+
+def test_the_command_says_what_signals_are_worth(work: Path, tmp_path: Path, asked: list[object]) -> None:
+    out = tmp_path / "signals"
+    answer = succeeded(ralm(*asked, "--out", out))
+    assert f"{out}: 30 examples" in answer.out
+    assert "entropy of Q" in answer.out
+    made = open_signals(out)
+    assert len(made) == 30
+    assert made.passages_EK.shape == (30, 3)
+    assert len(list((out / CANDIDATES).iterdir())) == 4
+    assert not (tmp_path / "signals.unfinished").exists()
+    assert made.manifest.settings["worth"] == worth_of(made).as_json()
+    examples = pq.read_table(out / "examples.parquet").to_pylist()
+    assert [row["example"] for row in examples] == list(range(30))
+    for row in examples:
+        assert row["prefix"].endswith(row["query"])
+        assert len(row["continuation_tokens"]) == 4
+    assert ralm("check", out).status == 0
+    again = ralm(*asked, "--out", out)
+    assert again.status != 0
+    assert "already exists" in again.err
+    as_json = json.loads(succeeded(ralm(*asked, "--out", out, "--force", "--json")).out)
+    assert as_json == worth_of(made).as_json()
+    same(made, open_signals(out))
+    assert ralm("check", out).status == 0
+
+
+def test_what_is_done_is_not_measured_again(
+    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    succeeded(ralm(*asked, "--out", tmp_path / "whole"))
+    measured: list[int] = []
+    measure = making._Measurer.__call__
+
+    def fail_at_third(self: making._Measurer, examples: list[Example], first: int) -> pa.Table:
+        if len(measured) == 2:
+            raise OSError(28, "No space left on device")
+        measured.append(first)
+        return measure(self, examples, first)
+
+    monkeypatch.setattr(making._Measurer, "__call__", fail_at_third)
+    answer = ralm(*asked, "--out", tmp_path / "out")
+    assert answer.status != 0
+    assert "no space left" in answer.err
+    assert measured == [0, 8]
+
+    def note(self: making._Measurer, examples: list[Example], first: int) -> pa.Table:
+        measured.append(first)
+        return measure(self, examples, first)
+
+    monkeypatch.setattr(making._Measurer, "__call__", note)
+    other = ralm(*asked, "--out", tmp_path / "out", "--seed", 1)
+    assert other.status != 0
+    assert "begun with other settings (examples.seed 0 there, 1 here)" in other.err
+    damaged = tmp_path / "out.unfinished" / "parts" / "00001.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-50])
+    succeeded(ralm(*asked, "--out", tmp_path / "out"))
+    assert sorted(measured) == [0, 8, 8, 16, 24]
+    same(open_signals(tmp_path / "whole"), open_signals(tmp_path / "out"))
+
+
+def test_text_that_changed_is_another_text(work: Path, tmp_path: Path, asked: list[object]) -> None:
+    text = tmp_path / "text.jsonl"
+    shutil.copy(work / "corpus.jsonl", text)
+    asked[1] = text
+    (tmp_path / "out.unfinished").mkdir()
+    succeeded(ralm(*asked, "--out", tmp_path / "first"))
+    (tmp_path / "out.unfinished").rmdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(making, "_measure_all", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        assert ralm(*asked, "--out", tmp_path / "out").status != 0
+    with text.open("a") as stream:
+        stream.write(json.dumps({"id": "new", "text": "new words " * 30}) + "\n")
+    answer = ralm(*asked, "--out", tmp_path / "out")
+    assert "begun with other settings (text.sha256" in answer.err
+    succeeded(ralm(*asked, "--out", tmp_path / "out", "--force"))
+
+
+def begun(*arguments: object) -> subprocess.Popen[str]:
+    code = "import sys; from ralm.training import making; making._PART = 2; from ralm.cli import main; main()"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RALM_PROGRESS": "0", "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+@pytest.mark.slow
+def test_processes_share_the_work_and_one_is_killed(
+    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three processes at once; one is killed while it holds a part."""
+    monkeypatch.setattr(making, "_PART", 2)
+    succeeded(ralm(*asked, "--out", tmp_path / "alone"))
+    out = tmp_path / "out"
+    some = [begun(*asked, "--out", out) for _ in range(3)]
+    parts = tmp_path / "out.unfinished" / "parts"
+    deadline = time.monotonic() + 120
+    while not list(parts.glob("*.lock")) and not out.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    some[0].send_signal(signal.SIGKILL)
+    for process in some[1:]:
+        _, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err
+    some[0].communicate(timeout=60)
+    same(open_signals(tmp_path / "alone"), open_signals(out))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "out"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--document-tokens", 1020], "do not fit together into"),
+        (["--prefix-tokens", 30], "do not fit into --sequence-tokens 32"),
+        (["--examples", 0], "--examples must be at least 1"),
+        (["--text-field", "title", "--title-field", "text"], "no document has 16 tokens"),
+        (["--text-field", "body"], "has no field 'body'"),
+        (["--retriever", "dense"], "was not built for dense"),
+    ],
+)
+def test_bad_input(tmp_path: Path, asked: list[object], options: list[object], message: str) -> None:
+    answer = ralm(*asked, *options, "--out", tmp_path / "out")
+    assert answer.status != 0
+    assert message in answer.err
+    assert answer.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_worth_by_hand(tmp_path: Path) -> None:
+    """Two examples with a choice, one with a single candidate, one that the model finds impossible."""
+    signals = save_signals(
+        tmp_path / "signals",
+        "index",
+        ["a", "b", "c", "d"],
+        [[0, 1], [2, 3], [4], [5, 6]],
+        [[-2.0, -1.0], [-2.0, -2.005], [-1.0], [-1.0, -np.inf]],
+        baselines=[-3.0, -2.5, -9.0, -9.0],
+    )
+    worth = worth_of(signals)
+    assert (worth.examples, worth.single, worth.impossible, worth.no_preference) == (2, 1, 1, 1)
+    assert worth.first == pytest.approx((1 + 0.5) / 2, abs=1e-6)
+    assert worth.random == pytest.approx((1.5 + 0.4975) / 2, abs=1e-6)
+    assert worth.best == pytest.approx((2 + 0.5) / 2, abs=1e-6)
+    q = 1 / (1 + np.exp(-1.0 / 0.3))
+    second = 1 / (1 + np.exp(-0.005 / 0.3))
+    entropies = [-p * np.log(p) - (1 - p) * np.log(1 - p) for p in (q, second)]
+    assert worth.entropies["0.3"] == pytest.approx(np.mean(entropies), abs=1e-6)
+    assert worth.uniform == pytest.approx(np.log(2))
+
+
+def test_damage_is_noticed(tmp_path: Path) -> None:
+    save_signals(tmp_path / "signals", "index", ["a", "b"], [[0], [1]], [[-1.0], [-2.0]])
+    file = tmp_path / "signals" / CANDIDATES / "00000.parquet"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DamagedFolderError, match="altered"):
+        open_signals(tmp_path / "signals")
+    assert ralm("check", tmp_path / "signals").status == 1
