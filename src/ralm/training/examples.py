@@ -1,8 +1,8 @@
 """Examples: places in training text where a prefix x continues with y, sampled from a stream of documents.
 
 Documents are cut into sequences of consecutive tokens. Examples are drawn from randomly chosen sequences: x is the
-sequence up to a place, y its next tokens. Examples of one sequence share the beginning of x, so a language model can
-read a passage once for several of them.
+sequence up to a place, y its next tokens. Examples of one sequence are neighbours: they have the same beginning of x
+and many of the same candidates, so a language model reads a passage once for several of them.
 
 Works on documents and a tokenizer; knows nothing of retrieval. Memory grows with the number of examples and with the
 longest document, not with the text.
@@ -152,12 +152,12 @@ def _sequences(
 def _examples(
     document: Document, begin: int, tokens: IntArray, spans_N2: IntArray, options: ExampleOptions, sequence: int
 ) -> list[Example]:
-    """Examples at randomly chosen places of a sequence, in order."""
+    """Examples at consecutive places of a sequence, from a random one on: neighbours share many candidates."""
     length = options.continuation_tokens
     places = np.arange(options.prefix_tokens, len(tokens) - length + 1, length)
     if len(places) > options.per_sequence:
-        random = np.random.default_rng([options.seed, sequence])
-        places = np.sort(random.choice(places, options.per_sequence, replace=False))
+        first = np.random.default_rng([options.seed, sequence]).integers(len(places) - options.per_sequence + 1)
+        places = places[first : first + options.per_sequence]
     tokens = tokens.copy()  # not a view that keeps the tokens of the whole document
     return [
         Example(

@@ -16,7 +16,8 @@ class ExampleOptions:
 
     `examples`: how many, at most. `continuation_tokens` y: 4 in In-Context RALM, 128 in REPLUG. `prefix_tokens`: the
     least length of x. `sequence_tokens`: the most tokens of x and y together (REPLUG: 256). `per_sequence`: how many
-    examples are drawn from a sequence; they share forward passes, so more of them cost less each and differ less.
+    consecutive examples are drawn from a sequence; they share forward passes, so more of them cost less each and differ
+    less.
     `query_tokens`: the last tokens of x that are the query. Raises UsageError if the values do not fit together.
     """
 
@@ -24,7 +25,9 @@ class ExampleOptions:
     continuation_tokens: Annotated[int, Option("Length of the text that a passage should make likely.")] = 4
     prefix_tokens: Annotated[int, Option("Least number of tokens before it.")] = 128
     sequence_tokens: Annotated[int, Option("Most tokens of both together.", least=2)] = 256
-    per_sequence: Annotated[int, Option("Examples per sequence; they share forward passes of the language model.")] = 8
+    per_sequence: Annotated[
+        int, Option("Consecutive examples per sequence; they share forward passes of the language model.")
+    ] = 16
     query_tokens: Annotated[int, Option("Number of last tokens to use as the query.")] = 32
     seed: Annotated[int, seed_option(_ALWAYS)] = 0
 
