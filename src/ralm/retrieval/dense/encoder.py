@@ -6,7 +6,7 @@ Knows texts and vectors; knows nothing of indexes. Letters of shapes: Q queries,
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from pydantic import JsonValue
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.util import batch_to_device
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -26,6 +27,7 @@ from ralm.progress import Advance
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.dpr import is_dpr, load_dpr
 from ralm.retrieval.dense.options import EncoderOptions
+from ralm.retrieval.dense.trained import trained_for
 
 BATCH: Final = 32
 """Texts encoded at once."""
@@ -34,6 +36,8 @@ _ST_FOLDER: Final = "modules.json"
 _ST_PACKAGE: Final = "sentence_transformers."
 _NOT_OF_QUERIES: Final = ("encoder", "query_encoder", "titles", "passage_length")
 _SET_FOR_A_CALL: Final = ("truncation", "padding")
+_PROMPTS: Final = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""The prompts of a model, the first there is, that sentence-transformers puts before texts of a kind."""
 _NOT_OF_VECTORS: Final = ("_name_or_path", "transformers_version", "architectures")
 
 _Encode: TypeAlias = Callable[..., Any]
@@ -76,6 +80,12 @@ class SentenceEncoder:
         """A short hash of the weights that encode queries."""
         return _fingerprint(self.query_model)
 
+    @cached_property
+    def trained_for(self) -> str | None:
+        """The fingerprint of the passage encoder that the query encoder was trained for; None if it names none."""
+        name = self._options.query_encoder
+        return None if name is None else trained_for(name)
+
     @property
     def query_config(self) -> dict[str, JsonValue]:
         """What encodes queries (fingerprint, configuration, tokenizer), how it reads a text, and the options, except
@@ -109,7 +119,7 @@ class SentenceEncoder:
         """The vectors (float32, Q x D) of queries; a query that is too long keeps its end, unless the options say
         otherwise."""
         model = self.query_model
-        with _cut_on(model, "left" if self._options.query_keeps == "last" else "right"):
+        with self._cut_queries():
             return self._encode(model, model.encode_query, queries, self._options.query_length, None)
 
     def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
@@ -120,6 +130,16 @@ class SentenceEncoder:
         model = self.passage_model
         texts = [self.text_of(passage) for passage in passages]
         return self._encode(model, model.encode_document, texts, self._options.passage_length, advance)
+
+    def query_tensor(self, queries: Sequence[str]) -> torch.Tensor:
+        """The vectors of queries as `encode_queries` makes them, all in one batch and with gradients."""
+        with self._cut_queries():
+            return self._forward(self.query_model, "query", queries, self._options.query_length)
+
+    def passage_tensor(self, passages: Sequence[Passage]) -> torch.Tensor:
+        """The vectors of passages as `encode_passages` makes them, all in one batch and with gradients."""
+        texts = [self.text_of(passage) for passage in passages]
+        return self._forward(self.passage_model, "document", texts, self._options.passage_length)
 
     def text_of(self, passage: Passage) -> str:
         """What is encoded of a passage: title, separator, text. DPR was trained with [SEP] as the separator; other
@@ -132,6 +152,20 @@ class SentenceEncoder:
     def _separator(self) -> str:
         return f" {self.passage_model.tokenizer.sep_token} " if is_dpr(self._options.encoder) else "\n"
 
+    def _cut_queries(self) -> AbstractContextManager[None]:
+        return _cut_on(self.query_model, "left" if self._options.query_keeps == "last" else "right")
+
+    def _forward(self, model: SentenceTransformer, task: str, texts: Sequence[str], length: int | None) -> torch.Tensor:
+        """What `encode_query` and `encode_document` of sentence-transformers do with a batch, but with gradients."""
+        named = next((name for name in _PROMPTS[task] if name in model.prompts), model.default_prompt_name)
+        reading = {"task": task, **_limits(length)}
+        prompt = None if named is None else model.prompts.get(named)
+        features = model.preprocess(_encodable(texts), prompt=prompt, **reading)
+        vectors_TD = model(batch_to_device(features, model.device), **reading)["sentence_embedding"]
+        if model.truncate_dim is not None:
+            vectors_TD = vectors_TD[..., : model.truncate_dim]
+        return torch.nn.functional.normalize(vectors_TD, dim=1) if self._options.normalize else vectors_TD
+
     def _encode(
         self,
         model: SentenceTransformer,
@@ -142,8 +176,7 @@ class SentenceEncoder:
     ) -> FloatArray:
         """Encode texts, the longest first, so that texts of a batch have similar lengths and memory runs out at once if
         it does. Unpaired surrogates, which no tokenizer accepts, become U+FFFD."""
-        limits = {} if length is None else {"processing_kwargs": {"text": {"max_length": length, "truncation": True}}}
-        texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
+        texts = _encodable(texts)
         vectors_TD = np.empty((len(texts), _dimension(model)), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         for some in _slices(order, self._batch * _BATCHES_A_CALL):
@@ -154,7 +187,7 @@ class SentenceEncoder:
                     normalize_embeddings=self._options.normalize,
                     show_progress_bar=False,
                     convert_to_numpy=True,
-                    **limits,
+                    **_limits(length),
                 )
             if advance is not None:
                 advance(len(some))
@@ -179,6 +212,16 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
         transformer = Transformer(name, model_kwargs=weights)
         pooling = Pooling(transformer.get_embedding_dimension(), options.pooling)
         return SentenceTransformer(modules=[transformer, pooling], device=device)
+
+
+def _limits(length: int | None) -> dict[str, Any]:
+    """What tells sentence-transformers the most tokens to read."""
+    return {} if length is None else {"processing_kwargs": {"text": {"max_length": length, "truncation": True}}}
+
+
+def _encodable(texts: Sequence[str]) -> list[str]:
+    """Unpaired surrogates, which no tokenizer accepts, become U+FFFD."""
+    return [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
 
 
 def _check_length(name: str, length: int | None, model: SentenceTransformer) -> None:
