@@ -14,7 +14,7 @@ import torch
 from pydantic import JsonValue
 
 from ralm.errors import OtherEncoderError, UsageError
-from ralm.records import NO_PASSAGE, IntArray
+from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.rows import PassageVectors
 from ralm.retrieval.dense.search import check_encoder
@@ -85,14 +85,14 @@ class QueryEncoderStudent(Student):
         self._vectors = vectors
         self._loss = options.loss
         self._texts = signals.texts(options.reads)
+        self._wanted_EK = signals.mean_log_probs_EK.astype(np.float32)
 
     def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
         """KL(Q to P) of each example."""
         queries_BD = self._encoder.query_tensor([self._texts[example].as_py() for example in examples_B.tolist()])
         passages_BK = self._signals.passages_EK[examples_B]
         vectors_BKD = torch.from_numpy(self._vectors.of(passages_BK)).to(queries_BD.device)
-        wanted_BK = self._signals.mean_log_probs_EK[examples_B]
-        return losses_of(queries_BD, vectors_BKD, passages_BK, wanted_BK, self._loss)
+        return losses_of(queries_BD, vectors_BKD, passages_BK, self._wanted_EK[examples_B], self._loss)
 
     def save(self, folder: Path) -> None:
         """Write the folder of the encoder."""
@@ -107,7 +107,7 @@ def losses_of(
     queries_BD: torch.Tensor,
     vectors_BKD: torch.Tensor,
     passages_BK: IntArray,
-    wanted_BK: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]",
+    wanted_BK: FloatArray,
     options: LSROptions,
 ) -> torch.Tensor:
     """The loss (float32, B) of queries whose candidates have these vectors, numbers and mean log-probabilities.
@@ -117,7 +117,7 @@ def losses_of(
     device = queries_BD.device
     with torch.autocast(device.type, enabled=False):
         scores_BK = torch.einsum("bd,bkd->bk", queries_BD.float(), vectors_BKD.float())
-        wanted = torch.from_numpy(wanted_BK).to(device=device, dtype=torch.float32)
+        wanted = torch.from_numpy(wanted_BK).to(device)
         there_BK = torch.from_numpy(passages_BK != NO_PASSAGE).to(device)
         return lsr_losses(scores_BK, wanted, there_BK, gamma=options.gamma, beta=options.beta)
 

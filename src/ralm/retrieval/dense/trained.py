@@ -13,7 +13,7 @@ from ralm.folders.manifest import kind_of, read_manifest
 KIND: Final = "encoder"
 FORMAT_VERSION: Final = 1
 TRAINED_FOR: Final = "trained_for"
-"""The key, in a manifest's settings, of the fingerprint of the weights that encoded the passages."""
+"""The key, in the results that a manifest's settings hold, of the fingerprint of the weights that encoded the passages."""
 
 
 def trained_for(name: str) -> str | None:
@@ -29,5 +29,6 @@ def trained_for(name: str) -> str | None:
         return None
     if not is_ours:
         return None
-    recorded = read_manifest(folder, kind=KIND, format_version=FORMAT_VERSION).settings.get(TRAINED_FOR)
+    results = read_manifest(folder, kind=KIND, format_version=FORMAT_VERSION).settings.get("results")
+    recorded = results.get(TRAINED_FOR) if isinstance(results, dict) else None
     return recorded if isinstance(recorded, str) else None
