@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 
-from ralm.errors import DamagedFolderError, OtherEncoderError, UsageError
+from ralm.errors import DamagedFolderError, OtherEncoderError, RalmWarning, UsageError
 from ralm.records import Passage
 from ralm.retrieval.building import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
@@ -18,9 +19,10 @@ from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 from ralm.retrieval.encoding import add_vectors
 from ralm.retrieval.index import Index, open_index
 from ralm.training.options import TrainingOptions
-from ralm.training.query_encoder import train_query_encoder
+from ralm.training.query_encoder import QueryEncoderStudent, losses_of, train_query_encoder
 from ralm.training.retriever_options import LSROptions, QueryEncoderOptions
 from ralm.training.signals import Signals
+from tests.reference import learning
 from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
 from tests.training.made_signals import save_signals
 
@@ -85,6 +87,29 @@ def test_what_helped_moves_to_the_front(root: Path, tmp_path: Path) -> None:
     assert sorted(open_index(root / "index").manifest.files.items()) == index_before
     vectors = SentenceTransformer(str(tmp_path / "out")).encode_query(["moon"], normalize_embeddings=True)
     np.testing.assert_allclose(vectors, encoder(root / "bert", tmp_path / "out").encode_queries(["moon"]), atol=1e-6)
+
+
+def test_losses_and_their_gradients_are_those_of_a_plain_loop(root: Path) -> None:
+    """With a candidate too few, one of no probability, and passages that recur."""
+    index, own = open_index(root / "index"), encoder(root / "bert")
+    queries, candidates = ["the sea", "crow and moon"], [[3, 5, 0], [5, 11]]
+    means = [[-1.0, float("-inf"), -1.2], [-0.5, -0.4]]
+    signals = save_signals(root / "two", index.fingerprint, queries, candidates, means)
+    options = QueryEncoderOptions(loss=LSROptions(gamma=0.3, beta=0.2))
+    student = QueryEncoderStudent(own, signals, index.passage_vectors(), options)
+    student.module.eval()
+    losses = student.losses(np.array([0, 1]), None)
+    queries_BD, passages_PD = own.encode_queries(queries), own.encode_passages(list(index.passages))
+    scores = [(passages_PD[row] @ query).tolist() for row, query in zip(candidates, queries_BD, strict=True)]
+    expected = [learning.divergence_loss(*both, 0.3, 0.2) for both in zip(scores, means, strict=True)]
+    np.testing.assert_allclose(losses.detach(), expected, rtol=1e-4)
+    by_query = torch.from_numpy(queries_BD).requires_grad_()
+    vectors_BKD = torch.from_numpy(index.passage_vectors().of(signals.passages_EK))
+    lm_scores_BK = signals.mean_log_probs_EK.astype(np.float32)
+    losses_of(by_query, vectors_BKD, signals.passages_EK, lm_scores_BK, options.loss).sum().backward()
+    for row, gradient in enumerate(by_query.grad.numpy()):  # type: ignore[union-attr]
+        by_score = learning.divergence_gradient(scores[row], means[row], 0.3, 0.2)
+        np.testing.assert_allclose(gradient, by_score @ passages_PD[candidates[row]], rtol=1e-3, atol=1e-5)
 
 
 def test_the_encoder_belongs_to_the_vectors_it_was_trained_for(root: Path, tmp_path: Path) -> None:
@@ -179,6 +204,6 @@ def test_permuted_preferences_teach_nothing_about_unseen_queries(root: Path, tmp
     means = [draws.permutation([-1.0, *[-3.0] * 5]).tolist() for _ in queries]
     save_signals(tmp_path / "signals", index.fingerprint, queries, candidates, means)
     options = replace(QUICK, learning_rate=5e-4)
-    trained = train_query_encoder(tmp_path / "signals", index, tmp_path / "out", training=options)
-    held_out = [row.held_out_loss for row in trained.losses if row.held_out_loss is not None]
-    assert min(held_out) > 0.75 * held_out[0]
+    with pytest.warns(RalmWarning, match="did not lower the loss of the held-out examples"):
+        trained = train_query_encoder(tmp_path / "signals", index, tmp_path / "out", training=options)
+    assert trained.best_step == 0

@@ -15,13 +15,13 @@ from pydantic import JsonValue
 
 from ralm.errors import OtherEncoderError, UsageError
 from ralm.records import NO_PASSAGE, FloatArray, IntArray
-from ralm.retrieval.dense.encoder import SentenceEncoder
+from ralm.retrieval.dense.encoder import SentenceEncoder, save_sentence_transformer
 from ralm.retrieval.dense.rows import PassageVectors
 from ralm.retrieval.dense.search import check_encoder
 from ralm.retrieval.dense.trained import KIND, TRAINED_FOR
 from ralm.retrieval.index import Index, open_index
 from ralm.training.harness import Student, Trained, own_randomness, train, training_run, write_trained
-from ralm.training.losses import lsr_losses
+from ralm.training.losses import divergence_loss
 from ralm.training.options import TrainingOptions
 from ralm.training.retriever_options import REPLUG, LSROptions, QueryEncoderOptions
 from ralm.training.signals import Signals, open_signals
@@ -85,18 +85,18 @@ class QueryEncoderStudent(Student):
         self._vectors = vectors
         self._loss = options.loss
         self._texts = signals.texts(options.reads)
-        self._wanted_EK = signals.mean_log_probs_EK.astype(np.float32)
+        self._lm_scores_EK = signals.mean_log_probs_EK.astype(np.float32)
 
     def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
         """KL(Q to P) of each example."""
         queries_BD = self._encoder.query_tensor([self._texts[example].as_py() for example in examples_B.tolist()])
         passages_BK = self._signals.passages_EK[examples_B]
         vectors_BKD = torch.from_numpy(self._vectors.of(passages_BK)).to(queries_BD.device)
-        return losses_of(queries_BD, vectors_BKD, passages_BK, self._wanted_EK[examples_B], self._loss)
+        return losses_of(queries_BD, vectors_BKD, passages_BK, self._lm_scores_EK[examples_B], self._loss)
 
     def save(self, folder: Path) -> None:
         """Write the folder of the encoder."""
-        self._encoder.query_model.save_pretrained(str(folder), create_model_card=False)
+        save_sentence_transformer(self._encoder.query_model, folder)
 
     def named(self, example: int) -> str:
         """Its number and its document."""
@@ -107,7 +107,7 @@ def losses_of(
     queries_BD: torch.Tensor,
     vectors_BKD: torch.Tensor,
     passages_BK: IntArray,
-    wanted_BK: FloatArray,
+    lm_scores_BK: FloatArray,
     options: LSROptions,
 ) -> torch.Tensor:
     """The loss (float32, B) of queries whose candidates have these vectors, numbers and mean log-probabilities.
@@ -117,9 +117,9 @@ def losses_of(
     device = queries_BD.device
     with torch.autocast(device.type, enabled=False):
         scores_BK = torch.einsum("bd,bkd->bk", queries_BD.float(), vectors_BKD.float())
-        wanted = torch.from_numpy(wanted_BK).to(device)
+        lm_scores = torch.from_numpy(lm_scores_BK).to(device)
         there_BK = torch.from_numpy(passages_BK != NO_PASSAGE).to(device)
-        return lsr_losses(scores_BK, wanted, there_BK, gamma=options.gamma, beta=options.beta)
+        return divergence_loss(scores_BK, lm_scores, there_BK, gamma=options.gamma, beta=options.beta)
 
 
 def _with_choice(signals: Signals, examples: IntArray) -> IntArray:

@@ -66,6 +66,7 @@ class SentenceEncoder:
     def query_model(self) -> SentenceTransformer:
         """The model that encodes queries: the same one, unless the options name another."""
         name = self._options.query_encoder
+        _ = self.trained_for  # fails with a clear message if a trained encoder was altered
         model = self.passage_model if name is None else load_sentence_transformer(name, self._options, self._device)
         _check_length("query_length", self._options.query_length, model)
         return model
@@ -212,6 +213,12 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
         transformer = Transformer(name, model_kwargs=weights)
         pooling = Pooling(transformer.get_embedding_dimension(), options.pooling)
         return SentenceTransformer(modules=[transformer, pooling], device=device)
+
+
+def save_sentence_transformer(model: SentenceTransformer, folder: Path) -> None:
+    """Write a model into a folder, which loads as `EncoderOptions.encoder` and with sentence-transformers."""
+    with _quiet():
+        model.save_pretrained(str(folder), create_model_card=False)
 
 
 def _limits(length: int | None) -> dict[str, Any]:
