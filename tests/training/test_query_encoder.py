@@ -1,6 +1,5 @@
 """The query encoder trained alone: what it learns, what becomes of it, and how a killed training goes on."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -130,12 +130,12 @@ def _with_choice(signals: Signals, examples: IntArray) -> IntArray:
     return examples[has]
 
 
-def _begin_with(
-    index: Index, vectors: PassageVectors, options: QueryEncoderOptions, device: str
-) -> SentenceEncoder:
+def _begin_with(index: Index, vectors: PassageVectors, options: QueryEncoderOptions, device: str) -> SentenceEncoder:
     """The encoder to train. Raises OtherEncoderError if its queries do not belong to the vectors."""
     named = index.encoder_options(options.vectors)
-    encoder = SentenceEncoder(named if options.init is None else replace(named, query_encoder=options.init), device=device)
+    encoder = SentenceEncoder(
+        named if options.init is None else replace(named, query_encoder=options.init), device=device
+    )
     if encoder.dimension != vectors.dimension:
         raise OtherEncoderError(
             f"the index at {index.path} has vectors of {vectors.dimension} dimensions and {options.init} gives "

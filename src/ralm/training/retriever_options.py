@@ -45,9 +45,9 @@ class QueryEncoderOptions:
     vectors: Annotated[
         str | None, Option("Train for the vectors of this name.", default_said="the default ones of the index")
     ] = None
-    reads: Annotated[
-        StudentText, Option("What the encoder reads of an example: its query, or the whole prefix.")
-    ] = "query"
+    reads: Annotated[StudentText, Option("What the encoder reads of an example: its query, or the whole prefix.")] = (
+        "query"
+    )
     loss: Annotated[LSROptions, Option("The two temperatures.")] = field(default_factory=LSROptions)
 
     def __post_init__(self) -> None:

@@ -217,6 +217,10 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
 
 def save_sentence_transformer(model: SentenceTransformer, folder: Path) -> None:
     """Write a model into a folder, which loads as `EncoderOptions.encoder` and with sentence-transformers."""
+    backend = getattr(model.tokenizer, "backend_tokenizer", None)
+    if backend is not None:  # otherwise how the last texts were cut and padded would be saved too
+        backend.no_truncation()
+        backend.no_padding()
     with _quiet():
         model.save_pretrained(str(folder), create_model_card=False)
 

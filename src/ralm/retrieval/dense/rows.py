@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+
 import faiss
 import numpy as np
 
