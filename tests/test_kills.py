@@ -38,6 +38,8 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc").exists(), reason="processes are counted in /proc"),
 ]
 
+QUICK = "--steps 12 --batch 4 --evaluate-every 4 --checkpoint-every 2 --learning-rate 1e-3".split()
+
 COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "index": (["index", "corpus.jsonl", "--workers", "2", "--memory", "0.01"], ["--words", "9"], ["--words", "10"]),
     "dense": (
@@ -56,8 +58,7 @@ COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
         ["--values", "4,8"],
     ),
     "retriever": (
-        ["train", "retriever", "signals", "--index", "taught", "--steps", "12", "--batch", "4", "--evaluate-every", "4"]
-        + ["--checkpoint-every", "2", "--learning-rate", "1e-3"],
+        ["train", "retriever", "signals", "--index", "taught", *QUICK],
         ["--seed", "1"],
         ["--seed", "2"],
     ),

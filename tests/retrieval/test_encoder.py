@@ -252,7 +252,7 @@ def test_vectors_with_gradients_are_those_of_encoding(folders: Path, tmp_path: P
         close(queries_QD.detach().numpy(), one.encode_queries([*TEXTS, LONG]))
         passages_PD = one.passage_tensor(passages)
         close(passages_PD.detach().numpy(), one.encode_passages(passages))
-        (queries_QD @ passages_PD.T).sum().backward()
+        (queries_QD @ passages_PD.T).sum().backward()  # type: ignore[no-untyped-call]
         for model in (one.query_model, one.passage_model):
             lacking = [name for name, weights in model.named_parameters() if weights.grad is None]
             assert all(".pooler." in name for name in lacking)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 
 from ralm.errors import DamagedFolderError, OtherEncoderError, RalmWarning, UsageError
@@ -54,12 +53,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def encoder(folder: Path, query: Path | None = None, **options: str) -> SentenceEncoder:
-    return SentenceEncoder(EncoderOptions(encoder=str(folder), query_encoder=query and str(query), normalize=True))
-
-
-def weights(folder: Path) -> dict[str, np.ndarray]:
-    return load_file(folder / "model.safetensors")
+def encoder(folder: Path, query: Path | None = None) -> SentenceEncoder:
+    named = None if query is None else str(query)
+    return SentenceEncoder(EncoderOptions(encoder=str(folder), query_encoder=named, normalize=True))
 
 
 def first_places(index: Path, query_encoder: Path | None, wanted: int, queries: Sequence[str]) -> float:
@@ -105,7 +101,7 @@ def test_losses_and_their_gradients_are_those_of_a_plain_loop(root: Path) -> Non
     by_query = torch.from_numpy(queries_BD).requires_grad_()
     vectors_BKD = torch.from_numpy(index.passage_vectors().of(signals.passages_EK))
     lm_scores_BK = signals.mean_log_probs_EK.astype(np.float32)
-    losses_of(by_query, vectors_BKD, signals.passages_EK, lm_scores_BK, options.loss).sum().backward()
+    losses_of(by_query, vectors_BKD, signals.passages_EK, lm_scores_BK, options.loss).sum().backward()  # type: ignore[no-untyped-call]
     for row, gradient in enumerate(by_query.grad.numpy()):  # type: ignore[union-attr]
         by_score = learning.divergence_gradient(scores[row], means[row], 0.3, 0.2)
         np.testing.assert_allclose(gradient, by_score @ passages_PD[candidates[row]], rtol=1e-3, atol=1e-5)

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from ralm.errors import OtherEncoderError, UsageError
 from ralm.records import NO_PASSAGE, FloatArray, IntArray
-from ralm.retrieval.dense.encoder import SentenceEncoder, save_sentence_transformer
+from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.rows import PassageVectors
 from ralm.retrieval.dense.search import check_encoder
 from ralm.retrieval.dense.trained import KIND, TRAINED_FOR
@@ -87,7 +87,7 @@ class QueryEncoderStudent(Student):
         self._texts = signals.texts(options.reads)
         self._lm_scores_EK = signals.mean_log_probs_EK.astype(np.float32)
 
-    def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
+    def losses(self, examples_B: IntArray, _draws: np.random.Generator | None) -> torch.Tensor:
         """KL(Q to P) of each example."""
         queries_BD = self._encoder.query_tensor([self._texts[example].as_py() for example in examples_B.tolist()])
         passages_BK = self._signals.passages_EK[examples_B]
@@ -96,7 +96,7 @@ class QueryEncoderStudent(Student):
 
     def save(self, folder: Path) -> None:
         """Write the folder of the encoder."""
-        save_sentence_transformer(self._encoder.query_model, folder)
+        self._encoder.save_query_encoder(folder)
 
     def named(self, example: int) -> str:
         """Its number and its document."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -27,8 +27,10 @@ from ralm.progress import Advance
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.dpr import is_dpr, load_dpr
 from ralm.retrieval.dense.options import EncoderOptions
-from ralm.retrieval.dense.trained import trained_for
+from ralm.retrieval.dense.trained import SEPARATOR, reading_of, trained_for, write_reading
 
+PASSAGE_ENCODER: Final = "passages"
+"""The folder of the encoder of passages in that of a trained pair."""
 BATCH: Final = 32
 """Texts encoded at once."""
 _BATCHES_A_CALL: Final = 16
@@ -149,8 +151,24 @@ class SentenceEncoder:
             return passage.text
         return f"{passage.title}{self._separator}{passage.text}"
 
+    def save(self, folder: Path) -> EncoderOptions:
+        """Write the weights as they are now: the encoder of queries into `folder`, and that of passages into its folder
+        `passages` if it is another; returns the options that load them."""
+        self.save_query_encoder(folder)
+        if self.passage_model is self.query_model:
+            return replace(self._options, encoder=str(folder), query_encoder=None)
+        _save(self.passage_model, folder / PASSAGE_ENCODER, self._separator)
+        return replace(self._options, encoder=str(folder / PASSAGE_ENCODER), query_encoder=str(folder))
+
+    def save_query_encoder(self, folder: Path) -> None:
+        """Write the weights of the encoder of queries as they are now."""
+        _save(self.query_model, folder, self._separator)
+
     @cached_property
     def _separator(self) -> str:
+        recorded = reading_of(self._options.encoder).get(SEPARATOR)
+        if recorded is not None:
+            return recorded
         return f" {self.passage_model.tokenizer.sep_token} " if is_dpr(self._options.encoder) else "\n"
 
     def _cut_queries(self) -> AbstractContextManager[None]:
@@ -208,21 +226,22 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
     with loading_errors("encoder", name), _quiet():
         if is_dpr(name):
             return SentenceTransformer(modules=load_dpr(name, weights), device=device)
-        if options.pooling == "auto":
+        if options.pooling == "auto" or reading_of(name):  # ours holds its pooling, and what follows it
             return SentenceTransformer(name, device=device, model_kwargs=weights)
         transformer = Transformer(name, model_kwargs=weights)
         pooling = Pooling(transformer.get_embedding_dimension(), options.pooling)
         return SentenceTransformer(modules=[transformer, pooling], device=device)
 
 
-def save_sentence_transformer(model: SentenceTransformer, folder: Path) -> None:
-    """Write a model into a folder, which loads as `EncoderOptions.encoder` and with sentence-transformers."""
+def _save(model: SentenceTransformer, folder: Path, separator: str) -> None:
+    """Write a model into a folder that sentence-transformers loads."""
     backend = getattr(model.tokenizer, "backend_tokenizer", None)
     if backend is not None:  # otherwise how the last texts were cut and padded would be saved too
         backend.no_truncation()
         backend.no_padding()
     with _quiet():
         model.save_pretrained(str(folder), create_model_card=False)
+    write_reading(folder, {SEPARATOR: separator})
 
 
 def _limits(length: int | None) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Query encoders that were trained for the vectors of a passage encoder: how their folders say so.
+"""What the folders of trained encoders say beside what sentence-transformers saves and loads.
 
-The folder is what sentence-transformers saves, with a manifest of ralm. The manifest names the weights that encoded the
-passages, so such a query encoder is accepted for every index whose passages they encoded.
+`ralm.json` says how texts are put together for the encoder. The manifest of a query encoder that was trained alone
+names the weights that encoded the passages, so it is accepted for every index whose passages they encoded.
 """
 
+import json
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,25 @@ from ralm.folders.manifest import kind_of, read_manifest
 KIND: Final = "encoder"
 FORMAT_VERSION: Final = 1
 TRAINED_FOR: Final = "trained_for"
-"""The key, in the results that a manifest's settings hold, of the fingerprint of the weights that encoded the passages."""
+"""The key, in the results of a training, of the fingerprint of the weights that encoded the passages."""
+
+READING: Final = "ralm.json"
+SEPARATOR: Final = "title_separator"
+"""The key, in `READING`, of what stands between the title and the text of a passage."""
+
+
+def write_reading(folder: Path, reading: dict[str, str]) -> None:
+    """Write how texts are put together for the encoder in a folder."""
+    (folder / READING).write_text(json.dumps(reading) + "\n", encoding="utf-8")
+
+
+def reading_of(name: str) -> dict[str, str]:
+    """What `write_reading` wrote into a folder; empty for any other encoder."""
+    try:
+        reading = json.loads((Path(name) / READING).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return reading if isinstance(reading, dict) else {}
 
 
 def trained_for(name: str) -> str | None:
