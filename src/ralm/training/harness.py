@@ -137,7 +137,7 @@ def train(
     Call it within `own_randomness`. Raises ModelError if a loss is not finite, StorageError if the disk is full; the
     last checkpoint stays.
     """
-    return _Training(student, Checkpoints(work), training_E, _some(held_out_E, options.evaluated), options).run()
+    return _Training(student, Checkpoints(work), training_E, evenly(held_out_E, options.evaluated), options).run()
 
 
 def write_trained(
@@ -380,6 +380,6 @@ def _parts(examples_B: IntArray, size: int) -> Iterator[IntArray]:
     return (examples_B[begin : begin + size] for begin in range(0, len(examples_B), size))
 
 
-def _some(examples_E: IntArray, most: int) -> IntArray:
+def evenly(examples_E: IntArray, most: int) -> IntArray:
     """At most this many examples, evenly spread."""
     return examples_E[np.linspace(0, len(examples_E) - 1, min(most, len(examples_E))).astype(np.int64)]

@@ -30,6 +30,36 @@ class LSROptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetrieverTrainingOptions:
+    """How the encoders of queries and passages are trained together, from those that made the vectors of an index.
+
+    `vectors`: the name of these vectors; if one encoder made them, one is trained, if a pair, both of it. `candidates`:
+    passages retrieved for an example. `refresh_every`: at least this many steps are between the snapshots with which
+    the passages are encoded again; None never encodes them again. `refresh_device`: where that is done. `save_as`: the
+    name of the new vectors in the index; None is the name of the output folder.
+    """
+
+    vectors: Annotated[
+        str | None,
+        Option("Begin from the encoders that made the vectors of this name.", default_said="the default ones"),
+    ] = None
+    candidates: Annotated[int, Option("Passages retrieved for an example.", least=2)] = 20
+    refresh_every: Annotated[
+        int | None, Option("Steps between snapshots that encode the passages again.", default_said="never")
+    ] = 3000
+    refresh_device: Annotated[
+        str, Option("Where the passages are encoded again: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
+    ] = "auto"
+    save_as: Annotated[
+        str | None, Option("Name of the new vectors in the index.", default_said="the name of the output folder")
+    ] = None
+    loss: Annotated[LSROptions, Option("The two temperatures.")] = field(default_factory=LSROptions)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueryEncoderOptions:
     """How a query encoder is trained to passage vectors that stay as they are.
 

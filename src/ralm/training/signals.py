@@ -108,12 +108,16 @@ class Signals:
         """
         if len(self) < 2:
             raise UsageError(f"{self.path} has {len(self)} examples; training needs at least 2: measure more.")
-        distinct = sorted(set(self.documents_E))
-        kept_back = {one for one in distinct if _draw(f"{seed} {one}") < held_out}
-        out_E = np.array([one in kept_back for one in self.documents_E])
-        if held_out > 0 and (out_E.all() or not out_E.any()):
-            out_E = np.arange(len(self)) >= len(self) - max(1, round(held_out * len(self)))
-        return np.flatnonzero(~out_E), np.flatnonzero(out_E)
+        return split_documents(self.documents_E, held_out, seed)
+
+
+def split_documents(documents_E: Sequence[str], held_out: float, seed: int) -> tuple[IntArray, IntArray]:
+    """The split of `Signals.split` for examples from these documents."""
+    kept_back = {one for one in set(documents_E) if _draw(f"{seed} {one}") < held_out}
+    out_E = np.array([one in kept_back for one in documents_E])
+    if held_out > 0 and (out_E.all() or not out_E.any()):
+        out_E = np.arange(len(out_E)) >= len(out_E) - max(1, round(held_out * len(out_E)))
+    return np.flatnonzero(~out_E), np.flatnonzero(out_E)
 
 
 def open_signals(path: Path | str) -> Signals:

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -27,10 +27,8 @@ from ralm.progress import Advance
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.dpr import is_dpr, load_dpr
 from ralm.retrieval.dense.options import EncoderOptions
-from ralm.retrieval.dense.trained import SEPARATOR, reading_of, trained_for, write_reading
+from ralm.retrieval.dense.trained import PASSAGE_ENCODER, SEPARATOR, reading_of, trained_for, write_reading
 
-PASSAGE_ENCODER: Final = "passages"
-"""The folder of the encoder of passages in that of a trained pair."""
 BATCH: Final = 32
 """Texts encoded at once."""
 _BATCHES_A_CALL: Final = 16
@@ -151,14 +149,11 @@ class SentenceEncoder:
             return passage.text
         return f"{passage.title}{self._separator}{passage.text}"
 
-    def save(self, folder: Path) -> EncoderOptions:
-        """Write the weights as they are now: the encoder of queries into `folder`, and that of passages into its folder
-        `passages` if it is another; returns the options that load them."""
+    def save(self, folder: Path) -> None:
+        """Write the weights as they are now; `trained.options_of` gives the options that load them."""
         self.save_query_encoder(folder)
-        if self.passage_model is self.query_model:
-            return replace(self._options, encoder=str(folder), query_encoder=None)
-        _save(self.passage_model, folder / PASSAGE_ENCODER, self._separator)
-        return replace(self._options, encoder=str(folder / PASSAGE_ENCODER), query_encoder=str(folder))
+        if self.passage_model is not self.query_model:
+            _save(self.passage_model, folder / PASSAGE_ENCODER, self._separator)
 
     def save_query_encoder(self, folder: Path) -> None:
         """Write the weights of the encoder of queries as they are now."""
