@@ -28,13 +28,16 @@ def passages() -> list[Passage]:
 
 
 class Taught:
-    """Queries of random words; passages of a rising number help more. After some steps it waits for new vectors."""
+    """Queries of random words; the higher the number of a passage, the more it helps.
 
-    def __init__(self, count: int = 30, work: Path | None = None, slowly: float = 0.0) -> None:
+    With `work`, the folder where versions are made, it waits for those that are being made.
+    """
+
+    def __init__(self, count: int = 30, work: Path | None = None) -> None:
         draws = np.random.default_rng(0)
         self.documents_E: Sequence[str] = [f"document {n}" for n in range(count)]
         self._queries = [" ".join(draws.choice(WORDS, 4)) for _ in range(count)]
-        self._work, self._slowly = work, slowly
+        self._work = work
         self.asked: list[list[int]] = []
         self.config: dict[str, JsonValue] = {"examples": "taught", "count": count}
 
@@ -42,7 +45,6 @@ class Taught:
         return [self._queries[example] for example in examples_B.tolist()]
 
     def candidates(self, examples_B: IntArray, retriever: Retriever, k: int) -> Hits:
-        time.sleep(self._slowly)
         if self._work is not None:
             wait_for_versions(self._work)
         self.asked.append(examples_B.tolist())
@@ -63,4 +65,4 @@ def wait_for_versions(work: Path) -> None:
 if __name__ == "__main__":
     os.environ["RALM_PROGRESS"] = "0"
     folder = Path(sys.argv[1])
-    train_retriever(Taught(slowly=float(sys.argv[2])), folder / "index", folder / "out", OPTIONS, TRAINING)
+    train_retriever(Taught(work=folder / "out.unfinished"), folder / "index", folder / "out", OPTIONS, TRAINING)
