@@ -18,10 +18,9 @@ from pydantic import JsonValue
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from ralm.errors import ModelError, UsageError
-from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, no_bars
+from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading
 from ralm.progress import Advance
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.dpr import is_dpr, load_dpr
@@ -171,7 +170,7 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
         check_folder(name)
         check_tokenizer(name)
     weights = {"dtype": options.dtype}
-    with loading_errors("encoder", name), _quiet():
+    with loading_errors("encoder", name), quiet_loading():
         if is_dpr(name):
             return SentenceTransformer(modules=load_dpr(name, weights), device=device)
         if options.pooling == "auto":
@@ -203,18 +202,6 @@ def _readable(length: int | None) -> Iterator[None]:
             f"the encoder cannot read texts of up to {length} tokens ({first_line(error)}); lower or omit "
             "`passage_length` or `query_length`."
         ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from drawing bars and from warning that BERT's pooler, which is not used here, is missing."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with no_bars():
-            yield
-    finally:
-        logging.set_verbosity(level)
 
 
 @contextmanager
