@@ -140,25 +140,32 @@ class PairModel:
 
 
 def load_pair_model(
-    name: str, tokens: int | None = None, *, device: str = "auto", untrained: bool = False
+    name: str, tokens: int | None = None, *, device: str = "auto", max_length: int | None = None, new: bool = False
 ) -> PairModel:
     """A cross-encoder by hub name or folder; `tokens` None is as its folder says, or else `TOKENS`.
 
-    With `untrained`, any encoder serves: it gets a new head, and its weights are loaded in float32. Raises ModelError
-    if there is no such model, it does not give one score for a pair, or it has no trained head.
+    `max_length`: the most tokens of a pair; None is as its folder says. With `new`, any encoder serves, for training:
+    one without a head gets a new one, and weights are loaded in float32. Raises ModelError if there is no such model,
+    it does not give one score for a pair, or (without `new`) it has no head; UsageError if a length does not fit.
     """
     check_folder(name)
     check_tokenizer(name)
-    options: dict[str, Any] = {"num_labels": 1, "model_kwargs": {"dtype": torch.float32}} if untrained else {}
+    options: dict[str, Any] = {"num_labels": 1, "model_kwargs": {"dtype": torch.float32}} if new else {}
     with loading_errors("cross-encoder", name), quiet_loading(), _no_notes():
         model = CrossEncoder(name, device=None if device == "auto" else device, **options)
     config = model.model.config
     heads = config.architectures or [""]
-    if not untrained and not heads[0].endswith(_HEADS):
+    if not new and not heads[0].endswith(_HEADS):
         raise ModelError(
             f"{name} is an encoder without a head that scores pairs; train one (`ralm train reranker --init {name}`), "
             "or give a cross-encoder."
         )
+    if max_length is not None:
+        if max_length > model.max_seq_length:
+            raise UsageError(
+                f"`max_length` {max_length} is beyond the {model.max_seq_length} tokens that {name} can read."
+            )
+        model.max_seq_length = max_length
     said = getattr(config, READING, None)
     own = said.get("tokens") if isinstance(said, dict) else None
     return PairModel(name, model, tokens or (own if isinstance(own, int) else TOKENS))

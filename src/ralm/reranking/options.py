@@ -43,7 +43,10 @@ class RerankOptions:
         int,
         Option(
             "Passages to choose from.",
-            needs=Needs('a `method` other than `"none"`', lambda reranking: reranking.method != "none"),
+            needs=Needs(
+                '`method="zero-shot"`, `"predictive"`, `"oracle"` or `"random"`',
+                lambda reranking: reranking.method != "none",
+            ),
         ),
     ] = 16
     tokens: Annotated[

@@ -72,6 +72,11 @@ class Signals:
         return len(self.tokens_E)
 
     @property
+    def width(self) -> int:
+        """K: the most candidates of an example, at least 1."""
+        return self.passages_EK.shape[1]
+
+    @property
     def fingerprint(self) -> str:
         """A short hash of all files and settings: equal for equal signals in any folder."""
         return hashlib.sha256(str(sorted(self.manifest.files.items())).encode()).hexdigest()[:16]
