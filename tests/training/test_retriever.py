@@ -17,7 +17,8 @@ from sentence_transformers import SentenceTransformer
 
 from ralm.errors import FolderExistsError, OtherEncoderError, StorageError, UsageError, WorkerError
 from ralm.folders.manifest import read_manifest
-from ralm.records import IntArray, Passage
+from ralm.protocols import Retriever
+from ralm.records import Hits, IntArray, Passage
 from ralm.retrieval.building import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
@@ -26,8 +27,10 @@ from ralm.retrieval.dense.trained import FORMAT_VERSION, KIND
 from ralm.retrieval.encoding import add_vectors
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.updating import update_index
+from ralm.training.both_encoders import RetrieverStudent, overlap
+from ralm.training.query_encoder import inner_products, losses_of
 from ralm.training.refresher import MOST_DEATHS, Refresher
-from ralm.training.retriever import overlap, train_retriever
+from ralm.training.retriever import train_retriever
 from ralm.training.versions import Versions
 from tests.cli.test_signals import processes
 from tests.fakes import SharedWordsRetriever, passages_of
@@ -210,9 +213,6 @@ def test_a_pair_of_encoders_is_trained(tmp_path: Path) -> None:
 
 def test_losses_are_those_of_fixed_passages(root: Path, index: Path, tmp_path: Path) -> None:
     """The encoders of the moment; an example with one candidate has no loss, and no gradient that is not finite."""
-    from ralm.training.query_encoder import losses_of
-    from ralm.training.retriever import RetrieverStudent
-
     examples, opened, encoder = Few(), open_index(index), shared(root)
     first = opened.dense(encoder=encoder)
     student = RetrieverStudent(encoder, examples, opened, first, tmp_path, np.arange(8), OPTIONS, TRAINING)
@@ -222,10 +222,11 @@ def test_losses_are_those_of_fixed_passages(root: Path, index: Path, tmp_path: P
     vectors = encoder.encode_passages(list(opened.passages))[hits.numbers_QK]
     scores = examples.score(np.array([0, 2]), hits).astype(np.float32)
     queries = student._encoder.query_tensor(examples.queries(np.array([0, 2])))
-    from_vectors = losses_of(queries, queries.new_tensor(vectors), hits.numbers_QK, scores, OPTIONS.loss)
+    products = inner_products(queries, queries.new_tensor(vectors))
+    from_vectors = losses_of(products, scores, hits.numbers_QK, OPTIONS.loss)
     np.testing.assert_allclose(losses[[0, 2]].detach(), from_vectors.detach(), rtol=1e-4)
     assert losses[1] == 0
-    losses.sum().backward()
+    losses.sum().backward()  # type: ignore[no-untyped-call]
     gradients = [one.grad for one in student.module.parameters() if one.grad is not None]
     assert all(one.isfinite().all() for one in gradients)
     assert any(one.abs().sum() > 0 for one in gradients)
@@ -238,8 +239,8 @@ def test_losses_are_those_of_fixed_passages(root: Path, index: Path, tmp_path: P
 class Few(Taught):
     """Its second example may be shown one passage only."""
 
-    def candidates(self, examples_B: IntArray, retriever: object, k: int) -> object:  # type: ignore[override]
-        hits = super().candidates(examples_B, retriever, k)  # type: ignore[arg-type]
+    def candidates(self, examples_B: IntArray, retriever: Retriever, k: int) -> Hits:
+        hits = super().candidates(examples_B, retriever, k)
         hits.numbers_QK[examples_B == 1, 1:] = -1
         return hits
 

@@ -1,260 +1,157 @@
-"""LM-supervised retrieval as in REPLUG (section 4): trains the encoders of queries and passages together.
+"""LM-supervised retrieval (REPLUG, section 4): trains a retriever to find the passages that help a language model.
 
-Candidates are retrieved with the encoder of the moment, from vectors that another process refreshes on the way
-(`refresher.py`). Letters of shapes: E examples, B those of a batch, K candidates, D dimensions.
+Either the query encoder alone is trained, from signals, and the index stays valid; or the encoders of queries and
+passages together, as in the paper, and the passages are encoded again. Importing this module does not import torch.
 """
 
-import logging
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import torch
 from pydantic import JsonValue
 
 from ralm.errors import OtherEncoderError, UsageError
-from ralm.protocols import Retriever
-from ralm.records import NO_PASSAGE, IntArray
-from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.search import Dense, open_vectors
-from ralm.retrieval.dense.trained import KIND, options_of
+from ralm.retrieval.dense.loading import load_encoder
 from ralm.retrieval.encoding import add_vectors, check_can_add
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.vector_sets import vector_options
-from ralm.training.harness import (
-    Student,
-    Trained,
-    batch_of_step,
-    evenly,
-    own_randomness,
-    train,
-    training_run,
-    write_trained,
-)
-from ralm.training.measured import Examples, Measured, measure, measured_once
-from ralm.training.options import TrainingOptions
-from ralm.training.query_encoder import losses_of
-from ralm.training.refresher import Refresher
-from ralm.training.retriever_options import REPLUG, RetrieverTrainingOptions
-from ralm.training.signals import split_documents
-from ralm.training.versions import Versions
+from ralm.retrieval.vector_sets import VectorSet, vector_options
+from ralm.training.options import TrainingOptions, training_extra
+from ralm.training.retriever_options import REPLUG, QueryEncoderOptions, RetrieverTrainingOptions
+from ralm.training.signals import Signals, index_of, open_signals, split_documents, split_with_choice
 
-HELD_OUT: Final = "held-out.npz"
-PROBES: Final = 64
-"""Queries whose hits are compared when new vectors replace old ones."""
+if TYPE_CHECKING:
+    from ralm.retrieval.dense.encoder import SentenceEncoder
+    from ralm.training.harness import Trained
+    from ralm.training.measured import Examples
 
-_logger = logging.getLogger(__name__)
+_ADVICE: Final = "begin from the encoder that made the vectors, or from a query encoder that was trained for them."
+
+
+def train_query_encoder(
+    signals: Signals | Path | str,
+    out: Path | str,
+    options: QueryEncoderOptions | None = None,
+    training: TrainingOptions = REPLUG,
+    *,
+    index: Index | Path | str | None = None,
+    force: bool = False,
+) -> "Trained":
+    """Train the query encoder of an index on signals, to vectors of passages that stay as they are.
+
+    Writes the folder `out`, which loads with sentence-transformers and as `query_encoder` of the index. Its manifest
+    says under `results` what the choice among the held-out candidates is worth before and after. `index` is the one
+    that the signals were measured with; None is the folder that they name. A killed training resumes when this is
+    called again with the same arguments.
+
+    Raises MissingExtraError if the extra `train` is not installed; UsageError if the index is another one, has no
+    vectors or only approximations of them, or too few examples have two candidates; OtherEncoderError if `init` does
+    not belong to the vectors; and what `train_retriever` raises of folders, losses and disks.
+    """
+    options = options or QueryEncoderOptions()
+    signals = signals if isinstance(signals, Signals) else open_signals(signals)
+    index = index_of(signals, index)
+    chosen = index.vector_sets.named(options.vectors, index.path)
+    training_E, held_out_E = split_with_choice(signals, training.held_out, training.seed)
+    with training_extra():
+        from ralm.retrieval.dense.trained import KIND, TRAINED_FOR
+        from ralm.training.harness import check_out, evaluated, own_randomness, train, training_run, write_trained
+        from ralm.training.query_encoder import QueryEncoderStudent
+    check_out(out, KIND, force=force)
+    vectors = index.passage_vectors(options.vectors)
+    with own_randomness(training.seed):
+        encoder = _query_encoder(index, chosen, vectors.dimension, options, training.device)
+        config = _config(index, chosen, encoder, training)
+        config |= {"signals": signals.fingerprint, "options": asdict(options)}
+        student = QueryEncoderStudent(encoder, signals, vectors, options)
+        some_E = evaluated(held_out_E, training)
+        before = student.worth(some_E) if len(some_E) else {}
+        with training_run(out, KIND, config, force=force) as work:
+            trained = train(student, work, training_E, held_out_E, training)
+            results: dict[str, JsonValue] = {TRAINED_FOR: chosen.built_with.passage_fingerprint}
+            if before:
+                results["held_out"] = {**student.worth(some_E), "chosen_before": before["chosen"]}
+            write_trained(out, KIND, student, trained, config, results=results, force=force)
+    return trained
 
 
 def train_retriever(
-    examples: Examples,
+    examples: "Examples",
     index: Index | Path | str,
     out: Path | str,
     options: RetrieverTrainingOptions | None = None,
     training: TrainingOptions = REPLUG,
     *,
     force: bool = False,
-) -> Trained:
-    """Train the encoders of an index to find the passages that help a language model, and write their folder. Then
+) -> "Trained":
+    """Train the encoders of an index on examples that a language model scores on the way, and write their folder. Then
     encode the passages of the index with them, as a set of vectors that is not the default.
 
     The folder loads with sentence-transformers. If the index has a pair of encoders, it is that of queries, and
-    `passages` in it is that of passages. A killed training resumes with the same call; if the call was killed while it
-    made the new vectors, `ralm encode` resumes that.
+    `passages` in it is that of passages. A killed training resumes when this is called again with the same arguments;
+    if it was killed while it made the new vectors, `ralm encode` resumes that.
 
-    Raises UsageError if the index has no vectors, OtherEncoderError if the encoders are not those that made them,
-    FolderExistsError if the index already has vectors of the new name, and what `train` and `add_vectors` raise.
+    Raises MissingExtraError if the extra `train` is not installed; UsageError if the index has no vectors, or a
+    training with other settings was begun there; OtherEncoderError if the encoders are not those that made the vectors;
+    FolderExistsError if `out` exists and `force` is not set, another training is writing it, or the index has vectors
+    of the new name; ModelError if a loss is not finite (the last checkpoint stays); StorageError if the disk is full;
+    WorkerError if the process that encodes passages dies again and again.
     """
     options = options or RetrieverTrainingOptions()
     index = index if isinstance(index, Index) else open_index(index)
-    named = index.encoder_options(options.vectors)
+    chosen = index.vector_sets.named(options.vectors, index.path)
     name = options.save_as or Path(out).resolve().name
     check_can_add(index, name, force=force)
     training_E, held_out_E = split_documents(examples.documents_E, training.held_out, training.seed)
     if not len(training_E):
         raise UsageError("there are no examples to train on: give more text, or hold out less.")
+    with training_extra():
+        from ralm.retrieval.dense.encoder import SentenceEncoder
+        from ralm.retrieval.dense.trained import KIND, options_of
+        from ralm.training.both_encoders import RetrieverStudent
+        from ralm.training.harness import check_out, evaluated, own_randomness, train, training_run, write_trained
+    check_out(out, KIND, force=force)
+    named = index.encoder_options(options.vectors)
     with own_randomness(training.seed):
         encoder = SentenceEncoder(named, device=training.device)
         first = index.dense(vectors=options.vectors, encoder=encoder)
-        _check_passage_encoder(index, encoder, options.vectors)
-        config = _config(examples, index, encoder, options, training)
+        _check_passage_encoder(index, chosen, encoder)
+        config = _config(index, chosen, encoder, training)
+        config |= {"examples": examples.config, "options": asdict(options)}
         with training_run(out, KIND, config, force=force) as work:
             student = RetrieverStudent(encoder, examples, index, first, work, training_E, options, training)
-            held_out_E = evenly(held_out_E, training.evaluated)
             try:
-                student.measure_held_out(held_out_E)
+                student.measure_held_out(evaluated(held_out_E, training))
                 trained = train(student, work, training_E, held_out_E, training)
             finally:
                 student.close()
-            write_trained(out, KIND, student, trained, config, results={"refreshes": [*student.refreshes]}, force=force)
-    tuned = SentenceEncoder(options_of(Path(out), named), device=training.device)
-    stored = vector_options(index.vector_sets.named(options.vectors, index.path))
-    add_vectors(index.path, tuned, stored, name=name, default=False, force=force)
+            write_trained(out, KIND, student, trained, config, results={"refreshes": student.refreshes}, force=force)
+    tuned = load_encoder(options_of(Path(out), named), device=training.device)
+    add_vectors(index.path, tuned, vector_options(chosen), name=name, default=False, force=force)
     return trained
 
 
-class RetrieverStudent(Student):
-    """The encoders of queries and passages, the examples, and the vectors of the passages that are searched.
+def _query_encoder(
+    index: Index, chosen: VectorSet, dimension: int, options: QueryEncoderOptions, device: str
+) -> "SentenceEncoder":
+    """The encoder to train. Raises OtherEncoderError if its queries do not belong to the vectors."""
+    from ralm.retrieval.dense.encoder import SentenceEncoder
+    from ralm.retrieval.dense.search import check_encoder
 
-    `first`: the retriever over the vectors that the index has. `work`: where versions of the vectors are kept. Losses
-    are computed for one example at a time, so what is in memory is what the gradients of one query and its candidates
-    need.
-    """
-
-    at_once = 1
-
-    def __init__(
-        self,
-        encoder: SentenceEncoder,
-        examples: Examples,
-        index: Index,
-        first: Retriever,
-        work: Path,
-        training_E: IntArray,
-        options: RetrieverTrainingOptions,
-        training: TrainingOptions,
-    ) -> None:
-        self.module = _module(encoder)
-        self.version = 0
-        """The version of the vectors that are searched: the number of steps after which they were encoded."""
-        self.refreshes: list[JsonValue] = []
-        """For each version that was searched: its number, the step from which it was, and the share of the hits of the
-        version before that it finds too."""
-        self._encoder = encoder
-        self._examples = examples
-        self._index = index
-        self._retriever = first
-        self._work = work
-        self._training_E = training_E
-        self._options = options
-        self._training = training
-        self._versions = Versions(work)
-        stored = vector_options(index.vector_sets.named(options.vectors, index.path))
-        like = index.encoder_options(options.vectors)
-        self._refresher = Refresher(index, work, like, stored, options.refresh_device)
-        self._is_followed = False
-        self._batch: Measured
-        self._held_out: Measured
-
-    def measure_held_out(self, held_out_E: IntArray) -> None:
-        """Retrieve and score the candidates of the held-out examples, before the first step; they stay the same, so
-        that losses can be compared."""
-        k = self._options.candidates
-        if len(held_out_E):
-            self._held_out = measured_once(self._work / HELD_OUT, self._examples, held_out_E, self._retriever, k)
-
-    def begin_step(self, step: int) -> None:
-        """Search the newest vectors for the candidates of the batch, and have them encoded again if it is time."""
-        if not self._is_followed:
-            self._is_followed = True
-            self._go_on(step)
-        self._refresher.look_after()
-        newest = self._versions.newest()
-        if newest > self.version:
-            self._swap(newest, step)
-        if self._is_due(step):
-            self._versions.take_snapshot(step, self._encoder.save)
-            self._refresher.begin(step)
-        examples_B = batch_of_step(self._training_E, step, self._training)
-        self._batch = measure(self._examples, np.unique(examples_B), self._retriever, self._options.candidates)
-
-    def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
-        """KL(Q to P) of each example; 0 if it has fewer than two candidates."""
-        measured = self._held_out if draws is None else self._batch
-        return torch.stack([self._loss(example, measured) for example in examples_B.tolist()])
-
-    def _loss(self, example: int, measured: Measured) -> torch.Tensor:
-        passages_K, lm_scores_K = measured.of(example)
-        there_K = passages_K != NO_PASSAGE
-        query_1D = self._encoder.query_tensor(self._examples.queries(np.array([example])))
-        if np.count_nonzero(there_K) < 2:
-            return query_1D.float().sum() * 0
-        passages = [self._index.passages[number] for number in passages_K[there_K].tolist()]
-        vectors_1KD = self._encoder.passage_tensor(passages)[None]
-        both_1K = passages_K[there_K][None], lm_scores_K[there_K][None]
-        return losses_of(query_1D, vectors_1KD, *both_1K, self._options.loss)[0]
-
-    def named(self, example: int) -> str:
-        """Its number and its document."""
-        return f"example {example} (document {self._examples.documents_E[example]!r})"
-
-    def save(self, folder: Path) -> None:
-        """Write the folder of the encoders."""
-        self._encoder.save(folder)
-
-    def state(self) -> dict[str, JsonValue]:
-        """The version that is searched, and the refreshes so far."""
-        return {"version": self.version, "refreshes": [*self.refreshes]}
-
-    def restore(self, state: dict[str, JsonValue]) -> None:
-        """Search the same version again, if it is still there."""
-        version, refreshes = state["version"], state["refreshes"]
-        assert isinstance(version, int)
-        assert isinstance(refreshes, list)
-        self.refreshes = [*refreshes]
-        if version and self._versions.vectors(version).is_file():
-            self._retriever, self.version = self._open(version), version
-
-    def close(self) -> None:
-        """End the process that encodes passages."""
-        self._refresher.close()
-
-    def _go_on(self, step: int) -> None:
-        """Begin, or go on after this step: encode what was being encoded when a training was killed."""
-        self._versions.forget_after(step)
-        waiting = self._versions.waiting()
-        if waiting is not None:
-            self._refresher.begin(waiting)
-
-    def _is_due(self, step: int) -> bool:
-        """Whether to take a snapshot: at a checkpoint, so that a training that resumes has not lost its weights."""
-        every = self._options.refresh_every
-        if every is None or self._refresher.is_busy or step % self._training.checkpoint_every:
-            return False
-        return step - self._versions.newest() >= every
-
-    def _swap(self, version: int, step: int) -> None:
-        """Search other vectors from now on."""
-        new = self._open(version)
-        queries = self._examples.queries(evenly(self._training_E, PROBES))
-        shared = overlap(self._retriever, new, queries, self._options.candidates)
-        self.refreshes.append({"version": version, "step": step, "overlap": round(shared, 4)})
-        _logger.info(
-            "step %s: the passages as encoded after step %s are searched now; %s of the hits are as before",
-            f"{step:,}",
-            f"{version:,}",
-            f"{shared:.0%}",
+    named = index.encoder_options(options.vectors)
+    wanted = named if options.init is None else replace(named, query_encoder=options.init)
+    encoder = SentenceEncoder(wanted, device=device)
+    if encoder.dimension != dimension:
+        raise OtherEncoderError(
+            f"the index at {index.path} has vectors of {dimension} dimensions and {options.init} gives "
+            f"{encoder.dimension}; {_ADVICE}"
         )
-        self._retriever, self.version = new, version
-        self._versions.keep_newest()
-
-    def _open(self, version: int) -> Dense:
-        """The retriever over a version, which has the vectors of all passages in one part."""
-        file = self._versions.vectors(version)
-        return Dense([open_vectors(file, file, len(self._index.passages))], self._encoder)
+    check_encoder(index.path, encoder, chosen.built_with, advice=_ADVICE)
+    return encoder
 
 
-def overlap(one: Retriever, other: Retriever, queries: Sequence[str], k: int) -> float:
-    """The share of the first k passages of a retriever that another one has among its first k, over all queries."""
-    first_QK, second_QK = (retriever.retrieve(queries, k).numbers_QK for retriever in (one, other))
-    found_QK = first_QK != NO_PASSAGE
-    again_QK = (first_QK[:, :, None] == second_QK[:, None, :]).any(axis=2) & found_QK
-    return float(again_QK.sum() / max(1, found_QK.sum()))
-
-
-def _module(encoder: SentenceEncoder) -> torch.nn.Module:
-    """All weights that training changes, in float32."""
-    if encoder.passage_model is encoder.query_model:
-        return encoder.query_model.float()
-    return torch.nn.ModuleDict({"query": encoder.query_model.float(), "passage": encoder.passage_model.float()})
-
-
-def _check_passage_encoder(index: Index, encoder: SentenceEncoder, vectors: str | None) -> None:
+def _check_passage_encoder(index: Index, chosen: VectorSet, encoder: "SentenceEncoder") -> None:
     """Raise OtherEncoderError if the encoder of passages is not the one that made the vectors."""
-    recorded = index.vector_sets.named(vectors, index.path).built_with.passage_fingerprint
-    own = encoder.config["passage_fingerprint"]
+    recorded, own = chosen.built_with.passage_fingerprint, encoder.config["passage_fingerprint"]
     if recorded not in (None, own):
         raise OtherEncoderError(
             f"the passages of {index.path} were encoded by other weights ({recorded}) than those of the encoder that "
@@ -262,19 +159,11 @@ def _check_passage_encoder(index: Index, encoder: SentenceEncoder, vectors: str 
         )
 
 
-def _config(
-    examples: Examples,
-    index: Index,
-    encoder: SentenceEncoder,
-    options: RetrieverTrainingOptions,
-    training: TrainingOptions,
-) -> dict[str, JsonValue]:
-    """Everything that decides what is trained."""
+def _config(index: Index, chosen: VectorSet, encoder: "SentenceEncoder", training: TrainingOptions) -> dict[str, Any]:
+    """What decides the weights of both kinds of training."""
     return {
-        "examples": examples.config,
         "index": index.fingerprint,
-        "vectors": index.vector_sets.named(options.vectors, index.path).fingerprint,
+        "vectors": chosen.fingerprint,
         "encoder": encoder.query_config,
-        "options": asdict(options),
         "training": asdict(training),
     }

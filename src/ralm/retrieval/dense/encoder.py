@@ -19,10 +19,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import batch_to_device
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from ralm.errors import ModelError, UsageError
-from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, no_bars
+from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading
 from ralm.progress import Advance
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.dpr import is_dpr, load_dpr
@@ -218,7 +217,7 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
         check_folder(name)
         check_tokenizer(name)
     weights = {"dtype": options.dtype}
-    with loading_errors("encoder", name), _quiet():
+    with loading_errors("encoder", name), quiet_loading():
         if is_dpr(name):
             return SentenceTransformer(modules=load_dpr(name, weights), device=device)
         if options.pooling == "auto" or reading_of(name):  # ours holds its pooling, and what follows it
@@ -234,7 +233,7 @@ def _save(model: SentenceTransformer, folder: Path, separator: str) -> None:
     if backend is not None:  # otherwise how the last texts were cut and padded would be saved too
         backend.no_truncation()
         backend.no_padding()
-    with _quiet():
+    with quiet_loading():
         model.save_pretrained(str(folder), create_model_card=False)
     write_reading(folder, {SEPARATOR: separator})
 
@@ -271,18 +270,6 @@ def _readable(length: int | None) -> Iterator[None]:
             f"the encoder cannot read texts of up to {length} tokens ({first_line(error)}); lower or omit "
             "`passage_length` or `query_length`."
         ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from drawing bars and from warning that BERT's pooler, which is not used here, is missing."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with no_bars():
-            yield
-    finally:
-        logging.set_verbosity(level)
 
 
 @contextmanager
