@@ -26,7 +26,7 @@ from ralm.retrieval.building import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.training.examples import Example, sample_examples
 from ralm.training.measuring import find_candidates, queries_of, reader_of, score_candidates
-from ralm.training.options import CandidateOptions, ExampleOptions
+from ralm.training.signal_options import CandidateOptions, ExampleOptions
 
 PLAIN_PAIRS = 256
 """Pairs of example and candidate that the plain loop is timed on."""

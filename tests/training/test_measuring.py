@@ -12,7 +12,7 @@ from ralm.errors import UsageError
 from ralm.records import Document, Passage
 from ralm.training.examples import Example, sample_examples
 from ralm.training.measuring import check_fits, find_candidates, queries_of, reader_of, score_candidates
-from ralm.training.options import CandidateOptions, ExampleOptions
+from ralm.training.signal_options import CandidateOptions, ExampleOptions
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer
 
 OPTIONS = ExampleOptions(

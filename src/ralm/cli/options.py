@@ -10,7 +10,7 @@ from ralm.pipeline.options import GenerationOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.options import RetrieverOptions
-from ralm.training.options import ExampleOptions
+from ralm.training.signal_options import ExampleOptions
 
 Index = Annotated[Path, Option("Folder that `ralm index` made.")]
 Model = Annotated[str, Option("Causal language model: a hub name, a local folder, or ralm-tiny.")]

@@ -31,6 +31,7 @@ from ralm.retrieval.segments import segment_entries
 from ralm.retrieval.vector_sets import vector_sets
 from ralm.runs.run import to_json
 from ralm.runs.sweep_folder import PLOT, TABLE
+from ralm.training.reranker import TrainedReranker
 from ralm.training.worth import Worth
 
 DEMO_ROWS = {
@@ -171,6 +172,18 @@ def print_worth(folder: Path, worth: Worth) -> None:
     print_line("entropy of Q, the softmax of the mean log-probability over beta, in nats:")
     for beta, entropy in worth.entropies.items():
         print_line(f"  beta {beta:<5}{entropy:.3f} of {worth.uniform:.3f}")
+
+
+def print_reranker(trained: TrainedReranker) -> None:
+    """Print where a reranker is, and what its choice is worth on the held-out examples."""
+    print_line(f"{trained.out}: reranker of step {trained.best_step:,}, after {trained.steps:,} steps")
+    if trained.held_out is not None:
+        none = trained.held_out["none"]
+        gains = {name: value - none for name, value in trained.held_out.items()}
+        print_line(
+            f"gain per token of held-out examples: {gains['first']:+.4f} nats with the first candidate, "
+            f"{gains['chosen']:+.4f} with the reranker's choice, {gains['best']:+.4f} with the best"
+        )
 
 
 def print_demo(folder: Path, shown: Demonstration, model: WritingModel, bm25: FromRetriever) -> None:

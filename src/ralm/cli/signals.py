@@ -13,7 +13,7 @@ from ralm.corpus.fields import Fields
 from ralm.lm.local.options import ModelOptions
 from ralm.options import Option
 from ralm.retrieval.options import RetrieverOptions
-from ralm.training.options import CandidateOptions, ExampleOptions
+from ralm.training.signal_options import CandidateOptions, ExampleOptions
 
 _RETRIEVAL, _MODEL, _FIELDS = RetrieverOptions(), ModelOptions(), Fields()
 _EXAMPLES, _CANDIDATES = ExampleOptions(), CandidateOptions()

@@ -23,7 +23,7 @@ from ralm.lm.pieces import chunks_of
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import FullTokenizer, Tokenizer
 from ralm.records import Document, IntArray
-from ralm.training.options import ExampleOptions
+from ralm.training.signal_options import ExampleOptions
 
 _WORD: Final = re.compile(r"\w+")
 _CHARACTERS_AROUND: Final = 400

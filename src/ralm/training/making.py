@@ -45,13 +45,14 @@ from ralm.training.measuring import (
     reader_of,
     score_candidates,
 )
-from ralm.training.options import CandidateOptions, ExampleOptions
+from ralm.training.signal_options import CandidateOptions, ExampleOptions
 from ralm.training.signals import (
     CANDIDATE_SCHEMA,
     CANDIDATES,
     EXAMPLE_SCHEMA,
     EXAMPLES,
     FORMAT_VERSION,
+    INDEX_PATH,
     KIND,
     Signals,
     open_signals,
@@ -110,7 +111,7 @@ def make_signals(
                 _sample(work, sample_examples(track(documents, "Reading"), model.tokenizer, options))
         measurer = _Measurer(opened.passages, retriever, model, options, candidates)
         _measure_all(work, measurer)
-        _finish(work, out, config, measurer, force=force)
+        _finish(work, out, {**config, INDEX_PATH: path_text(opened.path.resolve())}, measurer, force=force)
     return open_signals(out)
 
 

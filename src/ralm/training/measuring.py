@@ -16,7 +16,7 @@ from ralm.reading.beginning import first_tokens
 from ralm.reading.documents import PassageDocuments
 from ralm.records import NO_PASSAGE, FloatArray, Hits, Passage, Passages, Request
 from ralm.training.examples import Example
-from ralm.training.options import CandidateOptions
+from ralm.training.signal_options import CandidateOptions
 
 _MORE: Final = 8
 """How many more hits are asked for at first, since some may be left out."""
