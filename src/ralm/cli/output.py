@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import JsonValue
@@ -33,6 +34,10 @@ from ralm.runs.run import to_json
 from ralm.runs.sweep_folder import PLOT, TABLE
 from ralm.training.reranker import TrainedReranker
 from ralm.training.worth import Worth
+
+if TYPE_CHECKING:
+    from ralm.training.harness import Trained
+
 
 DEMO_ROWS = {
     "none": "no retrieval",
@@ -184,6 +189,13 @@ def print_reranker(trained: TrainedReranker) -> None:
             f"gain per token of held-out examples: {gains['first']:+.4f} nats with the first candidate, "
             f"{gains['chosen']:+.4f} with the reranker's choice, {gains['best']:+.4f} with the best"
         )
+
+
+def print_trained(trained: "Trained") -> None:
+    """Print what training made of the loss of the held-out examples."""
+    before, after = trained.held_out_loss(0), trained.held_out_loss(trained.best_step)
+    if before is not None and after is not None:
+        print_line(f"loss of the held-out examples: {before:.4f} before, {after:.4f} at step {trained.best_step:,}")
 
 
 def print_demo(folder: Path, shown: Demonstration, model: WritingModel, bm25: FromRetriever) -> None:

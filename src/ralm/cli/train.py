@@ -1,17 +1,26 @@
 """`ralm train`: trains small models on what a language model makes of passages."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ralm.cli import options
+from ralm.cli.flags import Flags, kinds_of
+from ralm.cli.idle import Use, refuse_idle
+from ralm.corpus.fields import Fields
+from ralm.errors import UsageError
+from ralm.lm.local.options import ModelOptions
 from ralm.options import Option
 from ralm.training.options import TrainingOptions
 from ralm.training.reranker import RerankerOptions
-from ralm.training.retriever_options import REPLUG, QueryEncoderOptions
+from ralm.training.retriever_options import REPLUG, QueryEncoderOptions, RetrieverTrainingOptions
+from ralm.training.signal_options import REPLUG_EXAMPLES, CandidateOptions, ExampleOptions
 
-_TRAINING, _READING, _TUNED = TrainingOptions(), RerankerOptions(), QueryEncoderOptions()
+_TRAINING, _READING = TrainingOptions(), RerankerOptions()
+_TUNED, _BOTH = QueryEncoderOptions(), RetrieverTrainingOptions()
+_CANDIDATES, _MODEL, _FIELDS = CandidateOptions(), ModelOptions(), Fields()
 
 
 def reranker(
@@ -53,27 +62,70 @@ def reranker(
 
 
 def retriever(
-    signals: Annotated[
-        Path, typer.Argument(metavar="SIGNALS", help="Folder that `ralm signals` made.", show_default=False)
+    context: typer.Context,
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SIGNALS|SOURCE...",
+            help="Folder that `ralm signals` made, or training text as for `ralm signals`.",
+            show_default=False,
+        ),
     ],
     out: Annotated[Path, Option("Folder for the trained encoder.")],
     index: Annotated[
-        Path | None, Option("Index that the signals were measured with.", default_said="the one that they name")
+        Path | None, Option("Index whose passages are found.", default_said="the one that the signals name")
+    ] = None,
+    lm: Annotated[
+        str | None, Option("Training text: the language model that scores it, as for `ralm signals`.")
     ] = None,
     tuned: QueryEncoderOptions = _TUNED,
+    both: RetrieverTrainingOptions = _BOTH,
     training: TrainingOptions = REPLUG,
+    sampled: ExampleOptions = REPLUG_EXAMPLES,
+    reading: Annotated[CandidateOptions, Flags(without=("candidates",))] = _CANDIDATES,
+    model: Annotated[ModelOptions, Flags(without=("device",))] = _MODEL,
+    fields: Annotated[Fields, Flags(without=("metadata",))] = _FIELDS,
+    skip_bad: Annotated[
+        bool, Option("Skip broken lines of files, and count them; in folders they always are.")
+    ] = False,
     force: options.Force = False,
 ) -> None:
-    """Train the query encoder of an index, so that it finds the passages that help the language model (REPLUG LSR).
+    """Train a retriever to find the passages that help the language model (REPLUG LSR).
 
-    The passages keep their vectors: search the same index with `--query-encoder OUT`. Rerun the command after an
-    interruption to resume.
+    From SIGNALS, the query encoder alone is trained. The passages keep their vectors: search the same index with
+    `--query-encoder OUT`. From training text, the encoders of queries and passages are trained together, as in the
+    paper: passages are retrieved and scored on the way, and encoded again every `--refresh-every` steps by another
+    process. The new vectors are added to the index. Rerun the command after an interruption to resume.
     """
-    from ralm.cli.output import print_line
-    from ralm.training.retriever import train_query_encoder
+    from ralm.cli.output import print_line, print_trained
+    from ralm.training.signals import is_signals
 
-    trained = train_query_encoder(signals, out, tuned, training, index=index, force=force)
-    before, after = trained.held_out_loss(0), trained.held_out_loss(trained.best_step)
-    if before is not None and after is not None:
-        print_line(f"loss of the held-out examples: {before:.4f} before, {after:.4f} at step {trained.best_step:,}")
-    print_line(f"{out}: search the same index with --retriever dense --query-encoder {out}")
+    from_signals = len(sources) == 1 and is_signals(Path(sources[0]))
+    text = "training text"
+    refuse_idle(
+        context,
+        Use("init reads", from_signals, "a folder of SIGNALS"),
+        Use("lm candidates refresh_every refresh_device save_as", not from_signals, text),
+        *(Use(kind, not from_signals, text) for kind in (CandidateOptions, ModelOptions, Fields)),
+        Use(" ".join(name for name in kinds_of(ExampleOptions) if name != "seed"), not from_signals, text),
+        Use("skip_bad", not from_signals, text),
+    )
+    if from_signals:
+        from ralm.training.retriever import train_query_encoder
+
+        print_trained(train_query_encoder(sources[0], out, tuned, training, index=index, force=force))
+        print_line(f"{out}: search the same index with --retriever dense --query-encoder {out}")
+        return
+    if index is None or lm is None:
+        raise UsageError(f"{' '.join(sources)} is training text: give `index` and `lm` too.")
+
+    from ralm.lm.named import load_language_model
+    from ralm.retrieval.index import open_index
+    from ralm.training.retriever import train_retriever
+    from ralm.training.sampled import SampledExamples
+
+    opened = open_index(index)
+    reader = load_language_model(lm, replace(model, device=training.device))
+    examples = SampledExamples(sources, opened, reader, sampled, reading, fields=fields, skip_bad=skip_bad)
+    print_trained(train_retriever(examples, opened, out, both, training, force=force))
+    print_line(f"{out}: search {index} with --retriever dense --vectors {both.save_as or out.resolve().name}")

@@ -80,7 +80,7 @@ def check_can_add(index: Index, name: str, *, force: bool) -> None:
         )
     if name in index.vector_sets.sets and not force:
         raise FolderExistsError(
-            f"{index.path} already has vectors {name!r}, which are kept; choose another `name`, or overwrite them with "
+            f"{index.path} already has vectors {name!r}, which are kept; choose another name, or overwrite them with "
             "`force=True`."
         )
 

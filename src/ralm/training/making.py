@@ -107,7 +107,9 @@ def make_signals(
     with storage_errors(out), _work(out, config, force=force) as work:
         with _turn(work, out):
             if not (work / _SAMPLED).exists():
-                documents = read_documents(sources, fields, skip_bad=skip_bad, named=_named(opened, sources))
+                documents = read_documents(
+                    sources, fields, skip_bad=skip_bad, named=begins_with_source(opened, sources)
+                )
                 _sample(work, sample_examples(track(documents, "Reading"), model.tokenizer, options))
         measurer = _Measurer(opened.passages, retriever, model, options, candidates)
         _measure_all(work, measurer)
@@ -115,8 +117,9 @@ def make_signals(
     return open_signals(out)
 
 
-def _named(index: Index, sources: Sequence[str]) -> bool:
-    """Whether ids of documents begin with their source: as in the index, so that own documents are recognised."""
+def begins_with_source(index: Index, sources: Sequence[str]) -> bool:
+    """Whether ids of documents begin with their source: as in the index, so that an example's own document is
+    recognised there."""
     built_of = index.manifest.settings.get("sources")
     return len(built_of) > 1 if isinstance(built_of, list) else len(sources) > 1
 

@@ -85,15 +85,21 @@ class _GivesAway:
 
 
 def score_candidates(
-    examples: Sequence[Example], hits: Hits, documents: PassageDocuments, model: LanguageModel
+    examples: Sequence[Example],
+    hits: Hits,
+    documents: PassageDocuments,
+    model: LanguageModel,
+    *,
+    baseline: bool = True,
 ) -> list[list[FloatArray]]:
-    """For each example, the log-probabilities (float32, T) of its continuation without a passage, then behind each of
-    its hits.
+    """For each example, the log-probabilities (float32, T) of its continuation behind each of its hits; with `baseline`
+    those without a passage come first.
 
     The model reads [passage; prefix; continuation]. Examples of one sequence share passes. Raises ModelError if the
     model does not give log-probabilities.
     """
-    numbers_of = [[NO_PASSAGE, *(number for number, _ in hits.of(row))] for row in range(len(examples))]
+    before = [NO_PASSAGE] if baseline else []
+    numbers_of = [[*before, *(number for number, _ in hits.of(row))] for row in range(len(examples))]
     requests = [
         Request(document=documents[number], context=one.prefix, targets=one.continuation)
         for one, numbers in zip(examples, numbers_of, strict=True)

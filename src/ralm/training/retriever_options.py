@@ -45,7 +45,7 @@ class RetrieverTrainingOptions:
     ] = None
     candidates: Annotated[int, Option("Passages retrieved for an example.", least=2)] = 20
     refresh_every: Annotated[
-        int | None, Option("Steps between snapshots that encode the passages again.", default_said="never")
+        int | None, Option("Steps between snapshots with which the passages are encoded again.")
     ] = 3000
     refresh_device: Annotated[
         str, Option("Where the passages are encoded again: cpu, cuda, cuda:N, or auto (a GPU if there is one).")

@@ -17,8 +17,7 @@ class ExampleOptions:
     `examples`: how many, at most. `continuation_tokens` y: 4 in In-Context RALM, 128 in REPLUG. `prefix_tokens`: the
     least length of x. `sequence_tokens`: the most tokens of x and y together (REPLUG: 256). `per_sequence`: how many
     consecutive examples are drawn from a sequence; they share forward passes, so more of them cost less each and differ
-    less.
-    `query_tokens`: the last tokens of x that are the query. Raises UsageError if the values do not fit together.
+    less. `query_tokens`: the last tokens of x that are the query. Raises UsageError if the values do not fit together.
     """
 
     examples: Annotated[int, Option("Number of examples to sample.")] = 10_000
@@ -43,6 +42,17 @@ class ExampleOptions:
                 f"`query_tokens` {self.query_tokens} must be at most `prefix_tokens` {self.prefix_tokens}: every "
                 "example needs a whole query before it."
             )
+
+
+REPLUG_EXAMPLES: Final = ExampleOptions(
+    examples=800_000,
+    continuation_tokens=128,
+    prefix_tokens=128,
+    sequence_tokens=256,
+    per_sequence=1,
+    query_tokens=128,
+)
+"""The examples of REPLUG (section 5.2): 256 tokens, of which the first half is the query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

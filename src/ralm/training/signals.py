@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.errors import DamagedFolderError, UsageError
-from ralm.folders.manifest import Manifest, opened_at_once, read_manifest
+from ralm.errors import DamagedFolderError, FolderError, NotAFolderOfThisKindError, UsageError
+from ralm.folders.manifest import Manifest, kind_of, opened_at_once, read_manifest
 from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from ralm.retrieval.index import Index, open_index
 
@@ -132,6 +132,20 @@ def split_documents(documents_E: Sequence[str], held_out: float, seed: int) -> t
     if held_out > 0 and (out_E.all() or not out_E.any()):
         out_E = np.arange(len(out_E)) >= len(out_E) - max(1, round(held_out * len(out_E)))
     return np.flatnonzero(~out_E), np.flatnonzero(out_E)
+
+
+def is_signals(path: Path) -> bool:
+    """Whether a path is a folder of signals; anything that ralm did not write is not.
+
+    Raises NotAFolderOfThisKindError if ralm wrote it, and it is of another kind.
+    """
+    try:
+        kind = kind_of(path)
+    except FolderError:
+        return False
+    if kind != KIND:
+        raise NotAFolderOfThisKindError(f"{path} is a ralm {kind}, not a ralm {KIND}.")
+    return True
 
 
 def open_signals(path: Path | str) -> Signals:
