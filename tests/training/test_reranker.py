@@ -178,5 +178,5 @@ def test_a_signal_that_is_not_a_number_names_its_example(index: Index, init: str
 def test_lengths_that_do_not_fit(signals: Signals, index: Index, init: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="`max_length` 100 is beyond the 64 tokens"):
         train_reranker(signals, tmp_path / "out", init, OPTIONS, RerankerOptions(max_length=100), index=index)
-    with pytest.raises(UsageError, match="`tokens` 60 leave too little room"):
+    with pytest.raises(UsageError, match="60 tokens of the prefix leave too little room"):
         train_reranker(signals, tmp_path / "out", init, OPTIONS, RerankerOptions(tokens=60), index=index)
