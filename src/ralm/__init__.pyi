@@ -81,6 +81,6 @@ from .retrieval.retrieval_file import (
 from .retrieval.updating import update_index as update_index
 from .runs.run import write_run as write_run
 from .runs.start import run_evaluation as run_evaluation, run_sweep as run_sweep
-from .training.options import TrainingOptions as TrainingOptions
-from .training.reranker import RerankerOptions as RerankerOptions, train_reranker as train_reranker
+from .training.options import RerankerOptions as RerankerOptions, TrainingOptions as TrainingOptions
+from .training.reranker import train_reranker as train_reranker
 from .version import __version__ as __version__

@@ -7,8 +7,7 @@ import typer
 
 from ralm.cli import options
 from ralm.options import Option
-from ralm.training.options import TrainingOptions
-from ralm.training.reranker import RerankerOptions
+from ralm.training.options import RerankerOptions, TrainingOptions
 
 _TRAINING, _READING = TrainingOptions(), RerankerOptions()
 
