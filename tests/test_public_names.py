@@ -43,6 +43,7 @@ Oracle
 Pass
 Passage
 PlanOptions
+Predictive
 Prompt
 RalmError
 RalmWarning
@@ -53,6 +54,7 @@ ReadingOptions
 Removals
 Request
 Reranker
+RerankerOptions
 Retriever
 RetrieverOptions
 Rows
@@ -62,6 +64,7 @@ Splitting
 SweepPoint
 TokenWriter
 Tokenizer
+TrainingOptions
 VectorOptions
 WritingModel
 ZeroShot
@@ -71,6 +74,7 @@ build_index
 evaluate_text
 generate
 generate_many
+load_cross_encoder
 load_encoder
 load_language_model
 make_passages
@@ -86,6 +90,7 @@ run_evaluation
 run_sweep
 set_default_vectors
 sweep
+train_reranker
 update_index
 write_retrieval_file
 write_run

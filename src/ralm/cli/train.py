@@ -13,8 +13,7 @@ from ralm.corpus.fields import Fields
 from ralm.errors import UsageError
 from ralm.lm.local.options import ModelOptions
 from ralm.options import Option
-from ralm.training.options import TrainingOptions
-from ralm.training.reranker import RerankerOptions
+from ralm.training.options import RerankerOptions, TrainingOptions
 from ralm.training.retriever_options import REPLUG, QueryEncoderOptions, RetrieverTrainingOptions
 from ralm.training.signal_options import REPLUG_EXAMPLES, CandidateOptions, ExampleOptions
 

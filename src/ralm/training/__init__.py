@@ -1,6 +1,9 @@
 """Learning from a frozen language model: measured once (signals), then a small loop over the table.
 
 signals.py        the table on disk: for each example, how likely each candidate passage makes the continuation
+reranker.py       the predictive reranker: a cross-encoder that learns which passage helps
+  cross_encoder.py its loss on examples of signals
+losses.py         the losses of both papers, of scores alone
 harness.py        training a small model in steps, whatever its loss
   options.py      how it is trained
   checkpoints.py  what a killed training resumes from

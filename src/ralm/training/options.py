@@ -49,6 +49,29 @@ class TrainingOptions:
         check_options(self)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankerOptions:
+    """What a reranker reads while it is trained, and later.
+
+    `tokens`: how many of its tokens at the end of a prefix it reads. `max_length`: the most tokens of a pair of prefix
+    and passage; None is as many as the model takes. `candidates`: how many candidates of an example are drawn at random
+    for a step; None is all of them. `pairs`: how many pairs are in memory at once; it decides memory and speed, not the
+    result. Raises UsageError if a value is out of range.
+    """
+
+    tokens: Annotated[int, Option("Number of last tokens of the prefix that the reranker reads.")] = 64
+    max_length: Annotated[
+        int | None, Option("Most tokens of prefix and passage together.", default_said="as many as the model takes")
+    ] = None
+    candidates: Annotated[
+        int | None, Option("Candidates of an example, drawn at random for each step.", least=2, default_said="all")
+    ] = None
+    pairs: Annotated[int, Option("Pairs of prefix and passage in memory at once.")] = 32
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
 def training_extra() -> AbstractContextManager[None]:
     """Turns a missing package of the extra `train` into MissingExtraError."""
     return extra("train", "training needs", _PACKAGES)
