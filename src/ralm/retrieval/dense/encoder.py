@@ -174,7 +174,7 @@ class SentenceEncoder:
         reading = {"task": task, **_limits(length)}
         prompt = None if named is None else model.prompts.get(named)
         features = model.preprocess(_encodable(texts), prompt=prompt, **reading)
-        vectors_TD = model(batch_to_device(features, model.device), **reading)["sentence_embedding"]
+        vectors_TD = model(batch_to_device(features, model.device), **reading)["sentence_embedding"].float()
         if model.truncate_dim is not None:
             vectors_TD = vectors_TD[..., : model.truncate_dim]
         return torch.nn.functional.normalize(vectors_TD, dim=1) if self._options.normalize else vectors_TD
