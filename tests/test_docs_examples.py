@@ -33,6 +33,9 @@ DOCUMENTS = {
     "curie.txt": "Radium was discovered by Marie Curie and Pierre Curie in 1898. Radium is found in uranium ore.",
     "open.md": "# Files\n\nThe function open opens a file for writing when its mode is w.",
     "sea.txt": "The sea is deep and blue. The whales sing in the deep sea by night.",
+    "garden.txt": "In spring the gardener digs the beds and sows peas, beans and carrots. In summer she waters them "
+    "early in the morning, before the sun dries the soil. In autumn she picks apples and pears, and stores them in the cellar. "
+    "In winter the garden rests under the snow, and she reads about roses.",
     "sheep.txt": "The dog keeps the sheep together on the green hill. The shepherd sleeps.",
 }
 TEXT = "The dog keeps the sheep together on the green hill. Radium was discovered by Marie Curie."
@@ -116,7 +119,8 @@ def make_room(arguments: list[str]) -> None:
 def test_excluded_commands_and_their_options_exist() -> None:
     for block in (block for found in PAGES.values() for block in found if block.reason and block.language != "python"):
         for command, *arguments in commands(block.code):
-            known = ralm(command, "--help").out + (ralm("eval", "--help").out if command == "sweep" else "")
+            group = arguments[:1] if command == "train" else []
+            known = ralm(command, *group, "--help").out + (ralm("eval", "--help").out if command == "sweep" else "")
             assert known, f"{block.page}: there is no `ralm {command}`"
             options = {word for word in arguments if word.startswith("--")}
             assert [option for option in options if not re.search(rf"{option}\b", known)] == [], block.page

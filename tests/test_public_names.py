@@ -12,6 +12,7 @@ BM25
 BM25Options
 BuildOptions
 CachedRetriever
+CandidateOptions
 Concatenation
 Continuations
 Decontamination
@@ -22,6 +23,7 @@ Encoder
 EncoderOptions
 Ensemble
 Evaluation
+ExampleOptions
 Fields
 Forbidden
 FromFile
@@ -33,6 +35,7 @@ Hits
 Hybrid
 InContext
 Index
+LSROptions
 LanguageModel
 LeftOut
 Measures
@@ -45,6 +48,7 @@ Passage
 PlanOptions
 Predictive
 Prompt
+QueryEncoderOptions
 RalmError
 RalmWarning
 RandomChoice
@@ -57,9 +61,12 @@ Reranker
 RerankerOptions
 Retriever
 RetrieverOptions
+RetrieverTrainingOptions
 Rows
+SampledExamples
 ScoredTokens
 Scorer
+Signals
 Splitting
 SweepPoint
 TokenWriter
@@ -79,9 +86,11 @@ load_encoder
 load_language_model
 make_passages
 make_plan
+make_signals
 merge_index
 open_index
 open_retriever
+open_signals
 open_source
 read_documents
 read_retrieval_file
@@ -90,8 +99,11 @@ run_evaluation
 run_sweep
 set_default_vectors
 sweep
+train_query_encoder
 train_reranker
+train_retriever
 update_index
+worth_of
 write_retrieval_file
 write_run
 """.split()
