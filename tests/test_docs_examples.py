@@ -34,8 +34,8 @@ DOCUMENTS = {
     "open.md": "# Files\n\nThe function open opens a file for writing when its mode is w.",
     "sea.txt": "The sea is deep and blue. The whales sing in the deep sea by night.",
     "garden.txt": "In spring the gardener digs the beds and sows peas, beans and carrots. In summer she waters them "
-    "early in the morning, before the sun dries the soil. In autumn she picks apples and pears, and stores them in the cellar. "
-    "In winter the garden rests under the snow, and she reads about roses.",
+    "early in the morning, before the sun dries the soil. In autumn she picks apples and pears, and stores them in "
+    "the cellar. In winter the garden rests under the snow, and she reads about roses.",
     "sheep.txt": "The dog keeps the sheep together on the green hill. The shepherd sleeps.",
 }
 TEXT = "The dog keeps the sheep together on the green hill. Radium was discovered by Marie Curie."
