@@ -167,7 +167,7 @@ def test_what_is_no_reranker_is_refused(folder: Path, tmp_path: Path) -> None:
         load_pair_model(str(bare))
     with pytest.raises(ModelError, match="there is no folder"):
         load_pair_model(str(tmp_path / "nowhere"))
-    with pytest.raises(UsageError, match=f"`tokens` 200 leave too little room .* give at most {LENGTH // 2}"):
+    with pytest.raises(UsageError, match=f"200 tokens of the prefix leave too little .* at most {LENGTH // 2}"):
         load_pair_model(str(folder), 200)
     with pytest.raises(UsageError, match='`method="predictive"` needs a `cross_encoder`'):
         RerankOptions(method="predictive")

@@ -16,8 +16,8 @@ from ralm.retrieval.building import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.training.cross_encoder import PairStudent, _drawn
 from ralm.training.harness import FORMAT_VERSION
-from ralm.training.options import TrainingOptions
-from ralm.training.reranker import KIND, RerankerOptions, TrainedReranker, train_reranker
+from ralm.training.options import RerankerOptions, TrainingOptions
+from ralm.training.reranker import KIND, TrainedReranker, train_reranker
 from ralm.training.signals import Signals
 from tests.fakes import passages_of
 from tests.reference import learning
@@ -69,7 +69,7 @@ def student(signals: Signals, index: Index, init: str, **changed: Any) -> PairSt
 
 def test_it_learns_which_passages_help(trained: TrainedReranker) -> None:
     assert trained.held_out is not None
-    held_out = trained.held_out
+    held_out: Any = trained.held_out
     assert held_out["none"] == pytest.approx(-3)
     assert held_out["chosen"] == pytest.approx(held_out["best"])
     assert held_out["chosen"] > held_out["first"] + 0.3
@@ -109,8 +109,8 @@ def test_signals_that_are_permuted_within_an_example_teach_nothing(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RalmWarning)  # that the loss did not become lower
         result = train_reranker(permuted, tmp_path / "reranker", init, OPTIONS, READING, index=index)
-    assert result.held_out is not None
-    assert result.held_out["chosen"] < result.held_out["best"] - 0.3
+    held_out: Any = result.held_out
+    assert held_out["chosen"] < held_out["best"] - 0.3
 
 
 def test_the_loss_is_that_of_the_plain_loop(signals: Signals, index: Index, init: str) -> None:
@@ -178,5 +178,5 @@ def test_a_signal_that_is_not_a_number_names_its_example(index: Index, init: str
 def test_lengths_that_do_not_fit(signals: Signals, index: Index, init: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="`max_length` 100 is beyond the 64 tokens"):
         train_reranker(signals, tmp_path / "out", init, OPTIONS, RerankerOptions(max_length=100), index=index)
-    with pytest.raises(UsageError, match="`tokens` 60 leave too little room"):
+    with pytest.raises(UsageError, match="60 tokens of the prefix leave too little room"):
         train_reranker(signals, tmp_path / "out", init, OPTIONS, RerankerOptions(tokens=60), index=index)

@@ -97,7 +97,10 @@ def test_retrieved_passages_are_written_in_its_order(folder: Path) -> None:
         (["--reranker", "reranker"], "--reranker does nothing here: it goes with --rerank predictive"),
         (["--rerank", "predictive", "--reranker", "bert"], "bert is an encoder without a head that scores pairs"),
         (["--rerank", "predictive", "--reranker", "./gone"], "there is no folder ./gone"),
-        ([*RERANKED, "--rerank-tokens", "40"], "--rerank-tokens 40 leave too little room for a passage"),
+        (
+            [*RERANKED, "--rerank-tokens", "40"],
+            "40 tokens of the prefix leave too little room for a passage: rerank",
+        ),
     ],
 )
 def test_what_is_refused(arguments: list[str], message: str) -> None:
@@ -114,7 +117,10 @@ def test_what_is_refused(arguments: list[str], message: str) -> None:
             ["--out", "reranker"],
             "reranker already exists and is kept; choose another output, or replace it with --force",
         ),
-        (["--out", "new", "--tokens", "33"], "--tokens 33 leave too little room for a passage: bert reads 64 tokens"),
+        (
+            ["--out", "new", "--tokens", "33"],
+            "33 tokens of the prefix leave too little room for a passage: bert",
+        ),
         (["--out", "new", "--candidates", "1"], "--candidates must be at least 2, not 1"),
         (["--out", "new", "--held-out", "0.95"], "--held-out must be at least 0 and at most 0.9, not 0.95"),
         (["--out", "new", "--init", "./gone"], "there is no folder ./gone"),

@@ -27,12 +27,9 @@ from ralm.cli.update import merge, update
 from ralm.errors import RalmError, UsageError
 from ralm.version import __version__
 
+_HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 app = typer.Typer(
-    name="ralm",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    name="ralm", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=_HELP
 )
 
 
@@ -82,6 +79,7 @@ for _name, _function in _COMMANDS.items():
 train = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
+    context_settings=_HELP,
     help="Train small models on what a language model makes of passages (`ralm signals`).",
 )
 train.command("reranker")(command(reranker))

@@ -161,8 +161,8 @@ def print_reranker(trained: TrainedReranker) -> None:
     """Print where a reranker is, and what its choice is worth on the held-out examples."""
     print_line(f"{trained.out}: reranker of step {trained.best_step:,}, after {trained.steps:,} steps")
     if trained.held_out is not None:
-        none = trained.held_out["none"]
-        gains = {name: value - none for name, value in trained.held_out.items()}
+        none = number(trained.held_out["none"])
+        gains = {name: number(value) - none for name, value in trained.held_out.items()}
         print_line(
             f"gain per token of held-out examples: {gains['first']:+.4f} nats with the first candidate, "
             f"{gains['chosen']:+.4f} with the reranker's choice, {gains['best']:+.4f} with the best"

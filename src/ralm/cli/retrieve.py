@@ -71,7 +71,7 @@ def _check(k: int, reranking: RerankOptions) -> None:
     """Raise UsageError if options do not go together."""
     if reranking.method in ("zero-shot", "oracle"):
         raise UsageError(
-            f'`method="{reranking.method}"` ranks with the language model, which is not loaded here: rerank when the '
+            f'`rerank="{reranking.method}"` ranks with the language model, which is not loaded here: rerank when the '
             "text is evaluated (`ralm eval --retrieved`)."
         )
     if reranking.method != "none" and reranking.candidates < k:

@@ -7,9 +7,7 @@ import typer
 
 from ralm.cli import options
 from ralm.options import Option
-from ralm.training.options import TrainingOptions
-from ralm.training.reranker import RerankerOptions
-from ralm.training.retriever_options import REPLUG, QueryEncoderOptions
+from ralm.training.options import REPLUG, QueryEncoderOptions, RerankerOptions, TrainingOptions
 
 _TRAINING, _READING, _TUNED = TrainingOptions(), RerankerOptions(), QueryEncoderOptions()
 

@@ -120,8 +120,8 @@ class PairModel:
             raise ModelError(f"{self.name} has no fast tokenizer (tokenizer.json), which a reranker needs.")
         if 2 * self.tokens > self.model.max_seq_length:
             raise UsageError(
-                f"`tokens` {self.tokens} leave too little room for a passage: {self.name} reads "
-                f"{self.model.max_seq_length} tokens; give at most {self.model.max_seq_length // 2}."
+                f"{self.tokens} tokens of the prefix leave too little room for a passage: {self.name} reads "
+                f"{self.model.max_seq_length} tokens of both; give at most {self.model.max_seq_length // 2}."
             )
 
     def _tokenizer_fingerprint(self) -> str:

@@ -24,10 +24,9 @@ from ralm.training.harness import (
     batch_of_step,
 )
 from ralm.training.measured import Examples, Measured, measure, measured_once
-from ralm.training.options import TrainingOptions
+from ralm.training.options import RetrieverTrainingOptions, TrainingOptions
 from ralm.training.query_encoder import inner_products, losses_of
 from ralm.training.refresher import Refresher
-from ralm.training.retriever_options import RetrieverTrainingOptions
 from ralm.training.versions import Versions
 
 HELD_OUT: Final = "held-out.npz"

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from ralm.progress import track
 from ralm.records import NO_PASSAGE, IntArray, Passages
@@ -17,7 +18,7 @@ from ralm.reranking.cross_encoder import PairModel
 from ralm.reranking.pairs import Pair
 from ralm.training.harness import Student
 from ralm.training.losses import marginal_loss
-from ralm.training.reranker import RerankerOptions
+from ralm.training.options import RerankerOptions
 from ralm.training.signals import Signals
 
 _PAIRS_A_PASS: Final = {"cpu": 8, "cuda": 64}
@@ -56,7 +57,7 @@ class PairStudent(Student):
         """Its number and its document."""
         return f"example {example} (of document {self._signals.documents_E[example]!r})"
 
-    def worth(self, examples_E: IntArray) -> dict[str, float]:
+    def worth(self, examples_E: IntArray) -> dict[str, JsonValue]:
         """Mean log-probabilities per token of the continuations of some examples: without a passage, behind the
         retriever's first, the one that is chosen now, and the best."""
         signals, totals = self._signals, dict.fromkeys(("none", "first", "chosen", "best"), 0.0)

@@ -6,39 +6,15 @@ Importing this module does not import torch. In-Context RALM (Ram et al., 2023),
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 from pydantic import JsonValue
 
-from ralm.options import Option, check_options
 from ralm.retrieval.index import Index
-from ralm.training.options import TrainingOptions, training_extra
+from ralm.training.options import RerankerOptions, TrainingOptions, training_extra
 from ralm.training.signals import Signals, index_of, open_signals, split_with_choice
 
 KIND: Final = "reranker"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RerankerOptions:
-    """What a reranker reads while it is trained, and later.
-
-    `tokens`: how many of its tokens at the end of a prefix it reads. `max_length`: the most tokens of a pair of prefix
-    and passage; None is as many as the model takes. `candidates`: how many candidates of an example are drawn at random
-    for a step; None is all of them. `pairs`: how many pairs are in memory at once; it decides memory and speed, not the
-    result. Raises UsageError if a value is out of range.
-    """
-
-    tokens: Annotated[int, Option("Number of last tokens of the prefix that the reranker reads.")] = 64
-    max_length: Annotated[
-        int | None, Option("Most tokens of prefix and passage together.", default_said="as many as the model takes")
-    ] = None
-    candidates: Annotated[
-        int | None, Option("Candidates of an example, drawn at random for each step.", least=2, default_said="all")
-    ] = None
-    pairs: Annotated[int, Option("Pairs of prefix and passage in memory at once.")] = 32
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +31,7 @@ class TrainedReranker:
     steps: int
     best_step: int
     losses: Sequence[dict[str, JsonValue]]
-    held_out: dict[str, float] | None
+    held_out: dict[str, JsonValue] | None
 
 
 def train_reranker(
