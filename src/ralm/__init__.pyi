@@ -82,14 +82,15 @@ from .retrieval.updating import update_index as update_index
 from .runs.run import write_run as write_run
 from .runs.start import run_evaluation as run_evaluation, run_sweep as run_sweep
 from .training.making import make_signals as make_signals
-from .training.options import RerankerOptions as RerankerOptions, TrainingOptions as TrainingOptions
-from .training.reranker import train_reranker as train_reranker
-from .training.retriever import train_query_encoder as train_query_encoder, train_retriever as train_retriever
-from .training.retriever_options import (
+from .training.options import (
     LSROptions as LSROptions,
     QueryEncoderOptions as QueryEncoderOptions,
+    RerankerOptions as RerankerOptions,
     RetrieverTrainingOptions as RetrieverTrainingOptions,
+    TrainingOptions as TrainingOptions,
 )
+from .training.reranker import train_reranker as train_reranker
+from .training.retriever import train_query_encoder as train_query_encoder, train_retriever as train_retriever
 from .training.sampled import SampledExamples as SampledExamples
 from .training.signal_options import CandidateOptions as CandidateOptions, ExampleOptions as ExampleOptions
 from .training.signals import Signals as Signals, open_signals as open_signals

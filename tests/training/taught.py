@@ -12,9 +12,8 @@ from pydantic import JsonValue
 
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passage
-from ralm.training.options import TrainingOptions
+from ralm.training.options import RetrieverTrainingOptions, TrainingOptions
 from ralm.training.retriever import train_retriever
-from ralm.training.retriever_options import RetrieverTrainingOptions
 
 WORDS = "fox sea hill sheep barn radium stone bread moon river salt crow".split()
 TRAINING = TrainingOptions(

@@ -19,10 +19,9 @@ from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 from ralm.retrieval.dense.trained import FORMAT_VERSION, KIND
 from ralm.retrieval.encoding import add_vectors
 from ralm.retrieval.index import Index, open_index
-from ralm.training.options import TrainingOptions
+from ralm.training.options import LSROptions, QueryEncoderOptions, TrainingOptions
 from ralm.training.query_encoder import QueryEncoderStudent, inner_products, losses_of
 from ralm.training.retriever import train_query_encoder
-from ralm.training.retriever_options import LSROptions, QueryEncoderOptions
 from ralm.training.signals import Signals
 from tests.reference import learning
 from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr

@@ -13,8 +13,13 @@ from ralm.corpus.fields import Fields
 from ralm.errors import UsageError
 from ralm.lm.local.options import ModelOptions
 from ralm.options import Option
-from ralm.training.options import RerankerOptions, TrainingOptions
-from ralm.training.retriever_options import REPLUG, QueryEncoderOptions, RetrieverTrainingOptions
+from ralm.training.options import (
+    REPLUG,
+    QueryEncoderOptions,
+    RerankerOptions,
+    RetrieverTrainingOptions,
+    TrainingOptions,
+)
 from ralm.training.signal_options import REPLUG_EXAMPLES, CandidateOptions, ExampleOptions
 
 _TRAINING, _READING = TrainingOptions(), RerankerOptions()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from pydantic import JsonValue
 
+from ralm.progress import no_progress
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, IntArray
 from ralm.retrieval.dense.encoder import SentenceEncoder
@@ -24,10 +25,9 @@ from ralm.training.harness import (
     batch_of_step,
 )
 from ralm.training.measured import Examples, Measured, measure, measured_once
-from ralm.training.options import TrainingOptions
+from ralm.training.options import RetrieverTrainingOptions, TrainingOptions
 from ralm.training.query_encoder import inner_products, losses_of
 from ralm.training.refresher import Refresher
-from ralm.training.retriever_options import RetrieverTrainingOptions
 from ralm.training.versions import Versions
 
 HELD_OUT: Final = "held-out.npz"
@@ -100,7 +100,8 @@ class RetrieverStudent(Student):
             self._versions.take_snapshot(step, self._encoder.save)
             self._refresher.begin(step)
         examples_B = batch_of_step(self._training_E, step, self._training)
-        self._batch = measure(self._examples, np.unique(examples_B), self._retriever, self._options.candidates)
+        with no_progress():  # the bar of the training is there already
+            self._batch = measure(self._examples, np.unique(examples_B), self._retriever, self._options.candidates)
 
     def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
         """KL(Q to P) of each example; 0 if it has fewer than two candidates."""

@@ -16,7 +16,7 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.rows import PassageVectors
 from ralm.training.harness import Student
 from ralm.training.losses import divergence_loss
-from ralm.training.retriever_options import LSROptions, QueryEncoderOptions
+from ralm.training.options import LSROptions, QueryEncoderOptions
 from ralm.training.signals import Signals
 
 QUERIES_AT_ONCE: Final = 32

@@ -15,8 +15,7 @@ from ralm.retrieval.dense.loading import load_encoder
 from ralm.retrieval.encoding import add_vectors, check_can_add
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.vector_sets import VectorSet, vector_options
-from ralm.training.options import TrainingOptions, training_extra
-from ralm.training.retriever_options import REPLUG, QueryEncoderOptions, RetrieverTrainingOptions
+from ralm.training.options import REPLUG, QueryEncoderOptions, RetrieverTrainingOptions, TrainingOptions, training_extra
 from ralm.training.signals import Signals, index_of, open_signals, split_documents, split_with_choice
 
 if TYPE_CHECKING:
