@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ralm.cli import options
+from ralm.cli.idle import Use, refuse_idle
 from ralm.options import Option
 from ralm.training.options import RerankerOptions, TrainingOptions
 
@@ -13,6 +14,7 @@ _TRAINING, _READING = TrainingOptions(), RerankerOptions()
 
 
 def reranker(
+    context: typer.Context,
     signals: Annotated[
         Path, typer.Argument(metavar="SIGNALS", help="Folder that `ralm signals` made.", show_default=False)
     ],
@@ -32,6 +34,8 @@ def reranker(
     Use it with `ralm eval --rerank predictive --reranker DIR`, or with sentence-transformers. Rerun the command after
     an interruption to resume at the last checkpoint.
     """
+    refuse_idle(context, Use(training))
+
     from ralm.cli.output import print_json, print_reranker
     from ralm.training.reranker import train_reranker
 
