@@ -32,6 +32,7 @@ from ralm.retrieval.vector_sets import vector_sets
 from ralm.runs.run import to_json
 from ralm.runs.sweep_folder import PLOT, TABLE
 from ralm.training.reranker import TrainedReranker
+from ralm.training.retriever import TrainedRetriever
 
 DEMO_ROWS = {
     "none": "no retrieval",
@@ -167,6 +168,20 @@ def print_reranker(trained: TrainedReranker) -> None:
             f"gain per token of held-out examples: {gains['first']:+.4f} nats with the first candidate, "
             f"{gains['chosen']:+.4f} with the reranker's choice, {gains['best']:+.4f} with the best"
         )
+
+
+def print_query_encoder(trained: TrainedRetriever) -> None:
+    """Print where a query encoder is, how to search with it, and what its choice is worth on the held-out examples."""
+    print_line(f"{trained.out}: query encoder of step {trained.best_step:,}, after {trained.steps:,} steps")
+    if trained.held_out is not None:
+        none = trained.held_out["none"]
+        gains = {name: value - none for name, value in trained.held_out.items()}
+        print_line(
+            f"gain per token of held-out examples: {gains['first']:+.4f} nats with the first candidate of the signals, "
+            f"{gains['chosen_before']:+.4f} with the encoder's choice before, {gains['chosen']:+.4f} after, "
+            f"{gains['best']:+.4f} with the best"
+        )
+    print_line(f"search the same index with --retriever dense --query-encoder {trained.out}")
 
 
 def print_demo(folder: Path, shown: Demonstration, model: WritingModel, bm25: FromRetriever) -> None:

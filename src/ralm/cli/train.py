@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ralm.cli import options
+from ralm.cli.idle import Use, refuse_idle
 from ralm.options import Option
 from ralm.training.options import REPLUG, QueryEncoderOptions, RerankerOptions, TrainingOptions
 
@@ -13,6 +14,7 @@ _TRAINING, _READING, _TUNED = TrainingOptions(), RerankerOptions(), QueryEncoder
 
 
 def reranker(
+    context: typer.Context,
     signals: Annotated[
         Path, typer.Argument(metavar="SIGNALS", help="Folder that `ralm signals` made.", show_default=False)
     ],
@@ -32,6 +34,8 @@ def reranker(
     Use it with `ralm eval --rerank predictive --reranker DIR`, or with sentence-transformers. Rerun the command after
     an interruption to resume at the last checkpoint.
     """
+    refuse_idle(context, Use(training))
+
     from ralm.cli.output import print_json, print_reranker
     from ralm.training.reranker import train_reranker
 
@@ -51,6 +55,7 @@ def reranker(
 
 
 def retriever(
+    context: typer.Context,
     signals: Annotated[
         Path, typer.Argument(metavar="SIGNALS", help="Folder that `ralm signals` made.", show_default=False)
     ],
@@ -61,17 +66,28 @@ def retriever(
     tuned: QueryEncoderOptions = _TUNED,
     training: TrainingOptions = REPLUG,
     force: options.Force = False,
+    json: options.Json = False,
 ) -> None:
     """Train the query encoder of an index, so that it finds the passages that help the language model (REPLUG LSR).
 
     The passages keep their vectors: search the same index with `--query-encoder OUT`. Rerun the command after an
     interruption to resume.
     """
-    from ralm.cli.output import print_line
+    refuse_idle(context, Use(training))
+
+    from ralm.cli.output import print_json, print_query_encoder
     from ralm.training.retriever import train_query_encoder
 
     trained = train_query_encoder(signals, out, tuned, training, index=index, force=force)
-    before, after = trained.held_out_loss(0), trained.held_out_loss(trained.best_step)
-    if before is not None and after is not None:
-        print_line(f"loss of the held-out examples: {before:.4f} before, {after:.4f} at step {trained.best_step:,}")
-    print_line(f"{out}: search the same index with --retriever dense --query-encoder {out}")
+    if json:
+        print_json(
+            {
+                "query_encoder": str(out),
+                "steps": trained.steps,
+                "best_step": trained.best_step,
+                "losses": [*trained.losses],
+                "held_out": None if trained.held_out is None else {**trained.held_out},
+            }
+        )
+    else:
+        print_query_encoder(trained)

@@ -68,7 +68,7 @@ class PairScorer:
         keys = [_key(pair) for pair in pairs]
         distinct = dict(zip(keys, pairs, strict=True))
         order = list(distinct)
-        with progress_bar("Reranking", len(order)) as advance:
+        with progress_bar("Reranking", len(order), shown=len(order) > _PAIRS_A_CALL) as advance:
             for begin in range(0, len(order), _PAIRS_A_CALL):
                 group = order[begin : begin + _PAIRS_A_CALL]
                 new = [key for key in group if self._known.get(key) is None]
