@@ -129,7 +129,7 @@ def test_parts_of_a_batch_do_not_change_the_gradient(tmp_path: Path) -> None:
 def test_a_lower_precision_trains_too(tmp_path: Path) -> None:
     weights = {}
     for precision in ("float32", "bfloat16"):
-        options = TrainingOptions(steps=5, batch=6, learning_rate=0.1, precision=precision)  # type: ignore[arg-type]
+        options = TrainingOptions(steps=5, batch=6, learning_rate=0.1, precision=precision)
         student, result = trained(tmp_path / precision, options)
         weights[precision] = torch.nn.utils.parameters_to_vector(student.module.parameters()).detach()
         assert result.held_out_loss(5) is not None
