@@ -49,7 +49,7 @@ def test_both_encoders_learn_and_the_index_gets_their_vectors(
     lm, out = tiny_folders["gpt2"], tmp_path / "tuned"
     answer = train(work, lm, out)
     assert answer.status == 0, answer.err
-    assert "loss of the held-out examples" in answer.out
+    assert "loss of the held-out examples: " in answer.out
     assert "--vectors tuned" in answer.out
     assert list(tmp_path.iterdir()) == [out]
     assert read_manifest(out, kind="encoder", format_version=1).counts["steps"] == 6

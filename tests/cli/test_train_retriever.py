@@ -28,7 +28,7 @@ def test_the_result_is_read_with_the_same_index(work: Path, tiny_folders: dict[s
     train = ["train", "retriever", work / "signals", "--index", work / "taught", "--out", out, *TRAIN]
     answer = ralm("--quiet", *train, "--init", work / "bert")
     assert answer.status == 0, answer.err
-    assert "loss of the held-out examples: " in answer.out
+    assert "gain per token of held-out examples: " in answer.out
     assert f"search the same index with --retriever dense --query-encoder {out}" in answer.out
     assert "Writing model shards" not in answer.err
     assert ralm("check", out).status == 0
@@ -55,7 +55,9 @@ def test_the_result_is_read_with_the_same_index(work: Path, tiny_folders: dict[s
     ]
     assert len(set(fingerprints)) == 2
     failed(ralm(*train), 1, f"{out} already exists")
-    assert ralm(*train, "--force").status == 0
+    again = json.loads(ralm(*train, "--force", "--json").out)
+    assert (again["retriever"], again["steps"]) == (str(out), 6)
+    assert [row["step"] for row in again["losses"]] == [0, 3, 6]
 
 
 def test_bad_input_is_one_sentence(work: Path, tmp_path: Path) -> None:
@@ -70,6 +72,7 @@ def test_bad_input_is_one_sentence(work: Path, tmp_path: Path) -> None:
     refused(2, "has no vectors 'fine'", "--vectors", "fine")
     refused(2, "--gamma must be above 0", "--gamma", "0")
     refused(1, "is not a ralm index", "--index", work / "bert")
+    refused(2, "--patience does nothing here", "--held-out", "0", "--patience", "3")
     failed(
         ralm("train", "retriever", work / "taught", "--index", work / "taught", "--out", out), 1, "not a ralm signals"
     )

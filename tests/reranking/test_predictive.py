@@ -11,11 +11,11 @@ from sentence_transformers import CrossEncoder as TheirCrossEncoder
 from torch import nn
 
 import ralm
-from ralm.errors import ModelError, UsageError
+from ralm.errors import ModelError, RerankerError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.journal import Journal
 from ralm.records import FloatArray, Hits, Passages
-from ralm.reranking.cross_encoder import PairModel, load_pair_model
+from ralm.reranking.cross_encoder import load_pair_model
 from ralm.reranking.loading import load_cross_encoder
 from ralm.reranking.options import RerankOptions
 from ralm.reranking.pairs import Pair, PairScorer
@@ -175,14 +175,25 @@ def test_what_is_no_reranker_is_refused(folder: Path, tmp_path: Path) -> None:
         load_cross_encoder(str(folder), device="nowhere")
 
 
-def test_a_score_that_is_not_finite_is_refused(folder: Path) -> None:
-    model: PairModel = load_pair_model(str(folder), 20)
-    transformer: Any = model.model.model
-    transformer.classifier.bias.data.fill_(float("nan"))
-    with pytest.raises(
-        ModelError, match="gives a score that is not finite for the passage 'a passage' behind 'an end'"
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([1.0, float("nan")], "gives a score that is not finite for the passage 'c d' behind 'an end'"),
+        ([1.0], r"gives scores of shape \(1,\) and type float32 for 2 pairs; it should give one number for each"),
+        ([[1.0], [2.0]], r"gives scores of shape \(2, 1\)"),
+    ],
+)
+def test_scores_that_are_not_one_number_for_each_pair_are_refused(given: Any, message: str, tmp_path: Path) -> None:
+    class Odd(Counting):
+        def scores(self, pairs: Sequence[Pair]) -> FloatArray:
+            return np.array(given, dtype=np.float32)
+
+    with (
+        Journal(tmp_path / "scores") as journal,
+        pytest.raises(RerankerError, match=f"the cross-encoder Odd {message}"),
     ):
-        model.scores([("an end", "a passage")])
+        PairScorer(Odd(), journal).scores([("an end", "a b"), ("an end", "c d")])
+    assert (tmp_path / "scores").stat().st_size == 0, "nothing of it is kept"
 
 
 def test_a_run_that_was_stopped_keeps_the_scores_of_pairs(tmp_path: Path) -> None:

@@ -126,6 +126,18 @@ def test_parts_of_a_batch_do_not_change_the_gradient(tmp_path: Path) -> None:
     torch.testing.assert_close(weights[2], weights[0])
 
 
+def test_a_lower_precision_trains_too(tmp_path: Path) -> None:
+    weights = {}
+    for precision in ("float32", "bfloat16"):
+        options = TrainingOptions(steps=5, batch=6, learning_rate=0.1, precision=precision)
+        student, result = trained(tmp_path / precision, options)
+        weights[precision] = torch.nn.utils.parameters_to_vector(student.module.parameters()).detach()
+        assert result.held_out_loss(5) is not None
+        assert {one.dtype for one in student.module.parameters()} == {torch.float32}
+    assert not torch.equal(weights["float32"], weights["bfloat16"])
+    torch.testing.assert_close(weights["float32"], weights["bfloat16"], rtol=0.1, atol=0.1)
+
+
 def test_it_stops_early_and_keeps_the_best_weights(tmp_path: Path) -> None:
     options = TrainingOptions(steps=500, batch=6, learning_rate=0.5, evaluate_every=1, patience=3, warmup=0)
     student, result = trained(tmp_path / "out", options)

@@ -123,6 +123,10 @@ def test_what_is_refused(arguments: list[str], message: str) -> None:
         ),
         (["--out", "new", "--candidates", "1"], "--candidates must be at least 2, not 1"),
         (["--out", "new", "--held-out", "0.95"], "--held-out must be at least 0 and at most 0.9, not 0.95"),
+        (
+            ["--out", "new", "--held-out", "0", "--patience", "3"],
+            "--patience does nothing here: it goes with a --held-out",
+        ),
         (["--out", "new", "--init", "./gone"], "there is no folder ./gone"),
         (["--out", "new", "--index", "signals"], "signals is a ralm signals, not a ralm index"),
     ],

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,11 +75,10 @@ def test_both_encoders_learn_and_the_index_names_them(index: Path, tmp_path: Pat
     options = replace(OPTIONS, refresh_every=7)
     trained = train_retriever(Taught(work=work), index, tmp_path / "out", options, TRAINING)
     assert [path.name for path in tmp_path.iterdir() if "unfinished" in path.name or "partial" in path.name] == []
-    first, last = trained.losses[0].held_out_loss, trained.held_out_loss(trained.best_step)
-    assert first is not None
-    assert last is not None
-    assert last < 0.95 * first
+    losses: dict[Any, Any] = {row["step"]: row["held_out_loss"] for row in trained.losses}
+    assert losses[trained.best_step] < 0.95 * losses[0]
     refreshes = results(tmp_path / "out")["refreshes"]
+    assert trained.refreshes == refreshes
     assert [(one["version"], one["step"]) for one in refreshes] == [(8, 9)], "at a checkpoint, and used from the next"
     assert all(0 < one["overlap"] <= 1 for one in refreshes)
     opened = open_index(index)

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import JsonValue
@@ -33,11 +32,8 @@ from ralm.retrieval.vector_sets import vector_sets
 from ralm.runs.run import to_json
 from ralm.runs.sweep_folder import PLOT, TABLE
 from ralm.training.reranker import TrainedReranker
+from ralm.training.retriever import TrainedRetriever
 from ralm.training.worth import Worth
-
-if TYPE_CHECKING:
-    from ralm.training.harness import Trained
-
 
 DEMO_ROWS = {
     "none": "no retrieval",
@@ -191,11 +187,28 @@ def print_reranker(trained: TrainedReranker) -> None:
         )
 
 
-def print_trained(trained: "Trained") -> None:
-    """Print what training made of the loss of the held-out examples."""
-    before, after = trained.held_out_loss(0), trained.held_out_loss(trained.best_step)
+def print_query_encoder(trained: TrainedRetriever) -> None:
+    """Print where a query encoder is, how to search with it, and what its choice is worth on the held-out examples."""
+    print_line(f"{trained.out}: query encoder of step {trained.best_step:,}, after {trained.steps:,} steps")
+    if trained.held_out is not None:
+        none = trained.held_out["none"]
+        gains = {name: value - none for name, value in trained.held_out.items()}
+        print_line(
+            f"gain per token of held-out examples: {gains['first']:+.4f} nats with the first candidate of the signals, "
+            f"{gains['chosen_before']:+.4f} with the encoder's choice before, {gains['chosen']:+.4f} after, "
+            f"{gains['best']:+.4f} with the best"
+        )
+    print_line(f"search the same index with --retriever dense --query-encoder {trained.out}")
+
+
+def print_encoders(trained: TrainedRetriever, index: Path, vectors: str) -> None:
+    """Print where trained encoders are, what became of the loss of the held-out examples, and how to search."""
+    print_line(f"{trained.out}: encoders of step {trained.best_step:,}, after {trained.steps:,} steps")
+    losses = {row["step"]: row["held_out_loss"] for row in trained.losses}
+    before, after = losses.get(0), losses.get(trained.best_step)
     if before is not None and after is not None:
-        print_line(f"loss of the held-out examples: {before:.4f} before, {after:.4f} at step {trained.best_step:,}")
+        print_line(f"loss of the held-out examples: {before:.4f} before, {after:.4f} after")
+    print_line(f"search {index} with --retriever dense --vectors {vectors}")
 
 
 def print_demo(folder: Path, shown: Demonstration, model: WritingModel, bm25: FromRetriever) -> None:

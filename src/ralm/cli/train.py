@@ -1,6 +1,7 @@
 """`ralm train`: trains small models on what a language model makes of passages."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,7 @@ _CANDIDATES, _MODEL, _FIELDS = CandidateOptions(), ModelOptions(), Fields()
 
 
 def reranker(
+    context: typer.Context,
     signals: Annotated[
         Path, typer.Argument(metavar="SIGNALS", help="Folder that `ralm signals` made.", show_default=False)
     ],
@@ -47,6 +49,8 @@ def reranker(
     Use it with `ralm eval --rerank predictive --reranker DIR`, or with sentence-transformers. Rerun the command after
     an interruption to resume at the last checkpoint.
     """
+    refuse_idle(context, Use(training))
+
     from ralm.cli.output import print_json, print_reranker
     from ralm.training.reranker import train_reranker
 
@@ -93,6 +97,7 @@ def retriever(
         bool, Option("Skip broken lines of files, and count them; in folders they always are.")
     ] = False,
     force: options.Force = False,
+    json: options.Json = False,
 ) -> None:
     """Train a retriever to find the passages that help the language model (REPLUG LSR).
 
@@ -101,35 +106,47 @@ def retriever(
     paper: passages are retrieved and scored on the way, and encoded again every `--refresh-every` steps by another
     process. The new vectors are added to the index. Rerun the command after an interruption to resume.
     """
-    from ralm.cli.output import print_line, print_trained
+    from ralm.cli.output import print_encoders, print_json, print_query_encoder
     from ralm.training.signals import is_signals
 
     from_signals = len(sources) == 1 and is_signals(Path(sources[0]))
     text = "training text"
     refuse_idle(
         context,
+        Use(training),
         Use("init reads", from_signals, "a folder of SIGNALS"),
-        Use("lm candidates refresh_every refresh_device save_as", not from_signals, text),
+        Use("lm candidates refresh_every refresh_device save_as skip_bad", not from_signals, text),
         *(Use(kind, not from_signals, text) for kind in (CandidateOptions, ModelOptions, Fields)),
         Use(" ".join(name for name in kinds_of(ExampleOptions) if name != "seed"), not from_signals, text),
-        Use("skip_bad", not from_signals, text),
     )
     if from_signals:
         from ralm.training.retriever import train_query_encoder
 
-        print_trained(train_query_encoder(sources[0], out, tuned, training, index=index, force=force))
-        print_line(f"{out}: search the same index with --retriever dense --query-encoder {out}")
-        return
-    if index is None or lm is None:
-        raise UsageError(f"{' '.join(sources)} is training text: give `index` and `lm` too.")
+        trained = train_query_encoder(sources[0], out, tuned, training, index=index, force=force)
+        print_result = partial(print_query_encoder, trained)
+    else:
+        from ralm.lm.named import load_language_model
+        from ralm.retrieval.index import open_index
+        from ralm.training.retriever import train_retriever
+        from ralm.training.sampled import SampledExamples
 
-    from ralm.lm.named import load_language_model
-    from ralm.retrieval.index import open_index
-    from ralm.training.retriever import train_retriever
-    from ralm.training.sampled import SampledExamples
-
-    opened = open_index(index)
-    reader = load_language_model(lm, replace(model, device=training.device))
-    examples = SampledExamples(sources, opened, reader, sampled, reading, fields=fields, skip_bad=skip_bad)
-    print_trained(train_retriever(examples, opened, out, both, training, force=force))
-    print_line(f"{out}: search {index} with --retriever dense --vectors {both.save_as or out.resolve().name}")
+        if index is None or lm is None:
+            raise UsageError(f"{' '.join(sources)} is training text: give `index` and `lm` too.")
+        opened = open_index(index)
+        scoring = load_language_model(lm, replace(model, device=training.device))
+        examples = SampledExamples(sources, opened, scoring, sampled, reading, fields=fields, skip_bad=skip_bad)
+        trained = train_retriever(examples, opened, out, both, training, force=force)
+        print_result = partial(print_encoders, trained, index, both.save_as or out.resolve().name)
+    if json:
+        print_json(
+            {
+                "retriever": str(out),
+                "steps": trained.steps,
+                "best_step": trained.best_step,
+                "losses": [*trained.losses],
+                "held_out": None if trained.held_out is None else {**trained.held_out},
+                "refreshes": [*trained.refreshes],
+            }
+        )
+    else:
+        print_result()

@@ -69,8 +69,8 @@ class PairModel:
     def scores(self, pairs: Sequence[Pair]) -> FloatArray:
         """The scores (float32, P) of pairs of an end and a passage, pairs of similar length together.
 
-        They are the cross-encoder's logits: any number, higher for a better passage. Raises ModelError if the
-        cross-encoder cannot read a pair, or gives a score that is not finite.
+        They are the cross-encoder's logits: any number, higher for a better passage. Raises ModelError if it cannot
+        read a pair.
         """
         self.model.eval()
         scores_P = np.empty(len(pairs), dtype=np.float32)
@@ -79,12 +79,6 @@ class PairModel:
         for some in (order[begin : begin + size] for begin in range(0, len(order), size)):
             with torch.inference_mode(), self._reading_errors():
                 scores_P[some] = self.logits([pairs[place] for place in some]).float().cpu().numpy()
-        if not np.isfinite(scores_P).all():
-            end, passage = pairs[int(np.flatnonzero(~np.isfinite(scores_P))[0])]
-            raise ModelError(
-                f"the cross-encoder {self.name} gives a score that is not finite for the passage {passage[:40]!r} "
-                f"behind {end[-40:]!r}; its weights are damaged or overflow in their number format."
-            )
         return scores_P
 
     def logits(self, pairs: Sequence[Pair]) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 
 import numpy as np
 
+from ralm.errors import RerankerError
 from ralm.lm.journal import Journal
 from ralm.progress import progress_bar
 from ralm.records import FloatArray
@@ -68,15 +69,33 @@ class PairScorer:
         keys = [_key(pair) for pair in pairs]
         distinct = dict(zip(keys, pairs, strict=True))
         order = list(distinct)
-        with progress_bar("Reranking", len(order)) as advance:
+        with progress_bar("Reranking", len(order), shown=len(order) > _PAIRS_A_CALL) as advance:
             for begin in range(0, len(order), _PAIRS_A_CALL):
                 group = order[begin : begin + _PAIRS_A_CALL]
                 new = [key for key in group if self._known.get(key) is None]
                 if new:
-                    scores = self.cross_encoder.scores([distinct[key] for key in new])
+                    scores = self._asked([distinct[key] for key in new])
                     self._known.add((key, scores[place : place + 1]) for place, key in enumerate(new))
                 advance(len(group))
         return np.array([self._known_score(key) for key in keys], dtype=np.float32)
+
+    def _asked(self, pairs: Sequence[Pair]) -> FloatArray:
+        """The scores that the cross-encoder gives, checked before they are kept."""
+        scores = np.asarray(self.cross_encoder.scores(pairs))
+        name = type(self.cross_encoder).__name__
+        if scores.shape != (len(pairs),) or scores.dtype.kind not in "fiu":
+            raise RerankerError(
+                f"the cross-encoder {name} gives scores of shape {scores.shape} and type {scores.dtype} for "
+                f"{len(pairs):,} pairs; it should give one number for each."
+            )
+        scores = scores.astype(np.float32)
+        if not np.isfinite(scores).all():
+            end, passage = pairs[int(np.flatnonzero(~np.isfinite(scores))[0])]
+            raise RerankerError(
+                f"the cross-encoder {name} gives a score that is not finite for the passage {passage[:40]!r} behind "
+                f"{end[-40:]!r}; its weights are damaged or overflow in their number format."
+            )
+        return scores
 
     def _known_score(self, key: bytes) -> float:
         score = self._known.get(key)

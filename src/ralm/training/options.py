@@ -6,12 +6,14 @@ from typing import Annotated, Final, Literal
 
 from ralm.bounds import MOST_SEEDS
 from ralm.extras import extra
-from ralm.options import Option, check_options
+from ralm.options import Needs, Option, check_options
 
 Precision = Literal["float32", "bfloat16"]
 StudentText = Literal["query", "prefix"]
 
 _PACKAGES: Final = ("torch", "transformers", "sentence_transformers", "safetensors", "faiss", "matplotlib")
+
+_HELD_OUT: Final = Needs("a `held_out` above 0", lambda options: options.held_out > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +24,9 @@ class TrainingOptions:
     `warmup` of the steps and falls to 0 at the last one. `held_out`: the share of the examples, whole documents, that
     is not trained on; `evaluated`: the most of these that an evaluation reads. `evaluate_every`: steps between
     evaluations. `patience`: training stops after this many evaluations without a lower loss. `checkpoint_every`: steps
-    between checkpoints, from which a killed training resumes. `precision`: number format of the computation; weights
-    are always float32. `seed`: order of the examples, new weights and dropout. `device`: cpu, cuda, cuda:N, or auto (a
-    GPU if there is one).
+    between checkpoints, from which a killed training resumes. `precision`: number format of the computation (weights
+    are always float32); bfloat16 is faster on GPUs, and much slower on CPUs without instructions for it. `seed`: order
+    of the examples, new weights and dropout. `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one).
 
     Raises UsageError if a value is out of range.
     """
@@ -36,11 +38,11 @@ class TrainingOptions:
     held_out: Annotated[
         float, Option("Share of the examples, whole documents, held out for evaluation; 0: no evaluation.", most=0.9)
     ] = 0.1
-    evaluated: Annotated[int, Option("Most held-out examples that an evaluation reads.")] = 256
+    evaluated: Annotated[int, Option("Most held-out examples that an evaluation reads.", needs=_HELD_OUT)] = 256
     evaluate_every: Annotated[int, Option("Steps between evaluations.")] = 100
-    patience: Annotated[int, Option("Stop after this many evaluations without a lower loss.")] = 5
+    patience: Annotated[int, Option("Stop after this many evaluations without a lower loss.", needs=_HELD_OUT)] = 5
     checkpoint_every: Annotated[int, Option("Steps between checkpoints.")] = 100
-    precision: Annotated[Precision, Option("Number format of the computation; weights stay in float32.")] = "float32"
+    precision: Annotated[Precision, Option("Number format of the computation; bfloat16 is for GPUs.")] = "float32"
     seed: Annotated[
         int, Option("Seed of the order of examples, of new weights and of dropout.", least=0, most=MOST_SEEDS)
     ] = 0

@@ -4,7 +4,8 @@ Either the query encoder alone is trained, from signals, and the index stays val
 passages together, as in the paper, and the passages are encoded again. Importing this module does not import torch.
 """
 
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,26 @@ if TYPE_CHECKING:
 _ADVICE: Final = "begin from the encoder that made the vectors, or from a query encoder that was trained for them."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRetriever:
+    """The outcome of a training.
+
+    `steps` were done, and the weights after `best_step` were kept. `losses`: a row for each evaluation, as in
+    losses.csv. `held_out`: mean log-probabilities per token of the continuations of held-out examples without a passage
+    (`none`), behind the first candidate of the signals (`first`), behind the one that the query encoder chooses before
+    and after (`chosen_before`, `chosen`), and behind the best (`best`); None if nothing was held out, or if both
+    encoders were trained. `refreshes`: for each version of the vectors that replaced another one, its number, the step
+    from which it was searched, and the share of the hits that both have in common (`overlap`).
+    """
+
+    out: Path
+    steps: int
+    best_step: int
+    losses: Sequence[dict[str, JsonValue]]
+    held_out: dict[str, float] | None = None
+    refreshes: Sequence[JsonValue] = ()
+
+
 def train_query_encoder(
     signals: Signals | Path | str,
     out: Path | str,
@@ -34,7 +55,7 @@ def train_query_encoder(
     *,
     index: Index | Path | str | None = None,
     force: bool = False,
-) -> "Trained":
+) -> TrainedRetriever:
     """Train the query encoder of an index on signals, to vectors of passages that stay as they are.
 
     Writes the folder `out`, which loads with sentence-transformers and as `query_encoder` of the index. Its manifest
@@ -63,14 +84,16 @@ def train_query_encoder(
         config |= {"signals": signals.fingerprint, "options": asdict(options)}
         student = QueryEncoderStudent(encoder, signals, vectors, options)
         some_E = evaluated(held_out_E, training)
-        before = student.worth(some_E) if len(some_E) else {}
+        before = student.worth(some_E)["chosen"] if len(some_E) else 0.0
         with training_run(out, KIND, config, force=force) as work:
             trained = train(student, work, training_E, held_out_E, training)
-            results: dict[str, JsonValue] = {TRAINED_FOR: chosen.built_with.passage_fingerprint}
-            if before:
-                results["held_out"] = {**student.worth(some_E), "chosen_before": before["chosen"]}
+            held_out = {**student.worth(some_E), "chosen_before": before} if len(some_E) else None
+            results: dict[str, JsonValue] = {
+                TRAINED_FOR: chosen.built_with.passage_fingerprint,
+                "held_out": None if held_out is None else {**held_out},
+            }
             write_trained(out, KIND, student, trained, config, results=results, force=force)
-    return trained
+    return TrainedRetriever(**_outcome(out, trained), held_out=held_out)
 
 
 def train_retriever(
@@ -81,7 +104,7 @@ def train_retriever(
     training: TrainingOptions = REPLUG,
     *,
     force: bool = False,
-) -> "Trained":
+) -> TrainedRetriever:
     """Train the encoders of an index on examples that a language model scores on the way, and write their folder. Then
     encode the passages of the index with them, as a set of vectors that is not the default.
 
@@ -126,7 +149,13 @@ def train_retriever(
             write_trained(out, KIND, student, trained, config, results={"refreshes": student.refreshes}, force=force)
     tuned = load_encoder(options_of(Path(out), named), device=training.device)
     add_vectors(index.path, tuned, vector_options(chosen), name=name, default=False, force=force)
-    return trained
+    return TrainedRetriever(**_outcome(out, trained), refreshes=student.refreshes)
+
+
+def _outcome(out: Path | str, trained: "Trained") -> dict[str, Any]:
+    """What both kinds of training say of their steps."""
+    losses = [asdict(row) for row in trained.losses]
+    return {"out": Path(out), "steps": trained.steps, "best_step": trained.best_step, "losses": losses}
 
 
 def _query_encoder(
