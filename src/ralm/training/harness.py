@@ -4,10 +4,10 @@
         trained = train(student, work, training_E, held_out_E, options)
         write_trained(out, KIND, student, trained, config, force=force)
 
-A killed training resumes at its last checkpoint. On a CPU its final weights are bit for bit those of an undisturbed
-training: all that a step depends on is in the checkpoint, or depends on the seed and the number of the step alone. This
-needs a look at the loss of each example before the weights change, and checkpoints that are whole or absent, which the
-trainers of transformers and sentence-transformers do not offer.
+A killed training resumes at its last checkpoint. On a CPU, with as many threads, its final weights are bit for bit
+those of an undisturbed training: all that a step depends on is in the checkpoint, or depends on the seed and the number
+of the step alone. This needs a look at the loss of each example before the weights change, and checkpoints that are
+whole or absent, which the trainers of transformers and sentence-transformers do not offer.
 
 Knows examples by number; knows nothing of how a loss is made of them. Letters of shapes: E all examples, B those of a
 batch.
