@@ -1,4 +1,4 @@
-"""`ralm check`: checks every byte of an index, a run or a sweep."""
+"""`ralm check`: checks every byte of a folder that ralm wrote."""
 
 import sys
 from pathlib import Path
@@ -11,11 +11,11 @@ from ralm.cli import options
 
 def check(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of an index, a run or a sweep.", show_default=False)
+        Path, typer.Argument(metavar="DIR", help="Folder of an index, a run, a sweep, signals or a trained model.", show_default=False)
     ],
     json: options.Json = False,
 ) -> None:
-    """Read every byte of an index, a run or a sweep and report damage. The exit status is 1 if anything is damaged.
+    """Read every byte of a folder that ralm wrote, and report damage. The exit status is 1 if anything is damaged.
 
     Opening a folder checks small files fully, and samples of files above 64 MiB. This command compares the checksums of
     whole files, and checks that the files are consistent with each other.

@@ -1,4 +1,4 @@
-"""Checks that a folder written by ralm is complete: an index, a run or a sweep. Reads every byte.
+"""Checks that a folder written by ralm is complete. Reads every byte.
 
 Knows which check each kind needs; knows nothing of what the files mean.
 """
@@ -26,7 +26,7 @@ class Checked:
 
 
 def check_folder(folder: Path | str) -> Checked:
-    """Check the checksums of all files of an index, a run or a sweep, and that the contents of an index or run are
+    """Check the checksums of all files of a folder that ralm wrote, and that the contents of an index or run are
     consistent.
 
     Raises NotAFolderOfThisKindError if the folder is none of these, and DamagedFolderError, OlderFormatError or
