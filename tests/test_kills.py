@@ -19,10 +19,16 @@ import pytest
 
 from ralm.folders.manifest import read_manifest
 from ralm.folders.outputs import MANIFEST
+from ralm.records import Passage
+from ralm.retrieval.building import build_index
+from ralm.retrieval.dense.loading import load_encoder
+from ralm.retrieval.dense.options import EncoderOptions
+from ralm.retrieval.index import open_index
 from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT
 from tests.cli.test_signals import processes, wait_until
 from tests.tiny_encoders import save_tiny_bert
 from tests.tiny_models import save_tiny_model
+from tests.training.made_signals import save_signals
 
 MOMENTS = int(os.environ.get("RALM_KILLS", "3"))
 
@@ -33,6 +39,7 @@ pytestmark = [
 ]
 
 SHORT = ["--prefix-tokens", "8", "--query-tokens", "8", "--sequence-tokens", "24", "--document-tokens", "24"]
+QUICK = "--steps 12 --batch 4 --evaluate-every 4 --checkpoint-every 2 --learning-rate 1e-3".split()
 
 COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "index": (["index", "corpus.jsonl", "--workers", "2", "--memory", "0.01"], ["--words", "9"], ["--words", "10"]),
@@ -55,6 +62,11 @@ COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
         ["sweep", "text.txt", "--lm", "lm", "--index", "index", *MODEL_LENGTH, "--over", "stride", "--no-plot"],
         ["--values", "8,16"],
         ["--values", "4,8"],
+    ),
+    "retriever": (
+        ["train", "retriever", "signals", "--index", "taught", *QUICK],
+        ["--seed", "1"],
+        ["--seed", "2"],
     ),
 }
 """Each command, what makes an older result of it, and what makes the one that is killed."""
@@ -119,10 +131,21 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     (folder / "text.txt").write_text(TEXT)
     save_tiny_bert(folder / "bert")
     save_tiny_model("gpt2", folder / "lm")
+    save_taught_index(folder)
     program = Program(folder)
     yield program
     program.process.kill()
     program.process.communicate()
+
+
+def save_taught_index(folder: Path) -> None:
+    """An index with vectors, and signals of it by which every other passage helps more."""
+    passages = [Passage(number, name, title, text) for number, (name, title, text) in enumerate(STORIES)]
+    build_index(passages, folder / "taught", encoder=load_encoder(EncoderOptions(encoder=str(folder / "bert"))))
+    queries = [TEXT[begin : begin + 30] for begin in range(0, 600, 30)]
+    candidates = [[*range(len(STORIES))]] * len(queries)
+    helped = [[-1.0 - number % 2 for number in range(len(STORIES))]] * len(queries)
+    save_signals(folder / "signals", open_index(folder / "taught").fingerprint, queries, candidates, helped)
 
 
 @pytest.mark.parametrize("force", [False, True], ids=["", "force"])

@@ -230,3 +230,29 @@ def test_lengths_that_an_encoder_cannot_read(folders: Path, side: str) -> None:
             encode(length)
     with pytest.raises(ModelError, match=f"cannot read texts of up to {POSITIONS + 1} tokens"):
         encode(POSITIONS + 1)
+
+
+def test_vectors_with_gradients_are_those_of_encoding(folders: Path, tmp_path: Path) -> None:
+    """Whatever cuts a text, scales a vector or stands before a text; with prompts of a model's own."""
+    prompted = SentenceTransformer(str(folders / "bert"))
+    prompted.prompts = {"query": "find ", "passage": "read ", "other": "never "}
+    prompted.save_pretrained(str(tmp_path / "prompted"))
+    truncated = SentenceTransformer(str(folders / "bert"), truncate_dim=8)
+    truncated.save_pretrained(str(tmp_path / "truncated"))
+    tried = [
+        encoder(folders),
+        encoder(folders, query_length=8, passage_length=11, normalize=True),
+        encoder(folders, "context16", query_encoder=str(folders / "context16"), query_keeps="first", query_length=9),
+        SentenceEncoder(EncoderOptions(encoder=str(tmp_path / "prompted"))),
+        SentenceEncoder(EncoderOptions(encoder=str(tmp_path / "truncated"))),
+    ]
+    passages = [Passage(n, "d", "a title", text) for n, text in enumerate([*TEXTS, LONG])]
+    for one in tried:
+        queries_QD = one.query_tensor([*TEXTS, LONG])
+        close(queries_QD.detach().numpy(), one.encode_queries([*TEXTS, LONG]))
+        passages_PD = one.passage_tensor(passages)
+        close(passages_PD.detach().numpy(), one.encode_passages(passages))
+        (queries_QD @ passages_PD.T).sum().backward()  # type: ignore[no-untyped-call]
+        for model in (one.query_model, one.passage_model):
+            lacking = [name for name, weights in model.named_parameters() if weights.grad is None]
+            assert all(".pooler." in name for name in lacking)

@@ -23,6 +23,7 @@ from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
 from ralm.cli.signals import signals
 from ralm.cli.sweep import sweep
+from ralm.cli.train import train
 from ralm.cli.update import merge, update
 from ralm.errors import RalmError, UsageError
 from ralm.version import __version__
@@ -78,6 +79,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name)(command(_function))
+app.add_typer(train, name="train")
 
 
 def main() -> None:

@@ -60,8 +60,11 @@ PARTIAL: Final = WorkKind(
     name=".{}.partial", holds=("new", "old", "finished", "finished.partial", "change", "change.partial")
 )
 """The output being written, and what it replaces."""
-UNFINISHED: Final = WorkKind(name="{}.unfinished", holds=("config.json", "config.json.partial", "*.journal"))
-"""The scores of an unfinished run."""
+UNFINISHED: Final = WorkKind(
+    name="{}.unfinished",
+    holds=("config.json", "config.json.partial", "*.journal", "checkpoint-*.safetensors*", "weights-*.safetensors*"),
+)
+"""The scores of an unfinished run, or the checkpoints of an unfinished training."""
 ENCODED: Final = WorkKind(name=".{}.vectors", holds=("*.npy", "*.npy.partial"))
 """The vectors encoded for an unfinished index."""
 MEASURED: Final = WorkKind(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import JsonValue
 
@@ -31,10 +31,11 @@ from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions
 from ralm.retrieval.segments import OpenSegment, open_segment, removed_rows, segment_entries
-from ralm.retrieval.vector_sets import VectorSets, encoder_options, index_fingerprint, vector_sets
+from ralm.retrieval.vector_sets import VectorSet, VectorSets, encoder_options, index_fingerprint, vector_sets
 from ralm.version import __version__
 
 if TYPE_CHECKING:
+    from ralm.retrieval.dense.rows import PassageVectors
     from ralm.retrieval.dense.search import Dense
 
 KIND: Final = "index"
@@ -121,15 +122,9 @@ class Index:
         chosen = self.vector_sets.named(vectors, self.path)
         encoder = encoder or load_encoder(self.encoder_options(vectors))
         with dense_extra():
-            from ralm.retrieval.dense.search import open_dense, open_vectors
-        vectors_of = [
-            open_vectors(
-                self._held[file].path, self.path / file, segment.entry.passages, self.manifest.files[file].sha256
-            )
-            for file, segment in zip(chosen.files, self.segments, strict=True)
-        ]
+            from ralm.retrieval.dense.search import open_dense
         return open_dense(
-            vectors_of,
+            self._open_vectors(chosen),
             encoder,
             options,
             built_with=None if any_encoder else chosen.built_with,
@@ -137,6 +132,28 @@ class Index:
             fingerprint=chosen.fingerprint,
             removed=self.passages.numbering.removed,
         )
+
+    def passage_vectors(self, vectors: str | None = None) -> "PassageVectors":
+        """The vectors with this name, or the default ones, by the numbers of the passages.
+
+        Raises UsageError if the index has no such vectors, or only approximations of them.
+        """
+        with dense_extra():
+            from ralm.retrieval.dense.rows import PassageVectors
+        chosen = self.vector_sets.named(vectors, self.path)
+        name = f"the vectors {(vectors or self.vector_sets.default)!r} of {self.path}"
+        return PassageVectors(self._open_vectors(chosen), name, self.passages.numbering.removed)
+
+    def _open_vectors(self, chosen: VectorSet) -> list[Any]:
+        """The FAISS indexes of a set of vectors, one for each segment."""
+        from ralm.retrieval.dense.search import open_vectors
+
+        return [
+            open_vectors(
+                self._held[file].path, self.path / file, segment.entry.passages, self.manifest.files[file].sha256
+            )
+            for file, segment in zip(chosen.files, self.segments, strict=True)
+        ]
 
 
 def open_index(path: Path | str, options: BM25Options | None = None) -> Index:

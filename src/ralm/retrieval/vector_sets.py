@@ -59,7 +59,12 @@ class VectorSet(BaseModel):
     @property
     def built_with(self) -> BuiltWith:
         """What the encoder of queries must match."""
-        return BuiltWith(query_fingerprint=self.query_fingerprint, query_reading=self.query_reading)
+        passages = self.encoder.get("passage_fingerprint")
+        return BuiltWith(
+            query_fingerprint=self.query_fingerprint,
+            query_reading=self.query_reading,
+            passage_fingerprint=passages if isinstance(passages, str) else None,
+        )
 
 
 class VectorSets(BaseModel):

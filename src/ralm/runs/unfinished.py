@@ -1,6 +1,7 @@
 """An unfinished run: what it has scored is kept beside its folder, so that a killed run can be resumed.
 
-`RUN.unfinished/` holds the configuration of the run, and for each model a journal of what it scored.
+`RUN.unfinished/` holds the configuration of the run, and for each model a journal of what it scored. A training keeps
+its checkpoints there.
 """
 
 import json
@@ -18,6 +19,8 @@ from ralm.runs.run import to_json
 
 CONFIG: Final = "config.json"
 JOURNAL: Final = ".journal"
+_KEPT: Final = (f"*{JOURNAL}", "checkpoint-*")
+"""Files that are worth resuming from, if they are not empty."""
 
 
 @contextmanager
@@ -35,7 +38,7 @@ def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> I
         try:
             yield folder
         except BaseException:
-            if not any(file.stat().st_size for file in folder.glob(f"*{JOURNAL}")):
+            if not any(file.stat().st_size for pattern in _KEPT for file in folder.glob(pattern)):
                 UNFINISHED.clear(folder)
             raise
         UNFINISHED.clear(folder)

@@ -1,13 +1,21 @@
-"""Options of signals: which examples are sampled, and which passages are candidates for them."""
+"""Options of learning: which examples are sampled, which passages are candidates for them, and how a small model is
+trained. Importing them does not import torch.
+"""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
+from ralm.bounds import MOST_SEEDS
 from ralm.errors import UsageError
+from ralm.extras import extra
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.reading.beginning import BosOption
 
+Precision = Literal["float32", "bfloat16"]
+
 _ALWAYS: Final = Needs("training text", lambda _options: True)
+_PACKAGES: Final = ("torch", "transformers", "sentence_transformers", "safetensors", "faiss", "matplotlib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +72,44 @@ class CandidateOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """How a small model is trained.
+
+    `steps`: the most optimiser steps. `batch`: examples per step. `learning_rate`: its peak; it rises over the share
+    `warmup` of the steps and falls to 0 at the last one. `held_out`: the share of the examples, whole documents, that
+    is not trained on; `evaluated`: the most of these that an evaluation reads. `evaluate_every`: steps between
+    evaluations. `patience`: training stops after this many evaluations without a lower loss. `checkpoint_every`: steps
+    between checkpoints, from which a killed training resumes. `precision`: number format of the computation; weights
+    are always float32. `seed`: order of the examples, new weights and dropout. `device`: cpu, cuda, cuda:N, or auto (a
+    GPU if there is one).
+
+    Raises UsageError if a value is out of range.
+    """
+
+    steps: Annotated[int, Option("Most optimiser steps.")] = 10_000
+    batch: Annotated[int, Option("Examples per step.")] = 32
+    learning_rate: Annotated[float, Option("Peak learning rate.", above=True)] = 1e-5
+    warmup: Annotated[float, Option("Share of the steps in which the learning rate rises.", most=1)] = 0.1
+    held_out: Annotated[
+        float, Option("Share of the examples, whole documents, held out for evaluation; 0: no evaluation.", most=0.9)
+    ] = 0.1
+    evaluated: Annotated[int, Option("Most held-out examples that an evaluation reads.")] = 256
+    evaluate_every: Annotated[int, Option("Steps between evaluations.")] = 100
+    patience: Annotated[int, Option("Stop after this many evaluations without a lower loss.")] = 5
+    checkpoint_every: Annotated[int, Option("Steps between checkpoints.")] = 100
+    precision: Annotated[Precision, Option("Number format of the computation; weights stay in float32.")] = "float32"
+    seed: Annotated[
+        int, Option("Seed of the order of examples, of new weights and of dropout.", least=0, most=MOST_SEEDS)
+    ] = 0
+    device: Annotated[str, Option("Where to train: cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto"
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+def training_extra() -> AbstractContextManager[None]:
+    """Turns a missing package of the extra `train` into MissingExtraError."""
+    return extra("train", "training needs", _PACKAGES)

@@ -6,8 +6,8 @@ Knows texts and vectors; knows nothing of indexes. Letters of shapes: Q queries,
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -17,6 +17,7 @@ import torch
 from pydantic import JsonValue
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.util import batch_to_device
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -26,7 +27,10 @@ from ralm.progress import Advance
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.dpr import is_dpr, load_dpr
 from ralm.retrieval.dense.options import EncoderOptions
+from ralm.retrieval.dense.trained import SEPARATOR, reading_of, trained_for, write_reading
 
+PASSAGE_ENCODER: Final = "passages"
+"""The folder of the encoder of passages in that of a trained pair."""
 BATCH: Final = 32
 """Texts encoded at once."""
 _BATCHES_A_CALL: Final = 16
@@ -34,6 +38,8 @@ _ST_FOLDER: Final = "modules.json"
 _ST_PACKAGE: Final = "sentence_transformers."
 _NOT_OF_QUERIES: Final = ("encoder", "query_encoder", "titles", "passage_length")
 _SET_FOR_A_CALL: Final = ("truncation", "padding")
+_PROMPTS: Final = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""The prompts of a model, the first there is, that sentence-transformers puts before texts of a kind."""
 _NOT_OF_VECTORS: Final = ("_name_or_path", "transformers_version", "architectures")
 
 _Encode: TypeAlias = Callable[..., Any]
@@ -62,6 +68,7 @@ class SentenceEncoder:
     def query_model(self) -> SentenceTransformer:
         """The model that encodes queries: the same one, unless the options name another."""
         name = self._options.query_encoder
+        _ = self.trained_for  # fails with a clear message if a trained encoder was altered
         model = self.passage_model if name is None else load_sentence_transformer(name, self._options, self._device)
         _check_length("query_length", self._options.query_length, model)
         return model
@@ -75,6 +82,12 @@ class SentenceEncoder:
     def query_fingerprint(self) -> str:
         """A short hash of the weights that encode queries."""
         return _fingerprint(self.query_model)
+
+    @cached_property
+    def trained_for(self) -> str | None:
+        """The fingerprint of the passage encoder that the query encoder was trained for; None if it names none."""
+        name = self._options.query_encoder
+        return None if name is None else trained_for(name)
 
     @property
     def query_config(self) -> dict[str, JsonValue]:
@@ -109,7 +122,7 @@ class SentenceEncoder:
         """The vectors (float32, Q x D) of queries; a query that is too long keeps its end, unless the options say
         otherwise."""
         model = self.query_model
-        with _cut_on(model, "left" if self._options.query_keeps == "last" else "right"):
+        with self._cut_queries():
             return self._encode(model, model.encode_query, queries, self._options.query_length, None)
 
     def encode_passages(self, passages: Sequence[Passage], advance: Advance | None = None) -> FloatArray:
@@ -121,6 +134,16 @@ class SentenceEncoder:
         texts = [self.text_of(passage) for passage in passages]
         return self._encode(model, model.encode_document, texts, self._options.passage_length, advance)
 
+    def query_tensor(self, queries: Sequence[str]) -> torch.Tensor:
+        """The vectors of queries as `encode_queries` makes them, all in one batch and with gradients."""
+        with self._cut_queries():
+            return self._forward(self.query_model, "query", queries, self._options.query_length)
+
+    def passage_tensor(self, passages: Sequence[Passage]) -> torch.Tensor:
+        """The vectors of passages as `encode_passages` makes them, all in one batch and with gradients."""
+        texts = [self.text_of(passage) for passage in passages]
+        return self._forward(self.passage_model, "document", texts, self._options.passage_length)
+
     def text_of(self, passage: Passage) -> str:
         """What is encoded of a passage: title, separator, text. DPR was trained with [SEP] as the separator; other
         encoders get a line break."""
@@ -128,9 +151,39 @@ class SentenceEncoder:
             return passage.text
         return f"{passage.title}{self._separator}{passage.text}"
 
+    def save(self, folder: Path) -> EncoderOptions:
+        """Write the weights as they are now: the encoder of queries into `folder`, and that of passages into its folder
+        `passages` if it is another; returns the options that load them."""
+        self.save_query_encoder(folder)
+        if self.passage_model is self.query_model:
+            return replace(self._options, encoder=str(folder), query_encoder=None)
+        _save(self.passage_model, folder / PASSAGE_ENCODER, self._separator)
+        return replace(self._options, encoder=str(folder / PASSAGE_ENCODER), query_encoder=str(folder))
+
+    def save_query_encoder(self, folder: Path) -> None:
+        """Write the weights of the encoder of queries as they are now."""
+        _save(self.query_model, folder, self._separator)
+
     @cached_property
     def _separator(self) -> str:
+        recorded = reading_of(self._options.encoder).get(SEPARATOR)
+        if recorded is not None:
+            return recorded
         return f" {self.passage_model.tokenizer.sep_token} " if is_dpr(self._options.encoder) else "\n"
+
+    def _cut_queries(self) -> AbstractContextManager[None]:
+        return _cut_on(self.query_model, "left" if self._options.query_keeps == "last" else "right")
+
+    def _forward(self, model: SentenceTransformer, task: str, texts: Sequence[str], length: int | None) -> torch.Tensor:
+        """What `encode_query` and `encode_document` of sentence-transformers do with a batch, but with gradients."""
+        named = next((name for name in _PROMPTS[task] if name in model.prompts), model.default_prompt_name)
+        reading = {"task": task, **_limits(length)}
+        prompt = None if named is None else model.prompts.get(named)
+        features = model.preprocess(_encodable(texts), prompt=prompt, **reading)
+        vectors_TD = model(batch_to_device(features, model.device), **reading)["sentence_embedding"]
+        if model.truncate_dim is not None:
+            vectors_TD = vectors_TD[..., : model.truncate_dim]
+        return torch.nn.functional.normalize(vectors_TD, dim=1) if self._options.normalize else vectors_TD
 
     def _encode(
         self,
@@ -142,8 +195,7 @@ class SentenceEncoder:
     ) -> FloatArray:
         """Encode texts, the longest first, so that texts of a batch have similar lengths and memory runs out at once if
         it does. Unpaired surrogates, which no tokenizer accepts, become U+FFFD."""
-        limits = {} if length is None else {"processing_kwargs": {"text": {"max_length": length, "truncation": True}}}
-        texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
+        texts = _encodable(texts)
         vectors_TD = np.empty((len(texts), _dimension(model)), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         for some in _slices(order, self._batch * _BATCHES_A_CALL):
@@ -154,7 +206,7 @@ class SentenceEncoder:
                     normalize_embeddings=self._options.normalize,
                     show_progress_bar=False,
                     convert_to_numpy=True,
-                    **limits,
+                    **_limits(length),
                 )
             if advance is not None:
                 advance(len(some))
@@ -174,11 +226,32 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
     with loading_errors("encoder", name), _quiet():
         if is_dpr(name):
             return SentenceTransformer(modules=load_dpr(name, weights), device=device)
-        if options.pooling == "auto":
+        if options.pooling == "auto" or reading_of(name):  # ours holds its pooling, and what follows it
             return SentenceTransformer(name, device=device, model_kwargs=weights)
         transformer = Transformer(name, model_kwargs=weights)
         pooling = Pooling(transformer.get_embedding_dimension(), options.pooling)
         return SentenceTransformer(modules=[transformer, pooling], device=device)
+
+
+def _save(model: SentenceTransformer, folder: Path, separator: str) -> None:
+    """Write a model into a folder that sentence-transformers loads."""
+    backend = getattr(model.tokenizer, "backend_tokenizer", None)
+    if backend is not None:  # otherwise how the last texts were cut and padded would be saved too
+        backend.no_truncation()
+        backend.no_padding()
+    with _quiet():
+        model.save_pretrained(str(folder), create_model_card=False)
+    write_reading(folder, {SEPARATOR: separator})
+
+
+def _limits(length: int | None) -> dict[str, Any]:
+    """What tells sentence-transformers the most tokens to read."""
+    return {} if length is None else {"processing_kwargs": {"text": {"max_length": length, "truncation": True}}}
+
+
+def _encodable(texts: Sequence[str]) -> list[str]:
+    """Unpaired surrogates, which no tokenizer accepts, become U+FFFD."""
+    return [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
 
 
 def _check_length(name: str, length: int | None, model: SentenceTransformer) -> None:

@@ -88,10 +88,12 @@ class VectorOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltWith:
     """What an index records of its encoder of queries: the fingerprint of its weights, and how it reads a text
-    (`Encoder.query_config`), which is empty if the index is older than that record."""
+    (`Encoder.query_config`), which is empty if the index is older than that record. `passage_fingerprint` is of the
+    weights that encoded the passages; an index may lack it."""
 
     query_fingerprint: str
     query_reading: dict[str, JsonValue] = field(default_factory=dict)
+    passage_fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ _HEAD: Final = struct.Struct("<4siqqq?i")
 """The head of every FAISS index: kind, dimensions, vectors, two unused numbers, trained, metric."""
 _COUNT: Final = struct.Struct("<Q")
 _FLAT: Final = b"IxFI"
+_ADVICE: Final = "use that one, or pass `any_encoder=True` if you know that their vectors are compatible."
 _COMPARED_BYTES: Final = 4 << 30
 """An index that is not flat is compared with its checksum before use, up to this size, which takes some seconds at
 most."""
@@ -232,16 +233,27 @@ def open_dense(
     """
     dense = Dense(vectors, encoder, options, fingerprint=fingerprint, removed=removed)
     if built_with is not None:
-        _check_encoder(index, encoder, built_with)
+        check_encoder(index, encoder, built_with, advice=_ADVICE)
     return dense
 
 
-def _check_encoder(index: Path, encoder: Encoder, built_with: BuiltWith) -> None:
-    advice = "use that one, or pass `any_encoder=True` if you know that their vectors are compatible."
-    if encoder.query_fingerprint != built_with.query_fingerprint:
+def check_encoder(index: Path, encoder: Encoder, built_with: BuiltWith, *, advice: str) -> None:
+    """Raise OtherEncoderError if the queries of an encoder do not belong to the vectors of an index.
+
+    They do if its weights and the way it reads a text are those that the index records. Instead of the same weights it
+    may have weights that were trained for vectors of the same passage encoder. `advice` ends the message.
+    """
+    is_same = encoder.query_fingerprint == built_with.query_fingerprint
+    trained_for = getattr(encoder, "trained_for", None)
+    if not is_same and trained_for is None:
         raise OtherEncoderError(
             f"the index at {index} was built with another encoder than this one (its weights are "
             f"{built_with.query_fingerprint}, these {encoder.query_fingerprint}); {advice}"
+        )
+    if not is_same and trained_for != built_with.passage_fingerprint:
+        raise OtherEncoderError(
+            f"this query encoder was trained for passages encoded by other weights ({trained_for}) than those of the "
+            f"index at {index} ({built_with.passage_fingerprint}); {advice}"
         )
     reading = encoder.query_config.get("reading")
     for name, value in built_with.query_reading.items():

@@ -1,0 +1,11 @@
+"""`ralm train`: trains small models on what a frozen language model prefers."""
+
+import typer
+
+from ralm.cli.flags import command
+from ralm.cli.train_retriever import retriever
+
+train = typer.Typer(
+    no_args_is_help=True, help="Train a retriever on what a frozen language model prefers, without labels."
+)
+train.command("retriever")(command(retriever))

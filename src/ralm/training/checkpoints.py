@@ -1,0 +1,134 @@
+"""Checkpoints of a training, in its work folder: files that are either whole or absent.
+
+A file is written under a temporary name, synced and renamed. Its name holds a hash of its content, so a file that was
+damaged later is not used either. Nothing is pickled. Knows tensors, facts and files; knows nothing of training.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from pydantic import JsonValue
+from safetensors.torch import load, save
+
+from ralm.folders.outputs import storage_errors
+
+_CHECKPOINT: Final = "checkpoint"
+_WEIGHTS: Final = "weights"
+_SUFFIX: Final = ".safetensors"
+_PARTIAL: Final = ".partial"
+_NONE: Final = "none"
+_NAME: Final = re.compile(r"(?P<kind>[a-z]+)-(?P<step>\d+)-(?P<best>\d+|none)-[0-9a-f]+\.safetensors", re.ASCII)
+_FACTS: Final = "facts"
+_KEPT: Final = 2
+_HASH_CHARACTERS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """Tensors by name, and facts that JSON can hold, after some step."""
+
+    step: int
+    tensors: dict[str, torch.Tensor]
+    facts: dict[str, JsonValue]
+
+
+class _File(NamedTuple):
+    """A file of the folder, by its name: KIND-STEP-BEST-HASH; BEST is the step of the best weights so far."""
+
+    step: int
+    best_step: int | None
+    path: Path
+
+
+class Checkpoints:
+    """The checkpoints in a folder: the last two, and the weights that were the best when these were written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for partial in folder.glob(f"*{_SUFFIX}{_PARTIAL}"):  # of a killed process
+            partial.unlink()
+
+    def save(self, checkpoint: Checkpoint, best_step: int | None) -> None:
+        """Write a checkpoint, then remove what neither it nor the one before it needs.
+
+        Raises StorageError if the disk is full; the earlier checkpoints stay.
+        """
+        self._write(_CHECKPOINT, checkpoint.step, best_step, checkpoint.tensors, checkpoint.facts)
+        kept, old = self._files(_CHECKPOINT)[:_KEPT], self._files(_CHECKPOINT)[_KEPT:]
+        needed = {file.best_step for file in kept}
+        for file in [*old, *(file for file in self._files(_WEIGHTS) if file.step not in needed)]:
+            file.path.unlink()
+
+    def latest(self) -> Checkpoint | None:
+        """The last whole checkpoint whose best weights are there too; None if there is none."""
+        for file in self._files(_CHECKPOINT):
+            if file.best_step is None or self.weights(file.best_step) is not None:
+                with suppress(ValueError):
+                    return _read(file)
+        return None
+
+    def save_weights(self, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write the weights of a model after some step: the best so far."""
+        self._write(_WEIGHTS, step, step, tensors, {})
+
+    def weights(self, step: int) -> dict[str, torch.Tensor] | None:
+        """The weights that were the best after some step; None if they are missing or damaged."""
+        for file in self._files(_WEIGHTS):
+            if file.step == step:
+                with suppress(ValueError):
+                    return _read(file).tensors
+        return None
+
+    def _files(self, kind: str) -> list[_File]:
+        """The files of a kind, latest first."""
+        matches = [(_NAME.fullmatch(path.name), path) for path in self._folder.iterdir()]
+        files = [
+            _File(int(match["step"]), None if match["best"] == _NONE else int(match["best"]), path)
+            for match, path in matches
+            if match and match["kind"] == kind
+        ]
+        return sorted(files, key=lambda file: (-file.step, file.path))
+
+    def _write(
+        self,
+        kind: str,
+        step: int,
+        best_step: int | None,
+        tensors: Mapping[str, torch.Tensor],
+        facts: Mapping[str, JsonValue],
+    ) -> None:
+        own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+        content = save(own, {_FACTS: json.dumps(dict(facts))})
+        best = _NONE if best_step is None else best_step
+        file = self._folder / f"{kind}-{step}-{best}-{_hash(content)}{_SUFFIX}"
+        partial = file.with_name(file.name + _PARTIAL)
+        with storage_errors(file):
+            try:
+                with partial.open("wb") as stream:
+                    stream.write(content)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                partial.replace(file)
+            finally:
+                partial.unlink(missing_ok=True)
+
+
+def _read(file: _File) -> Checkpoint:
+    """Read a file; raises ValueError if it is damaged."""
+    content = file.path.read_bytes()
+    if not file.path.name.endswith(f"-{_hash(content)}{_SUFFIX}"):
+        raise ValueError(f"{file.path} is damaged")
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return Checkpoint(file.step, load(content), json.loads(header["__metadata__"][_FACTS]))
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:_HASH_CHARACTERS]

@@ -1,0 +1,43 @@
+"""The two losses of a small model that learns from a language model's likelihoods.
+
+Knows scores; knows nothing of models or texts. All in float32, whatever the inputs are. The losses are given for each
+example, and training takes their mean over the batch. Letters of shapes: B examples, K candidates, padded where `there`
+is False; what stands in padded places is not read, and gets no gradient.
+"""
+
+import torch
+
+
+def marginal_loss(scores_BK: torch.Tensor, log_probs_BK: torch.Tensor, there_BK: torch.Tensor) -> torch.Tensor:
+    """-log sum_i p_rank(d_i) p_LM(y | d_i, x) with p_rank = softmax(scores) (In-Context RALM, Eq. 9).
+
+    `log_probs_BK`: log p_LM of the whole continuation y behind each candidate; -inf is a candidate under which y is
+    impossible. The gradient with respect to the scores is p_rank - r with r in proportion to p_rank p_LM.
+    """
+    scores_BK = _only(scores_BK, there_BK)
+    joint_BK = scores_BK + _only(log_probs_BK, there_BK).detach()
+    return scores_BK.logsumexp(dim=1) - joint_BK.logsumexp(dim=1)
+
+
+def divergence_loss(
+    scores_BK: torch.Tensor,
+    lm_scores_BK: torch.Tensor,
+    there_BK: torch.Tensor,
+    *,
+    gamma: float = 0.1,
+    beta: float = 0.1,
+) -> torch.Tensor:
+    """KL(Q || P) with P = softmax(scores / gamma) and Q = softmax(LM scores / beta) (REPLUG, section 4).
+
+    `lm_scores_BK`: how likely the language model finds the continuation behind each candidate, as mean log-probability
+    of its tokens; -inf is a candidate under which it is impossible. Q gets no gradient.
+    """
+    log_p_BK = (_only(scores_BK, there_BK) / gamma).log_softmax(dim=1)
+    log_q_BK = (_only(lm_scores_BK, there_BK).detach() / beta).log_softmax(dim=1)
+    parts_BK = log_q_BK.exp() * (log_q_BK - log_p_BK)
+    return torch.where(log_q_BK == -torch.inf, 0, parts_BK).sum(dim=1)
+
+
+def _only(values_BK: torch.Tensor, there_BK: torch.Tensor) -> torch.Tensor:
+    """The values in float32, with -inf where there is no candidate."""
+    return torch.where(there_BK, values_BK.float(), -torch.inf)

@@ -1,0 +1,75 @@
+"""`ralm train retriever` and what its result is used for, end to end, with encoders of the tests' own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import ralm
+from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT, failed
+from tests.test_kills import save_taught_index
+from tests.tiny_encoders import save_tiny_bert
+
+TRAIN = "--steps 6 --batch 4 --evaluate-every 3 --learning-rate 1e-3".split()
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("work")
+    save_tiny_bert(folder / "bert")
+    save_tiny_bert(folder / "other", seed=1)
+    save_taught_index(folder)
+    (folder / "text.txt").write_text(TEXT)
+    return folder
+
+
+def test_the_result_is_read_with_the_same_index(work: Path, tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "tuned"
+    train = ["train", "retriever", work / "signals", "--index", work / "taught", "--out", out, *TRAIN]
+    answer = ralm("--quiet", *train, "--init", work / "bert")
+    assert answer.status == 0, answer.err
+    assert "loss of the held-out examples: " in answer.out
+    assert f"search {work}/taught with it" in answer.out
+    assert "Writing model shards" not in answer.err
+    assert ralm("check", out).status == 0
+    before = ralm("search", work / "taught", "sea", "--retriever", "dense", "--json")
+    after = ralm("search", work / "taught", "sea", "--retriever", "dense", "--query-encoder", out, "--json")
+    assert after.status == 0, after.err
+    assert len(json.loads(after.out)["hits"]) == len(STORIES)
+    assert json.loads(after.out)["hits"] != json.loads(before.out)["hits"]
+    read = [
+        "eval",
+        work / "text.txt",
+        "--lm",
+        tiny_folders["gpt2"],
+        "--index",
+        work / "taught",
+        *MODEL_LENGTH,
+        "--json",
+    ]
+    read += ["--retriever", "dense", "--limit-tokens", "60"]
+    evaluated = ralm(*read, "--query-encoder", out)
+    assert evaluated.status == 0, evaluated.err
+    fingerprints = [
+        json.loads(one.out)["config"]["passages"]["query_encoder"]["fingerprint"] for one in (evaluated, ralm(*read))
+    ]
+    assert len(set(fingerprints)) == 2
+    failed(ralm(*train), 1, f"{out} already exists")
+    assert ralm(*train, "--force").status == 0
+
+
+def test_bad_input_is_one_sentence(work: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tuned"
+
+    def refused(status: int, said: str, *changed: object) -> None:
+        train = ["train", "retriever", work / "signals", "--index", work / "taught", "--out", out, *TRAIN]
+        failed(ralm(*train, *changed), status, said)
+        assert not list(tmp_path.iterdir())
+
+    refused(1, "was built with another encoder", "--init", work / "other")
+    refused(2, "has no vectors 'fine'", "--vectors", "fine")
+    refused(2, "--gamma must be above 0", "--gamma", "0")
+    refused(1, "is not a ralm index", "--index", work / "bert")
+    failed(
+        ralm("train", "retriever", work / "taught", "--index", work / "taught", "--out", out), 1, "not a ralm signals"
+    )

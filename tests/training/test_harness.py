@@ -1,0 +1,240 @@
+"""What all trainings share: exact resume, early stopping, whole checkpoints, one training a folder."""
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.csv
+import pytest
+import torch
+
+from ralm.errors import FolderExistsError, ModelError, RalmWarning, StorageError, UsageError
+from ralm.folders.manifest import read_manifest
+from ralm.records import IntArray
+from ralm.training.checkpoints import Checkpoint, Checkpoints
+from ralm.training.harness import (
+    FORMAT_VERSION,
+    LOSSES,
+    PLOT,
+    Student,
+    Trained,
+    batch_of_step,
+    learning_rate,
+    own_randomness,
+    train,
+    training_run,
+    write_trained,
+)
+from ralm.training.options import TrainingOptions
+
+KIND = "line"
+EXAMPLES = np.arange(40)
+OPTIONS = TrainingOptions(steps=30, batch=6, learning_rate=0.1, evaluate_every=5, checkpoint_every=4, patience=30)
+
+
+class Line(Student):
+    """Learns y = 3 x - 1 with dropout; `stop` ends it before a step as a signal would."""
+
+    at_once = 4
+
+    def __init__(self, stop: int | None = None, nan: int | None = None, dropout: float = 0.2) -> None:
+        self.module = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(dropout), torch.nn.Linear(8, 1))
+        self.stop, self.nan, self.begun = stop, nan, 0
+
+    def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
+        x = torch.tensor(examples_B / 40, dtype=torch.float32)
+        noise = 0 if draws is None else torch.tensor(draws.normal(0, 0.01, len(x)), dtype=torch.float32)
+        losses = (self.module(x[:, None])[:, 0] - (3 * x - 1 + noise)) ** 2
+        return torch.where(torch.tensor(examples_B == self.nan), torch.nan, losses)
+
+    def save(self, folder: Path) -> None:
+        (folder / "weights.json").write_text(json.dumps(self.weights()))
+
+    def weights(self) -> list[Any]:
+        return [one.tolist() for one in self.module.state_dict().values()]
+
+    def begin_step(self, step: int) -> None:
+        if step == self.stop:
+            raise KeyboardInterrupt
+        self.begun += 1
+
+    def state(self) -> dict[str, Any]:
+        return {"begun": self.begun}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.begun = state["begun"]
+
+
+def trained(out: Path, options: TrainingOptions = OPTIONS, force: bool = False, **line: Any) -> tuple[Line, Trained]:
+    config: dict[str, Any] = {"steps": options.steps}
+    with own_randomness(options.seed), training_run(out, KIND, config, force=force) as work:
+        student = Line(**line)
+        result = train(student, work, EXAMPLES[:30], EXAMPLES[30:], options)
+        write_trained(out, KIND, student, result, config, force=force)
+    return student, result
+
+
+def test_a_folder_with_the_model_its_losses_and_a_plot(tmp_path: Path) -> None:
+    _, result = trained(tmp_path / "out")
+    table = pyarrow.csv.read_csv(tmp_path / "out" / LOSSES)
+    assert table["step"].to_pylist() == [0, 5, 10, 15, 20, 25, 30]
+    assert table["training_loss"].to_pylist()[0] is None
+    held_out = table["held_out_loss"].to_pylist()
+    assert min(held_out) == result.held_out_loss(result.best_step) < held_out[0] / 4
+    assert (tmp_path / "out" / PLOT).read_bytes().startswith(b"\x89PNG")
+    manifest = read_manifest(tmp_path / "out", kind=KIND, format_version=FORMAT_VERSION)
+    assert manifest.counts == {"steps": 30, "best_step": result.best_step}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("stops", [(1,), (3,), (4,), (11, 12), (5, 17, 29)])
+def test_a_training_that_was_stopped_ends_bit_for_bit_as_an_undisturbed_one(
+    stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    whole, expected = trained(tmp_path / "whole")
+    for stop in stops:
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path / "out", stop=stop)
+        assert (tmp_path / "out.unfinished").exists() == (stop > 3), "without a checkpoint nothing is left"
+    resumed, result = trained(tmp_path / "out")
+    assert resumed.weights() == whole.weights()
+    assert result == expected
+    assert resumed.begun == whole.begun == 30
+    assert (tmp_path / "out" / LOSSES).read_bytes() == (tmp_path / "whole" / LOSSES).read_bytes()
+
+
+def test_random_numbers_of_the_caller_stay_as_they_were(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    trained(tmp_path / "out")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_parts_of_a_batch_do_not_change_the_gradient(tmp_path: Path) -> None:
+    weights = []
+    for at_once in (1, 4, 100):
+        with own_randomness(0):
+            student = Line(dropout=0.0)
+            student.at_once = at_once
+            (tmp_path / str(at_once)).mkdir()
+            train(student, tmp_path / str(at_once), EXAMPLES[:30], EXAMPLES[:0], TrainingOptions(steps=1, batch=6))
+        weights.append(torch.nn.utils.parameters_to_vector(student.module.parameters()).detach())
+    torch.testing.assert_close(weights[1], weights[0])
+    torch.testing.assert_close(weights[2], weights[0])
+
+
+def test_it_stops_early_and_keeps_the_best_weights(tmp_path: Path) -> None:
+    options = TrainingOptions(steps=500, batch=6, learning_rate=0.5, evaluate_every=1, patience=3, warmup=0)
+    student, result = trained(tmp_path / "out", options)
+    losses = [row.held_out_loss for row in result.losses]
+    best = result.held_out_loss(result.best_step)
+    assert result.steps == result.best_step + 3 < 500
+    assert best == min(one for one in losses if one is not None)
+    with own_randomness(0), torch.no_grad():
+        assert float(student.losses(EXAMPLES[30:], None).mean()) == pytest.approx(best)
+
+
+def test_a_training_that_does_not_help_is_said(tmp_path: Path) -> None:
+    options = TrainingOptions(steps=4, batch=2, learning_rate=30.0, evaluate_every=1, warmup=0)
+    with own_randomness(0):
+        student = Line()
+        before = student.weights()
+        with pytest.warns(RalmWarning, match="did not lower the loss of the held-out examples"):
+            result = train(student, tmp_path, EXAMPLES[:30], EXAMPLES[30:], options)
+    assert result.best_step == 0
+    assert student.weights() == before
+
+
+def test_a_loss_that_is_not_a_number_names_the_example_and_leaves_the_checkpoint(tmp_path: Path) -> None:
+    steps = [batch_of_step(EXAMPLES[:30], step, OPTIONS).tolist() for step in range(30)]
+    example = next(one for one in range(30) if not any(one in batch for batch in steps[:4]))
+    first = next(place for place, batch in enumerate(steps, 1) if example in batch)
+    assert first > 4
+    with pytest.raises(
+        ModelError, match=rf"the loss of example {example} is nan in step {first}; the checkpoint of step 4 is kept"
+    ):
+        trained(tmp_path / "out", nan=example)
+    resumed, _ = trained(tmp_path / "out")
+    whole, _ = trained(tmp_path / "whole")
+    assert resumed.weights() == whole.weights()
+    with pytest.raises(ModelError, match=r"is nan in step 1; there is no checkpoint yet"):
+        trained(tmp_path / "again", nan=steps[0][0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+
+
+def test_one_training_per_folder_and_with_the_same_settings(tmp_path: Path) -> None:
+    with (
+        training_run(tmp_path / "out", KIND, {}, force=False),
+        pytest.raises(FolderExistsError, match="another process is writing .*out; wait for it"),
+        training_run(tmp_path / "out", KIND, {}, force=False),
+    ):
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "out", stop=9)
+    other = TrainingOptions(steps=31, batch=6)
+    with pytest.raises(UsageError, match=r"begun with other settings \(steps 30 there, 31 here\)"):
+        trained(tmp_path / "out", other)
+    trained(tmp_path / "out", other, force=True)
+    with pytest.raises(FolderExistsError, match="already exists"):
+        trained(tmp_path / "out")
+
+
+def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept: list[int] = []
+    write = Checkpoints.save
+
+    def save(self: Checkpoints, checkpoint: Checkpoint, best_step: int | None) -> None:
+        if checkpoint.step == 12:
+            monkeypatch.setattr("ralm.training.checkpoints.os.fsync", full)
+        kept.append(checkpoint.step)
+        write(self, checkpoint, best_step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "save", save)
+        with pytest.raises(StorageError, match="no space left on the disk while writing .*checkpoint-12"):
+            trained(tmp_path / "out")
+    monkeypatch.undo()
+    assert kept == [4, 8, 12]
+    assert not list((tmp_path / "out.unfinished").glob("*.partial"))
+    resumed, _ = trained(tmp_path / "out")
+    whole, _ = trained(tmp_path / "whole")
+    assert resumed.weights() == whole.weights()
+
+
+def test_checkpoints_are_whole_or_not_used(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path)
+    for step in (1, 2, 3):
+        kept.save_weights(step, {"w": torch.full((2,), float(step))})
+        kept.save(Checkpoint(step, {"w": torch.full((2,), float(step))}, {"step": step}), step)
+    assert len(list(tmp_path.iterdir())) == 4, "the last two, and their weights"
+    last = next(tmp_path.glob("checkpoint-3-*"))
+    last.write_bytes(last.read_bytes()[:-1] + b"x")
+    (tmp_path / (last.name + ".partial")).write_bytes(b"half")
+    found = Checkpoints(tmp_path).latest()
+    assert found is not None
+    assert (found.step, found.facts) == (2, {"step": 2})
+    assert not list(tmp_path.glob("*.partial"))
+    next(tmp_path.glob("weights-2-*")).unlink()
+    assert Checkpoints(tmp_path).latest() is None
+
+
+def test_every_example_is_read_once_a_round_in_another_order() -> None:
+    batches = [batch_of_step(EXAMPLES[:30], step, OPTIONS) for step in range(10)]
+    rounds = np.concatenate(batches).reshape(2, 30)
+    for one in rounds:
+        assert sorted(one.tolist()) == list(range(30))
+    assert rounds[0].tolist() != rounds[1].tolist()
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    options = TrainingOptions(steps=10, warmup=0.2, learning_rate=1.0)
+    rates = [learning_rate(step, options) for step in range(10)]
+    np.testing.assert_allclose(rates, [0.5, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])

@@ -1,0 +1,156 @@
+"""The losses, their gradients, and the identities that tie them to other people's losses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from sentence_transformers.cross_encoder.losses import ListNetLoss
+from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
+from torch import Tensor
+
+from ralm.training.losses import divergence_loss, marginal_loss
+from tests.reference import learning
+
+INFINITE = float("-inf")
+SCORES = st.floats(-20, 20)
+LOG_PROBS = st.one_of(st.floats(-60, 0), st.just(INFINITE))
+ROWS = st.lists(st.tuples(SCORES, LOG_PROBS), min_size=1, max_size=6).filter(
+    lambda row: any(log_prob > INFINITE for _, log_prob in row)
+)
+TEMPERATURES = st.floats(0.5, 2)
+
+SOME = [(0.5, -3.0), (-1.0, -1.0), (2.0, -7.0), (0.0, -2.5)]
+
+
+def padded(rows: list[list[tuple[float, float]]], fill: float = float("nan")) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores that take a gradient, log-probabilities, and which are there; the rest is `fill`."""
+    columns = max(map(len, rows)) + 1
+    full = torch.full((2, len(rows), columns), fill)
+    there = torch.zeros((len(rows), columns), dtype=torch.bool)
+    for place, row in enumerate(rows):
+        full[:, place, : len(row)] = torch.tensor(row).T
+        there[place, : len(row)] = True
+    return full[0].clone().requires_grad_(), full[1].clone(), there
+
+
+def gradient(loss: Callable[..., Tensor], scores: Tensor, *rest: Tensor, **options: float) -> Tensor:
+    (given,) = torch.autograd.grad(loss(scores, *rest, **options).sum(), scores)
+    return given
+
+
+@given(st.lists(ROWS, min_size=1, max_size=4))
+def test_eq_9_is_the_plain_loop(rows: list[list[tuple[float, float]]]) -> None:
+    scores, log_probs, there = padded(rows)
+    losses, given = marginal_loss(scores, log_probs, there), gradient(marginal_loss, scores, log_probs, there)
+    for place, row in enumerate(rows):
+        f, log_p = (list(column) for column in zip(*row, strict=True))
+        assert losses[place].item() == pytest.approx(learning.marginal_loss(f, log_p), rel=1e-5, abs=2e-5)
+        expected = learning.marginal_gradient(f, log_p)
+        torch.testing.assert_close(given[place, : len(row)], torch.tensor(expected), rtol=1e-4, atol=2e-5)
+        assert (given[place, len(row) :] == 0).all(), "what is padded gets no gradient"
+
+
+@given(st.lists(ROWS, min_size=1, max_size=4), TEMPERATURES, TEMPERATURES)
+def test_the_divergence_is_the_plain_loop(rows: list[list[tuple[float, float]]], gamma: float, beta: float) -> None:
+    scores, lm_scores, there = padded(rows)
+    options = {"gamma": gamma, "beta": beta}
+    losses = divergence_loss(scores, lm_scores, there, **options)
+    given = gradient(divergence_loss, scores, lm_scores, there, **options)
+    for place, row in enumerate(rows):
+        s, lm = (list(column) for column in zip(*row, strict=True))
+        assert losses[place].item() == pytest.approx(learning.divergence_loss(s, lm, **options), rel=1e-4, abs=1e-4)
+        expected = learning.divergence_gradient(s, lm, **options)
+        torch.testing.assert_close(given[place, : len(row)], torch.tensor(expected), rtol=1e-4, atol=2e-5)
+        assert (given[place, len(row) :] == 0).all(), "what is padded gets no gradient"
+
+
+def test_by_hand() -> None:
+    scores, log_probs, there = padded([[(0.0, -1.0), (0.0, -2.0)]])
+    half = (torch.tensor(-1.0).exp() + torch.tensor(-2.0).exp()) / 2
+    assert marginal_loss(scores, log_probs, there).item() == pytest.approx(-half.log().item())
+    _, lm_scores, _ = padded([[(0.0, 0.0), (0.0, INFINITE)]])
+    assert divergence_loss(scores, lm_scores, there).item() == pytest.approx(torch.tensor(2.0).log().item())
+    assert divergence_loss(scores, torch.zeros_like(lm_scores), there).item() == 0
+
+
+def test_the_papers_temperatures_are_the_defaults() -> None:
+    scores, lm_scores, there = padded([SOME])
+    expected = learning.divergence_loss([s for s, _ in SOME], [lm for _, lm in SOME], 0.1, 0.1)
+    assert divergence_loss(scores, lm_scores, there).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_likelihoods_that_are_far_below_the_smallest_float_still_teach() -> None:
+    far = [(f, log_prob - 400) for f, log_prob in SOME]
+    scores, log_probs, there = padded([far])
+    near = padded([SOME])
+    assert marginal_loss(scores, log_probs, there).item() == pytest.approx(marginal_loss(*near).item() + 400, rel=1e-5)
+    torch.testing.assert_close(
+        gradient(marginal_loss, scores, log_probs, there), gradient(marginal_loss, *near), rtol=1e-3, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("loss", [marginal_loss, divergence_loss])
+def test_the_language_model_gets_no_gradient(loss: Callable[..., Tensor]) -> None:
+    scores, log_probs, there = padded([SOME])
+    log_probs.requires_grad_()
+    loss(scores, log_probs, there).sum().backward()  # type: ignore[no-untyped-call]
+    assert log_probs.grad is None
+    assert scores.grad is not None
+    assert scores.grad[0, : len(SOME)].abs().min() > 0
+
+
+@pytest.mark.parametrize("loss", [marginal_loss, divergence_loss])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_they_are_computed_in_float32(loss: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    scores, log_probs, there = padded([SOME])
+    given = loss(scores.detach().to(dtype), log_probs.to(dtype), there)
+    assert given.dtype == torch.float32
+    expected = loss(scores.detach().to(dtype).float(), log_probs.to(dtype).float(), there)
+    torch.testing.assert_close(given, expected)
+
+
+def test_the_gradient_of_eq_9_is_that_of_listnet_with_its_own_posterior_as_labels() -> None:
+    class Model(torch.nn.Module):
+        """A cross-encoder whose scores are given."""
+
+        device = torch.device("cpu")
+        num_labels = 1
+
+        def __init__(self, scores: Tensor) -> None:
+            super().__init__()
+            self.scores = scores
+
+        def preprocess(self, pairs: list[Any], **_: Any) -> dict[str, Tensor]:
+            return {"rows": torch.tensor([[int(query), int(document)] for query, document in pairs])}
+
+        def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+            rows, columns = features["rows"].T
+            return {"scores": self.scores[rows, columns]}
+
+    rows = [SOME, SOME[::-1], [(1.0, -4.0), (0.0, -3.0), (-0.5, -0.1), (0.3, -2.0)]]
+    f = torch.tensor(rows)[:, :, 0].clone().requires_grad_()
+    log_p = torch.tensor(rows)[:, :, 1]
+    own = gradient(marginal_loss, f, log_p, torch.ones_like(log_p, dtype=torch.bool)) / len(rows)
+    listnet = ListNetLoss(Model(f))
+    names = [[str(column) for column in range(4)]] * 3
+    loss = listnet([["0", "1", "2"], names], list(f.detach() + log_p))
+    (theirs,) = torch.autograd.grad(loss, f)
+    torch.testing.assert_close(own, theirs)
+
+
+def test_the_divergence_times_gamma_squared_is_the_distillation_loss_of_sentence_transformers() -> None:
+    gamma, beta = 0.7, 0.3
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(5, 8, generator=generator, requires_grad=True)
+    passages = torch.randn(4, 5, 8, generator=generator)
+    lm_scores = torch.randn(5, 4, generator=generator)
+    scores = torch.einsum("bd,kbd->bk", queries, passages)
+    own = divergence_loss(scores, lm_scores, torch.ones(5, 4, dtype=torch.bool), gamma=gamma, beta=beta).mean()
+    theirs = DistillKLDivLoss(torch.nn.Identity(), student_temperature=gamma, teacher_temperature=beta)
+    loss = theirs.compute_loss_from_embeddings([queries, *passages], lm_scores)
+    torch.testing.assert_close(own * gamma**2, loss)
+    (mine,) = torch.autograd.grad(own, queries, retain_graph=True)
+    (other,) = torch.autograd.grad(loss, queries)
+    torch.testing.assert_close(mine * gamma**2, other)

@@ -1,0 +1,204 @@
+"""The query encoder trained alone: what it learns, what becomes of it, and how a killed training goes on."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from ralm.errors import DamagedFolderError, OtherEncoderError, RalmWarning, UsageError
+from ralm.records import Passage
+from ralm.retrieval.building import build_index
+from ralm.retrieval.dense.encoder import SentenceEncoder
+from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
+from ralm.retrieval.encoding import add_vectors
+from ralm.retrieval.index import Index, open_index
+from ralm.training.options import TrainingOptions
+from ralm.training.query_encoder import QueryEncoderStudent, losses_of, train_query_encoder
+from ralm.training.retriever_options import LSROptions, QueryEncoderOptions
+from ralm.training.signals import Signals
+from tests.reference import learning
+from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
+from tests.training.made_signals import save_signals
+
+WORDS = "fox sea hill sheep barn radium stone bread moon river salt crow".split()
+QUICK = TrainingOptions(steps=30, batch=8, learning_rate=2e-3, evaluate_every=10, checkpoint_every=10, held_out=0.2)
+
+
+def passages() -> list[Passage]:
+    return [Passage(n, f"d{n}", f"about {word}", f"the {word} and the {word} again") for n, word in enumerate(WORDS)]
+
+
+def preferring(folder: Path, index: Index, wanted: int, count: int = 40) -> Signals:
+    """Signals by which one passage always helps most; queries of random words."""
+    draws = np.random.default_rng(0)
+    candidates = [draws.permutation(len(WORDS))[:6].tolist() for _ in range(count)]
+    candidates = [row if wanted in row else [*row[:-1], wanted] for row in candidates]
+    queries = [" ".join(draws.choice(WORDS, 4)) for _ in range(count)]
+    means = [[-1.0 if one == wanted else -3.0 for one in row] for row in candidates]
+    return save_signals(folder, index.fingerprint, queries, candidates, means)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("learning")
+    save_tiny_bert(folder / "bert")
+    save_tiny_bert(folder / "other", seed=1)
+    save_tiny_bert(folder / "wide", width=40)
+    build_index(passages(), folder / "index", encoder=encoder(folder / "bert"))
+    preferring(folder / "signals", open_index(folder / "index"), wanted=7)
+    return folder
+
+
+def encoder(folder: Path, query: Path | None = None) -> SentenceEncoder:
+    named = None if query is None else str(query)
+    return SentenceEncoder(EncoderOptions(encoder=str(folder), query_encoder=named, normalize=True))
+
+
+def first_places(index: Path, query_encoder: Path | None, wanted: int, queries: Sequence[str]) -> float:
+    """The mean place of a passage among all, from 0, by the query encoder that the index names or another one."""
+    opened = open_index(index)
+    given = None
+    if query_encoder is not None:
+        given = SentenceEncoder(replace(opened.encoder_options(), query_encoder=str(query_encoder)))
+    hits = opened.dense(encoder=given).retrieve(queries, len(WORDS))
+    return float(np.mean([row.tolist().index(wanted) for row in hits.numbers_QK]))
+
+
+def test_what_helped_moves_to_the_front(root: Path, tmp_path: Path) -> None:
+    """Passages keep their vectors; held-out queries find the passage that always helped."""
+    index_before = sorted(open_index(root / "index").manifest.files.items())
+    trained = train_query_encoder(root / "signals", root / "index", tmp_path / "out", training=QUICK)
+    first, last = trained.losses[0], trained.losses[-1]
+    assert first.held_out_loss is not None
+    assert last.held_out_loss is not None
+    assert last.held_out_loss < 0.5 * first.held_out_loss
+    unseen = ["bread salt", "moon", "sea river hill"]
+    before = first_places(root / "index", None, 7, unseen)
+    assert first_places(root / "index", tmp_path / "out", 7, unseen) < min(before, 1.0)
+    assert sorted(open_index(root / "index").manifest.files.items()) == index_before
+    vectors = SentenceTransformer(str(tmp_path / "out")).encode_query(["moon"], normalize_embeddings=True)
+    np.testing.assert_allclose(vectors, encoder(root / "bert", tmp_path / "out").encode_queries(["moon"]), atol=1e-6)
+
+
+def test_losses_and_their_gradients_are_those_of_a_plain_loop(root: Path) -> None:
+    """With a candidate too few, one of no probability, and passages that recur."""
+    index, own = open_index(root / "index"), encoder(root / "bert")
+    queries, candidates = ["the sea", "crow and moon"], [[3, 5, 0], [5, 11]]
+    means = [[-1.0, float("-inf"), -1.2], [-0.5, -0.4]]
+    signals = save_signals(root / "two", index.fingerprint, queries, candidates, means)
+    options = QueryEncoderOptions(loss=LSROptions(gamma=0.3, beta=0.2))
+    student = QueryEncoderStudent(own, signals, index.passage_vectors(), options)
+    student.module.eval()
+    losses = student.losses(np.array([0, 1]), None)
+    queries_BD, passages_PD = own.encode_queries(queries), own.encode_passages(list(index.passages))
+    scores = [(passages_PD[row] @ query).tolist() for row, query in zip(candidates, queries_BD, strict=True)]
+    expected = [learning.divergence_loss(*both, 0.3, 0.2) for both in zip(scores, means, strict=True)]
+    np.testing.assert_allclose(losses.detach(), expected, rtol=1e-4)
+    by_query = torch.from_numpy(queries_BD).requires_grad_()
+    vectors_BKD = torch.from_numpy(index.passage_vectors().of(signals.passages_EK))
+    lm_scores_BK = signals.mean_log_probs_EK.astype(np.float32)
+    losses_of(by_query, vectors_BKD, signals.passages_EK, lm_scores_BK, options.loss).sum().backward()  # type: ignore[no-untyped-call]
+    for row, gradient in enumerate(by_query.grad.numpy()):  # type: ignore[union-attr]
+        by_score = learning.divergence_gradient(scores[row], means[row], 0.3, 0.2)
+        np.testing.assert_allclose(gradient, by_score @ passages_PD[candidates[row]], rtol=1e-3, atol=1e-5)
+
+
+def test_the_encoder_belongs_to_the_vectors_it_was_trained_for(root: Path, tmp_path: Path) -> None:
+    """Also in another index with passages encoded by the same weights; not by others, and not if it was altered."""
+    train_query_encoder(root / "signals", root / "index", tmp_path / "out", training=replace(QUICK, steps=2))
+    tuned, own = tmp_path / "out", encoder(root / "bert")
+    build_index(passages()[:4], tmp_path / "fewer", encoder=own)
+    opened = open_index(tmp_path / "fewer")
+    assert len(opened.dense(encoder=encoder(root / "bert", tuned)).retrieve(["sea"], 9).of(0)) == 4
+    add_vectors(tmp_path / "fewer", encoder(root / "other"), name="other")
+    with pytest.raises(OtherEncoderError, match="was trained for passages encoded by other weights"):
+        open_index(tmp_path / "fewer").dense(vectors="other", encoder=encoder(root / "other", tuned))
+    unnormalized = SentenceEncoder(EncoderOptions(encoder=str(root / "bert"), query_encoder=str(tuned), pooling="cls"))
+    with pytest.raises(OtherEncoderError, match=r"pooling is \['cls'\] here"):
+        opened.dense(encoder=unnormalized)
+    (tuned / "config.json").write_text("{}")
+    with pytest.raises(DamagedFolderError, match="config.json has 2 bytes"):
+        opened.dense(encoder=encoder(root / "bert", tuned))
+
+
+def test_training_goes_on_from_a_trained_encoder(root: Path, tmp_path: Path) -> None:
+    train_query_encoder(root / "signals", root / "index", tmp_path / "once", training=QUICK)
+    options = QueryEncoderOptions(init=str(tmp_path / "once"))
+    twice = train_query_encoder(root / "signals", root / "index", tmp_path / "twice", options, QUICK)
+    once = open_losses(tmp_path / "once")
+    assert twice.losses[0].held_out_loss == pytest.approx(min(once), rel=1e-4)
+    assert first_places(root / "index", tmp_path / "twice", 7, ["sea", "barn"]) < 1
+
+
+def open_losses(folder: Path) -> list[float]:
+    rows = (folder / "losses.csv").read_text().splitlines()[1:]
+    return [float(row.split(",")[3]) for row in rows]
+
+
+def test_a_question_encoder_of_a_pair_is_trained(root: Path, tmp_path: Path) -> None:
+    """DPR's question encoder with a projection: saved with all its parts, and found to belong to the vectors."""
+    save_tiny_dpr(tmp_path / "question", question=True, seed=3, projection=16)
+    save_tiny_dpr(tmp_path / "context", question=False, seed=4, projection=16)
+    pair = SentenceEncoder(
+        EncoderOptions(encoder=str(tmp_path / "context"), query_encoder=str(tmp_path / "question"), query_length=20)
+    )
+    build_index(passages(), tmp_path / "index", encoder=pair)
+    preferring(tmp_path / "signals", open_index(tmp_path / "index"), wanted=2)
+    options = QueryEncoderOptions(reads="prefix", loss=LSROptions(gamma=2.0))
+    train_query_encoder(tmp_path / "signals", tmp_path / "index", tmp_path / "out", options, QUICK)
+    assert first_places(tmp_path / "index", tmp_path / "out", 2, ["sea fox", "moon"]) < 1
+
+
+@pytest.mark.parametrize("candidates", [[[3], [4], [5]], [[3, 4], [], [5]]])
+def test_examples_without_a_choice_teach_nothing(root: Path, tmp_path: Path, candidates: list[list[int]]) -> None:
+    index = open_index(root / "index")
+    means = [[-1.0] * len(row) for row in candidates]
+    save_signals(tmp_path / "signals", index.fingerprint, ["sea", "fox", "moon"], candidates, means)
+    none_held_out = replace(QUICK, steps=2, held_out=0)
+    if max(map(len, candidates)) > 1:
+        train_query_encoder(tmp_path / "signals", index, tmp_path / "out", training=none_held_out)
+        return
+    with pytest.raises(UsageError, match="no example of .*/signals that is trained on has two candidates"):
+        train_query_encoder(tmp_path / "signals", index, tmp_path / "out", training=none_held_out)
+
+
+def test_what_does_not_belong_together(root: Path, tmp_path: Path) -> None:
+    """One sentence each, and nothing is left behind."""
+
+    def fails(error: type[Exception], match: str, signals: Path, index: Path, **options: str) -> None:
+        with pytest.raises(error, match=match):
+            train_query_encoder(signals, index, tmp_path / "out", QueryEncoderOptions(**options), QUICK)  # type: ignore[arg-type]
+        assert not list(tmp_path.glob("out*"))
+
+    build_index(passages()[:5], tmp_path / "other", encoder=encoder(root / "bert"))
+    fails(UsageError, "are of another index", root / "signals", tmp_path / "other")
+    build_index(passages(), tmp_path / "index")
+    preferring(tmp_path / "signals", open_index(tmp_path / "index"), wanted=1)
+    fails(UsageError, "was not built for dense retrieval", tmp_path / "signals", tmp_path / "index")
+    add_vectors(tmp_path / "index", encoder(root / "bert"), VectorOptions(faiss="SQ8"))
+    fails(UsageError, "keeps only approximations", tmp_path / "signals", tmp_path / "index")
+    fails(UsageError, "has no vectors 'fine'", tmp_path / "signals", tmp_path / "index", vectors="fine")
+    for init, what in (("other", "was built with another encoder"), ("wide", "32 dimensions and .* gives 40")):
+        fails(OtherEncoderError, what, root / "signals", root / "index", init=str(root / init))
+    cls = SentenceTransformer(str(root / "bert"))
+    cls[1].pooling_mode = "cls"
+    cls.save_pretrained(str(tmp_path / "cls"))
+    fails(OtherEncoderError, "pooling is", root / "signals", root / "index", init=str(tmp_path / "cls"))
+
+
+def test_permuted_preferences_teach_nothing_about_unseen_queries(root: Path, tmp_path: Path) -> None:
+    """The control: each example prefers a passage at random."""
+    index = open_index(root / "index")
+    draws = np.random.default_rng(1)
+    queries = [" ".join(draws.choice(WORDS, 4)) for _ in range(60)]
+    candidates = [draws.permutation(len(WORDS))[:6].tolist() for _ in queries]
+    means = [draws.permutation([-1.0, *[-3.0] * 5]).tolist() for _ in queries]
+    save_signals(tmp_path / "signals", index.fingerprint, queries, candidates, means)
+    options = replace(QUICK, learning_rate=5e-4)
+    with pytest.warns(RalmWarning, match="did not lower the loss of the held-out examples"):
+        trained = train_query_encoder(tmp_path / "signals", index, tmp_path / "out", training=options)
+    assert trained.best_step == 0
