@@ -4,9 +4,9 @@ In three steps:
 
 1. The shape: one real weight for each group of terms (`weighting.NEAREST`), fitted to the candidates of the signals
    with Eq. 9 of In-Context RALM.
-2. The strength: the shape raised to several powers, rounded to whole numbers. Each retrieves the first passage of every
-   training example from the whole index, and the language model scores those that are not among the candidates. This is
-   needed because weights also bring up passages that the signals do not have.
+2. The strength: the shape raised to several powers and rounded, so that the heaviest term weighs 1, 2, 3 or 4. Each
+   retrieves the first passage of every training example from the whole index, and the language model scores those that
+   are not among the candidates. This is needed because weights also bring up passages that the signals do not have.
 3. The test: the best ones retrieve for the held-out examples. If they do not gain there, the result is plain BM25.
 
 Letters of shapes: E examples, K candidates, G groups of terms.
@@ -46,8 +46,7 @@ from ralm.training.measuring import find_candidates, reader_of, score_passages
 from ralm.training.options import CandidateOptions
 from ralm.training.signals import Signals, open_signals
 
-STRENGTHS: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Powers of the fitted shape that are tried; 0 is plain BM25."""
+_FLAT: Final = 1e-3
 _STEPS: Final = 300
 _RATE: Final = 0.05
 _PASSAGES_KEPT: Final = 4096
@@ -169,10 +168,13 @@ def fit_shape(
     return np.exp(logs_G.detach().numpy().astype(np.float64))
 
 
-def weights_of(shape_G: NDArray[np.float64], strength: float) -> tuple[int, ...]:
-    """A shape raised to a power, as whole numbers of which the lowest is 1."""
-    raised_G = (shape_G / shape_G.min()) ** strength
-    return tuple(int(one) for one in np.clip(np.rint(raised_G), 1, MOST_WEIGHT))
+def weights_of(shape_G: NDArray[np.float64], heaviest: int) -> tuple[int, ...]:
+    """The shape raised to the power that makes its highest weight `heaviest` and its lowest 1, in whole numbers; all 1
+    if the shape is flat."""
+    logs_G = np.log(shape_G / shape_G.min())
+    if logs_G.max() < _FLAT:
+        return (1,) * len(shape_G)
+    return tuple(int(one) for one in np.rint(heaviest ** (logs_G / logs_G.max())))
 
 
 def _usable(signals: Signals, options: WeightingOptions) -> tuple[IntArray, IntArray]:
@@ -291,7 +293,7 @@ def _learn(
 ) -> LearnedWeighting:
     """Find the strength on the training examples, and test it on the held-out ones."""
     bm25, analysis = index.bm25, (index.analysis or ENGLISH).recorded
-    distinct = list(dict.fromkeys(weights_of(shape_G, strength) for strength in STRENGTHS))
+    distinct = list(dict.fromkeys(weights_of(shape_G, heaviest) for heaviest in range(1, MOST_WEIGHT + 1)))
     tokens = float(signals.tokens_E[training_E].sum())
     tried = [
         Tried(weights=weights, gain=float(firsts.gains(_weighted(bm25, weights), training_E).sum() / tokens))

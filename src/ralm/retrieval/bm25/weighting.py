@@ -19,8 +19,8 @@ from ralm.folders.manifest import opened_at_once, read_manifest
 
 NEAREST: Final = (0, 4, 8)
 """The groups of terms, by how many terms stand behind them: up to 3, 4 to 7, and 8 or more."""
-MOST_WEIGHT: Final = 8
-"""With heavier terms, the bounds of streams would overflow, so that queries would be scanned."""
+MOST_WEIGHT: Final = 4
+"""With heavier terms, queries would not fit into the bounds of a stream, so they would be scanned. None were better."""
 
 KIND: Final = "weighting"
 FORMAT_VERSION: Final = 1
