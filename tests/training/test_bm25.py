@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Pass, Tokenizer
@@ -19,6 +20,7 @@ from ralm.retrieval.opening import open_retriever
 from ralm.retrieval.options import RetrieverOptions
 from ralm.training.bm25 import fit_shape, train_bm25, weights_of
 from ralm.training.bm25_options import WeightingOptions
+from ralm.training.losses import marginal_loss
 from ralm.training.signals import Signals
 from tests.cli.program import ralm
 from tests.fakes import WordTokenizer
@@ -157,6 +159,26 @@ def test_the_fit_finds_planted_weights() -> None:
     fitted_E = there_EK[np.arange(4000), chosen_E]
     shape_G = fit_shape(parts_EKG[fitted_E], log_probs_EK[fitted_E], there_EK[fitted_E])
     np.testing.assert_allclose(shape_G, planted, rtol=0.15)
+
+
+def test_the_fit_is_where_the_loss_is_smallest() -> None:
+    """By the loss that the predictive reranker learns with: its gradient vanishes at the fit."""
+    draws = np.random.default_rng(0)
+    parts_EKG, log_probs_EK = draws.gamma(1.0, 1.0, (200, 5, 3)), draws.normal(-8, 2, (200, 5))
+    log_probs_EK += parts_EKG @ np.array([2.0, 1.0, 0.5])
+    there_EK = draws.random((200, 5)) < 0.8
+    there_EK[:, 0] = True
+    fitted_G = torch.tensor(fit_shape(parts_EKG, log_probs_EK, there_EK)).log().requires_grad_()
+    there = torch.from_numpy(there_EK)
+    log_probs = torch.from_numpy(log_probs_EK)
+    losses = [
+        marginal_loss((torch.from_numpy(parts_EKG) * logs_G.exp()).sum(dim=2), log_probs, there).mean()
+        for logs_G in (fitted_G, torch.zeros(3))
+    ]
+    losses[0].backward()
+    assert losses[0] < losses[1] - 0.01
+    assert fitted_G.grad is not None
+    assert fitted_G.grad.abs().max() < 2e-3
 
 
 def test_shapes_as_whole_numbers() -> None:

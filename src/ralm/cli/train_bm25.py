@@ -9,7 +9,6 @@ from ralm.cli import options
 from ralm.lm.local.options import ModelOptions
 from ralm.options import Option
 from ralm.training.bm25_options import WeightingOptions
-from ralm.training.options import training_extra
 
 _LEARNING, _MODEL = WeightingOptions(), ModelOptions()
 
@@ -33,9 +32,7 @@ def bm25(
     """
     from ralm.cli.output import print_json, print_line
     from ralm.lm.named import load_language_model
-
-    with training_extra():
-        from ralm.training.bm25 import train_bm25
+    from ralm.training.bm25 import train_bm25
 
     learned = train_bm25(signals, index, load_language_model(lm, model), out, learning, force=force)
     if json:

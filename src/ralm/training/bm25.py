@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
@@ -41,7 +40,6 @@ from ralm.runs.run import environment
 from ralm.runs.start import kept
 from ralm.training.bm25_options import WeightingOptions
 from ralm.training.examples import Example, runs_at
-from ralm.training.losses import marginal_loss
 from ralm.training.measuring import find_candidates, reader_of, score_passages
 from ralm.training.options import CandidateOptions
 from ralm.training.signals import Signals, open_signals
@@ -49,6 +47,8 @@ from ralm.training.signals import Signals, open_signals
 _FLAT: Final = 1e-3
 _STEPS: Final = 300
 _RATE: Final = 0.05
+_BETAS: Final = (0.9, 0.999)
+_TINY: Final = 1e-8
 _PASSAGES_KEPT: Final = 4096
 _RESAMPLES: Final = 2000
 _INSIDE: Final = (2.5, 97.5)
@@ -156,16 +156,25 @@ def fit_shape(
 
     The score of a candidate is the weighted sum of its parts: what the terms of each group add to its BM25 score.
     """
-    parts, log_probs = torch.from_numpy(parts_EKG).float(), torch.from_numpy(log_probs_EK)
-    there = torch.from_numpy(there_EK)
-    logs_G = torch.zeros(parts.shape[2], requires_grad=True)
-    optimizer = torch.optim.Adam([logs_G], lr=_RATE)
-    for _ in range(_STEPS):
-        optimizer.zero_grad()
-        loss = marginal_loss((parts * logs_G.exp()).sum(dim=2), log_probs, there).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return np.exp(logs_G.detach().numpy().astype(np.float64))
+    parts_EKG = np.where(there_EK[:, :, None], parts_EKG, 0)
+    log_probs_EK = np.where(there_EK, log_probs_EK, -np.inf)
+    logs_G, mean_G, square_G = np.zeros((3, parts_EKG.shape[2]))
+    for step in range(1, _STEPS + 1):  # Adam
+        weights_G = np.exp(logs_G)
+        scores_EK = np.where(there_EK, parts_EKG @ weights_G, -np.inf)
+        apart_EK = _softmax(scores_EK) - _softmax(scores_EK + log_probs_EK)  # the gradient of Eq. 9
+        gradient_G = np.einsum("ek,ekg->g", apart_EK, parts_EKG) * weights_G / len(parts_EKG)
+        mean_G = mean_G + (1 - _BETAS[0]) * (gradient_G - mean_G)
+        square_G = square_G + (1 - _BETAS[1]) * (gradient_G**2 - square_G)
+        rate = _RATE * np.sqrt(1 - _BETAS[1] ** step) / (1 - _BETAS[0] ** step)
+        logs_G = logs_G - rate * mean_G / (np.sqrt(square_G) + _TINY)
+    return np.exp(logs_G)
+
+
+def _softmax(logits_EK: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Softmax of each row; -inf is padding."""
+    powers_EK = np.exp(logits_EK - logits_EK.max(axis=1, keepdims=True))
+    return powers_EK / powers_EK.sum(axis=1, keepdims=True)
 
 
 def weights_of(shape_G: NDArray[np.float64], heaviest: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Options of learning weights for BM25; importing them does not import torch."""
+"""Options of learning weights for BM25."""
 
 from dataclasses import dataclass
 from typing import Annotated
