@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,7 +142,12 @@ def test_online_search_uses_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 480, 12)]).weighted(Weighting((4, 2, 1)))
     used: list[int] = []
     searched = Stream.search
-    monkeypatch.setattr(Stream, "search", lambda self, queries, *rest: used.append(1) or searched(self, queries, *rest))
+
+    def noted(self: Stream, queries: Sequence[Sequence[int]], forbidden: Forbidden | None = None) -> Any:
+        used.append(len(queries))
+        return searched(self, queries, forbidden)
+
+    monkeypatch.setattr(Stream, "search", noted)
     _online(bm25, strides(words(1, 60, 45), 14, 3), 4)
     assert sum(used) > 10
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ralm.errors import FolderExistsError, UsageError
-from ralm.protocols import Pass, Tokenizer
-from ralm.records import FloatArray, Passage
+from ralm.protocols import Tokenizer
+from ralm.records import FloatArray, Pass, Passage
 from ralm.retrieval.analysis.named import ENGLISH
 from ralm.retrieval.bm25.weighting import Weighting, open_weighting
 from ralm.retrieval.building import build_index
@@ -113,7 +113,7 @@ def test_the_words_that_matter_weigh_more(tmp_path: Path, index: Index, recent: 
     kept = open_weighting(tmp_path / "out")
     assert kept == Weighting(weights, ENGLISH.recorded) == learned.weighting
     found = open_retriever(index, RetrieverOptions(weighting=tmp_path / "out"))
-    assert found.config == index.bm25.weighted(kept).config  # type: ignore[attr-defined]
+    assert found.config == index.bm25.weighted(kept).config
 
 
 def test_permuted_signals_teach_nothing(tmp_path: Path, index: Index) -> None:
@@ -175,7 +175,7 @@ def test_the_fit_is_where_the_loss_is_smallest() -> None:
         marginal_loss((torch.from_numpy(parts_EKG) * logs_G.exp()).sum(dim=2), log_probs, there).mean()
         for logs_G in (fitted_G, torch.zeros(3))
     ]
-    losses[0].backward()
+    losses[0].backward()  # type: ignore[no-untyped-call]
     assert losses[0] < losses[1] - 0.01
     assert fitted_G.grad is not None
     assert fitted_G.grad.abs().max() < 2e-3
