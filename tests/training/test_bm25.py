@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,11 @@ class WantsWord:
     name = "wants"
     max_length = 1000
 
-    def __init__(self, tokenizer: Tokenizer, *, recent: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, recent: bool = True, most: int = 1 << 30) -> None:
         self.tokenizer = tokenizer
         self.recent = recent
         self.passes = 0
+        self.most = most
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -50,6 +52,8 @@ class WantsWord:
 
     def score(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
         for one in passes:
+            if self.passes == self.most:
+                raise KeyboardInterrupt
             self.passes += 1
             yield np.full(len(one.targets_P), -5.0, np.float32)
 
@@ -144,6 +148,22 @@ def _pretend(_: object, retriever: Any, examples_E: np.ndarray) -> np.ndarray:
     return np.full(len(examples_E), sign * float("weights" in retriever.config))
 
 
+def test_what_was_scored_is_not_scored_again(tmp_path: Path, index: Index) -> None:
+    """A training that was stopped, with its last weights still to be scored, resumes to the same result."""
+    model = WantsWord(WordTokenizer())
+    signals = made(tmp_path / "signals", index, model.config)
+    whole = train_bm25(signals, index, model, tmp_path / "whole", TESTED)
+    stopped = WantsWord(model.tokenizer, most=model.passes // 2)
+    with pytest.raises(KeyboardInterrupt):
+        train_bm25(signals, index, stopped, tmp_path / "out", TESTED)
+    with pytest.raises(UsageError, match="other settings"):
+        train_bm25(signals, index, model, tmp_path / "out", replace(TESTED, seed=1))
+    resumed = WantsWord(model.tokenizer)
+    assert train_bm25(signals, index, resumed, tmp_path / "out", TESTED) == whole
+    assert resumed.passes == model.passes - stopped.passes
+    assert not (tmp_path / "out.unfinished").exists()
+
+
 def test_the_fit_finds_planted_weights() -> None:
     """Signals drawn from softmax(weights * parts): Eq. 9 is smallest at about these weights."""
     draws = np.random.default_rng(0)
@@ -215,6 +235,7 @@ def test_signals_that_cannot_be_used(tmp_path: Path, index: Index) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_end_to_end(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
     """`ralm signals`, `ralm train bm25`, and its folder given to `ralm search` and `ralm check`."""
     draws = np.random.default_rng(0)
