@@ -33,6 +33,7 @@ Hits
 Hybrid
 InContext
 Index
+LSROptions
 LanguageModel
 LeftOut
 Measures
@@ -43,7 +44,9 @@ Oracle
 Pass
 Passage
 PlanOptions
+Predictive
 Prompt
+QueryEncoderOptions
 RalmError
 RalmWarning
 RandomChoice
@@ -53,6 +56,7 @@ ReadingOptions
 Removals
 Request
 Reranker
+RerankerOptions
 Retriever
 RetrieverOptions
 Rows
@@ -62,6 +66,7 @@ Splitting
 SweepPoint
 TokenWriter
 Tokenizer
+TrainingOptions
 VectorOptions
 WritingModel
 ZeroShot
@@ -71,6 +76,7 @@ build_index
 evaluate_text
 generate
 generate_many
+load_cross_encoder
 load_encoder
 load_language_model
 make_passages
@@ -86,6 +92,8 @@ run_evaluation
 run_sweep
 set_default_vectors
 sweep
+train_query_encoder
+train_reranker
 update_index
 write_retrieval_file
 write_run

@@ -9,10 +9,12 @@ import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.cli.program import ralm
+from tests.training.made_signals import save_signals
 
 ROOT = Path(__file__).parents[1]
 OF_EXTRAS = frozenset(
@@ -71,6 +73,15 @@ def use_the_library() -> str:
         library.load_language_model("ralm-tiny")
     with pytest.raises(library.RalmError, match=r"^dense retrieval needs the package torch: pip install 'ralm\[dense"):
         library.load_encoder(library.EncoderOptions(encoder="bert"))
+    with pytest.raises(library.RalmError, match=r"^cross-encoders need the package torch: pip install 'ralm\[dense"):
+        library.load_cross_encoder("bert")
+    fingerprint = library.open_index("index").fingerprint
+    with (
+        TemporaryDirectory() as folder,
+        pytest.raises(library.RalmError, match=r"^training needs the package torch: pip install 'ralm\[train"),
+    ):
+        signals = save_signals(Path(folder) / "s", fingerprint, ["a"] * 4, [[0, 1]] * 4, [[-1.0, -2.0]] * 4)
+        library.train_reranker(signals, "reranker", "bert", index="index")
     return "works"
 
 

@@ -3,6 +3,7 @@
 A test fails if the page and the program differ.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -23,9 +24,14 @@ the environment turns off only progress, in Python programs too.
 def page() -> str:
     """The whole page."""
     program: Any = typer.main.get_command(app)
-    parts = [HEAD, _section(program, "ralm")]
-    parts += [_section(command, f"ralm {name}") for name, command in program.commands.items()]
-    return "\n".join(parts)
+    return "\n".join([HEAD, *_sections(program, "ralm")])
+
+
+def _sections(command: Any, name: str) -> Iterator[str]:
+    """A section for a command, and for each command within it."""
+    yield _section(command, name)
+    for inner, one in getattr(command, "commands", {}).items():
+        yield from _sections(one, f"{name} {inner}")
 
 
 def _section(command: Any, name: str) -> str:

@@ -48,6 +48,8 @@ from .records import (
     ScoredTokens as ScoredTokens,
 )
 from .reranking.likelihood import Oracle as Oracle, ZeroShot as ZeroShot
+from .reranking.loading import load_cross_encoder as load_cross_encoder
+from .reranking.predictive import Predictive as Predictive
 from .reranking.random import RandomChoice as RandomChoice
 from .retrieval.bm25.forbidden import Forbidden as Forbidden
 from .retrieval.bm25.formula import BM25Options as BM25Options
@@ -79,4 +81,12 @@ from .retrieval.retrieval_file import (
 from .retrieval.updating import update_index as update_index
 from .runs.run import write_run as write_run
 from .runs.start import run_evaluation as run_evaluation, run_sweep as run_sweep
+from .training.options import (
+    LSROptions as LSROptions,
+    QueryEncoderOptions as QueryEncoderOptions,
+    RerankerOptions as RerankerOptions,
+    TrainingOptions as TrainingOptions,
+)
+from .training.reranker import train_reranker as train_reranker
+from .training.retriever import train_query_encoder as train_query_encoder
 from .version import __version__ as __version__

@@ -149,7 +149,11 @@ class WritingModel(LanguageModel, Protocol):
 
 
 class Encoder(Protocol):
-    """Turns texts into vectors of D dimensions; a larger inner product means a better match of query and passage."""
+    """Turns texts into vectors of D dimensions; a larger inner product means a better match of query and passage.
+
+    An encoder may also have `trained_for` (str): the fingerprint of the passage encoder that its query encoder was
+    trained for. Its queries are then accepted for vectors of that encoder.
+    """
 
     @property
     def dimension(self) -> int:

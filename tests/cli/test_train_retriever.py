@@ -29,7 +29,7 @@ def test_the_result_is_read_with_the_same_index(work: Path, tiny_folders: dict[s
     answer = ralm("--quiet", *train, "--init", work / "bert")
     assert answer.status == 0, answer.err
     assert "loss of the held-out examples: " in answer.out
-    assert f"search {work}/taught with it" in answer.out
+    assert f"search the same index with --retriever dense --query-encoder {out}" in answer.out
     assert "Writing model shards" not in answer.err
     assert ralm("check", out).status == 0
     before = ralm("search", work / "taught", "sea", "--retriever", "dense", "--json")

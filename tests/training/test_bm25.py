@@ -20,8 +20,8 @@ from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.opening import open_retriever
 from ralm.retrieval.options import RetrieverOptions
 from ralm.training.bm25 import fit_shape, train_bm25, weights_of
-from ralm.training.bm25_options import WeightingOptions
 from ralm.training.losses import marginal_loss
+from ralm.training.options import WeightingOptions
 from ralm.training.signals import Signals
 from tests.cli.program import ralm
 from tests.fakes import WordTokenizer
@@ -104,7 +104,7 @@ def test_the_words_that_matter_weigh_more(tmp_path: Path, index: Index, recent: 
     """The passages that weights bring up are scored too, and these help on held-out examples."""
     model = WantsWord(WordTokenizer(), recent=recent)
     signals = made(tmp_path / "signals", index, model.config, recent=recent)
-    learned = train_bm25(signals, index, model, tmp_path / "out", TESTED)
+    learned = train_bm25(signals, model, tmp_path / "out", TESTED, index=index)
     weights = learned.weighting.weights
     assert weights.index(max(weights)) == (0 if recent else 2)
     assert learned.shape[0 if recent else 2] > 2 * learned.shape[1]
@@ -123,9 +123,9 @@ def test_the_words_that_matter_weigh_more(tmp_path: Path, index: Index, recent: 
 def test_permuted_signals_teach_nothing(tmp_path: Path, index: Index) -> None:
     model = WantsWord(WordTokenizer())
     signals = made(tmp_path / "signals", index, model.config, permuted=True)
-    learned = train_bm25(signals, index, model, tmp_path / "out", TESTED)
+    learned = train_bm25(signals, model, tmp_path / "out", TESTED, index=index)
     assert learned.weighting.is_plain or learned.interval[0] <= 0
-    true = train_bm25(made(tmp_path / "true", index, model.config), index, model, tmp_path / "of-true", TESTED)
+    true = train_bm25(made(tmp_path / "true", index, model.config), model, tmp_path / "of-true", TESTED, index=index)
     assert true.interval[0] > 0
     assert true.gain > 5 * max(learned.gain, 0)
 
@@ -135,7 +135,7 @@ def test_what_does_not_gain_is_not_taken(tmp_path: Path, index: Index, monkeypat
     model = WantsWord(WordTokenizer())
     signals = made(tmp_path / "signals", index, model.config)
     monkeypatch.setattr("ralm.training.bm25._Firsts.gains", _pretend)
-    learned = train_bm25(signals, index, model, tmp_path / "out", TESTED)
+    learned = train_bm25(signals, model, tmp_path / "out", TESTED, index=index)
     assert learned.best != (1, 1, 1)
     assert learned.gain < 0
     assert learned.weighting.weights == (1, 1, 1)
@@ -152,14 +152,14 @@ def test_what_was_scored_is_not_scored_again(tmp_path: Path, index: Index) -> No
     """A training that was stopped, with its last weights still to be scored, resumes to the same result."""
     model = WantsWord(WordTokenizer())
     signals = made(tmp_path / "signals", index, model.config)
-    whole = train_bm25(signals, index, model, tmp_path / "whole", TESTED)
+    whole = train_bm25(signals, model, tmp_path / "whole", TESTED, index=index)
     stopped = WantsWord(model.tokenizer, most=model.passes // 2)
     with pytest.raises(KeyboardInterrupt):
-        train_bm25(signals, index, stopped, tmp_path / "out", TESTED)
+        train_bm25(signals, stopped, tmp_path / "out", TESTED, index=index)
     with pytest.raises(UsageError, match="other settings"):
-        train_bm25(signals, index, model, tmp_path / "out", replace(TESTED, seed=1))
+        train_bm25(signals, model, tmp_path / "out", replace(TESTED, seed=1), index=index)
     resumed = WantsWord(model.tokenizer)
-    assert train_bm25(signals, index, resumed, tmp_path / "out", TESTED) == whole
+    assert train_bm25(signals, resumed, tmp_path / "out", TESTED, index=index) == whole
     assert resumed.passes == model.passes - stopped.passes
     assert not (tmp_path / "out.unfinished").exists()
 
@@ -212,11 +212,11 @@ def test_signals_that_cannot_be_used(tmp_path: Path, index: Index) -> None:
     model = WantsWord(WordTokenizer())
     signals = made(tmp_path / "signals", index, model.config)
     with pytest.raises(UsageError, match=r"measured with wants, and wants differs from it in weights: give"):
-        train_bm25(signals, index, WantsWord(WordTokenizer(), recent=False), tmp_path / "out")
+        train_bm25(signals, WantsWord(WordTokenizer(), recent=False), tmp_path / "out", index=index)
     other = tmp_path / "other"
     build_index([Passage(0, "d", "", "one passage")], other)
     with pytest.raises(UsageError, match="are of another index"):
-        train_bm25(signals, other, model, tmp_path / "out")
+        train_bm25(signals, model, tmp_path / "out", index=other)
     impossible = save_signals(
         tmp_path / "impossible",
         index.fingerprint,
@@ -227,11 +227,11 @@ def test_signals_that_cannot_be_used(tmp_path: Path, index: Index) -> None:
         config={"model": dict(model.config)},
     )
     with pytest.raises(UsageError, match="1 examples that can be used, which is not enough"):
-        train_bm25(impossible, index, model, tmp_path / "out")
+        train_bm25(impossible, model, tmp_path / "out", index=index)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes").touch()
     with pytest.raises(FolderExistsError):
-        train_bm25(signals, index, model, tmp_path / "taken")
+        train_bm25(signals, model, tmp_path / "taken", index=index)
     assert not (tmp_path / "out").exists()
 
 
@@ -253,7 +253,7 @@ def test_end_to_end(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
     ):  # fmt: skip
         answer = ralm(*one)
         assert answer.status == 0, answer.err
-    asked = ["train", "bm25", signals, "--index", index, "--out", out]
+    asked = ["train", "bm25", signals, "--out", out]
     answer = ralm(*asked, "--lm", lm)
     assert answer.status == 0, answer.err
     assert "weights 1, 1, 1" in answer.out

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,15 +11,17 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from ralm.errors import DamagedFolderError, OtherEncoderError, RalmWarning, UsageError
+from ralm.folders.manifest import read_manifest
 from ralm.records import Passage
 from ralm.retrieval.building import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
+from ralm.retrieval.dense.trained import FORMAT_VERSION, KIND
 from ralm.retrieval.encoding import add_vectors
 from ralm.retrieval.index import Index, open_index
-from ralm.training.options import TrainingOptions
-from ralm.training.query_encoder import QueryEncoderStudent, losses_of, train_query_encoder
-from ralm.training.retriever_options import LSROptions, QueryEncoderOptions
+from ralm.training.options import LSROptions, QueryEncoderOptions, TrainingOptions
+from ralm.training.query_encoder import QueryEncoderStudent, inner_products, losses_of
+from ralm.training.retriever import train_query_encoder
 from ralm.training.signals import Signals
 from tests.reference import learning
 from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
@@ -71,11 +74,16 @@ def first_places(index: Path, query_encoder: Path | None, wanted: int, queries: 
 def test_what_helped_moves_to_the_front(root: Path, tmp_path: Path) -> None:
     """Passages keep their vectors; held-out queries find the passage that always helped."""
     index_before = sorted(open_index(root / "index").manifest.files.items())
-    trained = train_query_encoder(root / "signals", root / "index", tmp_path / "out", training=QUICK)
+    trained = train_query_encoder(root / "signals", tmp_path / "out", index=root / "index", training=QUICK)
     first, last = trained.losses[0], trained.losses[-1]
     assert first.held_out_loss is not None
     assert last.held_out_loss is not None
     assert last.held_out_loss < 0.5 * first.held_out_loss
+    results: Any = read_manifest(tmp_path / "out", kind=KIND, format_version=FORMAT_VERSION).settings["results"]
+    worth = results["held_out"]
+    assert worth["none"] == -3
+    assert worth["first"] < worth["chosen"] == worth["best"] == -1
+    assert worth["chosen_before"] < -1
     unseen = ["bread salt", "moon", "sea river hill"]
     before = first_places(root / "index", None, 7, unseen)
     assert first_places(root / "index", tmp_path / "out", 7, unseen) < min(before, 1.0)
@@ -101,7 +109,8 @@ def test_losses_and_their_gradients_are_those_of_a_plain_loop(root: Path) -> Non
     by_query = torch.from_numpy(queries_BD).requires_grad_()
     vectors_BKD = torch.from_numpy(index.passage_vectors().of(signals.passages_EK))
     lm_scores_BK = signals.mean_log_probs_EK.astype(np.float32)
-    losses_of(by_query, vectors_BKD, signals.passages_EK, lm_scores_BK, options.loss).sum().backward()  # type: ignore[no-untyped-call]
+    scores_BK = inner_products(by_query, vectors_BKD)
+    losses_of(scores_BK, lm_scores_BK, signals.passages_EK, options.loss).sum().backward()  # type: ignore[no-untyped-call]
     for row, gradient in enumerate(by_query.grad.numpy()):  # type: ignore[union-attr]
         by_score = learning.divergence_gradient(scores[row], means[row], 0.3, 0.2)
         np.testing.assert_allclose(gradient, by_score @ passages_PD[candidates[row]], rtol=1e-3, atol=1e-5)
@@ -109,7 +118,7 @@ def test_losses_and_their_gradients_are_those_of_a_plain_loop(root: Path) -> Non
 
 def test_the_encoder_belongs_to_the_vectors_it_was_trained_for(root: Path, tmp_path: Path) -> None:
     """Also in another index with passages encoded by the same weights; not by others, and not if it was altered."""
-    train_query_encoder(root / "signals", root / "index", tmp_path / "out", training=replace(QUICK, steps=2))
+    train_query_encoder(root / "signals", tmp_path / "out", index=root / "index", training=replace(QUICK, steps=2))
     tuned, own = tmp_path / "out", encoder(root / "bert")
     build_index(passages()[:4], tmp_path / "fewer", encoder=own)
     opened = open_index(tmp_path / "fewer")
@@ -117,18 +126,19 @@ def test_the_encoder_belongs_to_the_vectors_it_was_trained_for(root: Path, tmp_p
     add_vectors(tmp_path / "fewer", encoder(root / "other"), name="other")
     with pytest.raises(OtherEncoderError, match="was trained for passages encoded by other weights"):
         open_index(tmp_path / "fewer").dense(vectors="other", encoder=encoder(root / "other", tuned))
-    unnormalized = SentenceEncoder(EncoderOptions(encoder=str(root / "bert"), query_encoder=str(tuned), pooling="cls"))
-    with pytest.raises(OtherEncoderError, match=r"pooling is \['cls'\] here"):
-        opened.dense(encoder=unnormalized)
+    first_token = SentenceEncoder(EncoderOptions(encoder=str(root / "bert"), pooling="cls"))
+    add_vectors(tmp_path / "fewer", first_token, name="first-token")
+    with pytest.raises(OtherEncoderError, match=r"pooling is \['mean'\] here and was \['cls'\] there"):
+        open_index(tmp_path / "fewer").dense(vectors="first-token", encoder=encoder(root / "bert", tuned))
     (tuned / "config.json").write_text("{}")
     with pytest.raises(DamagedFolderError, match="config.json has 2 bytes"):
         opened.dense(encoder=encoder(root / "bert", tuned))
 
 
 def test_training_goes_on_from_a_trained_encoder(root: Path, tmp_path: Path) -> None:
-    train_query_encoder(root / "signals", root / "index", tmp_path / "once", training=QUICK)
+    train_query_encoder(root / "signals", tmp_path / "once", index=root / "index", training=QUICK)
     options = QueryEncoderOptions(init=str(tmp_path / "once"))
-    twice = train_query_encoder(root / "signals", root / "index", tmp_path / "twice", options, QUICK)
+    twice = train_query_encoder(root / "signals", tmp_path / "twice", options, QUICK, index=root / "index")
     once = open_losses(tmp_path / "once")
     assert twice.losses[0].held_out_loss == pytest.approx(min(once), rel=1e-4)
     assert first_places(root / "index", tmp_path / "twice", 7, ["sea", "barn"]) < 1
@@ -149,7 +159,7 @@ def test_a_question_encoder_of_a_pair_is_trained(root: Path, tmp_path: Path) -> 
     build_index(passages(), tmp_path / "index", encoder=pair)
     preferring(tmp_path / "signals", open_index(tmp_path / "index"), wanted=2)
     options = QueryEncoderOptions(reads="prefix", loss=LSROptions(gamma=2.0))
-    train_query_encoder(tmp_path / "signals", tmp_path / "index", tmp_path / "out", options, QUICK)
+    train_query_encoder(tmp_path / "signals", tmp_path / "out", options, QUICK, index=tmp_path / "index")
     assert first_places(tmp_path / "index", tmp_path / "out", 2, ["sea fox", "moon"]) < 1
 
 
@@ -160,10 +170,10 @@ def test_examples_without_a_choice_teach_nothing(root: Path, tmp_path: Path, can
     save_signals(tmp_path / "signals", index.fingerprint, ["sea", "fox", "moon"], candidates, means)
     none_held_out = replace(QUICK, steps=2, held_out=0)
     if max(map(len, candidates)) > 1:
-        train_query_encoder(tmp_path / "signals", index, tmp_path / "out", training=none_held_out)
+        train_query_encoder(tmp_path / "signals", tmp_path / "out", index=index, training=none_held_out)
         return
-    with pytest.raises(UsageError, match="no example of .*/signals that is trained on has two candidates"):
-        train_query_encoder(tmp_path / "signals", index, tmp_path / "out", training=none_held_out)
+    with pytest.raises(UsageError, match="only 0 have two candidates or more"):
+        train_query_encoder(tmp_path / "signals", tmp_path / "out", index=index, training=none_held_out)
 
 
 def test_what_does_not_belong_together(root: Path, tmp_path: Path) -> None:
@@ -171,7 +181,7 @@ def test_what_does_not_belong_together(root: Path, tmp_path: Path) -> None:
 
     def fails(error: type[Exception], match: str, signals: Path, index: Path, **options: str) -> None:
         with pytest.raises(error, match=match):
-            train_query_encoder(signals, index, tmp_path / "out", QueryEncoderOptions(**options), QUICK)  # type: ignore[arg-type]
+            train_query_encoder(signals, tmp_path / "out", QueryEncoderOptions(**options), QUICK, index=index)  # type: ignore[arg-type]
         assert not list(tmp_path.glob("out*"))
 
     build_index(passages()[:5], tmp_path / "other", encoder=encoder(root / "bert"))
@@ -200,5 +210,5 @@ def test_permuted_preferences_teach_nothing_about_unseen_queries(root: Path, tmp
     save_signals(tmp_path / "signals", index.fingerprint, queries, candidates, means)
     options = replace(QUICK, learning_rate=5e-4)
     with pytest.warns(RalmWarning, match="did not lower the loss of the held-out examples"):
-        trained = train_query_encoder(tmp_path / "signals", index, tmp_path / "out", training=options)
+        trained = train_query_encoder(tmp_path / "signals", tmp_path / "out", index=index, training=options)
     assert trained.best_step == 0

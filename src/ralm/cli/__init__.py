@@ -23,17 +23,14 @@ from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
 from ralm.cli.signals import signals
 from ralm.cli.sweep import sweep
-from ralm.cli.train import train
+from ralm.cli.train import bm25, reranker, retriever
 from ralm.cli.update import merge, update
 from ralm.errors import RalmError, UsageError
 from ralm.version import __version__
 
+_HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 app = typer.Typer(
-    name="ralm",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    name="ralm", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=_HELP
 )
 
 
@@ -79,6 +76,17 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name)(command(_function))
+
+
+train = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings=_HELP,
+    help="Train small models on what a language model makes of passages (`ralm signals`).",
+)
+train.command("reranker")(command(reranker))
+train.command("retriever")(command(retriever))
+train.command("bm25")(command(bm25))
 app.add_typer(train, name="train")
 
 

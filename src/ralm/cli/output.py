@@ -31,6 +31,8 @@ from ralm.retrieval.segments import segment_entries
 from ralm.retrieval.vector_sets import vector_sets
 from ralm.runs.run import to_json
 from ralm.runs.sweep_folder import PLOT, TABLE
+from ralm.training.bm25 import LearnedWeighting
+from ralm.training.reranker import TrainedReranker
 from ralm.training.worth import Worth
 
 DEMO_ROWS = {
@@ -171,6 +173,37 @@ def print_worth(folder: Path, worth: Worth) -> None:
     print_line("entropy of Q, the softmax of the mean log-probability over beta, in nats:")
     for beta, entropy in worth.entropies.items():
         print_line(f"  beta {beta:<5}{entropy:.3f} of {worth.uniform:.3f}")
+
+
+def print_reranker(trained: TrainedReranker) -> None:
+    """Print where a reranker is, and what its choice is worth on the held-out examples."""
+    print_line(f"{trained.out}: reranker of step {trained.best_step:,}, after {trained.steps:,} steps")
+    if trained.held_out is not None:
+        none = number(trained.held_out["none"])
+        gains = {name: number(value) - none for name, value in trained.held_out.items()}
+        print_line(
+            f"gain per token of held-out examples: {gains['first']:+.4f} nats with the first candidate, "
+            f"{gains['chosen']:+.4f} with the reranker's choice, {gains['best']:+.4f} with the best"
+        )
+
+
+def print_weighting(folder: Path, learned: LearnedWeighting) -> None:
+    """Print which weights of query terms were tried, and what the best gain on held-out examples."""
+    print_line(f"gain over no passage on {learned.examples:,} training examples, in nats per token:")
+    for one in learned.tried:
+        print_line(f"  weights {_weights(one.weights):<10}{one.gain:+.4f}")
+    print_line(
+        f"on {learned.held_out:,} held-out examples, BM25 gains {learned.plain:+.4f}; weights {_weights(learned.best)} "
+        f"gain {learned.gain:+.4f} more (95%: {learned.interval[0]:+.4f} to {learned.interval[1]:+.4f})"
+    )
+    if learned.weighting.is_plain:
+        print_line(f"{folder}: all terms weigh the same, as in plain BM25, since no other weights are better")
+    else:
+        print_line(f"{folder}: search the same index with --weighting {folder}")
+
+
+def _weights(weights: Sequence[int]) -> str:
+    return ", ".join(map(str, weights))
 
 
 def print_demo(folder: Path, shown: Demonstration, model: WritingModel, bm25: FromRetriever) -> None:

@@ -8,11 +8,13 @@ import typer
 from ralm.cli import options
 from ralm.cli.flags import Flags
 from ralm.cli.idle import Use, given_options, refuse_idle
+from ralm.errors import UsageError
 from ralm.options import Option
 from ralm.reading.plan import PlanOptions
+from ralm.reranking.options import RerankOptions
 from ralm.retrieval.options import RetrieverOptions
 
-_RETRIEVAL, _PLAN = RetrieverOptions(), PlanOptions(document_tokens=0)
+_RETRIEVAL, _RERANKING, _PLAN = RetrieverOptions(), RerankOptions(), PlanOptions(document_tokens=0)
 
 
 def retrieve(
@@ -23,6 +25,7 @@ def retrieve(
     out: Annotated[Path, Option("File to write (JSON).")],
     k: Annotated[int, Option("Passages per stride.", flag="-k")] = 16,
     retrieval: RetrieverOptions = _RETRIEVAL,
+    reranking: RerankOptions = _RERANKING,
     plan: Annotated[
         PlanOptions, Flags(without=("document_tokens", "bos"), default_said=options.QUERY_TOKENS_SAID)
     ] = _PLAN,
@@ -31,16 +34,20 @@ def retrieve(
 ) -> None:
     """Retrieve for every stride of a text, and write the passages in the format of the official In-Context RALM code.
 
-    Only the tokenizer of the language model is needed. If the official evaluation will read the file, use `--semantics
+    Only the tokenizer of the language model is needed, so `--rerank` takes only predictive and random: the `-k` best of
+    the candidates are written, best first. If the official evaluation will read the file, use `--semantics
     official` and the same `--max-length` as there. `ralm eval --retrieved` needs the same windows.
     """
-    refuse_idle(context, Use(retrieval), Use(plan))
+    refuse_idle(context, Use(retrieval), Use(reranking), Use(plan))
+    _check(k, reranking)
     plan = options.with_query_tokens(plan, retrieval, given_options(context))
 
     from ralm.cli.asked import open_text
     from ralm.cli.output import print_cache, print_line
     from ralm.folders.outputs import check_output_file
     from ralm.lm.named import load_tokenizer
+    from ralm.pipeline.reading import chosen
+    from ralm.pipeline.rows import TextRows
     from ralm.pipeline.sources import FromRetriever, retrieved_strides
     from ralm.pipeline.texts import prepare_text, read_beginning
     from ralm.retrieval.retrieval_file import write_retrieval_file
@@ -48,10 +55,26 @@ def retrieve(
     check_output_file(out, force)
     chunks = open_text(text, limit_tokens)
     source = FromRetriever.of_index(index, retrieval)
+    reranker = reranking.reranker()
     tokenizer = load_tokenizer(lm)
     content = read_beginning(chunks, tokenizer, limit_tokens)
     prepared = prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
-    hits, passages = source.find(prepared, tokenizer, k)
+    hits, passages = source.find(prepared, tokenizer, k if reranker is None else reranker.candidates)
+    if reranker is not None:
+        hits = chosen(reranker, TextRows(prepared, tokenizer), hits, passages, k)
     write_retrieval_file(out, retrieved_strides(prepared, tokenizer, hits, passages))
     print_line(f"{len(prepared.plan):,} strides of {len(prepared.tokens):,} tokens: {out}")
     print_cache(source)
+
+
+def _check(k: int, reranking: RerankOptions) -> None:
+    """Raise UsageError if options do not go together."""
+    if reranking.method in ("zero-shot", "oracle"):
+        raise UsageError(
+            f'`rerank="{reranking.method}"` ranks with the language model, which is not loaded here: rerank when the '
+            "text is evaluated (`ralm eval --retrieved`)."
+        )
+    if reranking.method != "none" and reranking.candidates < k:
+        raise UsageError(
+            f"`candidates` {reranking.candidates} are fewer than the `k` {k} passages to write: raise them."
+        )

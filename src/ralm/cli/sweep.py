@@ -56,6 +56,7 @@ def sweep(
     from ralm.lm.scoring import Scorer
     from ralm.pipeline.sources import open_source
     from ralm.pipeline.texts import read_beginning
+    from ralm.reranking.pairs import PairScorer
     from ralm.runs import sweep_folder
     from ralm.runs.start import point_config, run_sweep
 
@@ -70,13 +71,18 @@ def sweep(
     content = read_beginning(chunks, model.tokenizer, first.limit_tokens)
     rerank_lm = next((job.reading.rerank_lm for job in jobs.values() if job.reading.rerank_lm), None)
     ranker = Scorer(load_language_model(rerank_lm, first.model)) if rerank_lm else None
+    cross_encoders = {
+        _choosing(job): PairScorer(job.reading.reranking.load()) for job in jobs.values() if _choosing(job)
+    }
     points = [
         SweepPoint(
             value=value,
             plan=job.plan,
             reader=job.reading.chosen_reader,
             source=sources[_source_of(job)],
-            reranker=job.reading.reranker(ranker if job.reading.rerank_lm else None),
+            reranker=job.reading.reranker(
+                ranker if job.reading.rerank_lm else None, cross_encoders.get(_choosing(job))
+            ),
         )
         for value, job in jobs.items()
     ]
@@ -132,3 +138,9 @@ def _parsed(over: str, kind: Any, values: str) -> dict[str, Any]:
 
 def _source_of(job: Job) -> tuple[Path | None, Path | None, RetrieverOptions]:
     return job.index, job.retrieved, job.retrieval
+
+
+def _choosing(job: Job) -> tuple[str, int | None] | None:
+    """The cross-encoder that chooses, and how much it reads: jobs with the same share one; None if none chooses."""
+    reranking = job.reading.reranking
+    return (str(reranking.cross_encoder), reranking.tokens) if reranking.method == "predictive" else None

@@ -62,7 +62,11 @@ PARTIAL: Final = WorkKind(
 """The output being written, and what it replaces."""
 UNFINISHED: Final = WorkKind(
     name="{}.unfinished",
-    holds=("config.json", "config.json.partial", "*.journal", "checkpoint-*.safetensors*", "weights-*.safetensors*"),
+    holds=(
+        *("config.json", "config.json.partial", "*.journal"),
+        *("checkpoint-*.safetensors*", "weights-*.safetensors*", "held-out.npz*"),
+        *("snapshot-*", "encoding-*", "version-*"),
+    ),
 )
 """The scores of an unfinished run, or the checkpoints of an unfinished training."""
 ENCODED: Final = WorkKind(name=".{}.vectors", holds=("*.npy", "*.npy.partial"))

@@ -12,6 +12,7 @@ from ralm.reading.ensemble import COLDEST, Ensemble
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import QueryTokens, Stride
 from ralm.reranking.options import RerankOptions
+from ralm.reranking.pairs import CrossEncoder
 
 ReaderName = Literal["in-context", "ensemble", "concatenation"]
 
@@ -89,9 +90,11 @@ class ReadingOptions:
         """The name of the ranking model, or None if the reading model ranks."""
         return self.rerank_lm if self.reranking.method == "zero-shot" else None
 
-    def reranker(self, model: LanguageModel | None = None) -> Reranker | None:
-        """The reranker, or None if nothing is reranked; `model` ranks for zero-shot reranking."""
-        return self.reranking.reranker(model)
+    def reranker(
+        self, model: LanguageModel | None = None, cross_encoder: CrossEncoder | None = None
+    ) -> Reranker | None:
+        """The reranker, or None if nothing is reranked; see `RerankOptions.reranker`."""
+        return self.reranking.reranker(model, cross_encoder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ Knows a plan and how its readings begin; knows nothing of how candidates are com
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -13,24 +14,20 @@ from ralm.lm.scoring import Scorer
 from ralm.pipeline.ranked_text import RankedText
 from ralm.pipeline.sources import stride_queries
 from ralm.pipeline.texts import PreparedText
-from ralm.protocols import LanguageModel
+from ralm.protocols import LanguageModel, Tokenizer
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.in_context import rows_with_targets, stride_request
 from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Passages, Request
 
+_NEEDS_A_MODEL: Final = "this reranker ranks with a language model, and here is none: choose another one."
 
-class StrideRows:
-    """The strides of a text with their hits, read by the model of `scorer` after `documents`."""
 
-    def __init__(
-        self, prepared: PreparedText, scorer: Scorer, documents: PassageDocuments, hits: Hits, passages: Passages
-    ) -> None:
+class TextRows:
+    """The strides of a text, for rerankers that need no language model."""
+
+    def __init__(self, prepared: PreparedText, tokenizer: Tokenizer) -> None:
         self._prepared = prepared
-        self._scorer = scorer
-        self._documents = documents
-        self._hits = hits
-        self._passages = passages
-        self._targets: dict[tuple[int, int], FloatArray] = {}
+        self._tokenizer = tokenizer
 
     def __len__(self) -> int:
         return len(self._prepared.plan)
@@ -38,7 +35,7 @@ class StrideRows:
     @cached_property
     def queries(self) -> Sequence[str]:
         """The query of each stride; empty for a stride that does not retrieve."""
-        return stride_queries(self._prepared, self._scorer.tokenizer)
+        return stride_queries(self._prepared, self._tokenizer)
 
     @property
     def strides(self) -> IntArray:
@@ -48,6 +45,33 @@ class StrideRows:
     def prefix(self, row: int) -> str:
         """The text before a stride."""
         return self._prepared.text[: self._prepared.characters_before(row)]
+
+    def prefix_log_probs(  # a ranking model would do, but no command gives one
+        self,
+        candidates: Sequence[tuple[int, int]],  # noqa: ARG002
+        tokens: int,  # noqa: ARG002
+        model: LanguageModel | None = None,  # noqa: ARG002
+    ) -> list[FloatArray]:
+        """Raises UsageError: there is no language model here."""
+        raise UsageError(_NEEDS_A_MODEL)
+
+    def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:  # noqa: ARG002
+        """Raises UsageError: there is no language model here."""
+        raise UsageError(_NEEDS_A_MODEL)
+
+
+class StrideRows(TextRows):
+    """The strides of a text with their hits, read by the model of `scorer` after `documents`."""
+
+    def __init__(
+        self, prepared: PreparedText, scorer: Scorer, documents: PassageDocuments, hits: Hits, passages: Passages
+    ) -> None:
+        super().__init__(prepared, scorer.tokenizer)
+        self._scorer = scorer
+        self._documents = documents
+        self._hits = hits
+        self._passages = passages
+        self._targets: dict[tuple[int, int], FloatArray] = {}
 
     def prefix_log_probs(
         self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None

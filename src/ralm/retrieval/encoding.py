@@ -58,15 +58,9 @@ def add_vectors(
     path = Path(index).resolve()
     opened = open_index(path)  # fails before anything is written beside a folder that is not an index
     with storage_errors(path), at_work(ENCODED, path) as work, changing(opened) as folder:
+        check_can_add(opened, name, force=force)
         sets = opened.vector_sets
-        if len(opened.segments) > 1 or len(opened.passages.numbering.removed):
-            raise UsageError(f"{path} was updated; merge its segments (`ralm merge {path}`) before vectors are added.")
-        if name in sets.sets and not force:
-            raise FolderExistsError(
-                f"{path} already has vectors {name!r}, which are kept; choose another `name`, or overwrite "
-                "them with `force=True`."
-            )
-        record = _encode(opened, folder / _NEW, work, encoder, options)
+        record = write_vectors(opened, folder / _NEW, work, encoder, options)
         file = folder / _NEW / VECTORS
         place = folder_of(name, whole_checksum(file))
         record["file"] = f"{place}/{VECTORS}"
@@ -75,6 +69,20 @@ def add_vectors(
         file.parent.rename(folder / place)
         added = {**sets.sets, name: VectorSet.model_validate(record)}
         return _write(opened, folder, VectorSets(default=name if default else sets.default or name, sets=added))
+
+
+def check_can_add(index: Index, name: str, *, force: bool) -> None:
+    """Raise the errors of `add_vectors` that are known before anything is encoded."""
+    check_name(name)
+    if len(index.segments) > 1 or len(index.passages.numbering.removed):
+        raise UsageError(
+            f"{index.path} was updated; merge its segments (`ralm merge {index.path}`) before vectors are added."
+        )
+    if name in index.vector_sets.sets and not force:
+        raise FolderExistsError(
+            f"{index.path} already has vectors {name!r}, which are kept; choose another `name`, or overwrite them with "
+            "`force=True`."
+        )
 
 
 def remove_vectors(index: Path | str, name: str) -> Manifest:
@@ -107,10 +115,14 @@ def set_default_vectors(index: Path | str, name: str) -> Manifest:
         return _write(opened, folder, opened.vector_sets.model_copy(update={"default": name}))
 
 
-def _encode(
+def write_vectors(
     index: Index, folder: Path, work: Path, encoder: Encoder, options: VectorOptions | None
 ) -> dict[str, JsonValue]:
-    """Write the vectors of all passages; returns what the manifest records about them."""
+    """Write the vectors of all passages into a new folder; returns what the manifest records about them.
+
+    `work` keeps what is encoded, so the same call resumes after an interruption; the caller removes it. Raises what
+    `DenseBuilder` raises.
+    """
     with dense_extra():
         from ralm.retrieval.dense.build import DenseBuilder
     folder.mkdir()

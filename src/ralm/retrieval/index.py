@@ -116,7 +116,8 @@ class Index:
         `encoder`, or by the encoder that the index names.
 
         Raises UsageError if the index has no such vectors, OtherEncoderError if the encoder of queries has other
-        weights than the one the index was built with (unless `any_encoder`) or gives vectors of another length,
+        weights than the one the index was built with and was not trained for it (unless `any_encoder`), or gives
+        vectors of another length,
         ModelError if it cannot be loaded, MissingExtraError if the extra `dense` is not installed.
         """
         chosen = self.vector_sets.named(vectors, self.path)

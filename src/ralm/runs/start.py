@@ -5,9 +5,9 @@ again.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -23,6 +23,8 @@ from ralm.pipeline.texts import read_beginning
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.likelihood import ZeroShot
+from ralm.reranking.pairs import PairScorer
+from ralm.reranking.predictive import Predictive
 from ralm.runs import run, sweep_folder
 from ralm.runs.run import evaluation_config, write_run
 from ralm.runs.sweep_folder import write_sweep
@@ -55,13 +57,13 @@ def run_evaluation(
     check_output(Path(out), kind=run.KIND, force=force)
     text = _needed(text, model, limit_tokens)
     config = evaluation_config(name, text, model, options, source, limit_tokens, reader, reranker)
-    with kept(out, config, [model, ranking_model(reranker)], force=force) as scorers:
+    with kept(out, config, [model, ranks_with(reranker)], force=force) as own:
         evaluation = evaluate_text(
             text,
-            scorers[id(model)],
+            own.scorers[id(model)],
             options,
             source=source,
-            reranker=_ranking_with(reranker, scorers),
+            reranker=_ranking_with(reranker, own),
             reader=reader,
             limit_tokens=limit_tokens,
             baseline=baseline,
@@ -91,10 +93,10 @@ def run_sweep(
         sweep_folder.check_plot()
     text = _needed(text, model, limit_tokens)
     configs = [point_config(name, text, model, point, limit_tokens) for point in points]
-    models = [model, *(ranking_model(point.reranker) for point in points)]
-    with kept(out, {"option": option, "points": [*configs]}, models, force=force) as scorers:
-        shared = [replace(point, reranker=_ranking_with(point.reranker, scorers)) for point in points]
-        swept = sweep(text, scorers[id(model)], option, shared, limit_tokens=limit_tokens)
+    models = [model, *(ranks_with(point.reranker) for point in points)]
+    with kept(out, {"option": option, "points": [*configs]}, models, force=force) as own:
+        shared = [replace(point, reranker=_ranking_with(point.reranker, own)) for point in points]
+        swept = sweep(text, own.scorers[id(model)], option, shared, limit_tokens=limit_tokens)
         write_sweep(out, swept, configs, plot=plot, force=force)
     return swept
 
@@ -111,33 +113,53 @@ def point_config(
     return evaluation_config(name, text, model, point.plan, point.source, limit_tokens, point.reader, point.reranker)
 
 
-def ranking_model(reranker: Reranker | None) -> LanguageModel | None:
-    """The ranking model of a zero-shot reranker; None for other rerankers, and if the reading model ranks."""
-    return reranker.model if isinstance(reranker, ZeroShot) else None
+def ranks_with(reranker: Reranker | None) -> LanguageModel | PairScorer | None:
+    """What ranks by scores that a run keeps: another language model, or a cross-encoder; None for other rerankers, and
+    if the reading model ranks."""
+    if isinstance(reranker, ZeroShot):
+        return reranker.model
+    return PairScorer.of(reranker.cross_encoder) if isinstance(reranker, Predictive) else None
 
 
-def _ranking_with(reranker: Reranker | None, scorers: Mapping[int, Scorer]) -> Reranker | None:
-    """The same reranker, with its ranking model replaced by the scorer of that model."""
+def _ranking_with(reranker: Reranker | None, kept: "Kept") -> Reranker | None:
+    """The same reranker, with what it ranks with replaced by what keeps the scores of it."""
     if isinstance(reranker, ZeroShot) and reranker.model is not None:
-        return replace(reranker, model=scorers[id(reranker.model)])
+        return replace(reranker, model=kept.scorers[id(reranker.model)])
+    if isinstance(reranker, Predictive):
+        return replace(reranker, cross_encoder=kept.pair_scorers[id(reranker.cross_encoder)])
     return reranker
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What keeps the scores of a run: scorers of language models and of cross-encoders, by the `id` of each."""
+
+    scorers: dict[int, Scorer] = field(default_factory=dict)
+    pair_scorers: dict[int, PairScorer] = field(default_factory=dict)
 
 
 @contextmanager
 def kept(
-    out: Path | str, config: dict[str, JsonValue], models: Sequence[LanguageModel | None], *, force: bool
-) -> Iterator[dict[int, Scorer]]:
-    """Scorers of some models, by `id(model)`, that keep what they score beside `out` and reuse what is kept there.
+    out: Path | str,
+    config: dict[str, JsonValue],
+    models: Sequence[LanguageModel | PairScorer | None],
+    *,
+    force: bool,
+) -> Iterator[Kept]:
+    """Scorers of some models that keep what they score beside `out` and reuse what is kept there.
 
     Raises UsageError if a run with other settings was begun there and `force` is not set.
     """
     distinct = {id(model): model for model in models if model is not None}
     with unfinished_run(Path(out), config, force=force) as folder, ExitStack() as stack:
-        scorers, reused = {}, 0
+        own, reused = Kept(), 0
         for place, (key, model) in enumerate(distinct.items()):
             journal = stack.enter_context(Journal(folder / f"model-{place}{JOURNAL}"))
             reused += len(journal)
-            scorers[key] = Scorer(Scorer.of(model).model, journal)
+            if isinstance(model, PairScorer):
+                own.pair_scorers[key] = model.keeping(journal)
+            else:
+                own.scorers[key] = Scorer(Scorer.of(model).model, journal)
         if reused:
             _logger.info("resuming a run that was stopped: %s requests were scored before", f"{reused:,}")
-        yield scorers
+        yield own

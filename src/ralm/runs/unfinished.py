@@ -19,7 +19,7 @@ from ralm.runs.run import to_json
 
 CONFIG: Final = "config.json"
 JOURNAL: Final = ".journal"
-_KEPT: Final = (f"*{JOURNAL}", "checkpoint-*")
+_KEPT: Final = (f"*{JOURNAL}", "checkpoint-*", "held-out.npz")
 """Files that are worth resuming from, if they are not empty."""
 
 

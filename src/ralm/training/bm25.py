@@ -35,14 +35,13 @@ from ralm.retrieval.analysis.analyser import Analyser
 from ralm.retrieval.analysis.named import ENGLISH
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.weighting import FORMAT_VERSION, KIND, MOST_WEIGHT, NEAREST, Weighting
-from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.index import Index
 from ralm.runs.run import environment
 from ralm.runs.start import kept
-from ralm.training.bm25_options import WeightingOptions
 from ralm.training.examples import Example, runs_at
 from ralm.training.measuring import find_candidates, reader_of, score_passages
-from ralm.training.options import CandidateOptions
-from ralm.training.signals import Signals, open_signals
+from ralm.training.options import CandidateOptions, WeightingOptions
+from ralm.training.signals import Signals, index_of, open_signals
 
 _FLAT: Final = 1e-3
 _STEPS: Final = 300
@@ -93,25 +92,24 @@ class LearnedWeighting:
 
 def train_bm25(
     signals: Signals | Path | str,
-    index: Index | Path | str,
     model: LanguageModel,
     out: Path | str,
     options: WeightingOptions | None = None,
     *,
+    index: Index | Path | str | None = None,
     force: bool = False,
 ) -> LearnedWeighting:
     """Learn weights of query terms from signals, and write the folder `out`.
 
-    `model` is the language model that the signals were measured with. If this is killed, call it again with the same
-    arguments: what the model has scored is kept. Raises UsageError if the signals are of another index or language
-    model, or have too few examples that can be used, FolderExistsError if `out` exists and `force` is not set, and what
-    `open_signals`, `Index.bm25` and the model raise.
+    `model` and `index` are those that the signals were measured with; without an index, the one that they name. If this
+    is killed, call it again with the same arguments: what the model has scored is kept. Raises UsageError if the
+    signals are of another index or language model, or have too few examples that can be used, FolderExistsError if
+    `out` exists and `force` is not set, and what `open_signals`, `Index.bm25` and the model raise.
     """
     options = options or WeightingOptions()
     check_output(Path(out), kind=KIND, force=force)
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
-    index = index if isinstance(index, Index) else open_index(index)
-    signals.check_index(index)
+    index = index_of(signals, index)
     check_model(signals, model)
     training_E, held_out_E = _usable(signals, options)
     config: dict[str, JsonValue] = {

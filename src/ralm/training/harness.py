@@ -115,9 +115,14 @@ def training_run(out: Path | str, kind: str, config: dict[str, JsonValue], *, fo
     Raises FolderExistsError if `out` exists and `force` is not set or another process is training into it, and
     UsageError if a training with other settings was begun there.
     """
-    check_output(Path(out), kind=kind, force=force)
+    check_out(out, kind, force=force)
     with unfinished_run(Path(out), config, force=force) as folder:
         yield folder
+
+
+def check_out(out: Path | str, kind: str, *, force: bool) -> None:
+    """Raise what `training_run` raises if `out` exists; for a check before models are loaded."""
+    check_output(Path(out), kind=kind, force=force)
 
 
 @contextmanager
@@ -137,7 +142,7 @@ def train(
     Call it within `own_randomness`. Raises ModelError if a loss is not finite, StorageError if the disk is full; the
     last checkpoint stays.
     """
-    return _Training(student, Checkpoints(work), training_E, _some(held_out_E, options.evaluated), options).run()
+    return _Training(student, Checkpoints(work), training_E, evaluated(held_out_E, options), options).run()
 
 
 def write_trained(
@@ -364,6 +369,12 @@ def batch_of_step(examples_E: IntArray, step: int, options: TrainingOptions) -> 
     return np.array([orders[one][place] for one, place in zip(rounds.tolist(), within.tolist(), strict=True)])
 
 
+def evaluated(held_out_E: IntArray, options: TrainingOptions) -> IntArray:
+    """The held-out examples that an evaluation reads: evenly spread, at most as many as the options say."""
+    count = min(options.evaluated, len(held_out_E))
+    return held_out_E[np.linspace(0, len(held_out_E) - 1, count).astype(np.int64)]
+
+
 def learning_rate(step: int, options: TrainingOptions) -> float:
     """The learning rate of a step, from 0: a straight line up to the peak, then one down to almost 0."""
     rising = round(options.warmup * options.steps)
@@ -378,8 +389,3 @@ def _load(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
 
 def _parts(examples_B: IntArray, size: int) -> Iterator[IntArray]:
     return (examples_B[begin : begin + size] for begin in range(0, len(examples_B), size))
-
-
-def _some(examples_E: IntArray, most: int) -> IntArray:
-    """At most this many examples, evenly spread."""
-    return examples_E[np.linspace(0, len(examples_E) - 1, min(most, len(examples_E))).astype(np.int64)]

@@ -3,7 +3,7 @@ trained. Importing them does not import torch.
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
 from ralm.bounds import MOST_SEEDS
@@ -13,6 +13,7 @@ from ralm.options import Needs, Option, check_options, seed_option
 from ralm.reading.beginning import BosOption
 
 Precision = Literal["float32", "bfloat16"]
+StudentText = Literal["query", "prefix"]
 
 _ALWAYS: Final = Needs("training text", lambda _options: True)
 _PACKAGES: Final = ("torch", "transformers", "sentence_transformers", "safetensors", "faiss", "matplotlib")
@@ -105,6 +106,124 @@ class TrainingOptions:
         int, Option("Seed of the order of examples, of new weights and of dropout.", least=0, most=MOST_SEEDS)
     ] = 0
     device: Annotated[str, Option("Where to train: cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto"
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankerOptions:
+    """What a reranker reads while it is trained, and later.
+
+    `tokens`: how many of its tokens at the end of a prefix it reads. `max_length`: the most tokens of a pair of prefix
+    and passage; None is as many as the model takes. `candidates`: how many candidates of an example are drawn at random
+    for a step; None is all of them. `pairs`: how many pairs are in memory at once; it decides memory and speed, not the
+    result. Raises UsageError if a value is out of range.
+    """
+
+    tokens: Annotated[int, Option("Number of last tokens of the prefix that the reranker reads.")] = 64
+    max_length: Annotated[
+        int | None, Option("Most tokens of prefix and passage together.", default_said="as many as the model takes")
+    ] = None
+    candidates: Annotated[
+        int | None, Option("Candidates of an example, drawn at random for each step.", least=2, default_said="all")
+    ] = None
+    pairs: Annotated[int, Option("Pairs of prefix and passage in memory at once.")] = 32
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+REPLUG: Final = TrainingOptions(steps=25_000, batch=64, learning_rate=2e-5)
+"""The paper's steps, batch and learning rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LSROptions:
+    """The loss of LM-supervised retrieval (REPLUG, section 4): KL(Q to P), with P = softmax(scores / `gamma`) and
+    Q = softmax(mean log-probability of a token of the continuation / `beta`) over the candidates of an example.
+
+    Raises UsageError if a temperature is not above 0.
+    """
+
+    gamma: Annotated[float, Option("Temperature of the retriever's scores.", above=True)] = 0.1
+    beta: Annotated[
+        float, Option("Temperature of the language model's mean log-probability of a token.", above=True)
+    ] = 0.1
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrieverTrainingOptions:
+    """How the encoders of queries and passages are trained together, from those that made the vectors of an index.
+
+    `vectors`: the name of these vectors; if one encoder made them, one is trained, if a pair, both of it. `candidates`:
+    passages retrieved for an example. `refresh_every`: at least this many steps are between the snapshots with which
+    the passages are encoded again; None never encodes them again. `refresh_device`: where that is done. `save_as`: the
+    name of the new vectors in the index; None is the name of the output folder.
+    """
+
+    vectors: Annotated[
+        str | None,
+        Option("Begin from the encoders that made the vectors of this name.", default_said="the default ones"),
+    ] = None
+    candidates: Annotated[int, Option("Passages retrieved for an example.", least=2)] = 20
+    refresh_every: Annotated[
+        int | None, Option("Steps between snapshots that encode the passages again.", default_said="never")
+    ] = 3000
+    refresh_device: Annotated[
+        str, Option("Where the passages are encoded again: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
+    ] = "auto"
+    save_as: Annotated[
+        str | None, Option("Name of the new vectors in the index.", default_said="the name of the output folder")
+    ] = None
+    loss: Annotated[LSROptions, Option("The two temperatures.")] = field(default_factory=LSROptions)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryEncoderOptions:
+    """How a query encoder is trained to passage vectors that stay as they are.
+
+    `init`: the query encoder to begin from, a hub name or folder; None is the one that the index names. It must be the
+    one that belongs to the vectors, or one that was trained for them. `vectors`: the name of the vectors in the index.
+    `reads`: what it reads of an example, the query that the candidates were retrieved with, or the whole prefix.
+    """
+
+    init: Annotated[
+        str | None,
+        Option("Query encoder to begin from: a hub name or folder.", default_said="the one that the index names"),
+    ] = None
+    vectors: Annotated[
+        str | None, Option("Train for the vectors of this name.", default_said="the default ones of the index")
+    ] = None
+    reads: Annotated[StudentText, Option("What the encoder reads of an example: its query, or the whole prefix.")] = (
+        "query"
+    )
+    loss: Annotated[LSROptions, Option("The two temperatures.")] = field(default_factory=LSROptions)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightingOptions:
+    """How weights of query terms are learned for BM25.
+
+    `most_examples`: the most examples of the signals that are used; two weights need few. `held_out`: the share of
+    them, whole documents, that decides whether the weights are better than none. `seed`: which documents those are, and
+    the draws of the bootstrap. Raises UsageError if a value is invalid.
+    """
+
+    most_examples: Annotated[int, Option("Most examples to learn from.", least=2)] = 20_000
+    held_out: Annotated[
+        float, Option("Share of the examples, whole documents, held out to test the weights.", most=0.9, above=True)
+    ] = 0.3
+    seed: Annotated[int, Option("Seed of what is held out, and of the bootstrap.", least=0, most=MOST_SEEDS)] = 0
 
     def __post_init__(self) -> None:
         check_options(self)

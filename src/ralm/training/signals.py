@@ -27,12 +27,14 @@ from pydantic import JsonValue
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.folders.manifest import Manifest, opened_at_once, read_manifest
 from ralm.records import NO_PASSAGE, FloatArray, IntArray
-from ralm.retrieval.index import Index
+from ralm.retrieval.index import Index, open_index
 
 KIND: Final = "signals"
 FORMAT_VERSION: Final = 1
 EXAMPLES: Final = "examples.parquet"
 CANDIDATES: Final = "candidates"
+INDEX_PATH: Final = "index_path"
+"""The key of the configuration that says where the index was."""
 EXAMPLE_SCHEMA: Final = pa.schema(
     {
         "example": pa.int64(),
@@ -73,6 +75,11 @@ class Signals:
 
     def __len__(self) -> int:
         return len(self.tokens_E)
+
+    @property
+    def width(self) -> int:
+        """K: the most candidates of an example, at least 1."""
+        return self.passages_EK.shape[1]
 
     @property
     def fingerprint(self) -> str:
@@ -122,12 +129,16 @@ class Signals:
         """
         if len(self) < 2:
             raise UsageError(f"{self.path} has {len(self)} examples; training needs at least 2: measure more.")
-        distinct = sorted(set(self.documents_E))
-        kept_back = {one for one in distinct if _draw(f"{seed} {one}") < held_out}
-        out_E = np.array([one in kept_back for one in self.documents_E])
-        if held_out > 0 and (out_E.all() or not out_E.any()):
-            out_E = np.arange(len(self)) >= len(self) - max(1, round(held_out * len(self)))
-        return np.flatnonzero(~out_E), np.flatnonzero(out_E)
+        return split_documents(self.documents_E, held_out, seed)
+
+
+def split_documents(documents_E: Sequence[str], held_out: float, seed: int) -> tuple[IntArray, IntArray]:
+    """The split of `Signals.split` for examples from these documents."""
+    kept_back = {one for one in set(documents_E) if _draw(f"{seed} {one}") < held_out}
+    out_E = np.array([one in kept_back for one in documents_E])
+    if held_out > 0 and (out_E.all() or not out_E.any()):
+        out_E = np.arange(len(out_E)) >= len(out_E) - max(1, round(held_out * len(out_E)))
+    return np.flatnonzero(~out_E), np.flatnonzero(out_E)
 
 
 def open_signals(path: Path | str) -> Signals:
@@ -137,6 +148,39 @@ def open_signals(path: Path | str) -> Signals:
     """
     path = Path(path)
     return opened_at_once(path, lambda: _open(path))
+
+
+def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
+    """The index that signals were measured with: the given one, or else the folder that they name.
+
+    Raises UsageError if it is another one, or if none is given and there is none where it was.
+    """
+    if index is None:
+        said = signals.config.get(INDEX_PATH)
+        if not isinstance(said, str) or not Path(said).exists():
+            raise UsageError(
+                f"the index that the signals in {signals.path} were measured with "
+                f"{f'is not in {said} any more' if said else 'is not recorded'}: give it as `index`."
+            )
+        index = said
+    opened = index if isinstance(index, Index) else open_index(index)
+    signals.check_index(opened)
+    return opened
+
+
+def split_with_choice(signals: Signals, held_out: float, seed: int) -> tuple[IntArray, IntArray]:
+    """What `Signals.split` gives, without the examples with fewer than two candidates, which leave no choice.
+
+    Raises UsageError if nothing is left to train with, or to hold out although something should be.
+    """
+    several_E = (signals.passages_EK != NO_PASSAGE).sum(axis=1) > 1
+    training_E, held_out_E = (part[several_E[part]] for part in signals.split(held_out, seed))
+    if not len(training_E) or (held_out > 0 and not len(held_out_E)):
+        raise UsageError(
+            f"of the {len(signals):,} examples in {signals.path} only {int(np.sum(several_E)):,} have two candidates "
+            "or more, too few to train with and to hold some out: measure more."
+        )
+    return training_E, held_out_E
 
 
 def _open(path: Path) -> Signals:

@@ -50,6 +50,19 @@ def no_bars() -> Iterator[None]:
             (enable_progress_bars if of_hub else disable_progress_bars)()
 
 
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Within, transformers draws no bars and does not warn of weights that are missing on purpose, such as BERT's
+    pooler for an encoder that does not use it."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with no_bars():
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
 def check_folder(name: str) -> None:
     """Raise ModelError if `name` is a local folder that cannot be a model, before anything is read or downloaded."""
     folder = Path(name)

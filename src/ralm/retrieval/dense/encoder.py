@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -19,18 +19,15 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import batch_to_device
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from ralm.errors import ModelError, UsageError
-from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, no_bars
+from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading
 from ralm.progress import Advance
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.dpr import is_dpr, load_dpr
 from ralm.retrieval.dense.options import EncoderOptions
-from ralm.retrieval.dense.trained import SEPARATOR, reading_of, trained_for, write_reading
+from ralm.retrieval.dense.trained import PASSAGE_ENCODER, SEPARATOR, reading_of, trained_for, write_reading
 
-PASSAGE_ENCODER: Final = "passages"
-"""The folder of the encoder of passages in that of a trained pair."""
 BATCH: Final = 32
 """Texts encoded at once."""
 _BATCHES_A_CALL: Final = 16
@@ -151,14 +148,11 @@ class SentenceEncoder:
             return passage.text
         return f"{passage.title}{self._separator}{passage.text}"
 
-    def save(self, folder: Path) -> EncoderOptions:
-        """Write the weights as they are now: the encoder of queries into `folder`, and that of passages into its folder
-        `passages` if it is another; returns the options that load them."""
+    def save(self, folder: Path) -> None:
+        """Write the weights as they are now; `trained.options_of` gives the options that load them."""
         self.save_query_encoder(folder)
-        if self.passage_model is self.query_model:
-            return replace(self._options, encoder=str(folder), query_encoder=None)
-        _save(self.passage_model, folder / PASSAGE_ENCODER, self._separator)
-        return replace(self._options, encoder=str(folder / PASSAGE_ENCODER), query_encoder=str(folder))
+        if self.passage_model is not self.query_model:
+            _save(self.passage_model, folder / PASSAGE_ENCODER, self._separator)
 
     def save_query_encoder(self, folder: Path) -> None:
         """Write the weights of the encoder of queries as they are now."""
@@ -180,7 +174,7 @@ class SentenceEncoder:
         reading = {"task": task, **_limits(length)}
         prompt = None if named is None else model.prompts.get(named)
         features = model.preprocess(_encodable(texts), prompt=prompt, **reading)
-        vectors_TD = model(batch_to_device(features, model.device), **reading)["sentence_embedding"]
+        vectors_TD = model(batch_to_device(features, model.device), **reading)["sentence_embedding"].float()
         if model.truncate_dim is not None:
             vectors_TD = vectors_TD[..., : model.truncate_dim]
         return torch.nn.functional.normalize(vectors_TD, dim=1) if self._options.normalize else vectors_TD
@@ -223,7 +217,7 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
         check_folder(name)
         check_tokenizer(name)
     weights = {"dtype": options.dtype}
-    with loading_errors("encoder", name), _quiet():
+    with loading_errors("encoder", name), quiet_loading():
         if is_dpr(name):
             return SentenceTransformer(modules=load_dpr(name, weights), device=device)
         if options.pooling == "auto" or reading_of(name):  # ours holds its pooling, and what follows it
@@ -239,7 +233,7 @@ def _save(model: SentenceTransformer, folder: Path, separator: str) -> None:
     if backend is not None:  # otherwise how the last texts were cut and padded would be saved too
         backend.no_truncation()
         backend.no_padding()
-    with _quiet():
+    with quiet_loading():
         model.save_pretrained(str(folder), create_model_card=False)
     write_reading(folder, {SEPARATOR: separator})
 
@@ -276,18 +270,6 @@ def _readable(length: int | None) -> Iterator[None]:
             f"the encoder cannot read texts of up to {length} tokens ({first_line(error)}); lower or omit "
             "`passage_length` or `query_length`."
         ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from drawing bars and from warning that BERT's pooler, which is not used here, is missing."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with no_bars():
-            yield
-    finally:
-        logging.set_verbosity(level)
 
 
 @contextmanager

@@ -5,11 +5,13 @@ names the weights that encoded the passages, so it is accepted for every index w
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from ralm.errors import FolderError
 from ralm.folders.manifest import kind_of, read_manifest
+from ralm.retrieval.dense.options import EncoderOptions
 
 KIND: Final = "encoder"
 FORMAT_VERSION: Final = 1
@@ -19,6 +21,17 @@ TRAINED_FOR: Final = "trained_for"
 READING: Final = "ralm.json"
 SEPARATOR: Final = "title_separator"
 """The key, in `READING`, of what stands between the title and the text of a passage."""
+
+PASSAGE_ENCODER: Final = "passages"
+"""The encoder of passages within the folder of a trained pair, which is that of the encoder of queries."""
+
+
+def options_of(folder: Path, like: EncoderOptions) -> EncoderOptions:
+    """The encoder, or the pair, in the folder of a training; everything else as in `like`."""
+    passages = folder / PASSAGE_ENCODER
+    if not passages.is_dir():
+        return replace(like, encoder=str(folder), query_encoder=None)
+    return replace(like, encoder=str(passages), query_encoder=str(folder))
 
 
 def write_reading(folder: Path, reading: dict[str, str]) -> None:

@@ -1,0 +1,188 @@
+"""Cross-encoders through sentence-transformers: pairs of (end of a prefix, passage) in, a score for each out.
+
+Knows texts and scores; knows nothing of rows and hits, or of how a cross-encoder is trained. Letters of shapes: P
+pairs.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from pydantic import JsonValue
+from sentence_transformers import CrossEncoder
+from sentence_transformers.util import batch_to_device
+
+from ralm.errors import ModelError, UsageError
+from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading
+from ralm.lm.local.fingerprint import settings_fingerprint, weights_fingerprint
+from ralm.records import FloatArray
+from ralm.reranking.pairs import Pair
+
+TOKENS: Final = 64
+"""How many tokens of the prefix a cross-encoder reads that does not say it itself."""
+READING: Final = "ralm"
+"""The key in a cross-encoder's config.json that says how it reads."""
+
+_BATCH: Final = {"cpu": 32, "cuda": 256}
+_CHARACTERS_A_TOKEN: Final = 16
+_HEADS: Final = ("ForSequenceClassification", "ForCausalLM")
+_SET_FOR_A_CALL: Final = ("truncation", "padding")
+
+
+class PairModel:
+    """A cross-encoder that reads the last `tokens` tokens of a prefix and, behind them, a passage.
+
+    A pair that is too long keeps the end of its prefix and the beginning of its passage.
+    """
+
+    def __init__(self, name: str, model: CrossEncoder, tokens: int) -> None:
+        self.name = name
+        self.model = model
+        self.tokens = tokens
+        self._check()
+
+    @cached_property
+    def config(self) -> Mapping[str, JsonValue]:
+        """Everything that decides the scores."""
+        transformer: Any = self.model.model
+        return {
+            "name": str(Path(self.name).resolve()) if Path(self.name).is_dir() else self.name,
+            "weights": weights_fingerprint(transformer),
+            "settings": settings_fingerprint(transformer),
+            "tokenizer": self._tokenizer_fingerprint(),
+            "dtype": str(transformer.dtype).removeprefix("torch."),
+            "tokens": self.tokens,
+            "max_length": self.model.max_seq_length,
+        }
+
+    def end(self, prefix: str) -> str:
+        """The end of a prefix that is read: its last `tokens` tokens, as text."""
+        return self._end(prefix, self.tokens * _CHARACTERS_A_TOKEN)
+
+    def scores(self, pairs: Sequence[Pair]) -> FloatArray:
+        """The scores (float32, P) of pairs of an end and a passage, pairs of similar length together.
+
+        They are the cross-encoder's logits: any number, higher for a better passage. Raises ModelError if the
+        cross-encoder cannot read a pair, or gives a score that is not finite.
+        """
+        self.model.eval()
+        scores_P = np.empty(len(pairs), dtype=np.float32)
+        order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
+        size = _BATCH.get(self.model.device.type, _BATCH["cpu"])
+        for some in (order[begin : begin + size] for begin in range(0, len(order), size)):
+            with torch.inference_mode(), self._reading_errors():
+                scores_P[some] = self.logits([pairs[place] for place in some]).float().cpu().numpy()
+        if not np.isfinite(scores_P).all():
+            end, passage = pairs[int(np.flatnonzero(~np.isfinite(scores_P))[0])]
+            raise ModelError(
+                f"the cross-encoder {self.name} gives a score that is not finite for the passage {passage[:40]!r} "
+                f"behind {end[-40:]!r}; its weights are damaged or overflow in their number format."
+            )
+        return scores_P
+
+    def logits(self, pairs: Sequence[Pair]) -> torch.Tensor:
+        """The scores (P) of pairs from one pass, with a gradient if torch keeps one."""
+        longest = {"max_length": self.model.max_seq_length, "truncation": "only_second"}
+        texts = [(end, _readable(passage)) for end, passage in pairs]
+        features = self.model.preprocess(texts, processing_kwargs={"text": longest})
+        return self.model(batch_to_device(features, self.model.device))["scores"].squeeze(-1)
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that sentence-transformers loads, too; it says how many tokens of the prefix are read."""
+        transformer: Any = self.model.model
+        setattr(transformer.config, READING, {"tokens": self.tokens})
+        self.model.activation_fn = torch.nn.Identity()
+        with quiet_loading():
+            self.model.save_pretrained(str(folder), create_model_card=False)
+
+    def _end(self, prefix: str, characters: int) -> str:
+        """The last tokens of a prefix, found in its last `characters` characters, or in more if these are too few."""
+        tail = _readable(prefix[-characters:])
+        offsets = self.model.tokenizer(tail, add_special_tokens=False, return_offsets_mapping=True, verbose=False)[
+            "offset_mapping"
+        ]
+        if len(offsets) > self.tokens:
+            return tail[offsets[-self.tokens][0] :]
+        return tail if characters >= len(prefix) else self._end(prefix, 2 * characters)
+
+    def _check(self) -> None:
+        """Raise ModelError if this is no reranker, UsageError if its prefix leaves no room for a passage."""
+        if self.model.num_labels != 1:
+            raise ModelError(f"{self.name} gives {self.model.num_labels} scores for a pair; a reranker gives one.")
+        if not getattr(self.model.tokenizer, "is_fast", False):
+            raise ModelError(f"{self.name} has no fast tokenizer (tokenizer.json), which a reranker needs.")
+        if 2 * self.tokens > self.model.max_seq_length:
+            raise UsageError(
+                f"{self.tokens} tokens of the prefix leave too little room for a passage: {self.name} reads "
+                f"{self.model.max_seq_length} tokens of both; give at most {self.model.max_seq_length // 2}."
+            )
+
+    def _tokenizer_fingerprint(self) -> str:
+        content = json.loads(self.model.tokenizer.backend_tokenizer.to_str())
+        decisive = {name: value for name, value in content.items() if name not in _SET_FOR_A_CALL}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+    @contextmanager
+    def _reading_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise ModelError(f"the cross-encoder {self.name} cannot read pairs: {first_line(error)}.") from error
+
+
+def load_pair_model(
+    name: str, tokens: int | None = None, *, device: str = "auto", max_length: int | None = None, new: bool = False
+) -> PairModel:
+    """A cross-encoder by hub name or folder; `tokens` None is as its folder says, or else `TOKENS`.
+
+    `max_length`: the most tokens of a pair; None is as its folder says. With `new`, any encoder serves, for training:
+    one without a head gets a new one, and weights are loaded in float32. Raises ModelError if there is no such model,
+    it does not give one score for a pair, or (without `new`) it has no head; UsageError if a length does not fit.
+    """
+    check_folder(name)
+    check_tokenizer(name)
+    options: dict[str, Any] = {"num_labels": 1, "model_kwargs": {"dtype": torch.float32}} if new else {}
+    with loading_errors("cross-encoder", name), quiet_loading(), _no_notes():
+        model = CrossEncoder(name, device=None if device == "auto" else device, **options)
+    config = model.model.config
+    heads = config.architectures or [""]
+    if not new and not heads[0].endswith(_HEADS):
+        raise ModelError(
+            f"{name} is an encoder without a head that scores pairs; train one (`ralm train reranker --init {name}`), "
+            "or give a cross-encoder."
+        )
+    if max_length is not None:
+        if max_length > model.max_seq_length:
+            raise UsageError(
+                f"`max_length` {max_length} is beyond the {model.max_seq_length} tokens that {name} can read."
+            )
+        model.max_seq_length = max_length
+    said = getattr(config, READING, None)
+    own = said.get("tokens") if isinstance(said, dict) else None
+    return PairModel(name, model, tokens or (own if isinstance(own, int) else TOKENS))
+
+
+@contextmanager
+def _no_notes() -> Iterator[None]:
+    """Within, sentence-transformers does not say that a head is new."""
+    logger = logging.getLogger("sentence_transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _readable(text: str) -> str:
+    """The text with U+FFFD for unpaired surrogates, which no tokenizer accepts."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,106 @@
+"""Scores of pairs of texts by a cross-encoder; each distinct pair is scored once.
+
+Knows pairs and scores; knows nothing of rows, hits or torch. Letters of shapes: P pairs.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final, Protocol, Self, TypeAlias
+
+import numpy as np
+
+from ralm.lm.journal import Journal
+from ralm.progress import progress_bar
+from ralm.records import FloatArray
+
+Pair: TypeAlias = tuple[str, str]
+"""The end of a prefix and the contents of a passage."""
+
+_KEY_BYTES: Final = 16
+_PAIRS_A_CALL: Final = 1024
+
+
+class CrossEncoder(Protocol):
+    """A model that reads a prefix and a passage together and gives a score."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Everything that decides the scores."""
+
+    def end(self, prefix: str) -> str:
+        """The end of a prefix that it reads."""
+
+    def scores(self, pairs: Sequence[Pair]) -> FloatArray:
+        """The scores (float32, P) of pairs of such an end and a passage; a better passage has a higher score."""
+
+
+class PairScorer:
+    """A cross-encoder that remembers what it has scored; with a journal, so does a later process."""
+
+    def __init__(self, cross_encoder: CrossEncoder, journal: Journal | None = None) -> None:
+        self.cross_encoder = cross_encoder
+        self._known: Journal | _Memory = _Memory() if journal is None else journal
+
+    @classmethod
+    def of(cls, cross_encoder: "CrossEncoder | PairScorer") -> "PairScorer":
+        """The cross-encoder itself if it remembers already, else one that does."""
+        return cross_encoder if isinstance(cross_encoder, PairScorer) else cls(cross_encoder)
+
+    def keeping(self, journal: Journal) -> Self:
+        """The same cross-encoder, which remembers in a journal."""
+        return type(self)(self.cross_encoder, journal)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Everything that decides the scores."""
+        return self.cross_encoder.config
+
+    def end(self, prefix: str) -> str:
+        """The end of a prefix that is read."""
+        return self.cross_encoder.end(prefix)
+
+    def scores(self, pairs: Sequence[Pair]) -> FloatArray:
+        """The scores (float32, P) of pairs.
+
+        Pairs are scored in groups that depend on the pairs alone, so that a run that was killed between two groups
+        goes on with the very scores that it would have had.
+        """
+        keys = [_key(pair) for pair in pairs]
+        distinct = dict(zip(keys, pairs, strict=True))
+        order = list(distinct)
+        with progress_bar("Reranking", len(order)) as advance:
+            for begin in range(0, len(order), _PAIRS_A_CALL):
+                group = order[begin : begin + _PAIRS_A_CALL]
+                new = [key for key in group if self._known.get(key) is None]
+                if new:
+                    scores = self.cross_encoder.scores([distinct[key] for key in new])
+                    self._known.add((key, scores[place : place + 1]) for place, key in enumerate(new))
+                advance(len(group))
+        return np.array([self._known_score(key) for key in keys], dtype=np.float32)
+
+    def _known_score(self, key: bytes) -> float:
+        score = self._known.get(key)
+        assert score is not None, "it was scored above"
+        return float(score[0])
+
+
+class _Memory:
+    """Scores of pairs by their keys, in memory."""
+
+    def __init__(self) -> None:
+        self._scores: dict[bytes, FloatArray] = {}
+
+    def get(self, key: bytes) -> FloatArray | None:
+        return self._scores.get(key)
+
+    def add(self, scored: Iterable[tuple[bytes, FloatArray]]) -> None:
+        self._scores.update((key, score.copy()) for key, score in scored)
+
+
+def _key(pair: Pair) -> bytes:
+    """A hash of both texts."""
+    end, passage = (text.encode("utf-8", "surrogatepass") for text in pair)
+    digest = blake2b(len(end).to_bytes(8, "little"), digest_size=_KEY_BYTES)
+    digest.update(end)
+    digest.update(passage)
+    return digest.digest()

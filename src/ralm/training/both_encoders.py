@@ -1,0 +1,193 @@
+"""The encoders of queries and passages as one student, as in REPLUG (section 4).
+
+Candidates are retrieved with the encoder of the moment, from vectors that another process refreshes on the way
+(`refresher.py`). Letters of shapes: E examples, B those of a batch, K candidates, D dimensions.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from pydantic import JsonValue
+
+from ralm.progress import no_progress
+from ralm.protocols import Retriever
+from ralm.records import NO_PASSAGE, IntArray
+from ralm.retrieval.dense.encoder import SentenceEncoder
+from ralm.retrieval.dense.search import Dense, open_vectors
+from ralm.retrieval.index import Index
+from ralm.retrieval.vector_sets import vector_options
+from ralm.training.harness import (
+    Student,
+    batch_of_step,
+)
+from ralm.training.measured import Examples, Measured, measure, measured_once
+from ralm.training.options import RetrieverTrainingOptions, TrainingOptions
+from ralm.training.query_encoder import inner_products, losses_of
+from ralm.training.refresher import Refresher
+from ralm.training.versions import Versions
+
+HELD_OUT: Final = "held-out.npz"
+PROBES: Final = 64
+"""Queries whose hits are compared when new vectors replace old ones."""
+
+_logger = logging.getLogger(__name__)
+
+
+class RetrieverStudent(Student):
+    """The encoders of queries and passages, the examples, and the vectors of the passages that are searched.
+
+    `first`: the retriever over the vectors that the index has. `work`: where versions of the vectors are kept. Losses
+    are computed for one example at a time, so what is in memory is what the gradients of one query and its candidates
+    need.
+    """
+
+    at_once = 1
+
+    def __init__(
+        self,
+        encoder: SentenceEncoder,
+        examples: Examples,
+        index: Index,
+        first: Retriever,
+        work: Path,
+        training_E: IntArray,
+        options: RetrieverTrainingOptions,
+        training: TrainingOptions,
+    ) -> None:
+        self.module = _module(encoder)
+        self.version = 0
+        """The version of the vectors that are searched: the number of steps after which they were encoded."""
+        self.refreshes: list[JsonValue] = []
+        """For each version that was searched: its number, the step from which it was, and the share of the hits of the
+        version before that it finds too."""
+        self._encoder = encoder
+        self._examples = examples
+        self._index = index
+        self._retriever = first
+        self._work = work
+        self._training_E = training_E
+        self._options = options
+        self._training = training
+        self._versions = Versions(work)
+        stored = vector_options(index.vector_sets.named(options.vectors, index.path))
+        like = index.encoder_options(options.vectors)
+        self._refresher = Refresher(index, work, like, stored, options.refresh_device)
+        self._is_followed = False
+        self._batch: Measured
+        self._held_out: Measured
+
+    def measure_held_out(self, held_out_E: IntArray) -> None:
+        """Retrieve and score the candidates of the held-out examples, before the first step; they stay the same, so
+        that losses can be compared."""
+        k = self._options.candidates
+        if len(held_out_E):
+            self._held_out = measured_once(self._work / HELD_OUT, self._examples, held_out_E, self._retriever, k)
+
+    def begin_step(self, step: int) -> None:
+        """Search the newest vectors for the candidates of the batch, and have them encoded again if it is time."""
+        if not self._is_followed:
+            self._is_followed = True
+            self._go_on(step)
+        self._refresher.look_after()
+        newest = self._versions.newest()
+        if newest > self.version:
+            self._swap(newest, step)
+        if self._is_due(step):
+            self._versions.take_snapshot(step, self._encoder.save)
+            self._refresher.begin(step)
+        examples_B = batch_of_step(self._training_E, step, self._training)
+        with no_progress():  # the bar of the training is there already
+            self._batch = measure(self._examples, np.unique(examples_B), self._retriever, self._options.candidates)
+
+    def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
+        """KL(Q to P) of each example; 0 if it has fewer than two candidates."""
+        measured = self._held_out if draws is None else self._batch
+        return torch.stack([self._loss(example, measured) for example in examples_B.tolist()])
+
+    def _loss(self, example: int, measured: Measured) -> torch.Tensor:
+        passages_K, lm_scores_K = measured.of(example)
+        there_K = passages_K != NO_PASSAGE
+        query_1D = self._encoder.query_tensor(self._examples.queries(np.array([example])))
+        if np.count_nonzero(there_K) < 2:
+            return query_1D.float().sum() * 0
+        passages = [self._index.passages[number] for number in passages_K[there_K].tolist()]
+        scores_1K = inner_products(query_1D, self._encoder.passage_tensor(passages)[None])
+        return losses_of(scores_1K, lm_scores_K[there_K][None], passages_K[there_K][None], self._options.loss)[0]
+
+    def named(self, example: int) -> str:
+        """Its number and its document."""
+        return f"example {example} (document {self._examples.documents_E[example]!r})"
+
+    def save(self, folder: Path) -> None:
+        """Write the folder of the encoders."""
+        self._encoder.save(folder)
+
+    def state(self) -> dict[str, JsonValue]:
+        """The version that is searched, and the refreshes so far."""
+        return {"version": self.version, "refreshes": [*self.refreshes]}
+
+    def restore(self, state: dict[str, JsonValue]) -> None:
+        """Search the same version again, if it is still there."""
+        version, refreshes = state["version"], state["refreshes"]
+        assert isinstance(version, int)
+        assert isinstance(refreshes, list)
+        self.refreshes = [*refreshes]
+        if version and self._versions.vectors(version).is_file():
+            self._retriever, self.version = self._open(version), version
+
+    def close(self) -> None:
+        """End the process that encodes passages."""
+        self._refresher.close()
+
+    def _go_on(self, step: int) -> None:
+        """Begin, or go on after this step: encode what was being encoded when a training was killed."""
+        self._versions.forget_after(step)
+        waiting = self._versions.waiting()
+        if waiting is not None:
+            self._refresher.begin(waiting)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether to take a snapshot: at a checkpoint, so that a training that resumes has not lost its weights."""
+        every = self._options.refresh_every
+        if every is None or self._refresher.is_busy or step % self._training.checkpoint_every:
+            return False
+        return step - self._versions.newest() >= every
+
+    def _swap(self, version: int, step: int) -> None:
+        """Search other vectors from now on."""
+        new = self._open(version)
+        queries = self._examples.queries(self._training_E[:PROBES])
+        shared = overlap(self._retriever, new, queries, self._options.candidates)
+        self.refreshes.append({"version": version, "step": step, "overlap": round(shared, 4)})
+        _logger.info(
+            "step %s: the passages as encoded after step %s are searched now; %s of the hits are as before",
+            f"{step:,}",
+            f"{version:,}",
+            f"{shared:.0%}",
+        )
+        self._retriever, self.version = new, version
+        self._versions.keep_newest()
+
+    def _open(self, version: int) -> Dense:
+        """The retriever over a version, which has the vectors of all passages in one part."""
+        file = self._versions.vectors(version)
+        return Dense([open_vectors(file, file, len(self._index.passages))], self._encoder)
+
+
+def overlap(one: Retriever, other: Retriever, queries: Sequence[str], k: int) -> float:
+    """The share of the first k passages of a retriever that another one has among its first k, over all queries."""
+    first_QK, second_QK = (retriever.retrieve(queries, k).numbers_QK for retriever in (one, other))
+    found_QK = first_QK != NO_PASSAGE
+    again_QK = (first_QK[:, :, None] == second_QK[:, None, :]).any(axis=2) & found_QK
+    return float(again_QK.sum() / max(1, found_QK.sum()))
+
+
+def _module(encoder: SentenceEncoder) -> torch.nn.Module:
+    """All weights that training changes, in float32."""
+    if encoder.passage_model is encoder.query_model:
+        return encoder.query_model.float()
+    return torch.nn.ModuleDict({"query": encoder.query_model.float(), "passage": encoder.passage_model.float()})

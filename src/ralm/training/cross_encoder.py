@@ -1,0 +1,96 @@
+"""A cross-encoder as a student: the loss of Eq. 9 on numbered examples of signals.
+
+Knows signals, pairs and scores; knows nothing of steps and checkpoints. Letters of shapes: B examples, K candidates, P
+pairs.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import JsonValue
+
+from ralm.progress import track
+from ralm.records import NO_PASSAGE, IntArray, Passages
+from ralm.reranking.cross_encoder import PairModel
+from ralm.reranking.pairs import Pair
+from ralm.training.harness import Student
+from ralm.training.losses import marginal_loss
+from ralm.training.options import RerankerOptions
+from ralm.training.signals import Signals
+
+_PAIRS_A_PASS: Final = {"cpu": 8, "cuda": 64}
+"""Pairs of similar length that are read together: the fewer, the less padding."""
+
+
+class PairStudent(Student):
+    """A cross-encoder that learns to choose among the candidates of signals."""
+
+    def __init__(self, model: PairModel, signals: Signals, passages: Passages, reading: RerankerOptions) -> None:
+        self.module = model.model
+        self.at_once = max(1, reading.pairs // min(reading.candidates or signals.width, signals.width))
+        self._model = model
+        self._signals = signals
+        self._passages = passages
+        self._candidates = reading.candidates
+        self._prefixes = signals.texts("prefix")
+
+    def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
+        """Eq. 9 (B); with `draws` over as many candidates of each example as the options say, drawn at random."""
+        there_BK = self._signals.passages_EK[examples_B] != NO_PASSAGE
+        if draws is not None and self._candidates is not None:
+            there_BK &= _drawn(there_BK, self._candidates, draws)
+        scores_P = self._scores(self._pairs(examples_B, there_BK))
+        there = torch.from_numpy(there_BK).to(scores_P.device)
+        scores_BK = torch.zeros(there.shape, dtype=scores_P.dtype, device=scores_P.device)
+        scores_BK = scores_BK.masked_scatter(there, scores_P)
+        log_probs_BK = torch.from_numpy(self._signals.log_probs_EK[examples_B]).to(scores_P.device, torch.float32)
+        return marginal_loss(scores_BK, log_probs_BK, there)
+
+    def save(self, folder: Path) -> None:
+        """Write the cross-encoder."""
+        self._model.save(folder)
+
+    def named(self, example: int) -> str:
+        """Its number and its document."""
+        return f"example {example} (of document {self._signals.documents_E[example]!r})"
+
+    def worth(self, examples_E: IntArray) -> dict[str, JsonValue]:
+        """Mean log-probabilities per token of the continuations of some examples: without a passage, behind the
+        retriever's first, the one that is chosen now, and the best."""
+        signals, totals = self._signals, dict.fromkeys(("none", "first", "chosen", "best"), 0.0)
+        for example in track(examples_E.tolist(), "Choosing", len(examples_E)):
+            there_K = signals.passages_EK[example] != NO_PASSAGE
+            log_probs_K = signals.log_probs_EK[example, there_K]
+            scores_K = self._model.scores(self._pairs(np.array([example]), there_K[None]))
+            totals["none"] += float(signals.baseline_E[example])
+            totals["first"] += float(log_probs_K[0])
+            totals["chosen"] += float(log_probs_K[int(scores_K.argmax())])
+            totals["best"] += float(log_probs_K.max())
+        tokens = int(signals.tokens_E[examples_E].sum())
+        return {name: total / tokens for name, total in totals.items()}
+
+    def _pairs(self, examples_B: IntArray, there_BK: NDArray[np.bool_]) -> list[Pair]:
+        """The pairs of some examples and their candidates, row by row."""
+        pairs = []
+        for example, there_K in zip(examples_B.tolist(), there_BK, strict=True):
+            end = self._model.end(self._prefixes[example].as_py())
+            numbers = self._signals.passages_EK[example, there_K].tolist()
+            pairs += [(end, self._passages[number].contents) for number in numbers]
+        return pairs
+
+    def _scores(self, pairs: list[Pair]) -> torch.Tensor:
+        """The scores (P) of pairs; those of similar length are read together."""
+        order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
+        size = _PAIRS_A_PASS.get(self._model.model.device.type, _PAIRS_A_PASS["cpu"])
+        groups = [order[begin : begin + size] for begin in range(0, len(order), size)]
+        scores_P = torch.cat([self._model.logits([pairs[place] for place in group]) for group in groups])
+        return scores_P[torch.tensor(np.argsort(order), device=scores_P.device)]
+
+
+def _drawn(there_BK: NDArray[np.bool_], count: int, draws: np.random.Generator) -> NDArray[np.bool_]:
+    """`count` candidates of each example, or all if it has fewer, each set of them equally likely."""
+    keys_BK = np.where(there_BK, draws.random(there_BK.shape), 2.0)
+    return keys_BK.argsort(axis=1).argsort(axis=1) < count

@@ -1,0 +1,86 @@
+"""Training the predictive reranker: a cross-encoder that learns from signals which passage helps (Eq. 9).
+
+Importing this module does not import torch. In-Context RALM (Ram et al., 2023), section 6.2.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import JsonValue
+
+from ralm.retrieval.index import Index
+from ralm.training.options import RerankerOptions, TrainingOptions, training_extra
+from ralm.training.signals import Signals, index_of, open_signals, split_with_choice
+
+KIND: Final = "reranker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedReranker:
+    """The outcome of a training.
+
+    `steps` were done, and the weights after `best_step` were kept. `losses`: a row for each evaluation, as in
+    losses.csv. `held_out`: mean log-probabilities per token of the continuations of the held-out examples without a
+    passage (`none`), and behind the retriever's first (`first`), the reranker's choice (`chosen`) and the best
+    candidate (`best`); None if nothing was held out.
+    """
+
+    out: Path
+    steps: int
+    best_step: int
+    losses: Sequence[dict[str, JsonValue]]
+    held_out: dict[str, JsonValue] | None
+
+
+def train_reranker(
+    signals: Signals | Path | str,
+    out: Path | str,
+    init: str,
+    options: TrainingOptions | None = None,
+    reading: RerankerOptions | None = None,
+    *,
+    index: Index | Path | str | None = None,
+    force: bool = False,
+) -> TrainedReranker:
+    """Train a cross-encoder on signals, from the encoder or cross-encoder `init` (a hub name or folder).
+
+    Writes the folder `out`, which `load_cross_encoder` and sentence-transformers load, with the losses as a table and a
+    plot. `index` is the one that the signals were measured with; None is the folder that they name. A killed training
+    resumes when this is called again with the same arguments.
+
+    Raises MissingExtraError if the extra `train` is not installed; UsageError if the index is another one, too few
+    examples have two candidates, or a training with other settings was begun there; FolderExistsError if `out` exists
+    and `force` is not set, or another training is writing it; ModelError if a loss is not finite (the last checkpoint
+    stays) or `init` cannot be loaded; StorageError if the disk is full.
+    """
+    options, reading = options or TrainingOptions(), reading or RerankerOptions()
+    signals = signals if isinstance(signals, Signals) else open_signals(signals)
+    index = index_of(signals, index)
+    training_E, held_out_E = split_with_choice(signals, options.held_out, options.seed)
+    with training_extra():
+        from ralm.reranking.cross_encoder import load_pair_model
+        from ralm.training.cross_encoder import PairStudent
+        from ralm.training.harness import check_out, evaluated, own_randomness, train, training_run, write_trained
+    check_out(out, KIND, force=force)
+    with own_randomness(options.seed):
+        model = load_pair_model(init, reading.tokens, device=options.device, max_length=reading.max_length, new=True)
+        config: dict[str, JsonValue] = {
+            "signals": {"fingerprint": signals.fingerprint, "config": dict(signals.config)},
+            "init": dict(model.config),
+            "training": asdict(options),
+            "reading": asdict(reading),
+        }
+        student = PairStudent(model, signals, index.passages, reading)
+        with training_run(out, KIND, config, force=force) as work:
+            trained = train(student, work, training_E, held_out_E, options)
+            held_out = student.worth(evaluated(held_out_E, options)) if len(held_out_E) else None
+            write_trained(out, KIND, student, trained, config, results={"held_out": held_out}, force=force)
+    return TrainedReranker(
+        out=Path(out),
+        steps=trained.steps,
+        best_step=trained.best_step,
+        losses=[asdict(row) for row in trained.losses],
+        held_out=held_out,
+    )

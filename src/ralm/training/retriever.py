@@ -1,0 +1,168 @@
+"""LM-supervised retrieval (REPLUG, section 4): trains a retriever to find the passages that help a language model.
+
+Either the query encoder alone is trained, from signals, and the index stays valid; or the encoders of queries and
+passages together, as in the paper, and the passages are encoded again. Importing this module does not import torch.
+"""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import JsonValue
+
+from ralm.errors import OtherEncoderError, UsageError
+from ralm.retrieval.dense.loading import load_encoder
+from ralm.retrieval.encoding import add_vectors, check_can_add
+from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.vector_sets import VectorSet, vector_options
+from ralm.training.options import REPLUG, QueryEncoderOptions, RetrieverTrainingOptions, TrainingOptions, training_extra
+from ralm.training.signals import Signals, index_of, open_signals, split_documents, split_with_choice
+
+if TYPE_CHECKING:
+    from ralm.retrieval.dense.encoder import SentenceEncoder
+    from ralm.training.harness import Trained
+    from ralm.training.measured import Examples
+
+_ADVICE: Final = "begin from the encoder that made the vectors, or from a query encoder that was trained for them."
+
+
+def train_query_encoder(
+    signals: Signals | Path | str,
+    out: Path | str,
+    options: QueryEncoderOptions | None = None,
+    training: TrainingOptions = REPLUG,
+    *,
+    index: Index | Path | str | None = None,
+    force: bool = False,
+) -> "Trained":
+    """Train the query encoder of an index on signals, to vectors of passages that stay as they are.
+
+    Writes the folder `out`, which loads with sentence-transformers and as `query_encoder` of the index. Its manifest
+    says under `results` what the choice among the held-out candidates is worth before and after. `index` is the one
+    that the signals were measured with; None is the folder that they name. A killed training resumes when this is
+    called again with the same arguments.
+
+    Raises MissingExtraError if the extra `train` is not installed; UsageError if the index is another one, has no
+    vectors or only approximations of them, or too few examples have two candidates; OtherEncoderError if `init` does
+    not belong to the vectors; and what `train_retriever` raises of folders, losses and disks.
+    """
+    options = options or QueryEncoderOptions()
+    signals = signals if isinstance(signals, Signals) else open_signals(signals)
+    index = index_of(signals, index)
+    chosen = index.vector_sets.named(options.vectors, index.path)
+    training_E, held_out_E = split_with_choice(signals, training.held_out, training.seed)
+    with training_extra():
+        from ralm.retrieval.dense.trained import KIND, TRAINED_FOR
+        from ralm.training.harness import check_out, evaluated, own_randomness, train, training_run, write_trained
+        from ralm.training.query_encoder import QueryEncoderStudent
+    check_out(out, KIND, force=force)
+    vectors = index.passage_vectors(options.vectors)
+    with own_randomness(training.seed):
+        encoder = _query_encoder(index, chosen, vectors.dimension, options, training.device)
+        config = _config(index, chosen, encoder, training)
+        config |= {"signals": signals.fingerprint, "options": asdict(options)}
+        student = QueryEncoderStudent(encoder, signals, vectors, options)
+        some_E = evaluated(held_out_E, training)
+        before = student.worth(some_E) if len(some_E) else {}
+        with training_run(out, KIND, config, force=force) as work:
+            trained = train(student, work, training_E, held_out_E, training)
+            results: dict[str, JsonValue] = {TRAINED_FOR: chosen.built_with.passage_fingerprint}
+            if before:
+                results["held_out"] = {**student.worth(some_E), "chosen_before": before["chosen"]}
+            write_trained(out, KIND, student, trained, config, results=results, force=force)
+    return trained
+
+
+def train_retriever(
+    examples: "Examples",
+    index: Index | Path | str,
+    out: Path | str,
+    options: RetrieverTrainingOptions | None = None,
+    training: TrainingOptions = REPLUG,
+    *,
+    force: bool = False,
+) -> "Trained":
+    """Train the encoders of an index on examples that a language model scores on the way, and write their folder. Then
+    encode the passages of the index with them, as a set of vectors that is not the default.
+
+    The folder loads with sentence-transformers. If the index has a pair of encoders, it is that of queries, and
+    `passages` in it is that of passages. A killed training resumes when this is called again with the same arguments;
+    if it was killed while it made the new vectors, `ralm encode` resumes that.
+
+    Raises MissingExtraError if the extra `train` is not installed; UsageError if the index has no vectors, or a
+    training with other settings was begun there; OtherEncoderError if the encoders are not those that made the vectors;
+    FolderExistsError if `out` exists and `force` is not set, another training is writing it, or the index has vectors
+    of the new name; ModelError if a loss is not finite (the last checkpoint stays); StorageError if the disk is full;
+    WorkerError if the process that encodes passages dies again and again.
+    """
+    options = options or RetrieverTrainingOptions()
+    index = index if isinstance(index, Index) else open_index(index)
+    chosen = index.vector_sets.named(options.vectors, index.path)
+    name = options.save_as or Path(out).resolve().name
+    check_can_add(index, name, force=force)
+    training_E, held_out_E = split_documents(examples.documents_E, training.held_out, training.seed)
+    if not len(training_E):
+        raise UsageError("there are no examples to train on: give more text, or hold out less.")
+    with training_extra():
+        from ralm.retrieval.dense.encoder import SentenceEncoder
+        from ralm.retrieval.dense.trained import KIND, options_of
+        from ralm.training.both_encoders import RetrieverStudent
+        from ralm.training.harness import check_out, evaluated, own_randomness, train, training_run, write_trained
+    check_out(out, KIND, force=force)
+    named = index.encoder_options(options.vectors)
+    with own_randomness(training.seed):
+        encoder = SentenceEncoder(named, device=training.device)
+        first = index.dense(vectors=options.vectors, encoder=encoder)
+        _check_passage_encoder(index, chosen, encoder)
+        config = _config(index, chosen, encoder, training)
+        config |= {"examples": examples.config, "options": asdict(options)}
+        with training_run(out, KIND, config, force=force) as work:
+            student = RetrieverStudent(encoder, examples, index, first, work, training_E, options, training)
+            try:
+                student.measure_held_out(evaluated(held_out_E, training))
+                trained = train(student, work, training_E, held_out_E, training)
+            finally:
+                student.close()
+            write_trained(out, KIND, student, trained, config, results={"refreshes": student.refreshes}, force=force)
+    tuned = load_encoder(options_of(Path(out), named), device=training.device)
+    add_vectors(index.path, tuned, vector_options(chosen), name=name, default=False, force=force)
+    return trained
+
+
+def _query_encoder(
+    index: Index, chosen: VectorSet, dimension: int, options: QueryEncoderOptions, device: str
+) -> "SentenceEncoder":
+    """The encoder to train. Raises OtherEncoderError if its queries do not belong to the vectors."""
+    from ralm.retrieval.dense.encoder import SentenceEncoder
+    from ralm.retrieval.dense.search import check_encoder
+
+    named = index.encoder_options(options.vectors)
+    wanted = named if options.init is None else replace(named, query_encoder=options.init)
+    encoder = SentenceEncoder(wanted, device=device)
+    if encoder.dimension != dimension:
+        raise OtherEncoderError(
+            f"the index at {index.path} has vectors of {dimension} dimensions and {options.init} gives "
+            f"{encoder.dimension}; {_ADVICE}"
+        )
+    check_encoder(index.path, encoder, chosen.built_with, advice=_ADVICE)
+    return encoder
+
+
+def _check_passage_encoder(index: Index, chosen: VectorSet, encoder: "SentenceEncoder") -> None:
+    """Raise OtherEncoderError if the encoder of passages is not the one that made the vectors."""
+    recorded, own = chosen.built_with.passage_fingerprint, encoder.config["passage_fingerprint"]
+    if recorded not in (None, own):
+        raise OtherEncoderError(
+            f"the passages of {index.path} were encoded by other weights ({recorded}) than those of the encoder that "
+            f"it names now ({own}); encode them again (`ralm encode`)."
+        )
+
+
+def _config(index: Index, chosen: VectorSet, encoder: "SentenceEncoder", training: TrainingOptions) -> dict[str, Any]:
+    """What decides the weights of both kinds of training."""
+    return {
+        "index": index.fingerprint,
+        "vectors": chosen.fingerprint,
+        "encoder": encoder.query_config,
+        "training": asdict(training),
+    }

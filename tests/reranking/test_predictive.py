@@ -1,0 +1,228 @@
+"""Choosing with a cross-encoder: its scores, what it reads, each pair once, and what is refused."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import CrossEncoder as TheirCrossEncoder
+from torch import nn
+
+import ralm
+from ralm.errors import ModelError, UsageError
+from ralm.evaluation.perplexity import evaluate_text
+from ralm.lm.journal import Journal
+from ralm.records import FloatArray, Hits, Passages
+from ralm.reranking.cross_encoder import PairModel, load_pair_model
+from ralm.reranking.loading import load_cross_encoder
+from ralm.reranking.options import RerankOptions
+from ralm.reranking.pairs import Pair, PairScorer
+from ralm.reranking.predictive import Predictive
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
+from tests.tiny_cross_encoders import LENGTH, save_tiny_cross_encoder
+from tests.tiny_encoders import save_tiny_bert
+
+PASSAGES = passages_of("a b c a b c", "c d e c d e", "a d a d", "x y z")
+TEXT = "a b c d e a b c d a d a b c " * 3
+PLAN = ralm.PlanOptions(stride=4, query_tokens=4, document_tokens=12, max_length=40)
+
+
+class Counting:
+    """Scores a pair by how many letters of the end are in the passage, and counts what it is asked."""
+
+    config: Mapping[str, Any] = {"name": "counting"}
+
+    def __init__(self, sign: int = 1) -> None:
+        self.asked: list[Pair] = []
+        self.sign = sign
+
+    def end(self, prefix: str) -> str:
+        return prefix[-6:]
+
+    def scores(self, pairs: Sequence[Pair]) -> FloatArray:
+        self.asked += pairs
+        letters = [(set(end.replace(" ", "")), passage) for end, passage in pairs]
+        return np.array([sum(map(passage.count, own)) * self.sign for own, passage in letters], dtype=np.float32)
+
+
+class Rows:
+    """Some prefixes."""
+
+    def __init__(self, *prefixes: str) -> None:
+        self.prefixes = prefixes
+        self.queries = prefixes
+        self.strides = np.arange(len(prefixes))
+
+    def __len__(self) -> int:
+        return len(self.prefixes)
+
+    def prefix(self, row: int) -> str:
+        return self.prefixes[row]
+
+    def prefix_log_probs(self, *_: Any) -> list[FloatArray]:
+        raise AssertionError
+
+    target_log_probs = prefix_log_probs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_cross_encoder(tmp_path_factory.mktemp("cross-encoder"))
+
+
+def by_hand(hits: Hits, prefixes: Sequence[str], passages: Passages, model: Counting, k: int) -> list[list[int]]:
+    found = []
+    for row, prefix in enumerate(prefixes):
+        numbers = [number for number, _ in hits.of(row)]
+        score = {n: float(model.scores([(prefix[-6:], passages[n].contents)])[0]) for n in numbers}
+        found.append(sorted(numbers, key=lambda n: -score[n])[:k])
+    return found
+
+
+def test_it_chooses_the_highest_scores_of_each_row() -> None:
+    prefixes = ("a b c", "d e", "x y z", "", "a d")
+    hits = Hits.from_pairs([[(0, 9), (1, 8), (2, 7)], [(1, 3), (2, 2)], [(3, 1)], [], [(3, 3), (1, 2), (2, 1)]])
+    model = Counting()
+    best = Predictive(cross_encoder=model).choose(Rows(*prefixes), hits, PASSAGES, 2)
+    assert [[n for n, _ in best.of(row)] for row in range(5)] == by_hand(hits, prefixes, PASSAGES, model, 2)
+    assert best.of(1) == [(1, 4.0), (2, 2.0)], "with the scores of the cross-encoder"
+    assert best.of(2) == [(3, 0.0)], "a single hit is kept unread"
+    assert ("x y z", "x y z") not in model.asked[:8]
+
+
+def test_the_first_of_equal_ones_and_the_title_is_read() -> None:
+    passages = [ralm.Passage(0, "d", "", "q q"), ralm.Passage(1, "d", "abc", "q"), ralm.Passage(2, "d", "abc", "q")]
+    hits = Hits.from_pairs([[(0, 3), (2, 2), (1, 1)]])
+    best = Predictive(cross_encoder=Counting()).choose(Rows("abc"), hits, passages, 3)
+    assert [number for number, _ in best.of(0)] == [2, 1, 0]
+
+
+def test_a_pair_is_scored_once(tmp_path: Path) -> None:
+    model, hits = Counting(), Hits.from_pairs([[(0, 2), (1, 1)], [(0, 2), (1, 1)], [(1, 2), (2, 1)]])
+    reranker = Predictive(cross_encoder=model)
+    rows = Rows("a long text that ends with a d", "another text with a d", "a d")
+    first = reranker.choose(rows, hits, PASSAGES, 1)
+    assert len(model.asked) == len({*model.asked}) == 4, "ends that are equal, passages that are equal"
+    assert reranker.choose(rows, hits, PASSAGES, 1).numbers_QK.tolist() == first.numbers_QK.tolist()
+    assert len(model.asked) == 4
+    with Journal(tmp_path / "scores") as journal:
+        PairScorer(model, journal).scores([("a", "b"), ("c", "d")])
+    assert len(model.asked) == 6
+    with Journal(tmp_path / "scores") as journal:
+        scores = PairScorer(model, journal).scores([("c", "d"), ("a", "b"), ("a", "c")])
+    assert model.asked[6:] == [("a", "c")]
+    assert scores.tolist() == [0, 0, 0]
+
+
+def test_scores_are_those_of_sentence_transformers(folder: Path) -> None:
+    model = load_pair_model(str(folder), 20)
+    theirs = TheirCrossEncoder(str(folder), device="cpu")
+    pairs = [("abc", "some words. " * (n % 7)) for n in range(70)] + [("end", "x" * (LENGTH + 50)), ("", "a")]
+    expected = theirs.predict(pairs, activation_fn=nn.Identity(), show_progress_bar=False)
+    np.testing.assert_allclose(model.scores(pairs), expected, rtol=1e-4, atol=1e-5)
+    assert np.ptp(model.scores(pairs)) > 0.01
+
+
+def test_it_reads_the_last_tokens_of_the_prefix(folder: Path) -> None:
+    model = load_pair_model(str(folder), 20)
+    text = "the beginning " * 50 + "and  this is read"
+    assert model.end(text).replace(" ", "") == ("beginning" * 2 + "andthisisread")[-20:]
+    assert model.end("short") == "short"
+    assert model.end("") == ""
+    assert model.end("abc" + " " * 5000 + "def") == "abc" + " " * 5000 + "def", "white space is no token here"
+    assert model.end("\ud800 lone") == "\ufffd lone"
+
+
+def test_what_decides_the_scores_is_its_configuration(folder: Path, tmp_path: Path) -> None:
+    own = load_pair_model(str(folder), 20).config
+    assert own == load_pair_model(str(folder), 20).config
+    other = load_pair_model(str(save_tiny_cross_encoder(tmp_path / "other", seed=1)), 20).config
+    assert {name for name in own if own[name] != other[name]} == {"name", "weights"}
+    assert load_pair_model(str(folder), 21).config["tokens"] == 21
+    config = Predictive(cross_encoder=load_cross_encoder(str(folder)), candidates=8).config
+    assert config["reranker"] == "predictive"
+    assert config["candidates"] == 8
+    json.dumps(config)
+
+
+def test_what_it_was_trained_with_is_read_from_its_folder(folder: Path, tmp_path: Path) -> None:
+    assert load_pair_model(str(folder)).tokens == 64
+    load_pair_model(str(folder), 30).save(tmp_path)
+    saved = load_pair_model(str(tmp_path))
+    assert saved.tokens == 30
+    assert load_pair_model(str(tmp_path), 10).tokens == 10
+    pairs = [("a b", "c d"), ("a b", "e")]
+    plain = TheirCrossEncoder(str(tmp_path), device="cpu")
+    np.testing.assert_allclose(plain.predict(pairs, show_progress_bar=False), saved.scores(pairs), rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_no_reranker_is_refused(folder: Path, tmp_path: Path) -> None:
+    three = save_tiny_cross_encoder(tmp_path / "three", labels=3)
+    with pytest.raises(ModelError, match="gives 3 scores for a pair; a reranker gives one"):
+        load_pair_model(str(three))
+    bare = save_tiny_bert(tmp_path / "bare")
+    with pytest.raises(ModelError, match="bare is an encoder without a head that scores pairs; train one"):
+        load_pair_model(str(bare))
+    with pytest.raises(ModelError, match="there is no folder"):
+        load_pair_model(str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match=f"200 tokens of the prefix leave too little .* at most {LENGTH // 2}"):
+        load_pair_model(str(folder), 200)
+    with pytest.raises(UsageError, match='`method="predictive"` needs a `cross_encoder`'):
+        RerankOptions(method="predictive")
+    with pytest.raises(ModelError, match="cannot load the cross-encoder of .*: "):
+        load_cross_encoder(str(folder), device="nowhere")
+
+
+def test_a_score_that_is_not_finite_is_refused(folder: Path) -> None:
+    model: PairModel = load_pair_model(str(folder), 20)
+    transformer: Any = model.model.model
+    transformer.classifier.bias.data.fill_(float("nan"))
+    with pytest.raises(
+        ModelError, match="gives a score that is not finite for the passage 'a passage' behind 'an end'"
+    ):
+        model.scores([("an end", "a passage")])
+
+
+def test_a_run_that_was_stopped_keeps_the_scores_of_pairs(tmp_path: Path) -> None:
+    class Stopping(Counting):
+        def scores(self, pairs: Sequence[Pair]) -> FloatArray:
+            if self.asked:
+                raise KeyboardInterrupt
+            return super().scores(pairs)
+
+    def run(out: Path, cross_encoder: Counting) -> ralm.Evaluation:
+        source = ralm.FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={"retriever": "words"})
+        reranker = Predictive(cross_encoder=cross_encoder, candidates=3)
+        return ralm.run_evaluation(
+            out, TEXT, CountingModel(WordTokenizer("a b c d e".split())), PLAN, source=source, reranker=reranker
+        )
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("ralm.reranking.pairs._PAIRS_A_CALL", 5)
+        whole = Counting()
+        expected = run(tmp_path / "whole", whole)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "run", Stopping())
+        rest = Counting()
+        resumed = run(tmp_path / "run", rest)
+    assert len(rest.asked) == len(whole.asked) - 5 > 0
+    assert resumed.reading.scored.passages_T.tolist() == expected.reading.scored.passages_T.tolist()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["config"]["reranker"] == {
+        "reranker": "predictive",
+        "candidates": 3,
+        "cross_encoder": {"name": "counting"},
+    }
+
+
+def test_it_decides_what_is_read() -> None:
+    source = ralm.FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={"retriever": "words"})
+    model = CountingModel(WordTokenizer("a b c d e".split()))
+    read = {
+        sign: evaluate_text(
+            TEXT, model, PLAN, source=source, reranker=Predictive(cross_encoder=Counting(sign), candidates=4)
+        ).reading.scored.passages_T
+        for sign in (1, -1)
+    }
+    assert (read[1] != read[-1]).sum() > len(read[1]) / 2

@@ -1,0 +1,67 @@
+"""Examples that need no language model, and the program that trains both encoders on them."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue
+
+from ralm.protocols import Retriever
+from ralm.records import NO_PASSAGE, Hits, IntArray, Passage
+from ralm.training.options import RetrieverTrainingOptions, TrainingOptions
+from ralm.training.retriever import train_retriever
+
+WORDS = "fox sea hill sheep barn radium stone bread moon river salt crow".split()
+TRAINING = TrainingOptions(
+    steps=12, batch=4, learning_rate=3e-3, evaluate_every=4, checkpoint_every=2, held_out=0.2, patience=100
+)
+OPTIONS = RetrieverTrainingOptions(candidates=5, refresh_every=4)
+
+
+def passages() -> list[Passage]:
+    return [Passage(n, f"d{n}", f"about {word}", f"the {word} and the {word} again") for n, word in enumerate(WORDS)]
+
+
+class Taught:
+    """Queries of random words; the higher the number of a passage, the more it helps.
+
+    With `work`, the folder where versions are made, it waits for those that are being made.
+    """
+
+    def __init__(self, count: int = 30, work: Path | None = None) -> None:
+        draws = np.random.default_rng(0)
+        self.documents_E: Sequence[str] = [f"document {n}" for n in range(count)]
+        self._queries = [" ".join(draws.choice(WORDS, 4)) for _ in range(count)]
+        self._work = work
+        self.asked: list[list[int]] = []
+        self.config: dict[str, JsonValue] = {"examples": "taught", "count": count}
+
+    def queries(self, examples_B: IntArray) -> Sequence[str]:
+        return [self._queries[example] for example in examples_B.tolist()]
+
+    def candidates(self, examples_B: IntArray, retriever: Retriever, k: int) -> Hits:
+        if self._work is not None:
+            wait_for_versions(self._work)
+        self.asked.append(examples_B.tolist())
+        return retriever.retrieve(self.queries(examples_B), k)
+
+    def score(self, examples_B: IntArray, hits: Hits) -> NDArray[np.float64]:
+        return np.where(hits.numbers_QK == NO_PASSAGE, -np.inf, hits.numbers_QK / 3.0 - 9)
+
+
+def wait_for_versions(work: Path) -> None:
+    """Wait until no snapshot is without its version; the refresher is another process."""
+    end = time.monotonic() + 120
+    while any(not list(work.glob(f"version-{one.name[9:]}")) for one in work.glob("snapshot-????????")):
+        assert time.monotonic() < end, "no version was made"
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    os.environ["RALM_PROGRESS"] = "0"
+    folder = Path(sys.argv[1])
+    train_retriever(Taught(work=folder / "out.unfinished"), folder / "index", folder / "out", OPTIONS, TRAINING)

@@ -1,0 +1,182 @@
+"""Training the predictive reranker: it learns, from the right examples, and what is refused."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder as TheirCrossEncoder
+
+from ralm.errors import ModelError, RalmWarning, UsageError
+from ralm.folders.manifest import read_manifest
+from ralm.reranking.cross_encoder import load_pair_model
+from ralm.retrieval.building import build_index
+from ralm.retrieval.index import Index, open_index
+from ralm.training.cross_encoder import PairStudent, _drawn
+from ralm.training.harness import FORMAT_VERSION
+from ralm.training.options import RerankerOptions, TrainingOptions
+from ralm.training.reranker import KIND, TrainedReranker, train_reranker
+from ralm.training.signals import Signals
+from tests.fakes import passages_of
+from tests.reference import learning
+from tests.tiny_cross_encoders import save_tiny_cross_encoder
+from tests.tiny_encoders import save_tiny_bert
+from tests.training.made_signals import save_signals
+
+EXAMPLES = 60
+READING = RerankerOptions(tokens=12, max_length=32, pairs=16)
+OPTIONS = TrainingOptions(
+    steps=40, batch=8, learning_rate=3e-3, evaluate_every=10, checkpoint_every=10, patience=100, held_out=0.2
+)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    folder = tmp_path_factory.mktemp("index") / "index"
+    build_index(passages_of(*(f"{'xy'[n % 2]} {'abcdefgh'[n // 2]} passage" for n in range(16))), folder)
+    return open_index(folder)
+
+
+@pytest.fixture(scope="module")
+def signals(index: Index, tmp_path_factory: pytest.TempPathFactory) -> Signals:
+    """Passages with an x help, those with a y do not."""
+    draws = np.random.default_rng(0)
+    prefixes = [f"some text before {'abc'[n % 3]}" for n in range(EXAMPLES)]
+    passages = [draws.choice(16, 4, replace=False).tolist() for _ in range(EXAMPLES)]
+    gains = [[-3.0 if number % 2 else -1.0 for number in row] for row in passages]
+    return save_signals(tmp_path_factory.mktemp("signals") / "signals", index.fingerprint, prefixes, passages, gains)
+
+
+@pytest.fixture(scope="module")
+def init(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_bert(tmp_path_factory.mktemp("init")))
+
+
+@pytest.fixture(scope="module")
+def trained(signals: Signals, index: Index, init: str, tmp_path_factory: pytest.TempPathFactory) -> TrainedReranker:
+    out = tmp_path_factory.mktemp("trained") / "reranker"
+    return train_reranker(signals, out, init, OPTIONS, READING, index=index)
+
+
+def student(signals: Signals, index: Index, init: str, **changed: Any) -> PairStudent:
+    torch.manual_seed(0)
+    made = PairStudent(load_pair_model(init, 12, new=True), signals, index.passages, RerankerOptions(**changed))
+    made.module.eval()
+    return made
+
+
+def test_it_learns_which_passages_help(trained: TrainedReranker) -> None:
+    assert trained.held_out is not None
+    held_out: Any = trained.held_out
+    assert held_out["none"] == pytest.approx(-3)
+    assert held_out["chosen"] == pytest.approx(held_out["best"])
+    assert held_out["chosen"] > held_out["first"] + 0.3
+    losses = [float(str(row["held_out_loss"])) for row in trained.losses]
+    assert losses[0] > min(losses) + 0.3
+    model = load_pair_model(str(trained.out))
+    assert (model.tokens, model.model.max_seq_length) == (12, 32)
+    scores = model.scores([("some text before a", f"{which} a passage") for which in "xy"])
+    assert scores[0] > scores[1]
+
+
+def test_its_folder_is_a_cross_encoder_with_our_manifest(trained: TrainedReranker, signals: Signals) -> None:
+    plain = TheirCrossEncoder(str(trained.out), device="cpu")
+    pairs = [("text before x", "x passage"), ("text before x", "y passage")]
+    scores = plain.predict(pairs, show_progress_bar=False)
+    np.testing.assert_allclose(scores, load_pair_model(str(trained.out)).scores(pairs), rtol=1e-5, atol=1e-6)
+    manifest = read_manifest(trained.out, kind=KIND, format_version=FORMAT_VERSION)
+    config: Any = manifest.settings["config"]
+    assert config["signals"]["fingerprint"] == signals.fingerprint
+    assert config["training"]["steps"] == 40
+    assert {"config.json", "model.safetensors", "losses.csv", "losses.png"} <= manifest.files.keys()
+
+
+def test_signals_that_are_permuted_within_an_example_teach_nothing(
+    signals: Signals, index: Index, init: str, tmp_path: Path
+) -> None:
+    draws = np.random.default_rng(1)
+    orders = [draws.permutation(4) for _ in range(EXAMPLES)]
+    mean_EK = signals.mean_log_probs_EK
+    permuted = save_signals(
+        tmp_path / "permuted",
+        index.fingerprint,
+        signals.texts("prefix").to_pylist(),
+        signals.passages_EK.tolist(),
+        [mean_EK[example][order].tolist() for example, order in enumerate(orders)],
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RalmWarning)  # that the loss did not become lower
+        result = train_reranker(permuted, tmp_path / "reranker", init, OPTIONS, READING, index=index)
+    held_out: Any = result.held_out
+    assert held_out["chosen"] < held_out["best"] - 0.3
+
+
+def test_the_loss_is_that_of_the_plain_loop(signals: Signals, index: Index, init: str) -> None:
+    made = student(signals, index, init)
+    examples = np.array([5, 0, 17])
+    losses = made.losses(examples, None)
+    for place, example in enumerate(examples.tolist()):
+        numbers = signals.passages_EK[example].tolist()
+        end = signals.texts("prefix")[example].as_py().removeprefix("som")  # a letter is a token: these are 12
+        scores = made._model.scores([(end, index.passages[number].contents) for number in numbers]).tolist()
+        expected = learning.marginal_loss(scores, signals.log_probs_EK[example].tolist())
+        assert losses[place].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_candidates_are_drawn_for_a_step_and_not_for_an_evaluation(signals: Signals, index: Index, init: str) -> None:
+    made, all_of_them = student(signals, index, init, candidates=2), student(signals, index, init)
+    examples = np.arange(10)
+    assert torch.equal(made.losses(examples, None), all_of_them.losses(examples, None))
+    first, again, other = (made.losses(examples, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_draws_are_of_candidates_that_are_there() -> None:
+    there = np.array([[True, True, True, True], [True, False, True, False], [False, True, False, False]])
+    drawn = np.stack([there & _drawn(there, 2, np.random.default_rng(seed)) for seed in range(200)])
+    assert (drawn.sum(axis=2) == [2, 2, 1]).all()
+    assert (drawn[:, 0].mean(axis=0) > 0.35).all()
+    assert (drawn[:, 0].mean(axis=0) < 0.65).all()
+
+
+def test_a_cross_encoder_can_be_trained_further(signals: Signals, index: Index, tmp_path: Path) -> None:
+    init = save_tiny_cross_encoder(tmp_path / "init")
+    one = TrainingOptions(steps=1, batch=2, held_out=0, learning_rate=1e-6, warmup=0)
+    train_reranker(signals, tmp_path / "out", str(init), one, index=index)
+    pairs = [("a b", "c d"), ("a", "e")]
+    before, after = load_pair_model(str(init)).scores(pairs), load_pair_model(str(tmp_path / "out")).scores(pairs)
+    np.testing.assert_allclose(after, before, atol=1e-2)
+    assert (after != before).any()
+
+
+def test_examples_with_one_candidate_are_left_out(index: Index, init: str, tmp_path: Path) -> None:
+    alone = save_signals(tmp_path / "alone", index.fingerprint, ["a"] * 5, [[1], [2], [3], [5], [4]], [[-1.0]] * 5)
+    with pytest.raises(UsageError, match="of the 5 examples in .* only 0 have two candidates or more"):
+        train_reranker(alone, tmp_path / "out", init, index=index)
+
+
+def test_signals_of_another_index_and_one_that_is_gone(signals: Signals, init: str, tmp_path: Path) -> None:
+    build_index(passages_of("other"), tmp_path / "other")
+    with pytest.raises(UsageError, match="are of another index .* give the index they were measured with"):
+        train_reranker(signals, tmp_path / "out", init, index=tmp_path / "other")
+    with pytest.raises(UsageError, match="were measured with is not recorded: give it as `index`"):
+        train_reranker(signals, tmp_path / "out", init)
+    assert not (tmp_path / "out.unfinished").exists()
+
+
+def test_a_signal_that_is_not_a_number_names_its_example(index: Index, init: str, tmp_path: Path) -> None:
+    values = [[-1.0, -2.0]] * 7 + [[float("nan"), -1.0]]
+    bad = save_signals(tmp_path / "bad", index.fingerprint, ["a"] * 8, [[1, 2]] * 8, values)
+    options = TrainingOptions(steps=5, batch=7, held_out=0, checkpoint_every=1)
+    with pytest.raises(ModelError, match=r"loss of example 7 \(of document 'document 7'\) is nan in step [12]; "):
+        train_reranker(bad, tmp_path / "out", init, options, READING, index=index)
+
+
+def test_lengths_that_do_not_fit(signals: Signals, index: Index, init: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="`max_length` 100 is beyond the 64 tokens"):
+        train_reranker(signals, tmp_path / "out", init, OPTIONS, RerankerOptions(max_length=100), index=index)
+    with pytest.raises(UsageError, match="60 tokens of the prefix leave too little room"):
+        train_reranker(signals, tmp_path / "out", init, OPTIONS, RerankerOptions(tokens=60), index=index)

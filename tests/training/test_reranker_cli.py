@@ -1,0 +1,178 @@
+"""A reranker from signals to a figure, through the command line; killed on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ralm.retrieval.building import build_index
+from ralm.retrieval.index import open_index
+from tests.cli.program import ralm
+from tests.fakes import passages_of
+from tests.tiny_encoders import save_tiny_bert
+from tests.training.made_signals import save_signals
+
+TEXT = "the sea is wide and the hill is high. " * 6
+TRAIN = ["train", "reranker", "signals", "--index", "index", "--init", "bert", "--tokens", "12", "--steps", "8"]
+SETTINGS = ["--batch", "4", "--learning-rate", "0.01", "--evaluate-every", "3", "--checkpoint-every", "2"]
+READ = ["--lm", "ralm-tiny", "--index", "index", "--candidates", "4"]
+RERANKED = ["--rerank", "predictive", "--reranker", "reranker"]
+SHORT = ["--max-length", "64", "--document-tokens", "16", "--stride", "16"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index, signals, an encoder to begin from, a text, and the trained reranker."""
+    folder = tmp_path_factory.mktemp("work")
+    words = "sea hill wide high the is and deep cold green".split()
+    texts = [" ".join(words[(n * k) % 10] for k in range(1, 9)) for n in range(1, 17)]
+    build_index(passages_of(*texts), folder / "index")
+    draws = np.random.default_rng(0)
+    passages = [draws.choice(16, 4, replace=False).tolist() for _ in range(40)]
+    gains = [[-1.0 if number % 2 else -3.0 for number in row] for row in passages]
+    save_signals(
+        folder / "signals", open_index(folder / "index").fingerprint, ["the sea is wide"] * 40, passages, gains
+    )
+    save_tiny_bert(folder / "bert")
+    (folder / "text.txt").write_text(TEXT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        answer = ralm(*TRAIN, *SETTINGS, "--out", "reranker")
+        assert answer.status == 0, answer.err
+        assert answer.out.startswith("reranker: reranker of step ")
+        assert "gain per token of held-out examples: " in answer.out
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def test_it_is_used_where_passages_are_read(folder: Path) -> None:
+    plain, reranked = (
+        ralm("eval", "text.txt", *READ, *SHORT, "--rerank", "random", "--json"),
+        ralm("eval", "text.txt", *READ, *SHORT, *RERANKED, "--out", "run", "--json"),
+    )
+    assert (plain.status, reranked.status) == (0, 0), plain.err + reranked.err
+    config = json.loads(reranked.out)["config"]["reranker"]
+    assert config["reranker"] == "predictive"
+    assert config["cross_encoder"]["tokens"] == 12
+    assert json.loads((folder / "run" / "summary.json").read_text())["config"]["reranker"] == config
+    swept = ralm("sweep", "text.txt", *READ, *SHORT, *RERANKED, "--over", "candidates", "--values", "1,4", "--json")
+    assert swept.status == 0, swept.err
+    last = json.loads(swept.out)["points"][-1]
+    assert last["config"]["reranker"] == config
+    written = ralm("generate", "the sea", *READ, *RERANKED, "--new-tokens", "6", "--json")
+    assert written.status == 0, written.err
+
+
+def test_retrieved_passages_are_written_in_its_order(folder: Path) -> None:
+    lengths = ["--max-length", "64", "--stride", "16"]
+    first = ralm("retrieve", "text.txt", *READ[:4], *lengths, "-k", "4", "--out", "first.json")
+    best = ralm("retrieve", "text.txt", *READ, *lengths, *RERANKED, "-k", "4", "--out", "best.json")
+    assert (first.status, best.status) == (0, 0), first.err + best.err
+    found, ordered = (json.loads((folder / name).read_text()) for name in ("first.json", "best.json"))
+    scores = [[passage["score"] for passage in stride["retrieved_docs"]] for stride in ordered]
+    assert scores == [sorted(row, reverse=True) for row in scores]
+    for one, other in zip(found, ordered, strict=True):
+        assert {p["text"] for p in one["retrieved_docs"]} == {p["text"] for p in other["retrieved_docs"]}
+    assert found != ordered
+    few = ralm("retrieve", "text.txt", *READ, *lengths, *RERANKED, "-k", "5", "--out", "few.json")
+    assert "--candidates 4 are fewer than the -k 5 passages to write" in few.err
+    model = ralm("retrieve", "text.txt", *READ, *lengths, "--rerank", "oracle", "--out", "few.json")
+    assert "--rerank oracle ranks with the language model, which is not loaded here" in model.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rerank", "predictive"], "--rerank predictive needs a --reranker: a folder that `ralm train reranker`"),
+        (["--reranker", "reranker"], "--reranker does nothing here: it goes with --rerank predictive"),
+        (["--rerank", "predictive", "--reranker", "bert"], "bert is an encoder without a head that scores pairs"),
+        (["--rerank", "predictive", "--reranker", "./gone"], "there is no folder ./gone"),
+        (
+            [*RERANKED, "--rerank-tokens", "40"],
+            "40 tokens of the prefix leave too little room for a passage: rerank",
+        ),
+    ],
+)
+def test_what_is_refused(arguments: list[str], message: str) -> None:
+    answer = ralm("eval", "text.txt", *READ[:4], *SHORT, *arguments)
+    assert answer.status > 0
+    assert message in answer.err
+    assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--out", "reranker"],
+            "reranker already exists and is kept; choose another output, or replace it with --force",
+        ),
+        (
+            ["--out", "new", "--tokens", "33"],
+            "33 tokens of the prefix leave too little room for a passage: bert",
+        ),
+        (["--out", "new", "--candidates", "1"], "--candidates must be at least 2, not 1"),
+        (["--out", "new", "--held-out", "0.95"], "--held-out must be at least 0 and at most 0.9, not 0.95"),
+        (["--out", "new", "--init", "./gone"], "there is no folder ./gone"),
+        (["--out", "new", "--index", "signals"], "signals is a ralm signals, not a ralm index"),
+    ],
+)
+def test_what_training_refuses(arguments: list[str], message: str, folder: Path) -> None:
+    answer = ralm(*TRAIN, *SETTINGS, *arguments)
+    assert answer.status > 0
+    assert message in answer.err
+    assert answer.err.count("\n") == 1
+    assert not (folder / "new").exists()
+    assert not (folder / "new.unfinished").exists()
+
+
+KILLED = """
+import os, signal, sys
+
+def kill(name, details):
+    if name == "os.rename" and "checkpoint-" in str(details[0]):
+        kill.left -= 1
+        if kill.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+kill.left = int(sys.argv.pop(1))
+sys.addaudithook(kill)
+from ralm.cli import main
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_training_that_is_killed_ends_with_the_weights_of_an_undisturbed_one(folder: Path) -> None:
+    """Killed when the second checkpoint is about to get its name, and again at the third one after that."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+    }
+    for checkpoint, steps in ((2, {2}), (3, {4, 6})):
+        command = [sys.executable, "-c", KILLED, str(checkpoint), *TRAIN, *SETTINGS, "--out", "killed"]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        kept = {
+            int(path.name.split("-")[1]) for path in (folder / "killed.unfinished").glob("checkpoint-*.safetensors")
+        }
+        assert kept == steps
+    other = ralm(*TRAIN, *SETTINGS, "--batch", "5", "--out", "killed")
+    assert "is a run begun with other settings (training.batch 4 there, 5 here)" in other.err
+    answer = ralm(*TRAIN, *SETTINGS, "--out", "killed")
+    assert answer.status == 0, answer.err
+    assert "resuming a training that was stopped: 6 steps were done before" in answer.err
+    for name in ("model.safetensors", "losses.csv"):
+        assert (folder / "killed" / name).read_bytes() == (folder / "reranker" / name).read_bytes(), name
+    assert not (folder / "killed.unfinished").exists()

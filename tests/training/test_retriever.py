@@ -1,0 +1,304 @@
+"""Both encoders trained together, while another process encodes the passages again; killed and resumed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from ralm.errors import FolderExistsError, OtherEncoderError, StorageError, UsageError, WorkerError
+from ralm.folders.manifest import read_manifest
+from ralm.protocols import Retriever
+from ralm.records import Hits, IntArray, Passage
+from ralm.retrieval.building import build_index
+from ralm.retrieval.dense.encoder import SentenceEncoder
+from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
+from ralm.retrieval.dense.search import open_vectors
+from ralm.retrieval.dense.trained import FORMAT_VERSION, KIND
+from ralm.retrieval.encoding import add_vectors
+from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.updating import update_index
+from ralm.training.both_encoders import RetrieverStudent, overlap
+from ralm.training.query_encoder import inner_products, losses_of
+from ralm.training.refresher import MOST_DEATHS, Refresher
+from ralm.training.retriever import train_retriever
+from ralm.training.versions import Versions
+from tests.cli.test_signals import processes
+from tests.fakes import SharedWordsRetriever, passages_of
+from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
+from tests.training.taught import OPTIONS, TRAINING, WORDS, Taught, passages
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("learning")
+    save_tiny_bert(folder / "bert")
+    build_index(passages(), folder / "index", encoder=shared(folder))
+    return folder
+
+
+@pytest.fixture
+def index(root: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(root / "index", tmp_path / "index"))
+
+
+def shared(folder: Path) -> SentenceEncoder:
+    return SentenceEncoder(EncoderOptions(encoder=str(folder / "bert"), normalize=True))
+
+
+def results(out: Path) -> dict[str, list[dict[str, float]]]:
+    found = read_manifest(out, kind=KIND, format_version=FORMAT_VERSION).settings["results"]
+    assert isinstance(found, dict)
+    return found  # type: ignore[return-value]
+
+
+def mean_passage(index: Index, vectors: str) -> float:
+    """The mean number of the first passage for unseen queries; passages of higher numbers help more."""
+    hits = index.dense(vectors=vectors).retrieve(["moon and salt", "hill", "the crow", "sea bread"], 1)
+    return float(hits.numbers_QK.mean())
+
+
+@pytest.mark.slow
+def test_both_encoders_learn_and_the_index_names_them(index: Path, tmp_path: Path) -> None:
+    """New vectors are swapped in on the way; at the end the index has a set of them that is not the default."""
+    work = tmp_path / "out.unfinished"
+    options = replace(OPTIONS, refresh_every=7)
+    trained = train_retriever(Taught(work=work), index, tmp_path / "out", options, TRAINING)
+    assert [path.name for path in tmp_path.iterdir() if "unfinished" in path.name or "partial" in path.name] == []
+    first, last = trained.losses[0].held_out_loss, trained.held_out_loss(trained.best_step)
+    assert first is not None
+    assert last is not None
+    assert last < 0.95 * first
+    refreshes = results(tmp_path / "out")["refreshes"]
+    assert [(one["version"], one["step"]) for one in refreshes] == [(8, 9)], "at a checkpoint, and used from the next"
+    assert all(0 < one["overlap"] <= 1 for one in refreshes)
+    opened = open_index(index)
+    assert list(opened.vectors) == ["main", "out"]
+    assert opened.vectors["out"]["encoder"] == str(tmp_path / "out")
+    assert mean_passage(opened, "out") > mean_passage(opened, "main")
+    own = SentenceTransformer(str(tmp_path / "out"))
+    encoded = SentenceEncoder(EncoderOptions(encoder=str(tmp_path / "out"), normalize=True))
+    np.testing.assert_allclose(
+        own.encode_query(["moon"], normalize_embeddings=True), encoded.encode_queries(["moon"]), atol=1e-6
+    )
+    with pytest.raises(FolderExistsError, match="already has vectors 'out'"):
+        train_retriever(Taught(), index, tmp_path / "elsewhere" / "out", OPTIONS, TRAINING)
+
+
+@pytest.mark.slow
+def test_a_version_holds_what_its_snapshot_encodes_although_processes_are_killed(root: Path, tmp_path: Path) -> None:
+    """Training changes the weights meanwhile; two processes are killed, and the third one ends the work."""
+    encoder, opened = shared(root), open_index(root / "index")
+    versions = Versions(tmp_path)
+    versions.take_snapshot(10, encoder.save)
+    expected = encoder.encode_passages(list(opened.passages))
+    encoder.query_model[0].auto_model.embeddings.word_embeddings.weight.data *= 2
+    refresher = Refresher(opened, tmp_path, opened.encoder_options(), VectorOptions(), "cpu")
+    refresher.begin(10)
+    for _ in range(2):
+        time.sleep(0.3)
+        kill(refresher)
+        assert (refresher.is_busy, versions.newest(), versions.waiting()) == (True, 0, 10)
+    wait_for(lambda: looked_after(refresher))
+    assert (versions.newest(), versions.waiting()) == (10, None)
+    vectors = open_vectors(versions.vectors(10), versions.vectors(10), len(WORDS))
+    np.testing.assert_allclose(vectors.reconstruct_n(0, len(WORDS)), expected, atol=1e-6)
+    assert np.abs(encoder.encode_passages(list(opened.passages)) - expected).max() > 1e-3
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    """Processes that load everything may take a while."""
+    deadline = time.monotonic() + 200
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def kill(refresher: Refresher) -> None:
+    process = refresher._process
+    assert process is not None
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    refresher.look_after()
+
+
+def looked_after(refresher: Refresher) -> bool:
+    refresher.look_after()
+    return not refresher.is_busy
+
+
+def test_a_process_that_always_dies_or_cannot_work(root: Path, index: Path, tmp_path: Path) -> None:
+    """One sentence each, and no process is left."""
+    encoder, work = shared(root), tmp_path / "work"
+    work.mkdir()
+    Versions(work).take_snapshot(10, encoder.save)
+    opened = open_index(index)
+    refresher = Refresher(opened, work, opened.encoder_options(), VectorOptions(), "cpu")
+    refresher.begin(10)
+    for _ in range(MOST_DEATHS - 1):
+        kill(refresher)
+    with pytest.raises(WorkerError, match="the weights of step 10 died 5 times"):
+        kill(refresher)
+    update_index(index, [Passage(0, "new", "", "one more")], encoders={"main": encoder})
+    refresher.begin(10)
+    with pytest.raises(UsageError, match="was changed while it was trained on"):
+        wait_for(lambda: looked_after(refresher))
+    refresher.close()
+    assert not refresher.is_busy
+    assert Versions(work).newest() == 0
+
+
+def test_only_what_is_needed_is_kept(tmp_path: Path) -> None:
+    versions = Versions(tmp_path)
+
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StorageError, match="no space left"):
+        versions.take_snapshot(3, fail)
+    assert not list(tmp_path.iterdir())
+    for number in (10, 20, 30):
+        (tmp_path / f"version-{number:08d}").mkdir()
+    for number in (30, 40):
+        versions.take_snapshot(number, lambda folder: (folder / "weights").touch())
+    (tmp_path / "encoding-00000030").mkdir()
+    versions.keep_newest()
+    names = ["snapshot-00000040", "version-00000020", "version-00000030"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert versions.waiting() == 40
+    versions.forget_after(25)
+    assert [path.name for path in tmp_path.iterdir()] == ["version-00000020"]
+    assert (versions.newest(), versions.waiting()) == (20, None)
+
+
+def test_overlap_counts_hits_that_both_have() -> None:
+    texts = passages_of("red fox", "blue sea", "red sea", "green hill")
+    first = SharedWordsRetriever(texts)
+    second = SharedWordsRetriever(passages_of("red fox", "blue hill", "red sea", "green sea"))
+    assert overlap(first, first, ["red", "sea"], 2) == 1
+    assert overlap(first, second, ["sea"], 2) == 0.5
+    assert overlap(first, second, ["nothing"], 2) == 0
+
+
+def test_a_pair_of_encoders_is_trained(tmp_path: Path) -> None:
+    """DPR's two encoders, whose passages are read with a separator of their own also after they were saved."""
+    save_tiny_dpr(tmp_path / "question", question=True, seed=3)
+    save_tiny_dpr(tmp_path / "context", question=False, seed=4)
+    named = EncoderOptions(encoder=str(tmp_path / "context"), query_encoder=str(tmp_path / "question"))
+    build_index(passages(), tmp_path / "index", encoder=SentenceEncoder(named))
+    options = replace(OPTIONS, refresh_every=None, save_as="tuned")
+    training = replace(TRAINING, steps=4, held_out=0)
+    train_retriever(Taught(), tmp_path / "index", tmp_path / "out", options, training)
+    opened = open_index(tmp_path / "index")
+    tuned, before = SentenceEncoder(opened.encoder_options("tuned")), SentenceEncoder(named)
+    assert opened.vectors["tuned"]["encoder"] == str(tmp_path / "out" / "passages")
+    assert tuned.text_of(passages()[0]) == before.text_of(passages()[0])
+    assert "[SEP]" in tuned.text_of(passages()[0])
+    for encode in ("encode_queries", "encode_passages"):
+        given = ["moon"] if encode == "encode_queries" else passages()[:1]
+        assert np.abs(getattr(tuned, encode)(given) - getattr(before, encode)(given)).max() > 1e-3
+    assert len(opened.dense(vectors="tuned").retrieve(["moon"], 3).of(0)) == 3
+
+
+def test_losses_are_those_of_fixed_passages(root: Path, index: Path, tmp_path: Path) -> None:
+    """The encoders of the moment; an example with one candidate has no loss, and no gradient that is not finite."""
+    examples, opened, encoder = Few(), open_index(index), shared(root)
+    first = opened.dense(encoder=encoder)
+    student = RetrieverStudent(encoder, examples, opened, first, tmp_path, np.arange(8), OPTIONS, TRAINING)
+    student.measure_held_out(np.arange(4))
+    losses = student.losses(np.array([0, 1, 2]), None)
+    hits = first.retrieve(examples.queries(np.array([0, 2])), 5)
+    vectors = encoder.encode_passages(list(opened.passages))[hits.numbers_QK]
+    scores = examples.score(np.array([0, 2]), hits).astype(np.float32)
+    queries = student._encoder.query_tensor(examples.queries(np.array([0, 2])))
+    products = inner_products(queries, queries.new_tensor(vectors))
+    from_vectors = losses_of(products, scores, hits.numbers_QK, OPTIONS.loss)
+    np.testing.assert_allclose(losses[[0, 2]].detach(), from_vectors.detach(), rtol=1e-4)
+    assert losses[1] == 0
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    gradients = [one.grad for one in student.module.parameters() if one.grad is not None]
+    assert all(one.isfinite().all() for one in gradients)
+    assert any(one.abs().sum() > 0 for one in gradients)
+    again = RetrieverStudent(encoder, examples, opened, first, tmp_path, np.arange(8), OPTIONS, TRAINING)
+    asked = len(examples.asked)
+    again.measure_held_out(np.arange(4))
+    assert len(examples.asked) == asked, "what was measured is on disk"
+
+
+class Few(Taught):
+    """Its second example may be shown one passage only."""
+
+    def candidates(self, examples_B: IntArray, retriever: Retriever, k: int) -> Hits:
+        hits = super().candidates(examples_B, retriever, k)
+        hits.numbers_QK[examples_B == 1, 1:] = -1
+        return hits
+
+
+def test_what_does_not_belong_together(root: Path, index: Path, tmp_path: Path) -> None:
+    """One sentence each, before anything is trained."""
+
+    def fails(error: type[Exception], match: str, index: Path, **options: str) -> None:
+        with pytest.raises(error, match=match):
+            train_retriever(Taught(), index, tmp_path / "out", replace(OPTIONS, **options), TRAINING)  # type: ignore[arg-type]
+        assert not list(tmp_path.glob("out*"))
+
+    build_index(passages(), tmp_path / "words")
+    fails(UsageError, "was not built for dense retrieval", tmp_path / "words")
+    fails(UsageError, "has no vectors 'fine'", index, vectors="fine")
+    fails(UsageError, "cannot be called 'a b'", index, save_as="a b")
+    fails(FolderExistsError, "already has vectors 'main'", index, save_as="main")
+    save_tiny_bert(tmp_path / "bert")
+    add_vectors(tmp_path / "words", SentenceEncoder(EncoderOptions(encoder=str(tmp_path / "bert"))))
+    save_tiny_bert(tmp_path / "bert", seed=5)
+    fails(OtherEncoderError, "was built with another encoder", tmp_path / "words")
+    update_index(index, [Passage(0, "new", "", "one more")], encoders={"main": shared(root)})
+    fails(UsageError, "was updated; merge its segments", index)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_training_goes_on(root: Path, index: Path, tmp_path: Path) -> None:
+    """Killed while passages are encoded, and later again; nothing is left of the processes, and the result is whole."""
+    work = tmp_path / "out.unfinished"
+    for seen in ("snapshot-00000004", "version-00000004"):
+        program = start(tmp_path)
+        wait_for(lambda: (work / seen).exists() or program.poll() is not None)  # noqa: B023
+        assert program.poll() is None, program.communicate()
+        os.kill(program.pid, signal.SIGKILL)
+        program.communicate()
+        wait_for(lambda: not list(processes(program.pid)))  # noqa: B023
+        assert not (tmp_path / "out").exists()
+        assert list(open_index(index).vectors) == ["main"]
+        assert list(work.glob("checkpoint-*"))
+    ended = start(tmp_path)
+    _, errors = ended.communicate(timeout=300)
+    assert ended.returncode == 0, errors
+    assert [one["version"] for one in results(tmp_path / "out")["refreshes"]][:1] == [4]
+    assert list(open_index(index).vectors) == ["main", "out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "out"]
+    steps = [row.split(",")[0] for row in (tmp_path / "out" / "losses.csv").read_text().splitlines()]
+    assert steps == ['"step"', "0", "4", "8", "12"]
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["counts"]["steps"] == 12
+
+
+def start(folder: Path) -> "subprocess.Popen[str]":
+    """The program that trains, in a session of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.training.taught", str(folder)],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
