@@ -68,6 +68,8 @@ TokenWriter
 Tokenizer
 TrainingOptions
 VectorOptions
+Weighting
+WeightingOptions
 WritingModel
 ZeroShot
 __version__
@@ -92,6 +94,7 @@ run_evaluation
 run_sweep
 set_default_vectors
 sweep
+train_bm25
 train_query_encoder
 train_reranker
 update_index

@@ -253,7 +253,7 @@ def test_end_to_end(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
     ):  # fmt: skip
         answer = ralm(*one)
         assert answer.status == 0, answer.err
-    asked = ["train", "bm25", signals, "--out", out]
+    asked = ["train", "bm25", signals, "--index", index, "--out", out]
     answer = ralm(*asked, "--lm", lm)
     assert answer.status == 0, answer.err
     assert "weights 1, 1, 1" in answer.out

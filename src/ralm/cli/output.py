@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import JsonValue
@@ -31,9 +32,11 @@ from ralm.retrieval.segments import segment_entries
 from ralm.retrieval.vector_sets import vector_sets
 from ralm.runs.run import to_json
 from ralm.runs.sweep_folder import PLOT, TABLE
-from ralm.training.bm25 import LearnedWeighting
 from ralm.training.reranker import TrainedReranker
 from ralm.training.worth import Worth
+
+if TYPE_CHECKING:
+    from ralm.training.bm25 import LearnedWeighting
 
 DEMO_ROWS = {
     "none": "no retrieval",
@@ -187,7 +190,7 @@ def print_reranker(trained: TrainedReranker) -> None:
         )
 
 
-def print_weighting(folder: Path, learned: LearnedWeighting) -> None:
+def print_weighting(folder: Path, learned: "LearnedWeighting") -> None:
     """Print which weights of query terms were tried, and what the best gain on held-out examples."""
     print_line(f"gain over no passage on {learned.examples:,} training examples, in nats per token:")
     for one in learned.tried:
