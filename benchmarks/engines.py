@@ -18,17 +18,22 @@ import tantivy
 from benchmarks.collection import Collection
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import Stream
+from ralm.retrieval.bm25.weighting import Weighting
 
 Engine: TypeAlias = Callable[[int], object]
 """Answers all queries with this many hits each."""
 ON_ALL_CORES = "stream, all cores"
+_WEIGHTING = Weighting((4, 2, 1))
 _ADDED_AT_ONCE = 10_000
 
 
 def ours(bm25: BM25, collection: Collection) -> Iterator[tuple[str, Engine]]:
-    """A stream; queries one call at a time, as in generation; a scan of every posting; a stream on each core."""
-    rows = [bm25.terms([f"w{term}" for term in query]) for query in collection.queries]
+    """A stream; one with weights of query terms; queries one call at a time, as in generation; a scan of every posting;
+    a stream on each core."""
+    words = [[f"w{term}" for term in query] for query in collection.queries]
+    rows, weighted = ([bm25.terms(query) for query in queries] for queries in (words, map(_WEIGHTING.repeated, words)))
     yield "stream", lambda k: Stream(bm25.collection, k).search(rows)
+    yield "stream, weights", lambda k: Stream(bm25.collection, k).search(weighted)
     yield "online", lambda k: [bm25.retrieve_terms([row], k) for row in rows]
     apart = rows[:: max(1, len(rows) // 500)]  # these share few terms with each other, so none is streamed
     yield "scan", lambda k: bm25.retrieve_terms((apart * (len(rows) // len(apart) + 1))[: len(rows)], k)

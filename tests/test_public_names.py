@@ -73,6 +73,8 @@ TokenWriter
 Tokenizer
 TrainingOptions
 VectorOptions
+Weighting
+WeightingOptions
 WritingModel
 ZeroShot
 __version__
@@ -99,6 +101,7 @@ run_evaluation
 run_sweep
 set_default_vectors
 sweep
+train_bm25
 train_query_encoder
 train_reranker
 train_retriever

@@ -55,6 +55,7 @@ from .retrieval.bm25.forbidden import Forbidden as Forbidden
 from .retrieval.bm25.formula import BM25Options as BM25Options
 from .retrieval.bm25.options import BuildOptions as BuildOptions
 from .retrieval.bm25.search import BM25 as BM25
+from .retrieval.bm25.weighting import Weighting as Weighting
 from .retrieval.building import build_index as build_index
 from .retrieval.cache import CachedRetriever as CachedRetriever
 from .retrieval.dense.loading import load_encoder as load_encoder
@@ -81,6 +82,7 @@ from .retrieval.retrieval_file import (
 from .retrieval.updating import update_index as update_index
 from .runs.run import write_run as write_run
 from .runs.start import run_evaluation as run_evaluation, run_sweep as run_sweep
+from .training.bm25 import train_bm25 as train_bm25
 from .training.making import make_signals as make_signals
 from .training.options import (
     LSROptions as LSROptions,
@@ -88,6 +90,7 @@ from .training.options import (
     RerankerOptions as RerankerOptions,
     RetrieverTrainingOptions as RetrieverTrainingOptions,
     TrainingOptions as TrainingOptions,
+    WeightingOptions as WeightingOptions,
 )
 from .training.reranker import train_reranker as train_reranker
 from .training.retriever import train_query_encoder as train_query_encoder, train_retriever as train_retriever

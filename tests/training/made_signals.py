@@ -1,11 +1,12 @@
 """Folders of signals that tests make, of a real index."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import JsonValue
 
 from ralm.folders.manifest import write_manifest
 from ralm.training.signals import (
@@ -31,6 +32,7 @@ def save_signals(
     baselines: Sequence[float] | None = None,
     tokens: int = 4,
     documents: Sequence[str] | None = None,
+    config: Mapping[str, JsonValue] | None = None,
 ) -> Signals:
     """Signals with these candidates and mean token log-probabilities for each prefix; every token of a continuation has
     the mean."""
@@ -63,7 +65,7 @@ def save_signals(
         folder,
         kind=KIND,
         format_version=FORMAT_VERSION,
-        settings={"config": {"index": index_fingerprint}},
+        settings={"config": {"index": index_fingerprint, **(config or {})}},
         counts={"examples": count},
     )
     return open_signals(folder)

@@ -23,7 +23,7 @@ from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
 from ralm.cli.signals import signals
 from ralm.cli.sweep import sweep
-from ralm.cli.train import reranker, retriever
+from ralm.cli.train import bm25, reranker, retriever
 from ralm.cli.update import merge, update
 from ralm.errors import RalmError, UsageError
 from ralm.version import __version__
@@ -86,6 +86,7 @@ train = typer.Typer(
 )
 train.command("reranker")(command(reranker))
 train.command("retriever")(command(retriever))
+train.command("bm25")(command(bm25))
 app.add_typer(train, name="train")
 
 

@@ -11,7 +11,10 @@ from ralm.cli import options
 
 def check(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of an index, a run, a sweep, signals or a trained model.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="DIR", help="Folder of an index, a run, a sweep, signals or a trained model.", show_default=False
+        ),
     ],
     json: options.Json = False,
 ) -> None:

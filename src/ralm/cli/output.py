@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import JsonValue
@@ -34,6 +35,9 @@ from ralm.runs.sweep_folder import PLOT, TABLE
 from ralm.training.reranker import TrainedReranker
 from ralm.training.retriever import TrainedRetriever
 from ralm.training.worth import Worth
+
+if TYPE_CHECKING:
+    from ralm.training.bm25 import LearnedWeighting
 
 DEMO_ROWS = {
     "none": "no retrieval",
@@ -209,6 +213,25 @@ def print_encoders(trained: TrainedRetriever, index: Path, vectors: str) -> None
     if before is not None and after is not None:
         print_line(f"loss of the held-out examples: {before:.4f} before, {after:.4f} after")
     print_line(f"search {index} with --retriever dense --vectors {vectors}")
+
+
+def print_weighting(folder: Path, learned: "LearnedWeighting") -> None:
+    """Print which weights of query terms were tried, and what the best gain on held-out examples."""
+    print_line(f"gain over no passage on {learned.examples:,} training examples, in nats per token:")
+    for one in learned.tried:
+        print_line(f"  weights {_weights(one.weights):<10}{one.gain:+.4f}")
+    print_line(
+        f"on {learned.held_out:,} held-out examples, BM25 gains {learned.plain:+.4f}; weights {_weights(learned.best)} "
+        f"gain {learned.gain:+.4f} more (95%: {learned.interval[0]:+.4f} to {learned.interval[1]:+.4f})"
+    )
+    if learned.weighting.is_plain:
+        print_line(f"{folder}: all terms weigh the same, as in plain BM25, since no other weights are better")
+    else:
+        print_line(f"{folder}: search the same index with --weighting {folder}")
+
+
+def _weights(weights: Sequence[int]) -> str:
+    return ", ".join(map(str, weights))
 
 
 def print_demo(folder: Path, shown: Demonstration, model: WritingModel, bm25: FromRetriever) -> None:

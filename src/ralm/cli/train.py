@@ -20,12 +20,14 @@ from ralm.training.options import (
     RerankerOptions,
     RetrieverTrainingOptions,
     TrainingOptions,
+    WeightingOptions,
 )
 from ralm.training.signal_options import REPLUG_EXAMPLES, CandidateOptions, ExampleOptions
 
 _TRAINING, _READING = TrainingOptions(), RerankerOptions()
 _TUNED, _BOTH = QueryEncoderOptions(), RetrieverTrainingOptions()
 _CANDIDATES, _MODEL, _FIELDS = CandidateOptions(), ModelOptions(), Fields()
+_WEIGHTING = WeightingOptions()
 
 
 def reranker(
@@ -150,3 +152,33 @@ def retriever(
         )
     else:
         print_result()
+
+
+def bm25(
+    signals: Annotated[
+        Path, typer.Argument(metavar="SIGNALS", help="Folder that `ralm signals` made.", show_default=False)
+    ],
+    lm: options.Model,
+    out: Annotated[Path, Option("Folder for the weights.")],
+    index: Annotated[
+        Path | None, Option("Index that the signals were measured with.", default_said="the one that they name")
+    ] = None,
+    learning: WeightingOptions = _WEIGHTING,
+    model: ModelOptions = _MODEL,
+    force: options.Force = False,
+    json: options.Json = False,
+) -> None:
+    """Learn how much more the last words of a query count, so that BM25's first passage helps the language model most.
+
+    Searching with the weights (`--weighting OUT`) stays exact. If they gain nothing on held-out examples, the result is
+    plain BM25. Rerun the command after an interruption to resume.
+    """
+    from ralm.cli.output import print_json, print_weighting
+    from ralm.lm.named import load_language_model
+    from ralm.training.bm25 import train_bm25
+
+    learned = train_bm25(signals, load_language_model(lm, model), out, learning, index=index, force=force)
+    if json:
+        print_json(learned.as_json())
+    else:
+        print_weighting(out, learned)

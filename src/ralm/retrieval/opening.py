@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from ralm.protocols import Retriever
 from ralm.records import IntArray
+from ralm.retrieval.bm25.weighting import open_weighting
 from ralm.retrieval.fusion import Hybrid
 from ralm.retrieval.options import RetrieverOptions
 
 if TYPE_CHECKING:
+    from ralm.retrieval.bm25.search import BM25
     from ralm.retrieval.dense.search import Dense
     from ralm.retrieval.index import Index
 
@@ -59,7 +61,8 @@ def _forbidden(index: "Index", options: RetrieverOptions) -> IntArray | None:
 def _retriever(index: "Index", options: RetrieverOptions, forbidden: IntArray | None) -> Retriever:
     match options.retriever:
         case "bm25":
-            return index.bm25 if forbidden is None else index.bm25.without(forbidden)
+            bm25 = _bm25(index, options)
+            return bm25 if forbidden is None else bm25.without(forbidden)
         case "dense":
             dense = _dense(index, options)
             return dense if forbidden is None else dense.without(forbidden)
@@ -71,6 +74,10 @@ def _retriever(index: "Index", options: RetrieverOptions, forbidden: IntArray | 
 
             control = RandomRetriever(len(index.passages), options.seed)
             return control if forbidden is None else control.without(forbidden)
+
+
+def _bm25(index: "Index", options: RetrieverOptions) -> "BM25":
+    return index.bm25 if options.weighting is None else index.bm25.weighted(open_weighting(options.weighting))
 
 
 def _dense(index: "Index", options: RetrieverOptions) -> "Dense":

@@ -18,6 +18,7 @@ class RetrieverOptions:
     """How the passages of an index are retrieved.
 
     `retriever`: bm25, dense, hybrid (both, fused as `fusion` says), or random, the control, which draws with `seed`.
+    `weighting`: a folder that `ralm train bm25` made, with weights of query terms for BM25.
     `vectors`: the name of the set of vectors to search, if the index has several. `query_encoder` encodes queries
     instead of the encoder that the index names; with `any_encoder` its vectors may differ from those that the index was
     built with. `search`: how much work an approximate index does. `forbidden_titles` and `forbidden_documents`: files
@@ -35,6 +36,13 @@ class RetrieverOptions:
         int,
         seed_option(Needs('`retriever="random"`', lambda options: options.retriever == "random")),
     ] = 0
+    weighting: Annotated[
+        Path | None,
+        Option(
+            "BM25: weights of query terms, a folder that `ralm train bm25` made.",
+            needs=Needs('`retriever="bm25"` or `"hybrid"`', lambda options: options.retriever in ("bm25", "hybrid")),
+        ),
+    ] = None
     vectors: Annotated[
         str | None,
         Option("Dense: search the vectors of this name.", default_said="the default ones of the index", needs=_DENSE),

@@ -5,6 +5,7 @@ tokens of a continuation.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final
 
 from ralm.asking import ask
@@ -50,7 +51,7 @@ def find_candidates(
     while asked:
         hits = ask(retriever, [queries[i] for i in asked], wanted, len(passages))
         for row, i in enumerate(asked):
-            found[i] = [hit for hit in hits.of(row) if not gives_away(examples[i], hit[0])][:k]
+            found[i] = list(islice((hit for hit in hits.of(row) if not gives_away(examples[i], hit[0])), k))
         exhausted = wanted >= len(passages)
         asked = [
             i for row, i in enumerate(asked) if len(found[i]) < k and len(hits.of(row)) == wanted and not exhausted
@@ -100,12 +101,19 @@ def score_candidates(
     """
     before = [NO_PASSAGE] if baseline else []
     numbers_of = [[*before, *(number for number, _ in hits.of(row))] for row in range(len(examples))]
+    return score_passages(examples, numbers_of, documents, Scorer(Scorer.of(model).model, progress=False))
+
+
+def score_passages(
+    examples: Sequence[Example], numbers_of: Sequence[Sequence[int]], documents: PassageDocuments, scorer: Scorer
+) -> list[list[FloatArray]]:
+    """The same behind the passages that are listed for each example, `NO_PASSAGE` for none."""
     requests = [
         Request(document=documents[number], context=one.prefix, targets=one.continuation)
         for one, numbers in zip(examples, numbers_of, strict=True)
         for number in numbers
     ]
-    scored = iter(Scorer(Scorer.of(model).model, progress=False).log_probs(requests))
+    scored = iter(scorer.log_probs(requests))
     return [[next(scored) for _ in numbers] for numbers in numbers_of]
 
 

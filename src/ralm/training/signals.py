@@ -102,8 +102,15 @@ class Signals:
 
         Raises DamagedFolderError if it cannot be read.
         """
+        return self.table(column).column(column)
+
+    def table(self, *columns: str) -> pa.Table:
+        """Columns of `EXAMPLE_SCHEMA`, a row for each example.
+
+        Raises DamagedFolderError if they cannot be read.
+        """
         with _readable(self.path):
-            return pq.read_table(self.path / EXAMPLES, columns=[column]).column(column)
+            return pq.read_table(self.path / EXAMPLES, columns=[*columns])
 
     def check_index(self, index: Index) -> None:
         """Raise UsageError if the candidates are passages of another index."""

@@ -14,6 +14,7 @@ build.py          passages in, arrays out, in bounded memory (options.py)
 merging.py        several segments in, the arrays of one out
 
 search.py         queries in, hits out, by the fastest of three ways
+  weighting.py      weights of query terms, which may be learned
   lexicon.py        the terms that queries asked for, as numbers
   scan.py           reads every posting of a query's terms
   stream.py         computes each query from the one before

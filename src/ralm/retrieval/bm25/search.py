@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.corpus.numbering import rising, union
+from ralm.errors import UsageError
 from ralm.records import Hits, IntArray
 from ralm.retrieval.analysis.analyser import Analyser, Analysis
 from ralm.retrieval.analysis.named import ENGLISH
@@ -32,7 +33,7 @@ from ralm.retrieval.bm25.beside import Beside
 from ralm.retrieval.bm25.best import empty_each
 from ralm.retrieval.bm25.collecting import Collecting
 from ralm.retrieval.bm25.forbidden import Forbidden
-from ralm.retrieval.bm25.formula import BM25Options, impact
+from ralm.retrieval.bm25.formula import BM25Options, impact, length_bytes, stored_lengths
 from ralm.retrieval.bm25.lexicon import NO_TERM, Lexicon
 from ralm.retrieval.bm25.online import Online
 from ralm.retrieval.bm25.options import cores
@@ -40,6 +41,7 @@ from ralm.retrieval.bm25.parallel import search_streams
 from ralm.retrieval.bm25.scan import Scanned, scan, units
 from ralm.retrieval.bm25.segments import Segment, numbering_of, totals_of
 from ralm.retrieval.bm25.stream import Collection
+from ralm.retrieval.bm25.weighting import Weighting
 
 PARTITION: Final = 1 << 17
 """Passages scanned at a time: 512 KiB of sums."""
@@ -85,18 +87,35 @@ class BM25:
         self._options = options or BM25Options()
         self._partition = partition
         totals = totals_of(segments)
+        self._average_length = totals.average_length
         self._impacts = [_impacts(segment, totals.average_length, self._options) for segment in segments]
         self._lexicon = Lexicon(segments, totals.with_terms)
         self._collecting = Collecting(segments, self._lexicon, self._impacts)
         self._online = Online(STREAM_OVERLAP, self.beside)
         self._left_out: IntArray = np.zeros(0, np.int64)
         self._never = self._numbering.removed
+        self._weighting = Weighting()
 
     def without(self, numbers: Iterable[int]) -> Self:
         """The same retriever without the passages with these numbers; it finds the exact best of the others."""
         other = copy(self)
         other._left_out = union(self._left_out, rising(numbers))
         other._never = union(self._never, self._numbering.rows(other._left_out))
+        return other
+
+    def weighted(self, weighting: Weighting) -> Self:
+        """The same retriever with other weights of query terms; both share what streams need.
+
+        Raises UsageError if the weights were learned for another analyser.
+        """
+        if weighting.analysis not in (None, self._analysis.recorded):
+            raise UsageError(
+                f"the weights of query terms were learned for the analyser {weighting.analysis}, but the index has "
+                f"{self._analysis.recorded}; learn them with this index (`ralm train bm25`)."
+            )
+        other = copy(self)
+        other._weighting = weighting
+        other._online = Online(STREAM_OVERLAP, self.beside)
         return other
 
     @property
@@ -112,8 +131,8 @@ class BM25:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """Everything that decides the hits: the index, the analysis of queries, the constants of the formula, and which
-        passages are excluded."""
+        """Everything that decides the hits: the index, the analysis of queries, the constants of the formula, the
+        weights of query terms, and which passages are excluded."""
         config: dict[str, JsonValue] = {
             "retriever": "bm25",
             "fingerprint": self._fingerprint,
@@ -121,6 +140,8 @@ class BM25:
             "k1": self._options.k1,
             "b": self._options.b,
         }
+        if not self._weighting.is_plain:
+            config["weights"] = [*self._weighting.weights]
         return config if len(self._left_out) == 0 else config | forbidden_config(self._left_out)
 
     @property
@@ -138,11 +159,24 @@ class BM25:
         There are at most as many columns as passages. Raises UsageError if k is below 1.
         """
         analyse = Analyser(self._analysis)
-        return self.retrieve_terms([self.terms(analyse(query)) for query in queries], k, forbidden)
+        return self.retrieve_terms([self.terms(self._weighed(analyse(query))) for query in queries], k, forbidden)
+
+    def _weighed(self, words: Sequence[str]) -> Sequence[str]:
+        return words if self._weighting.is_plain else self._weighting.repeated(words)
 
     def terms(self, words: Sequence[str]) -> list[int]:
         """The numbers of the analysed words that occur in some passage, repeats included."""
         return [number for word in words if (number := self._lexicon.number(word)) >= 0]
+
+    def term_scores(self, words: Sequence[str], passage: Sequence[str]) -> NDArray[np.float64]:
+        """What each analysed word of a query adds to the score of a passage, given as its analysed words (float64)."""
+        counts = Counter(passage)
+        frequency = np.array([counts[word] for word in words], np.int64)
+        length = stored_lengths(length_bytes(np.array([len(passage)])))
+        numbers = np.array([self._lexicon.number(word) for word in words], np.int64)
+        idf = np.where(numbers != NO_TERM, self._lexicon.idf_V[numbers], 0)
+        added = idf * impact(np.maximum(frequency, 1), length, self._average_length, self._options)
+        return np.where(frequency > 0, added, 0)
 
     def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> Hits:
         """The same for queries given as term numbers."""

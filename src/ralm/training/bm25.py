@@ -1,0 +1,342 @@
+"""LM-supervised BM25: weights of query terms, learned so that BM25's first passage is the one that the LM wants.
+
+In three steps:
+
+1. The shape: one real weight for each group of terms (`weighting.NEAREST`), fitted to the candidates of the signals
+   with Eq. 9 of In-Context RALM.
+2. The strength: the shape raised to several powers and rounded, so that the heaviest term weighs 1, 2, 3 or 4. Each
+   retrieves the first passage of every training example from the whole index, and the language model scores those that
+   are not among the candidates. This is needed because weights also bring up passages that the signals do not have.
+3. The test: the best ones retrieve for the held-out examples. If they do not gain there, the result is plain BM25.
+
+Letters of shapes: E examples, K candidates, G groups of terms.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue
+
+from ralm.asking import config_of
+from ralm.errors import UsageError
+from ralm.folders.manifest import write_manifest
+from ralm.folders.outputs import check_output, new_folder
+from ralm.lm.scoring import Scorer
+from ralm.progress import track
+from ralm.protocols import LanguageModel, Retriever
+from ralm.records import NO_PASSAGE, IntArray, Passages
+from ralm.retrieval.analysis.analyser import Analyser
+from ralm.retrieval.analysis.named import ENGLISH
+from ralm.retrieval.bm25.search import BM25
+from ralm.retrieval.bm25.weighting import FORMAT_VERSION, KIND, MOST_WEIGHT, NEAREST, Weighting
+from ralm.retrieval.index import Index
+from ralm.runs.run import environment
+from ralm.runs.start import kept
+from ralm.training.examples import Example, runs_at
+from ralm.training.measuring import find_candidates, reader_of, score_passages
+from ralm.training.options import WeightingOptions
+from ralm.training.signal_options import CandidateOptions
+from ralm.training.signals import Signals, index_of, open_signals
+
+_FLAT: Final = 1e-3
+_STEPS: Final = 300
+_RATE: Final = 0.05
+_BETAS: Final = (0.9, 0.999)
+_TINY: Final = 1e-8
+_PASSAGES_KEPT: Final = 4096
+_RESAMPLES: Final = 2000
+_INSIDE: Final = (2.5, 97.5)
+_WHERE: Final = ("name", "device", "compiled")
+"""What a language model's `config` says of where and how fast it runs, which does not decide what it prefers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """Some weights, and what the first passage gains with them on the training examples, in nats per token over reading
+    no passage."""
+
+    weights: tuple[int, ...]
+    gain: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedWeighting:
+    """The `weighting` that was learned, and how it was chosen. Gains are in nats per token.
+
+    `shape`: the fitted weights, the lowest of them 1. `tried`: weights on the `examples` training examples, plain BM25
+    first. `best`: those of `tried` that gain most. On the `held_out` examples, `plain` is the gain of BM25 over reading
+    no passage, `gain` what `best` gains over BM25, and `interval` its 95% interval by bootstrap over documents. If
+    `gain` is not positive, `weighting` is plain.
+    """
+
+    weighting: Weighting
+    shape: tuple[float, ...]
+    tried: Sequence[Tried]
+    best: tuple[int, ...]
+    examples: int
+    held_out: int
+    plain: float
+    gain: float
+    interval: tuple[float, float]
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """For a manifest."""
+        results: dict[str, JsonValue] = json.loads(json.dumps(asdict(self)))
+        return results
+
+
+def train_bm25(
+    signals: Signals | Path | str,
+    model: LanguageModel,
+    out: Path | str,
+    options: WeightingOptions | None = None,
+    *,
+    index: Index | Path | str | None = None,
+    force: bool = False,
+) -> LearnedWeighting:
+    """Learn weights of query terms from signals, and write the folder `out`.
+
+    `model` and `index` are those that the signals were measured with; without an index, the one that they name. If this
+    is killed, call it again with the same arguments: what the model has scored is kept. Raises UsageError if the
+    signals are of another index or language model, or have too few examples that can be used, FolderExistsError if
+    `out` exists and `force` is not set, and what `open_signals`, `Index.bm25` and the model raise.
+    """
+    options = options or WeightingOptions()
+    check_output(Path(out), kind=KIND, force=force)
+    signals = signals if isinstance(signals, Signals) else open_signals(signals)
+    index = index_of(signals, index)
+    check_model(signals, model)
+    training_E, held_out_E = _usable(signals, options)
+    config: dict[str, JsonValue] = {
+        "signals": signals.fingerprint,
+        "index": index.fingerprint,
+        "retriever": index.bm25.config,
+        "model": config_of(model, "language model"),
+        "options": asdict(options),
+    }
+    shape_G = _shape(signals, index, training_E)
+    with kept(out, config, [model], force=force) as own:
+        firsts = _Firsts(signals, index, own.scorers[id(model)], np.concatenate([training_E, held_out_E]))
+        learned = _learn(firsts, index, shape_G, signals, training_E, held_out_E, options)
+        settings = {**learned.weighting.as_settings(), "config": config, "results": learned.as_json()}
+        with new_folder(Path(out), kind=KIND, force=force) as folder:
+            write_manifest(
+                folder,
+                kind=KIND,
+                format_version=FORMAT_VERSION,
+                settings={**settings, "environment": environment()},
+                counts={"examples": learned.examples + learned.held_out},
+            )
+    return learned
+
+
+def check_model(signals: Signals, model: LanguageModel) -> None:
+    """Raise UsageError if signals were measured with another language model."""
+    measured_with: Any = signals.config.get("model") or {}
+    own = config_of(model, "language model")
+    differ = [name for name in {**measured_with, **own} if measured_with.get(name) != own.get(name)]
+    if differ := [name for name in differ if name not in _WHERE]:
+        raise UsageError(
+            f"the signals in {signals.path} were measured with {measured_with.get('name')}, and {model.name} differs "
+            f"from it in {', '.join(sorted(differ))}: give the language model that they were measured with."
+        )
+
+
+def fit_shape(
+    parts_EKG: NDArray[np.float64], log_probs_EK: NDArray[np.float64], there_EK: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """The positive weights (float64, G) that minimise the mean of Eq. 9 over examples.
+
+    The score of a candidate is the weighted sum of its parts: what the terms of each group add to its BM25 score.
+    """
+    parts_EKG = np.where(there_EK[:, :, None], parts_EKG, 0)
+    log_probs_EK = np.where(there_EK, log_probs_EK, -np.inf)
+    logs_G, mean_G, square_G = np.zeros((3, parts_EKG.shape[2]))
+    for step in range(1, _STEPS + 1):  # Adam
+        weights_G = np.exp(logs_G)
+        scores_EK = np.where(there_EK, parts_EKG @ weights_G, -np.inf)
+        apart_EK = _softmax(scores_EK) - _softmax(scores_EK + log_probs_EK)  # the gradient of Eq. 9
+        gradient_G = np.einsum("ek,ekg->g", apart_EK, parts_EKG) * weights_G / len(parts_EKG)
+        mean_G = mean_G + (1 - _BETAS[0]) * (gradient_G - mean_G)
+        square_G = square_G + (1 - _BETAS[1]) * (gradient_G**2 - square_G)
+        rate = _RATE * np.sqrt(1 - _BETAS[1] ** step) / (1 - _BETAS[0] ** step)
+        logs_G = logs_G - rate * mean_G / (np.sqrt(square_G) + _TINY)
+    return np.exp(logs_G)
+
+
+def _softmax(logits_EK: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Softmax of each row; -inf is padding."""
+    powers_EK = np.exp(logits_EK - logits_EK.max(axis=1, keepdims=True))
+    return powers_EK / powers_EK.sum(axis=1, keepdims=True)
+
+
+def weights_of(shape_G: NDArray[np.float64], heaviest: int) -> tuple[int, ...]:
+    """The shape raised to the power that makes its highest weight `heaviest` and its lowest 1, in whole numbers; all 1
+    if the shape is flat."""
+    logs_G = np.log(shape_G / shape_G.min())
+    if logs_G.max() < _FLAT:
+        return (1,) * len(shape_G)
+    return tuple(int(one) for one in np.rint(heaviest ** (logs_G / logs_G.max())))
+
+
+def _usable(signals: Signals, options: WeightingOptions) -> tuple[IntArray, IntArray]:
+    """The examples to train with and to hold out: those whose candidates are all possible, evenly chosen if there are
+    more than wanted."""
+    there_EK = signals.passages_EK != NO_PASSAGE
+    possible_E = np.isfinite(np.where(there_EK, signals.log_probs_EK, 0)).all(axis=1) & np.isfinite(signals.baseline_E)
+    parts = [part[possible_E[part]] for part in signals.split(options.held_out, options.seed)]
+    total = sum(map(len, parts))
+    share = min(1.0, options.most_examples / max(1, total))
+    training_E, held_out_E = (
+        part[np.linspace(0, len(part) - 1, round(share * len(part))).astype(int)] for part in parts
+    )
+    if not len(training_E) or not len(held_out_E):
+        raise UsageError(
+            f"{signals.path} has {total:,} examples that can be used, which is not enough to learn from some and test "
+            "on others: measure more."
+        )
+    return training_E, held_out_E
+
+
+def _evenly(count: int, wanted: int) -> IntArray:
+    """Places of `wanted` of `count` things, evenly spread."""
+    return np.arange(wanted) * count // max(1, wanted)
+
+
+def _shape(signals: Signals, index: Index, training_E: IntArray) -> NDArray[np.float64]:
+    """The shape that fits the candidates of the training examples; flat if no example has two candidates."""
+    there_EK = signals.passages_EK != NO_PASSAGE
+    several_E = training_E[there_EK[training_E].sum(axis=1) > 1]
+    if not len(several_E):
+        return np.ones(len(NEAREST))
+    parts_EKG = _parts(signals, index, several_E)
+    return fit_shape(parts_EKG, signals.log_probs_EK[several_E], there_EK[several_E])
+
+
+def _parts(signals: Signals, index: Index, examples_E: IntArray) -> NDArray[np.float64]:
+    """What the terms of each group add to the BM25 scores of the candidates of examples (float64, E x K x G)."""
+    bm25, analyse = index.bm25, Analyser(index.analysis or ENGLISH)
+    queries = signals.texts("query").take(examples_E).to_pylist()
+    words_of = lru_cache(_PASSAGES_KEPT)(lambda number: analyse(index.passages[number].contents))
+    parts_EKG = np.zeros((len(examples_E), signals.passages_EK.shape[1], len(NEAREST)))
+    rows = zip(queries, signals.passages_EK[examples_E].tolist(), parts_EKG, strict=True)
+    for query, numbers, parts_KG in track(rows, "Reading candidates", len(examples_E)):
+        words = analyse(query)
+        behind = np.arange(len(words))[::-1]
+        group = np.searchsorted(NEAREST, behind, side="right") - 1
+        for place, number in enumerate(numbers):
+            if number != NO_PASSAGE:
+                added = bm25.term_scores(words, words_of(number))
+                parts_KG[place] = np.bincount(group, added, minlength=len(NEAREST))
+    return parts_EKG
+
+
+class _Firsts:
+    """What the first passage of a retriever gains for examples; nothing is scored that signals have or that was scored
+    before."""
+
+    def __init__(self, signals: Signals, index: Index, scorer: Scorer, examples_E: IntArray) -> None:
+        self._signals = signals
+        self._passages: Passages = index.passages
+        self._scorer = scorer
+        self._place = {example: place for place, example in enumerate(examples_E.tolist())}
+        self._queries: list[str] = signals.texts("query").take(examples_E).to_pylist()
+        self._examples = _examples(signals, examples_E)
+        recorded: Any = signals.config.get("candidates") or {}
+        self._options = CandidateOptions(**recorded)
+        self._documents = reader_of(self._passages, scorer.tokenizer, self._options)()
+
+    def gains(self, retriever: Retriever, examples_E: IntArray) -> NDArray[np.float64]:
+        """For each example, the log-probability of its continuation behind the first passage, less that without a
+        passage (float64)."""
+        places = [self._place[example] for example in examples_E.tolist()]
+        examples = [self._examples[place] for place in places]
+        queries = [self._queries[place] for place in places]
+        hits = find_candidates(examples, queries, retriever, self._passages, 1, exclude=self._options.exclude)
+        first_E = hits.numbers_QK[:, 0]
+        same_EK = (self._signals.passages_EK[examples_E] == first_E[:, None]) & (first_E != NO_PASSAGE)[:, None]
+        known_E = same_EK.any(axis=1) | (first_E == NO_PASSAGE)
+        log_probs_E = self._signals.baseline_E[examples_E].copy()
+        rows, columns = np.nonzero(same_EK)
+        log_probs_E[rows] = self._signals.log_probs_EK[examples_E[rows], columns]
+        new = np.flatnonzero(~known_E).tolist()
+        scored = score_passages(
+            [examples[row] for row in new], [[int(first_E[row])] for row in new], self._documents, self._scorer
+        )
+        log_probs_E[new] = [float(one.astype(np.float64).sum()) for (one,) in scored]
+        return log_probs_E - self._signals.baseline_E[examples_E]
+
+
+def _examples(signals: Signals, examples_E: IntArray) -> list[Example]:
+    """Examples of signals. Their text ends with the continuation, so `runs` are those that do not go beyond it."""
+    names = ("document_id", "begin", "prefix", "continuation", "prefix_tokens", "continuation_tokens")
+    return [
+        Example(
+            document_id=row["document_id"],
+            begin=row["begin"],
+            prefix=np.array(row["prefix_tokens"], np.int64),
+            continuation=np.array(row["continuation_tokens"], np.int64),
+            runs=runs_at(
+                row["prefix"] + row["continuation"], len(row["prefix"]), len(row["prefix"] + row["continuation"])
+            ),
+        )
+        for row in signals.table(*names).take(examples_E).to_pylist()
+    ]
+
+
+def _learn(
+    firsts: _Firsts,
+    index: Index,
+    shape_G: NDArray[np.float64],
+    signals: Signals,
+    training_E: IntArray,
+    held_out_E: IntArray,
+    options: WeightingOptions,
+) -> LearnedWeighting:
+    """Find the strength on the training examples, and test it on the held-out ones."""
+    bm25, analysis = index.bm25, (index.analysis or ENGLISH).recorded
+    distinct = list(dict.fromkeys(weights_of(shape_G, heaviest) for heaviest in range(1, MOST_WEIGHT + 1)))
+    tokens = float(signals.tokens_E[training_E].sum())
+    tried = [
+        Tried(weights=weights, gain=float(firsts.gains(_weighted(bm25, weights), training_E).sum() / tokens))
+        for weights in distinct
+    ]
+    best = max(tried, key=lambda one: one.gain).weights
+    plain_E = firsts.gains(bm25, held_out_E)
+    more_E = firsts.gains(_weighted(bm25, best), held_out_E) - plain_E
+    tokens_E = signals.tokens_E[held_out_E]
+    gain = float(more_E.sum() / tokens_E.sum())
+    chosen = best if gain > 0 else (1,) * len(NEAREST)
+    return LearnedWeighting(
+        weighting=Weighting(chosen, analysis),
+        shape=tuple((shape_G / shape_G.min()).tolist()),
+        tried=tried,
+        best=best,
+        examples=len(training_E),
+        held_out=len(held_out_E),
+        plain=float(plain_E.sum() / tokens_E.sum()),
+        gain=gain,
+        interval=_interval([signals.documents_E[i] for i in held_out_E.tolist()], more_E, tokens_E, options.seed),
+    )
+
+
+def _weighted(bm25: BM25, weights: tuple[int, ...]) -> BM25:
+    return bm25.weighted(Weighting(weights))
+
+
+def _interval(
+    documents_E: Sequence[str], gains_E: NDArray[np.float64], tokens_E: IntArray, seed: int
+) -> tuple[float, float]:
+    """The 95% interval of the gain per token, by bootstrap over documents."""
+    _, document_E = np.unique(np.array(documents_E), return_inverse=True)
+    gain_D, tokens_D = np.bincount(document_E, gains_E), np.bincount(document_E, tokens_E)
+    random = np.random.default_rng(seed)
+    drawn = [random.integers(0, len(gain_D), len(gain_D)) for _ in range(_RESAMPLES)]
+    low, high = np.percentile([gain_D[some].sum() / tokens_D[some].sum() for some in drawn], _INSIDE)
+    return float(low), float(high)
