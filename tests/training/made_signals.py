@@ -48,6 +48,7 @@ def save_signals(
         "continuation": ["continuation"] * count,
         "prefix_tokens": [list(range(8))] * count,
         "continuation_tokens": [list(range(tokens))] * count,
+        "runs": [[]] * count,
     }
     rows: list[tuple[int, int | None, float | None, list[float]]] = []
     for example in range(count):

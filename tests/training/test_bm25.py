@@ -22,7 +22,7 @@ from ralm.retrieval.options import RetrieverOptions
 from ralm.training.bm25 import fit_shape, train_bm25, weights_of
 from ralm.training.losses import marginal_loss
 from ralm.training.options import WeightingOptions
-from ralm.training.signals import Signals
+from ralm.training.signals import Signals, open_signals
 from tests.cli.program import ralm
 from tests.fakes import WordTokenizer
 from tests.training.made_signals import save_signals
@@ -264,6 +264,15 @@ def test_end_to_end(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
     assert found.status == 0, found.err
     as_json = json.loads(ralm(*asked, "--lm", lm, "--force", "--json").out)
     assert as_json["tried"][0]["weights"] == [1, 1, 1]
+    of = open_signals(signals)
+    training_E, _ = of.split(0.3)
+    first_E = (of.log_probs_EK[:, 0] - of.baseline_E)[training_E]
+    np.testing.assert_allclose(
+        as_json["tried"][0]["gain"],
+        first_E.sum() / of.tokens_E[training_E].sum(),
+        rtol=1e-5,
+        err_msg="the first passages are those of the signals, without passages that give the continuation away",
+    )
     refused = ralm(*asked, "--lm", "ralm-tiny", "--force")
     assert refused.status != 0
     assert "give the language model that they were measured with" in refused.err

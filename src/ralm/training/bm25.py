@@ -38,7 +38,7 @@ from ralm.retrieval.bm25.weighting import FORMAT_VERSION, KIND, MOST_WEIGHT, NEA
 from ralm.retrieval.index import Index
 from ralm.runs.run import environment
 from ralm.runs.start import kept
-from ralm.training.examples import Example, runs_at
+from ralm.training.examples import Example, from_table
 from ralm.training.measuring import find_candidates, reader_of, score_passages
 from ralm.training.options import WeightingOptions
 from ralm.training.signal_options import CandidateOptions
@@ -274,20 +274,8 @@ class _Firsts:
 
 
 def _examples(signals: Signals, examples_E: IntArray) -> list[Example]:
-    """Examples of signals. Their text ends with the continuation, so `runs` are those that do not go beyond it."""
-    names = ("document_id", "begin", "prefix", "continuation", "prefix_tokens", "continuation_tokens")
-    return [
-        Example(
-            document_id=row["document_id"],
-            begin=row["begin"],
-            prefix=np.array(row["prefix_tokens"], np.int64),
-            continuation=np.array(row["continuation_tokens"], np.int64),
-            runs=runs_at(
-                row["prefix"] + row["continuation"], len(row["prefix"]), len(row["prefix"] + row["continuation"])
-            ),
-        )
-        for row in signals.table(*names).take(examples_E).to_pylist()
-    ]
+    table = signals.table("document_id", "begin", "prefix_tokens", "continuation_tokens", "runs")
+    return from_table(table.take(examples_E))
 
 
 def _learn(

@@ -165,13 +165,13 @@ def _examples(
             begin=begin + place,
             prefix=tokens[:place],
             continuation=tokens[place : place + length],
-            runs=runs_at(document.text, int(spans_N2[place, 0]), int(spans_N2[place + length - 1, 1])),
+            runs=_runs(document.text, int(spans_N2[place, 0]), int(spans_N2[place + length - 1, 1])),
         )
         for place in places.tolist()
     ]
 
 
-def runs_at(text: str, begin: int, end: int) -> Sequence[int]:
+def _runs(text: str, begin: int, end: int) -> Sequence[int]:
     """Hashes of the runs of 13 words that overlap the characters from `begin` to `end`."""
     first = max(0, begin - _CHARACTERS_AROUND)
     found = list(_WORD.finditer(text[first : end + _CHARACTERS_AROUND].lower()))

@@ -270,7 +270,7 @@ def _write(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Measu
 
 
 def _texts(table: pa.Table, first: int, measurer: _Measurer) -> pa.Table:
-    """Examples as they are published: with texts, and without the hashes of runs."""
+    """Examples as they are published: with texts."""
     examples, tokenizer = from_table(table), measurer.model.tokenizer
     texts = pa.table(
         {
@@ -280,7 +280,7 @@ def _texts(table: pa.Table, first: int, measurer: _Measurer) -> pa.Table:
             "continuation": [tokenizer.decode(one.continuation) for one in examples],
         }
     )
-    for name in ("document_id", "begin", "prefix_tokens", "continuation_tokens"):
+    for name in ("document_id", "begin", "prefix_tokens", "continuation_tokens", "runs"):
         texts = texts.append_column(name, table[name])
     return texts.select(EXAMPLE_SCHEMA.names).cast(EXAMPLE_SCHEMA)
 

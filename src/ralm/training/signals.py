@@ -1,7 +1,8 @@
 """Signals: what a frozen language model makes of candidate passages, measured once and kept as tables in a folder.
 
 examples.parquet     a row per example: example, document_id, begin (the first token of the continuation, counted in the
-                     document); query, prefix and continuation as text; prefix_tokens, continuation_tokens
+                     document); query, prefix and continuation as text; prefix_tokens, continuation_tokens; runs
+                     (hashes of the document's runs of 13 words that overlap the continuation)
 candidates/N.parquet a row per example and passage: example, passage, score (of the retriever), log_probs (of each token
                      of the continuation). A row without passage and score is the continuation without any passage.
 manifest.json        what decided the figures, what the signals are worth, and a checksum of each file
@@ -45,6 +46,7 @@ EXAMPLE_SCHEMA: Final = pa.schema(
         "continuation": pa.string(),
         "prefix_tokens": pa.list_(pa.int32()),
         "continuation_tokens": pa.list_(pa.int32()),
+        "runs": pa.list_(pa.uint64()),
     }
 )
 CANDIDATE_SCHEMA: Final = pa.schema(
