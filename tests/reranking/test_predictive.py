@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sentence_transformers import CrossEncoder as TheirCrossEncoder
 from torch import nn
+from transformers import XLNetConfig, XLNetForSequenceClassification
 
 import ralm
 from ralm.errors import ModelError, RerankerError, UsageError
@@ -22,7 +23,7 @@ from ralm.reranking.pairs import Pair, PairScorer
 from ralm.reranking.predictive import Predictive
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.tiny_cross_encoders import LENGTH, save_tiny_cross_encoder
-from tests.tiny_encoders import save_tiny_bert
+from tests.tiny_encoders import letter_tokenizer, save_tiny_bert
 
 PASSAGES = passages_of("a b c a b c", "c d e c d e", "a d a d", "x y z")
 TEXT = "a b c d e a b c d a d a b c " * 3
@@ -237,3 +238,22 @@ def test_it_decides_what_is_read() -> None:
         for sign in (1, -1)
     }
     assert (read[1] != read[-1]).sum() > len(read[1]) / 2
+
+
+def test_a_length_that_is_wrong_or_missing(tmp_path: Path) -> None:
+    """A tokenizer that allows more than the model reads, and one of a model that has no length."""
+    folder = save_tiny_cross_encoder(tmp_path / "short")
+    model = load_pair_model(str(folder), 8)
+    model.model.max_seq_length = 2 * LENGTH
+    for read in (model.scores, model.logits):
+        with pytest.raises(ModelError, match="cannot read pairs"):
+            read([("a b", "c d " * LENGTH)])
+    own = XLNetConfig(vocab_size=40, d_model=8, n_layer=1, n_head=2, d_inner=8, num_labels=1)
+    XLNetForSequenceClassification(own).save_pretrained(tmp_path / "endless")
+    letter_tokenizer().save_pretrained(tmp_path / "endless")
+    settings = tmp_path / "endless" / "tokenizer_config.json"
+    kept = {name: value for name, value in json.loads(settings.read_text()).items() if name != "model_max_length"}
+    settings.write_text(json.dumps(kept))
+    with pytest.raises(ModelError, match="does not say how many tokens it can read"):
+        load_pair_model(str(tmp_path / "endless"), 8)
+    assert load_pair_model(str(tmp_path / "endless"), 8, max_length=64).model.max_seq_length == 64

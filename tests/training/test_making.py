@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -228,3 +230,80 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(DamagedFolderError, match="altered"):
         open_signals(tmp_path / "signals")
     assert ralm("check", tmp_path / "signals").status == 1
+
+
+def test_another_process_finishes_while_this_one_waits(
+    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process waits for a part that another one measures, and finds everything done and cleared away."""
+    out = tmp_path / "out"
+    measure = making._measure_if_free
+    waited: list[float] = []
+
+    def leave_the_last(work: Path, part: int, sampled: pq.ParquetFile, measurer: making._Measurer) -> None:
+        if part < 3:
+            measure(work, part, sampled, measurer)
+
+    def others_finish(pause: float) -> None:
+        waited.append(pause)
+        monkeypatch.setattr(making, "_measure_if_free", measure)
+        succeeded(ralm(*asked, "--out", out))
+
+    monkeypatch.setattr(making, "_measure_if_free", leave_the_last)
+    monkeypatch.setattr(making.time, "sleep", others_finish)
+    succeeded(ralm(*asked, "--out", out))
+    assert len(waited) == 1
+    assert len(open_signals(out)) == 30
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+@pytest.mark.parametrize("options", [["--seed", 1], []])
+def test_a_process_that_fails_leaves_the_work_of_others(
+    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch, options: list[object]
+) -> None:
+    """While one process samples, another one has other settings, or waits and is interrupted."""
+    sample = making._sample
+    status: list[int] = []
+
+    def with_another(work: Path, examples: list[Example]) -> None:
+        taken: list[Path] = []
+
+        @contextmanager
+        def interrupted(work: Path, _out: Path) -> Iterator[None]:
+            if taken:
+                raise KeyboardInterrupt
+            taken.append(work)
+            yield
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(making, "_turn", interrupted)
+            status.append(ralm(*asked, *options, "--out", tmp_path / "out").status)
+        sample(work, examples)
+
+    monkeypatch.setattr(making, "_sample", with_another)
+    succeeded(ralm(*asked, "--out", tmp_path / "out"))
+    assert len(status) == 1
+    assert status[0] != 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_parts_of_earlier_signals_do_not_count(tmp_path: Path, asked: list[object]) -> None:
+    """A process was killed while it cleared the work folder away."""
+    succeeded(ralm(*asked, "--out", tmp_path / "right"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(making, "_finish", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+        assert ralm(*asked, "--seed", 1, "--out", tmp_path / "out").status != 0
+    begun = tmp_path / "out.unfinished"
+    assert len(list((begun / "parts").glob("*.parquet"))) == 4
+    (begun / "config.json").unlink()
+    (begun / "sampled.parquet").unlink()
+    succeeded(ralm(*asked, "--out", tmp_path / "out"))
+    same(open_signals(tmp_path / "right"), open_signals(tmp_path / "out"))
+
+
+def test_other_fields_are_other_settings(tmp_path: Path, asked: list[object]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(making, "_measure_all", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        assert ralm(*asked, "--out", tmp_path / "out").status != 0
+    answer = ralm(*asked, "--out", tmp_path / "out", "--id-field", "title")
+    assert "begun with other settings (text.fields.id id there, title here)" in answer.err

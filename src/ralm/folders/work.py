@@ -72,9 +72,11 @@ UNFINISHED: Final = WorkKind(
 ENCODED: Final = WorkKind(name=".{}.vectors", holds=("*.npy", "*.npy.partial"))
 """The vectors encoded for an unfinished index."""
 MEASURED: Final = WorkKind(
-    name="{}.unfinished", holds=("config.json", "config.json.partial", "sampled.parquet*", "turn", "finished", "parts")
+    name="{}.unfinished", holds=("parts", "sampled.parquet*", "config.json", "config.json.partial", "finished", "turn")
 )
-"""The measured parts of unfinished signals."""
+"""The measured parts of unfinished signals. They are removed in this order: what was computed before the settings that
+it was computed with, so that a process that is killed meanwhile leaves nothing that passes for that of other settings.
+"""
 
 
 @contextmanager

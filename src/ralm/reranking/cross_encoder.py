@@ -33,6 +33,8 @@ READING: Final = "ralm"
 _BATCH: Final = {"cpu": 32, "cuda": 256}
 _CHARACTERS_A_TOKEN: Final = 16
 _HEADS: Final = ("ForSequenceClassification", "ForCausalLM")
+_NO_LENGTH: Final = 2**31 - 1
+"""Tokenizers that know no length give a huge number, which cannot be used as one."""
 _SET_FOR_A_CALL: Final = ("truncation", "padding")
 
 
@@ -77,16 +79,17 @@ class PairModel:
         order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
         size = _BATCH.get(self.model.device.type, _BATCH["cpu"])
         for some in (order[begin : begin + size] for begin in range(0, len(order), size)):
-            with torch.inference_mode(), self._reading_errors():
+            with torch.inference_mode():
                 scores_P[some] = self.logits([pairs[place] for place in some]).float().cpu().numpy()
         return scores_P
 
     def logits(self, pairs: Sequence[Pair]) -> torch.Tensor:
-        """The scores (P) of pairs from one pass, with a gradient if torch keeps one."""
+        """The scores (P) of pairs from one pass, with a gradient if torch keeps one; ModelError as for `scores`."""
         longest = {"max_length": self.model.max_seq_length, "truncation": "only_second"}
         texts = [(end, _readable(passage)) for end, passage in pairs]
-        features = self.model.preprocess(texts, processing_kwargs={"text": longest})
-        return self.model(batch_to_device(features, self.model.device))["scores"].squeeze(-1)
+        with self._reading_errors():
+            features = self.model.preprocess(texts, processing_kwargs={"text": longest})
+            return self.model(batch_to_device(features, self.model.device))["scores"].squeeze(-1)
 
     def save(self, folder: Path) -> None:
         """Write a folder that sentence-transformers loads, too; it says how many tokens of the prefix are read."""
@@ -154,15 +157,23 @@ def load_pair_model(
             f"{name} is an encoder without a head that scores pairs; train one (`ralm train reranker --init {name}`), "
             "or give a cross-encoder."
         )
-    if max_length is not None:
-        if max_length > model.max_seq_length:
-            raise UsageError(
-                f"`max_length` {max_length} is beyond the {model.max_seq_length} tokens that {name} can read."
-            )
-        model.max_seq_length = max_length
+    _set_length(model, name, max_length)
     said = getattr(config, READING, None)
     own = said.get("tokens") if isinstance(said, dict) else None
     return PairModel(name, model, tokens or (own if isinstance(own, int) else TOKENS))
+
+
+def _set_length(model: CrossEncoder, name: str, max_length: int | None) -> None:
+    """Set the most tokens of a pair. Raises UsageError if they are too many, ModelError if nothing says how many."""
+    longest = model.max_seq_length
+    if max_length is not None:
+        if longest is not None and max_length > longest:
+            raise UsageError(f"`max_length` {max_length} is beyond the {longest} tokens that {name} can read.")
+        model.max_seq_length = max_length
+    elif longest is None or longest > _NO_LENGTH:
+        raise ModelError(
+            f"{name} does not say how many tokens it can read: set `model_max_length` in its tokenizer_config.json."
+        )
 
 
 @contextmanager

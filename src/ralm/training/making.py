@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -101,7 +101,7 @@ def make_signals(
         "model": config_of(model, "language model"),
         "examples": asdict(options),
         "candidates": asdict(candidates),
-        "text": {"sources": [path_text(source) for source in sources], "sha256": fingerprint_of(sources)},
+        "text": text_config(sources, fields, skip_bad=skip_bad),
     }
     out = _checked_output(Path(out), force=force)
     with storage_errors(out), _work(out, config, force=force) as work:
@@ -115,6 +115,17 @@ def make_signals(
         _measure_all(work, measurer)
         _finish(work, out, {**config, INDEX_PATH: path_text(opened.path.resolve())}, measurer, force=force)
     return open_signals(out)
+
+
+def text_config(sources: Sequence[str], fields: Fields | None, *, skip_bad: bool) -> dict[str, JsonValue]:
+    """What decides the documents that are read from sources."""
+    fields = fields or Fields()
+    return {
+        "sources": [path_text(source) for source in sources],
+        "sha256": fingerprint_of(sources),
+        "fields": {"id": fields.id, "title": fields.title, "text": fields.text},
+        "skip_bad": skip_bad,
+    }
 
 
 def begins_with_source(index: Index, sources: Sequence[str]) -> bool:
@@ -142,14 +153,15 @@ def _work(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[P
         with at_work(MEASURED, out) as work:  # nobody else is in it
             MEASURED.empty(work)
     with at_work(MEASURED, out, shared=True) as work:
+        with _turn(work, out):
+            if not is_begun(work, config, "signals", force=False):
+                write_config(work, config)
         try:
-            with _turn(work, out):
-                if not is_begun(work, config, "signals", force=False):
-                    write_config(work, config)
             yield work
         except BaseException:
-            if not (work / _SAMPLED).exists():
-                MEASURED.clear(work)
+            with suppress(FileNotFoundError), locked_now(work / _TURN) as free:
+                if free and not (work / _SAMPLED).exists():  # nobody else is sampling
+                    MEASURED.clear(work)
             raise
 
 
@@ -166,11 +178,12 @@ def _turn(work: Path, out: Path) -> Iterator[None]:
 
 
 def _sample(work: Path, examples: Sequence[Example]) -> None:
-    """Keep the examples, a row group for each part."""
+    """Keep the examples, a row group for each part; parts of anything sampled before do not count."""
+    shutil.rmtree(work / _PARTS, ignore_errors=True)
     partial = work / f"{_SAMPLED}.partial"
     pq.write_table(as_table(examples), partial, row_group_size=_PART, compression="zstd")
     _sync(partial)
-    (work / _PARTS).mkdir(exist_ok=True)
+    (work / _PARTS).mkdir()
     partial.replace(work / _SAMPLED)
 
 
@@ -212,14 +225,14 @@ def _measure_all(work: Path, measure: _Measurer) -> None:
     parts, total = sampled.num_row_groups, sampled.metadata.num_rows
     with progress_bar("Measuring", total=total) as advance:
         counted: set[int] = set()
-        while not (work / _FINISHED).exists():
+        while _is_open(work):
             for part in range(parts):
-                if not _is_done(work, part):
+                if not _is_done(work, part) and _is_open(work):
                     _measure_if_free(work, part, sampled, measure)
                 if part not in counted and _is_done(work, part) and _is_whole(_done(work, part)):
                     counted.add(part)
                     advance(sampled.metadata.row_group(part).num_rows)
-            if len(counted) == parts or not work.exists():
+            if len(counted) == parts:
                 return
             time.sleep(_PAUSE)  # others are measuring what is left
 
@@ -241,7 +254,7 @@ def _finish(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Meas
     """Put the folder together, unless another process has done so."""
     try:
         with locked(work / _TURN):
-            if (work / _FINISHED).exists():
+            if not _is_open(work):
                 return
             _write(work, out, config, measurer, force=force)
             (work / _FINISHED).touch()
@@ -290,6 +303,11 @@ def _open_sampled(work: Path) -> pq.ParquetFile:
         return pq.ParquetFile(work / _SAMPLED)
     except (OSError, pa.ArrowException) as error:
         raise DamagedFolderError(f"{work / _SAMPLED} is damaged; remove {work} and run this again.") from error
+
+
+def _is_open(work: Path) -> bool:
+    """Whether no process has put the folder together yet; whoever does clears the work folder."""
+    return (work / _SAMPLED).exists() and not (work / _FINISHED).exists()
 
 
 def _done(work: Path, part: int) -> Path:

@@ -13,16 +13,14 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.asking import config_of
-from ralm.controls import path_text
 from ralm.corpus.fields import Fields
-from ralm.corpus.fingerprint import fingerprint_of
 from ralm.corpus.sources import read_documents
 from ralm.progress import track
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import Hits, IntArray
 from ralm.retrieval.index import Index, open_index
 from ralm.training.examples import Example, sample_examples
-from ralm.training.making import begins_with_source
+from ralm.training.making import begins_with_source, text_config
 from ralm.training.measuring import check_fits, find_candidates, queries_of, reader_of, score_candidates
 from ralm.training.signal_options import CandidateOptions, ExampleOptions
 
@@ -50,7 +48,7 @@ class SampledExamples:
         index = index if isinstance(index, Index) else open_index(index)
         self._sources = [sources] if isinstance(sources, str) else list(sources)
         self._passages, self._model = index.passages, model
-        self._text = fingerprint_of(self._sources)
+        self._text = text_config(self._sources, fields, skip_bad=skip_bad)
         documents = read_documents(
             self._sources, fields, skip_bad=skip_bad, named=begins_with_source(index, self._sources)
         )
@@ -64,7 +62,7 @@ class SampledExamples:
             "model": config_of(self._model, "language model"),
             "examples": asdict(self.options),
             "candidates": asdict(self.reading),
-            "text": {"sources": [path_text(source) for source in self._sources], "sha256": self._text},
+            "text": self._text,
         }
 
     @cached_property
