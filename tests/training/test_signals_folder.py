@@ -9,7 +9,7 @@ import pytest
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.folders.manifest import write_manifest
 from ralm.records import NO_PASSAGE
-from ralm.training.signals import EXAMPLES, FORMAT_VERSION, KIND, open_signals
+from ralm.training.signals import EXAMPLES, FORMAT_VERSION, KIND, open_signals, split_with_choice
 from tests.training.made_signals import save_signals
 
 
@@ -58,3 +58,18 @@ def test_one_example_is_too_few(tmp_path: Path) -> None:
     signals = save_signals(tmp_path / "signals", "index", ["one"], [[7]], [[-1.0]])
     with pytest.raises(UsageError, match="at least 2"):
         signals.split(0.1)
+
+
+def test_impossible_continuations_are_not_trained_on(tmp_path: Path) -> None:
+    infinite = float("-inf")
+    signals = save_signals(
+        tmp_path / "signals",
+        "index",
+        ["possible", "one candidate", "impossible behind one", "impossible without a passage"] * 3,
+        [[1, 2], [1], [1, 2], [1, 2]] * 3,
+        [[-1.0, -2.0], [-1.0], [-1.0, infinite], [-1.0, -2.0]] * 3,
+        baselines=[-3.0, -3.0, -3.0, infinite] * 3,
+    )
+    training, held_out = split_with_choice(signals, 0.0, 0)
+    assert training.tolist() == [0, 4, 8]
+    assert len(held_out) == 0

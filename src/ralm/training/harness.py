@@ -307,7 +307,7 @@ class _Training:
         stays = f"the checkpoint of step {kept.step:,} is kept" if kept else "there is no checkpoint yet"
         raise ModelError(
             f"{what} in step {self._now.step + 1:,}; {stays}. Train with a lower `learning_rate` or in "
-            '`precision="float32"`, or remove the example from the signals.'
+            '`precision="float32"`.'
         )
 
     def _keep(self) -> None:

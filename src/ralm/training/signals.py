@@ -99,6 +99,17 @@ class Signals:
         """The mean log-probability of a continuation's tokens behind each candidate, padded with -inf."""
         return self.log_probs_EK / self.tokens_E[:, None]
 
+    @property
+    def has_choice_E(self) -> NDArray[np.bool_]:
+        """Which examples have two candidates or more (bool, E)."""
+        return (self.passages_EK != NO_PASSAGE).sum(axis=1) > 1
+
+    @property
+    def is_possible_E(self) -> NDArray[np.bool_]:
+        """Which continuations the language model finds possible behind every candidate and without any (bool, E)."""
+        there_EK = self.passages_EK != NO_PASSAGE
+        return ~(np.isneginf(np.where(there_EK, self.log_probs_EK, 0)).any(axis=1) | np.isneginf(self.baseline_E))
+
     def texts(self, column: TextColumn) -> pa.ChunkedArray:
         """A column of texts, a string for each example; about a kilobyte an example in memory.
 
@@ -185,16 +196,17 @@ def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
 
 
 def split_with_choice(signals: Signals, held_out: float, seed: int) -> tuple[IntArray, IntArray]:
-    """What `Signals.split` gives, without the examples with fewer than two candidates, which leave no choice.
+    """What `Signals.split` gives, without the examples with fewer than two candidates, which leave no choice, and those
+    in which a log-probability is -inf, so that no mean over examples would be finite.
 
     Raises UsageError if nothing is left to train with, or to hold out although something should be.
     """
-    several_E = (signals.passages_EK != NO_PASSAGE).sum(axis=1) > 1
-    training_E, held_out_E = (part[several_E[part]] for part in signals.split(held_out, seed))
+    used_E = signals.has_choice_E & signals.is_possible_E
+    training_E, held_out_E = (part[used_E[part]] for part in signals.split(held_out, seed))
     if not len(training_E) or (held_out > 0 and not len(held_out_E)):
         raise UsageError(
-            f"of the {len(signals):,} examples in {signals.path} only {int(np.sum(several_E)):,} have two candidates "
-            "or more, too few to train with and to hold some out: measure more."
+            f"of the {len(signals):,} examples in {signals.path} only {int(np.sum(used_E)):,} have two candidates or "
+            "more and finite log-probabilities, too few to train with and to hold some out: measure more."
         )
     return training_E, held_out_E
 

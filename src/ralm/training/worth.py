@@ -48,8 +48,7 @@ class Worth:
 def worth_of(signals: Signals) -> Worth:
     """What some signals are worth."""
     there_EK = signals.passages_EK != NO_PASSAGE
-    several_E = there_EK.sum(axis=1) > 1
-    possible_E = np.isfinite(np.where(there_EK, signals.log_probs_EK, 0)).all(axis=1) & np.isfinite(signals.baseline_E)
+    several_E, possible_E = signals.has_choice_E, signals.is_possible_E
     used_E = several_E & possible_E
     there_EK, tokens_E = there_EK[used_E], signals.tokens_E[used_E]
     total_EK = np.where(there_EK, signals.log_probs_EK[used_E], -np.inf)
