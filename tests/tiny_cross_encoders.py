@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from tests.tiny_encoders import letter_tokenizer, tiny_bert_config
+from tests.tiny_encoders import save_with_letters, tiny_bert_config
 
 LENGTH = 256
 
@@ -14,11 +14,4 @@ def save_tiny_cross_encoder(folder: Path, seed: int = 0, labels: int = 1) -> Pat
     """A cross-encoder of two layers that reads 256 letters."""
     torch.manual_seed(seed)
     config = BertConfig(**(tiny_bert_config() | {"max_position_embeddings": LENGTH}), num_labels=labels)
-    model = BertForSequenceClassification(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.3)
-    model.save_pretrained(folder)
-    letter_tokenizer().save_pretrained(folder)
-    return folder
+    return save_with_letters(BertForSequenceClassification(config), folder)

@@ -35,17 +35,17 @@ def tiny_bert_config(width: int = WIDTH) -> dict[str, int]:
 def save_tiny_bert(folder: Path, seed: int = 0, width: int = WIDTH) -> Path:
     """A bare BERT without pooler, as Contriever is."""
     torch.manual_seed(seed)
-    return _save(BertModel(BertConfig(**tiny_bert_config(width)), add_pooling_layer=False), folder)
+    return save_with_letters(BertModel(BertConfig(**tiny_bert_config(width)), add_pooling_layer=False), folder)
 
 
 def save_tiny_dpr(folder: Path, *, question: bool, seed: int, projection: int = 0) -> Path:
     """One of DPR's two encoders."""
     torch.manual_seed(seed)
     config = DPRConfig(projection_dim=projection, **tiny_bert_config())
-    return _save(DPRQuestionEncoder(config) if question else DPRContextEncoder(config), folder)
+    return save_with_letters(DPRQuestionEncoder(config) if question else DPRContextEncoder(config), folder)
 
 
-def _save(model: PreTrainedModel, folder: Path) -> Path:
+def save_with_letters(model: PreTrainedModel, folder: Path) -> Path:
     """Weights large enough that vectors of different texts differ much."""
     with torch.no_grad():
         for parameter in model.parameters():

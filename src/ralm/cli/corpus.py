@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Self
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from ralm.cli.idle import Use
+from ralm.cli.options import SkipBad
 from ralm.controls import path_text
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.fields import Fields
@@ -31,7 +32,7 @@ class CorpusOptions:
 
     fields: Annotated[Fields, Option("Which fields make a document.")] = field(default_factory=Fields)
     no_metadata: Annotated[bool, Option("Keep no field besides id, title and text.")] = False
-    skip_bad: Annotated[bool, Option("Skip broken lines of files, and count them; in folders they always are.")] = False
+    skip_bad: SkipBad = False
     forbidden_titles: Annotated[
         Path | None, Option("Leave out documents with these titles (a file with one per line).")
     ] = None

@@ -37,9 +37,7 @@ def signals(
     retrieval: RetrieverOptions = _RETRIEVAL,
     model: ModelOptions = _MODEL,
     fields: Annotated[Fields, Flags(without=("metadata",))] = _FIELDS,
-    skip_bad: Annotated[
-        bool, Option("Skip broken lines of files, and count them; in folders they always are.")
-    ] = False,
+    skip_bad: options.SkipBad = False,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:

@@ -188,8 +188,7 @@ def weights_of(shape_G: NDArray[np.float64], heaviest: int) -> tuple[int, ...]:
 def _usable(signals: Signals, options: WeightingOptions) -> tuple[IntArray, IntArray]:
     """The examples to train with and to hold out: those whose candidates are all possible, evenly chosen if there are
     more than wanted."""
-    there_EK = signals.passages_EK != NO_PASSAGE
-    possible_E = np.isfinite(np.where(there_EK, signals.log_probs_EK, 0)).all(axis=1) & np.isfinite(signals.baseline_E)
+    possible_E = signals.is_possible_E
     parts = [part[possible_E[part]] for part in signals.split(options.held_out, options.seed)]
     total = sum(map(len, parts))
     share = min(1.0, options.most_examples / max(1, total))
@@ -204,15 +203,10 @@ def _usable(signals: Signals, options: WeightingOptions) -> tuple[IntArray, IntA
     return training_E, held_out_E
 
 
-def _evenly(count: int, wanted: int) -> IntArray:
-    """Places of `wanted` of `count` things, evenly spread."""
-    return np.arange(wanted) * count // max(1, wanted)
-
-
 def _shape(signals: Signals, index: Index, training_E: IntArray) -> NDArray[np.float64]:
     """The shape that fits the candidates of the training examples; flat if no example has two candidates."""
     there_EK = signals.passages_EK != NO_PASSAGE
-    several_E = training_E[there_EK[training_E].sum(axis=1) > 1]
+    several_E = training_E[signals.has_choice_E[training_E]]
     if not len(several_E):
         return np.ones(len(NEAREST))
     parts_EKG = _parts(signals, index, several_E)

@@ -4,7 +4,6 @@ Candidates and the language model's scores come from signals, and passage vector
 queries. Letters of shapes: B examples, K candidates, D dimensions.
 """
 
-import logging
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +20,6 @@ from ralm.training.signals import Signals
 
 QUERIES_AT_ONCE: Final = 32
 """Queries in memory at once, with what their gradients need."""
-
-_ADVICE: Final = "begin from the encoder that made the vectors, or from a query encoder that was trained for them."
-_logger = logging.getLogger(__name__)
 
 
 class QueryEncoderStudent(Student):
