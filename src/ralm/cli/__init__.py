@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from ralm.cli.check import check
+from ralm.cli.compare import compare
 from ralm.cli.demo import demo
 from ralm.cli.encode import encode
 from ralm.cli.ending import signals_unwind
@@ -68,6 +69,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "eval": evaluate,
     "sweep": sweep,
     "report": report,
+    "compare": compare,
     "retrieve": retrieve,
     "generate": generate,
     "signals": signals,

@@ -30,6 +30,7 @@ from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.cache import CachedRetriever
 from ralm.retrieval.segments import segment_entries
 from ralm.retrieval.vector_sets import vector_sets
+from ralm.runs.comparison import Comparison
 from ralm.runs.run import to_json
 from ralm.runs.sweep_folder import PLOT, TABLE
 from ralm.training.reranker import TrainedReranker
@@ -123,6 +124,24 @@ def print_sweep(swept: Sweep, out: Path | None) -> None:
     if out is not None:
         plot = f", {out / PLOT}" if (out / PLOT).exists() else ""
         print_line(f"The table: {out / TABLE}{plot}")
+
+
+def print_comparison(compared: Comparison) -> None:
+    """Print a table with one row per run."""
+    table = Table(box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("")
+    for heading in ("token ppl", "95% interval", "against the first", "95% interval"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in compared.runs:
+        low, high = run.perplexity_interval
+        row = [run.path.name, f"{run.token_perplexity:.2f}", f"{low:.2f} to {high:.2f}"]
+        if run.change is not None and run.change_interval is not None:
+            low, high = run.change_interval
+            row += [f"{run.change:+.1%}", f"{low:+.1%} to {high:+.1%}"]
+        table.add_row(*(Text(one_line(cell)) for cell in row))
+    console = Console(file=sys.stdout, highlight=False)
+    console.print(table)
+    print_line(f"  {compared.targets:,} tokens of {compared.documents:,} documents, from which the bootstrap draws")
 
 
 def print_index(out: Path, manifest: Manifest, read: ReadCorpus) -> None:

@@ -7,6 +7,7 @@ pairs.
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -41,13 +42,15 @@ _SET_FOR_A_CALL: Final = ("truncation", "padding")
 class PairModel:
     """A cross-encoder that reads the last `tokens` tokens of a prefix and, behind them, a passage.
 
-    A pair that is too long keeps the end of its prefix and the beginning of its passage.
+    A pair that is too long keeps the end of its prefix and the beginning of its passage. `rank_weight`: how much the
+    rank of a hit counts beside its score (`rank_prior`); the scores are without it.
     """
 
-    def __init__(self, name: str, model: CrossEncoder, tokens: int) -> None:
+    def __init__(self, name: str, model: CrossEncoder, tokens: int, rank_weight: float = 0.0) -> None:
         self.name = name
         self.model = model
         self.tokens = tokens
+        self.rank_weight = rank_weight
         self._check()
 
     @cached_property
@@ -62,6 +65,7 @@ class PairModel:
             "dtype": str(transformer.dtype).removeprefix("torch."),
             "tokens": self.tokens,
             "max_length": self.model.max_seq_length,
+            "rank_weight": self.rank_weight,
         }
 
     def end(self, prefix: str) -> str:
@@ -92,9 +96,10 @@ class PairModel:
             return self.model(batch_to_device(features, self.model.device))["scores"].squeeze(-1)
 
     def save(self, folder: Path) -> None:
-        """Write a folder that sentence-transformers loads, too; it says how many tokens of the prefix are read."""
+        """Write a folder that sentence-transformers loads, too; it says how many tokens of the prefix are read, and how
+        much the rank counts."""
         transformer: Any = self.model.model
-        setattr(transformer.config, READING, {"tokens": self.tokens})
+        setattr(transformer.config, READING, {"tokens": self.tokens, "rank_weight": self.rank_weight})
         self.model.activation_fn = torch.nn.Identity()
         with quiet_loading():
             self.model.save_pretrained(str(folder), create_model_card=False)
@@ -159,8 +164,12 @@ def load_pair_model(
         )
     _set_length(model, name, max_length)
     said = getattr(config, READING, None)
-    own = said.get("tokens") if isinstance(said, dict) else None
-    return PairModel(name, model, tokens or (own if isinstance(own, int) else TOKENS))
+    own = said if isinstance(said, dict) else {}
+    trained_with, rank_weight = own.get("tokens"), own.get("rank_weight", 0.0)
+    if not isinstance(rank_weight, (int, float)) or not 0 <= rank_weight < math.inf:
+        raise ModelError(f"{name} is damaged: its config.json has the rank weight {rank_weight!r}; train it again.")
+    read = tokens or (trained_with if isinstance(trained_with, int) else TOKENS)
+    return PairModel(name, model, read, 0.0 if new else float(rank_weight))
 
 
 def _set_length(model: CrossEncoder, name: str, max_length: int | None) -> None:

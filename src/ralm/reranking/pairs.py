@@ -56,6 +56,11 @@ class PairScorer:
         """Everything that decides the scores."""
         return self.cross_encoder.config
 
+    @property
+    def rank_weight(self) -> float:
+        """How much a hit's rank counts beside its score; 0 if the cross-encoder does not say."""
+        return float(getattr(self.cross_encoder, "rank_weight", 0.0))
+
     def end(self, prefix: str) -> str:
         """The end of a prefix that is read."""
         return self.cross_encoder.end(prefix)

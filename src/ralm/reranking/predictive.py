@@ -11,15 +11,22 @@ from pydantic import JsonValue
 
 from ralm.bounds import check_count
 from ralm.protocols import Rows
-from ralm.records import Hits, Passages
+from ralm.records import FloatArray, Hits, Passages
 from ralm.reranking.pairs import CrossEncoder, PairScorer
+
+
+def rank_prior(weight: float, count: int) -> FloatArray:
+    """What the ranks of a retriever's hits, from 1, add to their scores (float32, `count`): -weight * log(rank)."""
+    return (-weight * np.log(np.arange(1, count + 1))).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictive:
     """Chooses the passages that a cross-encoder scores highest (In-Context RALM, section 6.2, Eq. 7 and 8).
 
-    `cross_encoder` comes from `load_cross_encoder`, or is your own. Raises UsageError if `candidates` is below 1.
+    `cross_encoder` comes from `load_cross_encoder`, or is your own. If it has an attribute `rank_weight`, as one has
+    that was trained with a rank prior, the logarithm of a hit's rank times this weight is subtracted from its score.
+    Raises UsageError if `candidates` is below 1.
     """
 
     cross_encoder: CrossEncoder
@@ -36,7 +43,7 @@ class Predictive:
         return {"reranker": "predictive", "candidates": self.candidates, "cross_encoder": scores}
 
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
-        """The k best of each row's hits, with the cross-encoder's scores; of equal ones the first.
+        """The k best of each row's hits, with the cross-encoder's scores and the rank prior; of equal ones the first.
 
         A row with a single hit keeps it unread, with score 0.
         """
@@ -49,6 +56,7 @@ class Predictive:
         chosen = []
         for row, own in enumerate(found):
             given = np.array([next(scores) if row in ends else 0.0 for _ in own], dtype=np.float32)
+            given += rank_prior(PairScorer.of(self.cross_encoder).rank_weight, len(own))
             best = np.argsort(-given, kind="stable")[:k]
             chosen.append((np.array([number for number, _ in own], dtype=np.int64)[best], given[best]))
         return Hits.of_rows(chosen)

@@ -12,6 +12,8 @@ import hashlib
 import json
 import math
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,7 +34,7 @@ from ralm.pipeline.sources import PassageSource
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
-from ralm.runs.tables import passage_table, token_table, traced_text
+from ralm.runs.tables import TokensOfRun, passage_table, token_table, tokens_of_run, traced_text
 
 FORMAT_VERSION: Final = 1
 KIND: Final = "run"
@@ -80,23 +82,46 @@ def open_run(path: Path | str) -> Run:
     return opened_at_once(path, lambda: _open(path))
 
 
+def read_tokens(path: Path | str) -> TokensOfRun:
+    """Read the targets of a run folder and their log-probabilities; the run needs no baseline.
+
+    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
+    """
+    path = Path(path)
+    return opened_at_once(path, lambda: _read_tokens(path))
+
+
+def _read_tokens(path: Path) -> TokensOfRun:
+    read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
+    with _damage_named(path):
+        tokens = pq.read_table(path / TOKENS)
+    return tokens_of_run(path, tokens)
+
+
 def _open(path: Path) -> Run:
     manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
     if PASSAGES not in manifest.files:
         raise UsageError(
             f"{path} does not hold its passages, since an older version wrote it: score the text again with ralm eval."
         )
-    try:
+    with _damage_named(path):
         tokens, passages = (pq.read_table(path / name) for name in (TOKENS, PASSAGES))
         summary = json.loads((path / SUMMARY).read_bytes())
+    if not isinstance(summary, dict):
+        raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; score the text again.")
+    return Run(path=path, summary=summary, text=traced_text(path, tokens, passages))
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turn what reading a damaged file raises into one sentence about the folder."""
+    try:
+        yield
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DamagedFolderError(
             f"{path} is damaged: {reason}; score the text again, or restore it from a copy."
         ) from error
-    if not isinstance(summary, dict):
-        raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; score the text again.")
-    return Run(path=path, summary=summary, text=traced_text(path, tokens, passages))
 
 
 def evaluation_config(

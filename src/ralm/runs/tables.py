@@ -3,6 +3,8 @@
 Knows Arrow; knows nothing of folders. A report needs only these two tables, not the index.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +16,7 @@ from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.traces import TracedText, used_passages
 from ralm.reading.provenance import contributions, gains, provenance_of
-from ralm.records import NO_PASSAGE, Passage, Passages, Provenance, ScoredTokens
+from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passage, Passages, Provenance, ScoredTokens
 
 _BEFORE: Final = b"text_before"
 _READ_OF_TOKENS: Final = {
@@ -24,6 +26,7 @@ _READ_OF_TOKENS: Final = {
     "passages": pa.list_(pa.int64()),
     "posteriors": pa.list_(pa.float32()),
 }
+_COMPARED: Final = {"position": pa.int64(), "token": pa.int64(), "text": pa.string(), "log_prob": pa.float32()}
 _READ_OF_PASSAGES: Final = {
     "passage": pa.int64(),
     "document_id": pa.string(),
@@ -31,6 +34,18 @@ _READ_OF_PASSAGES: Final = {
     "text": pa.string(),
 }
 _WORTH: Final = {"gain": pa.float64(), "tokens": pa.int64(), "helped": pa.int64(), "hurt": pa.int64()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokensOfRun:
+    """The targets of a run: positions and tokens (int64, T), the text that each adds, the text before the first, and
+    log-probabilities (float32, T)."""
+
+    before: str
+    texts: Sequence[str]
+    positions_T: IntArray
+    tokens_T: IntArray
+    log_probs_T: FloatArray
 
 
 def token_table(evaluation: Evaluation) -> pa.Table:
@@ -78,6 +93,21 @@ def passage_table(evaluation: Evaluation) -> pa.Table:
     return pa.table({**_named([used[row.passage] for row in rows]), **worth})
 
 
+def tokens_of_run(run: Path, tokens: pa.Table) -> TokensOfRun:
+    """The targets of a run from its table; messages name the folder `run`.
+
+    Raises DamagedFolderError if the table is not that of a run.
+    """
+    tokens = _columns(run, tokens, _COMPARED)
+    return TokensOfRun(
+        before=_before(tokens),
+        texts=tokens["text"].to_pylist(),
+        positions_T=tokens["position"].to_numpy(),
+        tokens_T=tokens["token"].to_numpy(),
+        log_probs_T=tokens["log_prob"].to_numpy(),
+    )
+
+
 def traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
     """The text of a run from its tables; messages name the folder `run`.
 
@@ -91,18 +121,21 @@ def traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
             f"{run} was scored with passages only: score the text again with a baseline (`ralm eval --baseline`)."
         )
     provenance, rows = _provenance(run, tokens), passages.to_pylist()
-    if {NO_PASSAGE, *(row["passage"] for row in rows)}.issuperset(np.unique(provenance.passages_TK).tolist()):
-        before = (tokens.schema.metadata or {}).get(_BEFORE, b"").decode(errors="replace")
-    else:
+    if not {NO_PASSAGE, *(row["passage"] for row in rows)}.issuperset(np.unique(provenance.passages_TK).tolist()):
         raise _damaged(run, "its tokens were read with passages that are missing")
     return TracedText(
-        before=before,
+        before=_before(tokens),
         texts=tokens["text"].to_pylist(),
         log_probs_T=tokens["log_prob"].to_numpy(),
         baseline_T=tokens["baseline_log_prob"].to_numpy(),
         provenance=provenance,
         passages={row["passage"]: _passage(run, row) for row in rows},
     )
+
+
+def _before(tokens: pa.Table) -> str:
+    """The text before the first target."""
+    return (tokens.schema.metadata or {}).get(_BEFORE, b"").decode(errors="replace")
 
 
 def _passage(run: Path, row: dict[str, Any]) -> Passage:

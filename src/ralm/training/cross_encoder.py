@@ -16,6 +16,7 @@ from ralm.progress import track
 from ralm.records import NO_PASSAGE, IntArray, Passages
 from ralm.reranking.cross_encoder import PairModel
 from ralm.reranking.pairs import Pair
+from ralm.reranking.predictive import rank_prior
 from ralm.training.harness import Student
 from ralm.training.losses import marginal_loss
 from ralm.training.options import RerankerOptions
@@ -35,6 +36,7 @@ class PairStudent(Student):
         self._signals = signals
         self._passages = passages
         self._candidates = reading.candidates
+        self._prior_K = rank_prior(model.rank_weight, signals.width)
         self._prefixes = signals.texts("prefix")
 
     def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
@@ -45,7 +47,7 @@ class PairStudent(Student):
         scores_P = self._scores(self._pairs(examples_B, there_BK))
         there = torch.from_numpy(there_BK).to(scores_P.device)
         scores_BK = torch.zeros(there.shape, dtype=scores_P.dtype, device=scores_P.device)
-        scores_BK = scores_BK.masked_scatter(there, scores_P)
+        scores_BK = scores_BK.masked_scatter(there, scores_P) + torch.from_numpy(self._prior_K).to(scores_P)
         log_probs_BK = torch.from_numpy(self._signals.log_probs_EK[examples_B]).to(scores_P.device, torch.float32)
         return marginal_loss(scores_BK, log_probs_BK, there)
 
@@ -67,7 +69,7 @@ class PairStudent(Student):
             scores_K = self._model.scores(self._pairs(np.array([example]), there_K[None]))
             totals["none"] += float(signals.baseline_E[example])
             totals["first"] += float(log_probs_K[0])
-            totals["chosen"] += float(log_probs_K[int(scores_K.argmax())])
+            totals["chosen"] += float(log_probs_K[int((scores_K + self._prior_K[: len(scores_K)]).argmax())])
             totals["best"] += float(log_probs_K.max())
         tokens = int(signals.tokens_E[examples_E].sum())
         return {name: total / tokens for name, total in totals.items()}

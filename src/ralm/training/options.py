@@ -58,8 +58,9 @@ class RerankerOptions:
 
     `tokens`: how many of its tokens at the end of a prefix it reads. `max_length`: the most tokens of a pair of prefix
     and passage; None is as many as the model takes. `candidates`: how many candidates of an example are drawn at random
-    for a step; None is all of them. `pairs`: how many pairs are in memory at once; it decides memory and speed, not the
-    result. Raises UsageError if a value is out of range.
+    for a step; None is all of them. `rank_prior`: lower the score of a candidate by a weight times the logarithm of its
+    rank, so that training begins from the retriever's order; the paper has no such term. `pairs`: how many pairs are in
+    memory at once; it decides memory and speed, not the result. Raises UsageError if a value is out of range.
     """
 
     tokens: Annotated[int, Option("Number of last tokens of the prefix that the reranker reads.")] = 64
@@ -69,6 +70,9 @@ class RerankerOptions:
     candidates: Annotated[
         int | None, Option("Candidates of an example, drawn at random for each step.", least=2, default_said="all")
     ] = None
+    rank_prior: Annotated[
+        bool, Option("Let the retriever's rank count, too, with a weight that is fitted to the signals.")
+    ] = True
     pairs: Annotated[int, Option("Pairs of prefix and passage in memory at once.")] = 32
 
     def __post_init__(self) -> None:

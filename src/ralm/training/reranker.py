@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from ralm.retrieval.index import Index
 from ralm.training.options import RerankerOptions, TrainingOptions, training_extra
+from ralm.training.rank_prior import fitted_rank_weight
 from ralm.training.signals import Signals, index_of, open_signals, split_with_choice
 
 KIND: Final = "reranker"
@@ -72,6 +73,8 @@ def train_reranker(
             "training": asdict(options),
             "reading": asdict(reading),
         }
+        if reading.rank_prior:
+            model.rank_weight = fitted_rank_weight(signals, training_E)
         student = PairStudent(model, signals, index.passages, reading)
         with training_run(out, KIND, config, force=force) as work:
             trained = train(student, work, training_E, held_out_E, options)

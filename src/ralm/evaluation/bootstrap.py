@@ -1,0 +1,39 @@
+"""The bootstrap: how much a mean would vary if other documents had been drawn.
+
+Works on numbers; knows nothing of text or of runs.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ralm.records import IntArray
+
+DRAWS: Final = 10_000
+LEVEL: Final = 0.95
+_AT_ONCE: Final = 1_000
+
+
+def bootstrap_means(
+    sums_UR: NDArray[np.float64], counts_U: IntArray, *, draws: int = DRAWS, seed: int = 0
+) -> NDArray[np.float64]:
+    """Means (float64, draws x R) of R columns over units that are drawn with replacement, as many as there are.
+
+    A unit, such as a document, has the sum of its values in each column (U x R) and their count (U). All columns share
+    the drawn units, so that differences between columns are paired. Equal arguments give equal draws.
+    """
+    units = len(counts_U)
+    random = np.random.default_rng(seed)
+    means = np.empty((draws, sums_UR.shape[1]))
+    for begin in range(0, draws, _AT_ONCE):
+        size = min(_AT_ONCE, draws - begin)
+        drawn = random.multinomial(units, np.full(units, 1 / units), size=size)
+        means[begin : begin + size] = (drawn @ sums_UR) / (drawn @ counts_U)[:, None]
+    return means
+
+
+def interval(values: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:
+    """The values between which the middle `level` of the drawn ones lie (percentile bootstrap)."""
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

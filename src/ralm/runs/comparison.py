@@ -1,0 +1,142 @@
+"""Runs over the same text side by side: their perplexities, and how they differ from the first run's, with intervals.
+
+Reads run folders; knows nothing of models or passages.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue
+
+from ralm.errors import UsageError
+from ralm.evaluation.bootstrap import DRAWS, bootstrap_means, interval
+from ralm.records import IntArray
+from ralm.runs.run import read_tokens
+from ralm.runs.tables import TokensOfRun
+
+STRETCH: Final = 512
+"""How many consecutive targets count as a document if nobody says where documents begin."""
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """A run, its token perplexity, and the change against the first run: the ratio of their perplexities minus 1.
+
+    Intervals cover 95% of the bootstrap. `change` and its interval are None for the first run.
+    """
+
+    path: Path
+    token_perplexity: float
+    perplexity_interval: Interval
+    change: float | None
+    change_interval: Interval | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Runs over the same targets, and the number of documents that the bootstrap draws from."""
+
+    runs: Sequence[ComparedRun]
+    targets: int
+    documents: int
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """All of it by name."""
+        rows: list[JsonValue] = [
+            {
+                "run": str(run.path),
+                "token_perplexity": run.token_perplexity,
+                "interval": list(run.perplexity_interval),
+                "change": run.change,
+                "change_interval": None if run.change_interval is None else list(run.change_interval),
+            }
+            for run in self.runs
+        ]
+        return {"targets": self.targets, "documents": self.documents, "runs": rows}
+
+
+def compare_runs(
+    paths: Sequence[Path | str], *, documents: str | None = None, draws: int = DRAWS, seed: int = 0
+) -> Comparison:
+    """Compare runs over the same targets with the first of them, by a paired bootstrap over documents.
+
+    `documents` is a regular expression of the line that begins a document; without it, 512 consecutive targets count as
+    a document. Perplexity is exp of the mean negative log-probability of all targets in the table of a run, under
+    whatever semantics the text was read.
+
+    Raises UsageError if the runs have other targets, if there are fewer than two documents, or if `documents` is not a
+    regular expression; and what `read_tokens` raises.
+    """
+    folders = [Path(path) for path in paths]
+    runs = [read_tokens(folder) for folder in folders]
+    for folder, run in zip(folders[1:], runs[1:], strict=True):
+        _check_same(folders[0], runs[0], folder, run)
+    document_T = _document_of_targets(runs[0], documents)
+    counts_U = np.bincount(document_T)
+    nll_TR = -np.stack([run.log_probs_T for run in runs], axis=1).astype(np.float64)
+    nll_UR = np.zeros((len(counts_U), len(runs)))
+    np.add.at(nll_UR, document_T, nll_TR)
+    means_R = nll_UR.sum(axis=0) / len(document_T)
+    drawn_DR = bootstrap_means(nll_UR, counts_U, draws=draws, seed=seed)
+    return Comparison(
+        runs=[_compared(folder, means_R, drawn_DR, number) for number, folder in enumerate(folders)],
+        targets=len(document_T),
+        documents=len(counts_U),
+    )
+
+
+def _compared(path: Path, means_R: NDArray[np.float64], drawn_DR: NDArray[np.float64], number: int) -> ComparedRun:
+    change = change_interval = None
+    if number:
+        change = float(np.expm1(means_R[number] - means_R[0]))
+        change_interval = interval(np.expm1(drawn_DR[:, number] - drawn_DR[:, 0]))
+    return ComparedRun(
+        path=path,
+        token_perplexity=float(np.exp(means_R[number])),
+        perplexity_interval=interval(np.exp(drawn_DR[:, number])),
+        change=change,
+        change_interval=change_interval,
+    )
+
+
+def _check_same(first_path: Path, first: TokensOfRun, path: Path, run: TokensOfRun) -> None:
+    """Raise UsageError unless two runs have the same targets at the same places of the same text."""
+    same = (
+        np.array_equal(first.positions_T, run.positions_T)
+        and np.array_equal(first.tokens_T, run.tokens_T)
+        and first.texts == run.texts
+    )
+    if not same:
+        raise UsageError(
+            f"{path} and {first_path} are runs over different targets ({len(run.texts):,} and {len(first.texts):,}): "
+            "compare runs over the same text, with the same tokenizer and the same limit of tokens."
+        )
+
+
+def _document_of_targets(run: TokensOfRun, documents: str | None) -> IntArray:
+    """The number of the document (int64, T) that each target belongs to, without gaps from 0."""
+    if documents is None:
+        document_T = np.arange(len(run.texts)) // STRETCH
+        how = f"it has at most {STRETCH} targets, which count as one document"
+    else:
+        try:
+            begins = re.compile(documents, re.MULTILINE)
+        except re.error as error:
+            raise UsageError(f"`documents` is not a regular expression ({error}): {documents!r}.") from None
+        text = run.before + "".join(run.texts)
+        ends_T = len(run.before) + np.cumsum([len(piece) for piece in run.texts])
+        starts = [match.start() for match in begins.finditer(text)]
+        # a token belongs to the document that its last character is in: tokens may begin with the line break before
+        document_T = np.searchsorted(starts, ends_T - 1, side="right")
+        how = f"{len(starts)} of its lines match {documents!r}"
+    numbered_T = np.unique(document_T, return_inverse=True)[1].astype(np.int64)
+    if not len(numbered_T) or numbered_T[-1] == 0:
+        raise UsageError(f"the text of the runs is a single document ({how}); intervals need at least two.")
+    return numbered_T
