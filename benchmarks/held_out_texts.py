@@ -4,7 +4,7 @@
 
 Writes FOLDER/NAME-dev.txt and FOLDER/NAME-test.txt for three sets of held-out documents: `demo` (Python's
 documentation), `shared` and `other` (MedQuAD, topics that its corpus shares, and others). Every second document is for
-development, where temperatures are chosen; the others are for the test. Of each document the first 100 words are
+development, where temperatures are chosen; the others are for the test. Of each document the first 50 words are
 taken, so that intervals come from many documents, under a line `= Title =`. MedQuAD must be beside the checkout.
 """
 
@@ -22,7 +22,7 @@ from ralm.records import Document
 MEDQUAD = Path(__file__).parents[2] / "shared" / "data" / "medquad"
 DOCUMENT = "^= .* =$"
 """The line that begins a document, for `ralm compare --documents`."""
-_WORDS = 100
+_WORDS = 50
 _WORD = re.compile(r"\s*\S+")
 _MOST = 40
 """The most documents of a text."""

@@ -38,7 +38,10 @@ DOCUMENTS = {
     "the cellar. In winter the garden rests under the snow, and she reads about roses.",
     "sheep.txt": "The dog keeps the sheep together on the green hill. The shepherd sleeps.",
 }
-TEXT = "The dog keeps the sheep together on the green hill. Radium was discovered by Marie Curie."
+TEXT = (
+    "= Sheep =\nThe dog keeps the sheep together on the green hill.\n"
+    "= Radium =\nRadium was discovered by Marie Curie.\n"
+)
 
 
 @dataclass(frozen=True)

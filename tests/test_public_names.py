@@ -13,6 +13,7 @@ BM25Options
 BuildOptions
 CachedRetriever
 CandidateOptions
+Comparison
 Concatenation
 Continuations
 Decontamination
@@ -80,6 +81,7 @@ ZeroShot
 __version__
 add_vectors
 build_index
+compare_runs
 evaluate_text
 generate
 generate_many

@@ -80,6 +80,7 @@ from .retrieval.retrieval_file import (
     write_retrieval_file as write_retrieval_file,
 )
 from .retrieval.updating import update_index as update_index
+from .runs.comparison import Comparison as Comparison, compare_runs as compare_runs
 from .runs.run import write_run as write_run
 from .runs.start import run_evaluation as run_evaluation, run_sweep as run_sweep
 from .training.bm25 import train_bm25 as train_bm25
