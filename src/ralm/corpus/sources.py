@@ -147,7 +147,7 @@ def _check_extras(everything: list[Found]) -> None:
         reader_of(suffix)
     for found in everything:
         if found.is_dataset:
-            _dataset_reader(found.path)
+            dataset_reader(found.path)
             break
 
 
@@ -165,12 +165,13 @@ def _unless_broken(documents: Iterator[Document], path: str, left_out: LeftOut) 
 
 
 def _dataset_documents(name: str, prefix: str, maker: DocumentMaker) -> Iterator[Document]:
-    records = _dataset_reader(name)(name, lambda schema: needed_columns(schema, maker, name))
+    records = dataset_reader(name)(name, lambda schema: needed_columns(schema, maker, name))
     for row, record in enumerate(records):
         yield maker.document(record, f"{name}, row {row}", f"{prefix}{row}")
 
 
-def _dataset_reader(name: str) -> _DatasetReader:
+def dataset_reader(name: str) -> _DatasetReader:
+    """What reads the records of a hub dataset; MissingExtraError if the package datasets is not installed."""
     try:
         from ralm.corpus.hub import dataset_records
     except ModuleNotFoundError as error:

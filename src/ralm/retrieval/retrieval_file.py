@@ -30,7 +30,7 @@ _Place: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
 class RetrievedPassage(BaseModel):
     """One retrieved passage of a stride."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
 
     text: str
     title: str = ""

@@ -34,7 +34,7 @@ def jsonl_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
             continue
         where = f"{file.path}, line {number}"
         try:
-            document = maker.document(_of_line(line, where, offset), where, f"{file.prefix}{number}")
+            document = maker.document(record_of_line(line, where, offset), where, f"{file.prefix}{number}")
         except CorpusError as error:
             maker.broken_line(error)
             continue
@@ -56,7 +56,8 @@ def json_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
         yield document
 
 
-def _of_line(line: bytes, where: str, offset: int) -> Mapping[str, object]:
+def record_of_line(line: bytes, where: str, offset: int) -> Mapping[str, object]:
+    """The object on a line of JSON Lines that begins at byte `offset`; CorpusError, naming `where`, if it is none."""
     text = decode(line, where, offset=offset)
     try:
         value = json.loads(text)

@@ -1,0 +1,1 @@
+"""Questions that a language model answers with retrieved passages, and how answers are judged."""

@@ -1,0 +1,90 @@
+"""How an answer is judged: exact match and F1 as in SQuAD, the tokens of DPR, and whether a text holds an answer.
+
+    exact_match   equal after SQuAD's normalisation: lower case, no ASCII punctuation, no English articles
+    f1            the words that an answer and the best gold answer share, after the same normalisation (SQuAD)
+    token_match   equal as DPR's tokens: canonically decomposed (NFD), lower case; punctuation and articles count
+    has_answer    a text holds the tokens of an answer one after the other (DPR)
+    has_substring a text holds an answer as a substring after SQuAD's normalisation (In-Context RALM's code)
+
+Works on strings; knows nothing of models or passages.
+"""
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import regex
+
+_ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
+_DPR_TOKEN: Final = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
+
+
+def normalised(text: str) -> str:
+    """A text after SQuAD's normalisation: lower case, ASCII punctuation removed (so that words join), each English
+    article replaced by a space, white space collapsed."""
+    without = text.lower().translate(_NO_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", without).split())
+
+
+def dpr_tokens(text: str) -> list[str]:
+    """The tokens of DPR: of the NFD form, runs of letters, digits and marks, and every other visible character by
+    itself; lower case."""
+    return [token.lower() for token in _DPR_TOKEN.findall(unicodedata.normalize("NFD", text))]
+
+
+def exact_match(prediction: str, answers: Iterable[str]) -> bool:
+    """Whether a prediction equals one of the answers after SQuAD's normalisation."""
+    said = normalised(prediction)
+    return any(said == normalised(answer) for answer in answers)
+
+
+def token_match(prediction: str, answers: Iterable[str]) -> bool:
+    """Whether a prediction has the same DPR tokens as one of the answers."""
+    said = dpr_tokens(prediction)
+    return any(said == dpr_tokens(answer) for answer in answers)
+
+
+def f1(prediction: str, answers: Iterable[str]) -> float:
+    """The highest F1 of the words of a prediction and of an answer, after SQuAD's normalisation; 0 without answers.
+
+    If either has no words, it is 1 when both have none, else 0 (SQuAD 2.0).
+    """
+    said = normalised(prediction).split()
+    return max((_f1(said, normalised(answer).split()) for answer in answers), default=0.0)
+
+
+def _f1(said: list[str], gold: list[str]) -> float:
+    if not said or not gold:
+        return float(said == gold)
+    common = sum((Counter(said) & Counter(gold)).values())
+    return 2 * common / (len(said) + len(gold))
+
+
+def has_answer(text: str, answers: Iterable[str]) -> bool:
+    """Whether the DPR tokens of a text hold those of one of the answers one after the other.
+
+    Answers without tokens are in no text.
+    """
+    held = dpr_tokens(text)
+    return any(_holds(held, dpr_tokens(answer)) for answer in answers)
+
+
+def _holds(held: Sequence[str], wanted: Sequence[str]) -> bool:
+    size = len(wanted)
+    return size > 0 and any(
+        held[begin] == wanted[0] and held[begin : begin + size] == wanted for begin in range(len(held) - size + 1)
+    )
+
+
+def has_substring(text: str, answers: Iterable[str]) -> bool:
+    """Whether a text holds one of the answers as a substring, both after SQuAD's normalisation.
+
+    The published code of In-Context RALM applies it to the whole prompt. An answer that normalises to nothing is in
+    every text, as there.
+    """
+    held = normalised(text)
+    return any(normalised(answer) in held for answer in answers)

@@ -1,0 +1,247 @@
+"""Questions with their answers, from the files in which data sets of questions are published.
+
+NQ-open           JSON Lines with `question` and `answer`, a list
+DPR's reader      a JSON array of `question`, `answers` and `ctxs`, the retrieved passages
+DPR's questions   TSV without a header: the question, and a list of answers in Python's notation (NQ, TriviaQA, ...)
+TriviaQA          a JSON object with `Data`; an answer has a value and aliases
+SQuAD, XQuAD      a JSON object with `data`; a question comes with its paragraph
+hub datasets      hf:NAME, with the fields of any of these
+
+Files may be gzipped. Knows files; knows nothing of models or retrieval.
+"""
+
+import ast
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias
+
+from pydantic import ValidationError
+
+from ralm.corpus.formats.file import content_of, lines_of, suffix_of
+from ralm.corpus.formats.json_records import record_of_line
+from ralm.corpus.maker import without_remedy
+from ralm.corpus.sources import dataset_reader
+from ralm.corpus.text import BYTE_ORDER_MARK, decode
+from ralm.errors import CorpusError, QuestionFileError
+from ralm.options import Option
+from ralm.retrieval.retrieval_file import RetrievedPassage
+
+HUB: Final = "hf:"
+_ANSWERS: Final = ("answers", "answer")
+_ALIASES: Final = ("aliases", "Aliases")
+_VALUES: Final = ("value", "Value")
+_SUFFIXES: Final = (".jsonl", ".json", ".tsv", ".csv")
+_Row: TypeAlias = tuple[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, the answers that count as right, and the passages that its file brings, best first.
+
+    `id` is the one in the file, or else its place there, from 1. `answers` may be empty: then nothing can be judged.
+    """
+
+    id: str
+    text: str
+    answers: tuple[str, ...] = ()
+    passages: tuple[RetrievedPassage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionFields:
+    """The names of the fields of a record that hold the question and its answers.
+
+    `answers` None is `answers`, or else `answer`.
+    """
+
+    question: Annotated[str, Option("Field with the question.", flag="question-field")] = "question"
+    answers: Annotated[
+        str | None, Option("Field with the answers.", flag="answers-field", default_said="answers, or answer")
+    ] = None
+
+
+def read_questions(
+    source: Path | str, fields: QuestionFields | None = None, *, limit: int | None = None
+) -> list[Question]:
+    """The questions of a file or of a hub dataset (`hf:NAME[:CONFIG][:SPLIT]`), at most the first `limit`.
+
+    Raises QuestionFileError, naming the line or the place, if the source is missing, empty or malformed, or if a
+    question is empty or has no field of answers; MissingExtraError if a dataset needs the extra `datasets`.
+    """
+    fields = fields or QuestionFields()
+    questions: list[Question] = []
+    try:
+        for place, (where, row) in enumerate(_rows(str(source)), 1):
+            if limit is not None and len(questions) >= limit:
+                break
+            questions.append(_question(row, where, str(place), fields))
+    except CorpusError as error:
+        raise QuestionFileError(f"{without_remedy(error)}.") from None
+    if not questions:
+        raise QuestionFileError(f"{source} has no questions.")
+    return questions
+
+
+def _rows(source: str) -> Iterator[_Row]:
+    """The records of a source with a name for the place of each."""
+    if source.startswith(HUB):
+        name = source.removeprefix(HUB)
+        records = dataset_reader(name)(name, lambda schema: schema.names)
+        return ((f"{source}, row {row}", record) for row, record in enumerate(records))
+    path = Path(source)
+    suffix = suffix_of(path.name)
+    if suffix == ".jsonl":
+        return _lines(path)
+    if suffix == ".json":
+        return _json(path)
+    if suffix in (".tsv", ".csv"):
+        return _table(path)
+    raise QuestionFileError(f"{path} has no suffix of a file of questions: use one of {', '.join(_SUFFIXES)}.")
+
+
+def _lines(path: Path) -> Iterator[_Row]:
+    for number, offset, line in lines_of(path):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, record_of_line(line, where, offset)
+
+
+def _json(path: Path) -> Iterator[_Row]:
+    try:
+        content = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise QuestionFileError(
+            f"{path} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise QuestionFileError(f"{path} cannot be read as JSON: {error}.") from None
+    if isinstance(content, dict) and isinstance(articles := content.get("data"), list):
+        yield from _squad(path, articles)
+        return
+    if isinstance(content, dict):
+        content = content.get("Data")
+    if not isinstance(content, list):
+        raise QuestionFileError(
+            f"{path} is neither an array of questions (DPR) nor an object with `data` (SQuAD) or `Data` (TriviaQA)."
+        )
+    for number, row in enumerate(content, 1):
+        where = f"{path}, question {number}"
+        if not isinstance(row, dict):
+            raise QuestionFileError(f"{where} is not an object with fields.")
+        yield where, _of_trivia_qa(row) if "Question" in row and "question" not in row else row
+
+
+def _of_trivia_qa(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record of TriviaQA with the names of the other formats."""
+    return {"id": row.get("QuestionId"), "question": row["Question"], "answers": row.get("Answer")}
+
+
+def _squad(path: Path, articles: Sequence[Any]) -> Iterator[_Row]:
+    """The questions of SQuAD's articles, each with its paragraph as its only passage."""
+    number = 0
+    try:
+        for article in articles:
+            title = str(article.get("title", "")).replace("_", " ")
+            for paragraph in article["paragraphs"]:
+                passage = {"title": title, "text": paragraph["context"]}
+                for row in paragraph["qas"]:
+                    number += 1
+                    answers = [answer["text"] for answer in row["answers"]]
+                    yield (
+                        f"{path}, question {number}",
+                        {"id": row.get("id"), "question": row["question"], "answers": answers, "ctxs": [passage]},
+                    )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise QuestionFileError(f"{path}, after question {number}, is not in SQuAD's format: {error!r}.") from None
+
+
+def _table(path: Path) -> Iterator[_Row]:
+    """Rows of question and answers; the answers are a list in Python's notation."""
+    reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter="\t")
+    while True:
+        where = f"{path}, line {reader.line_num + 1}"
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise QuestionFileError(f"{where} is not quoted like CSV: {error}.") from None
+        if not row:
+            continue
+        if len(row) != 2:
+            raise QuestionFileError(f"{where} has {len(row)} tab-separated fields; a question and its answers are 2.")
+        try:
+            answers = ast.literal_eval(row[1])
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            raise QuestionFileError(
+                f"{where}: its answers are not a list in Python's notation: {row[1][:60]!r}."
+            ) from None
+        yield where, {"question": row[0], "answers": answers}
+
+
+def _text(path: Path) -> str:
+    return decode(content_of(path), str(path)).removeprefix(BYTE_ORDER_MARK)
+
+
+def _question(row: Mapping[str, Any], where: str, place: str, fields: QuestionFields) -> Question:
+    text = row.get(fields.question)
+    if text is None:
+        raise QuestionFileError(f"{where} has no field {fields.question!r}; its fields are {_names(row)}.")
+    if not isinstance(text, str) or not text.strip():
+        raise QuestionFileError(f"{where}: its question is {text!r}, not text.")
+    identifier = row.get("id")
+    return Question(
+        id=place if identifier is None else str(identifier),
+        text=text,
+        answers=_answers(row, where, fields),
+        passages=_passages(row, where),
+    )
+
+
+def _answers(row: Mapping[str, Any], where: str, fields: QuestionFields) -> tuple[str, ...]:
+    names = _ANSWERS if fields.answers is None else (fields.answers,)
+    name = next((name for name in names if name in row), None)
+    if name is None:
+        raise QuestionFileError(f"{where} has no field {' or '.join(map(repr, names))}; its fields are {_names(row)}.")
+    answers = _listed(row[name])
+    if answers is None or not all(isinstance(answer, str) for answer in answers):
+        raise QuestionFileError(f"{where}: its answers are neither text nor a list of texts: {str(row[name])[:60]!r}.")
+    return tuple(dict.fromkeys(answers))
+
+
+def _listed(value: Any) -> list[Any] | None:
+    """Answers as a list: one text, a list, or a value with its aliases (TriviaQA), or texts by name (SQuAD)."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        if "text" in value:
+            return _listed(value["text"])
+        values = [value[name] for name in _VALUES if name in value]
+        aliases: Any = next((value[name] for name in _ALIASES if name in value), [])
+        return [*values, *aliases] if values and isinstance(aliases, Sequence) else None
+    if isinstance(value, Sequence):
+        return list(value)
+    return None
+
+
+def _passages(row: Mapping[str, Any], where: str) -> tuple[RetrievedPassage, ...]:
+    given = row.get("ctxs") or []
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise QuestionFileError(f"{where}: its `ctxs` are not a list of passages.")
+    found = []
+    for number, passage in enumerate(given, 1):
+        try:
+            found.append(RetrievedPassage.model_validate(passage))
+        except ValidationError as error:
+            first = error.errors()[0]
+            at = ".".join(str(part) for part in first["loc"]) or "it"
+            raise QuestionFileError(f"{where}, passage {number}: {at}: {first['msg']}.") from None
+    return tuple(found)
+
+
+def _names(row: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, row)) or "none"
