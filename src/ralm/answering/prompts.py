@@ -1,0 +1,136 @@
+"""Prompts of questions, as data: how a question, its passages and demonstrations become one text.
+
+A prompt is a TOML file of texts; `{question}`, `{documents}`, `{title}`, `{text}` and `{answer}` in them are filled in.
+The papers' own prompts are in `prompts/`. Works on texts; knows nothing of tokens or models.
+"""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from ralm.corpus.text import read_utf8
+from ralm.errors import QuestionFileError
+from ralm.records import Passage
+
+QuestionForm = Literal["as it is", "lower first letter, question mark"]
+"""What a prompt does to a question. The second is that of In-Context RALM's code: a question mark is appended unless it
+is there, and the first letter is lowered."""
+
+PAPERS: Final = ("in-context-ralm", "replug")
+_SUFFIX: Final = ".toml"
+_PLACE: Final = re.compile(r"\{(question|documents|title|text|answer)\}")
+_PLACES: Final = {
+    "closed": ("question",),
+    "one": ("documents", "question"),
+    "several": ("documents", "question"),
+    "document": ("text",),
+    "answer": ("answer",),
+}
+"""What each text of a prompt must hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionPrompt:
+    """How a question is asked.
+
+    `closed` asks without passages, `one` and `several` with one passage or more; in these, `{documents}` are the
+    passages, each in the form `document`, joined by `between`. `answer` is what an answer looks like behind the prompt,
+    in demonstrations and where a gold answer is scored. `after` ends a demonstration. A text may begin with a line
+    break after its quotes, which does not count (TOML).
+    """
+
+    closed: str
+    one: str
+    several: str
+    document: str
+    between: str
+    answer: str = " {answer}"
+    after: str = "\n\n"
+    question: QuestionForm = "as it is"
+
+    def asked(self, question: str) -> str:
+        """The question in the form of this prompt."""
+        if self.question == "as it is":
+            return question
+        marked = question if question.endswith("?") else f"{question}?"
+        return marked[0].lower() + marked[1:]
+
+    def answered(self, answer: str) -> str:
+        """An answer as it stands behind the prompt."""
+        return _filled(self.answer, {"answer": answer})
+
+    def text(self, question: str, passages: Sequence[Passage], *, several: bool | None = None) -> "PromptText":
+        """The prompt of a question with these passages, best first.
+
+        `several` chooses the wording: by default that for several passages if there are more than one, and for none if
+        there are none. The official code goes by how many were asked for.
+        """
+        asked = self.asked(question)
+        if several is None and not passages:
+            return PromptText(documents="", question=_filled(self.closed, {"question": asked}))
+        form = self.several if several or (several is None and len(passages) > 1) else self.one
+        documents = self.between.join(
+            _filled(self.document, {"title": passage.title, "text": passage.text}) for passage in passages
+        )
+        begin, _, rest = form.partition("{documents}")
+        filled = [_filled(part, {"question": asked}) for part in (begin, rest)]
+        return PromptText(documents=filled[0] + documents, question=filled[1])
+
+    def demonstration(self, question: str, answer: str, passages: Sequence[Passage]) -> str:
+        """A question with its passages and its answer, to stand before another prompt."""
+        prompt = self.text(question, passages)
+        return f"{prompt.documents}{prompt.question}{self.answered(answer)}{self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText:
+    """A prompt in its parts, in the order of the text: what holds the passages, and what asks the question."""
+
+    documents: str
+    question: str
+
+    def __str__(self) -> str:
+        return self.documents + self.question
+
+
+def open_prompt(name: Path | str) -> QuestionPrompt:
+    """A prompt by the name of its paper (`in-context-ralm`, `replug`), or from a TOML file.
+
+    Raises QuestionFileError if there is no such prompt, or if the file is not a prompt: what is wrong is named.
+    """
+    if str(name) in PAPERS:
+        return _parsed(files("ralm.answering").joinpath("prompts", f"{name}{_SUFFIX}").read_text("utf-8"), str(name))
+    path = Path(name)
+    if path.suffix != _SUFFIX:
+        raise QuestionFileError(f"{name} is no prompt: give {' or '.join(PAPERS)}, or a file that ends in {_SUFFIX}.")
+    return _parsed(read_utf8(path, QuestionFileError), str(path))
+
+
+def _parsed(content: str, where: str) -> QuestionPrompt:
+    try:
+        table = tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        raise QuestionFileError(f"{where} is not TOML: {error}.") from None
+    known = [field.name for field in fields(QuestionPrompt)]
+    if unknown := sorted(set(table) - set(known)):
+        raise QuestionFileError(f"{where} has {', '.join(unknown)}; a prompt has {', '.join(known)}.")
+    if missing := sorted({*_PLACES, "between"} - {"answer"} - set(table)):
+        raise QuestionFileError(f"{where} lacks {', '.join(missing)}.")
+    for name, value in table.items():
+        if not isinstance(value, str):
+            raise QuestionFileError(f"{where}: {name} is not a text in quotes.")
+        if lacking := [place for place in _PLACES.get(name, ()) if f"{{{place}}}" not in value]:
+            raise QuestionFileError(f"{where}: {name} lacks {{{lacking[0]}}}.")
+    if table.get("question", "as it is") not in get_args(QuestionForm):
+        forms = " or ".join(f'"{form}"' for form in get_args(QuestionForm))
+        raise QuestionFileError(f"{where}: question is {table['question']!r}; it should be {forms}.")
+    return QuestionPrompt(**table)
+
+
+def _filled(form: str, values: dict[str, str]) -> str:
+    """A text with its places filled; other braces, and those in the values, stay."""
+    return _PLACE.sub(lambda place: values.get(place[1], place[0]), form)

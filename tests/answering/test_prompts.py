@@ -1,0 +1,87 @@
+"""Prompts against the published ones, and prompts of one's own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ralm.answering.prompts import PAPERS, QuestionPrompt, open_prompt
+from ralm.errors import QuestionFileError
+from ralm.records import Passage
+from tests.shared_data import shared
+
+PASSAGES = [Passage(0, "a", "T 1", "Text {question} one."), Passage(1, "b", "", "Text two.")]
+
+
+def test_questions_are_normalised_as_published() -> None:
+    prompt = open_prompt("in-context-ralm")
+    functions = json.loads(shared("golden", "official_qa", "functions.json").read_text("utf-8"))
+    assert len(functions["normalize_question"]) > 30
+    for question, expected in functions["normalize_question"]:
+        assert prompt.asked(question) == expected
+
+
+def test_prompts_are_the_published_ones() -> None:
+    prompt = open_prompt("in-context-ralm")
+    functions = json.loads(shared("golden", "official_qa", "functions.json").read_text("utf-8"))
+    assert len(functions["build_qa_prompt"]) > 40
+    for case in functions["build_qa_prompt"]:
+        passages = [Passage(n, str(n), one["title"], one["text"]) for n, one in enumerate(case["ctxs"])]
+        asked_for = case["docs"]
+        several = None if asked_for == 0 else asked_for > 1
+        assert str(prompt.text(case["question"], passages[:asked_for], several=several)) == case["prompt"]
+
+
+def test_the_prompts_of_replug() -> None:
+    prompt = open_prompt("replug")
+    assert str(prompt.text("Who?", [])) == "Question: Who?\nAnswer:"
+    one = prompt.text("Who?", PASSAGES[:1])
+    assert (one.documents, one.question) == ("Knowledge: Text {question} one.", "\nQuestion: Who?\nAnswer:")
+    assert (
+        prompt.demonstration("Who?", "A {text}", PASSAGES[1:])
+        == "Knowledge: Text two.\nQuestion: Who?\nAnswer: A {text}\n\n"
+    )
+
+
+def test_a_prompt_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(
+        'closed = "{question} ="\none = "[{documents}] {question} ="\nseveral = "[{documents}] {question} ="\n'
+        'document = "{title}: {text}{note}"\nbetween = " | "\nanswer = "{answer}"\nafter = ";"\n'
+    )
+    prompt = open_prompt(path)
+    assert str(prompt.text("Who", PASSAGES)) == "[T 1: Text {question} one.{note} | : Text two.{note}] Who ="
+    assert prompt.demonstration("Who", "me", []) == "Who =me;"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("closed = 3", "lacks between, document, one, several"),
+        ("closed = ", "is not TOML"),
+        ("close = 'x'", "has close; a prompt has closed"),
+        ("closed='{question}'\none='{documents}'", "lacks between, document, several"),
+        ("closed='{question}'\none='{documents}'\nseveral='x'\ndocument='x'\nbetween='x'", "one lacks {question}"),
+        ("closed=1\none='x'\nseveral='x'\ndocument='x'\nbetween='x'", "closed is not a text in quotes"),
+    ],
+)
+def test_what_is_no_prompt(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(content)
+    with pytest.raises(QuestionFileError) as raised:
+        open_prompt(path)
+    assert said in str(raised.value)
+
+
+def test_an_unknown_name_and_form(tmp_path: Path) -> None:
+    with pytest.raises(QuestionFileError, match="give in-context-ralm or replug, or a file"):
+        open_prompt("in-context")
+    with pytest.raises(QuestionFileError, match="does not exist"):
+        open_prompt(tmp_path / "none.toml")
+    path = tmp_path / "own.toml"
+    prompt = open_prompt(PAPERS[1])
+    texts = {name: getattr(prompt, name) for name in ("closed", "one", "several", "document", "between")}
+    path.write_text("".join(f"{name} = {json.dumps(text)}\n" for name, text in texts.items()) + 'question = "upper"\n')
+    with pytest.raises(QuestionFileError, match="question is 'upper'; it should be"):
+        open_prompt(path)
+    assert isinstance(prompt, QuestionPrompt)
