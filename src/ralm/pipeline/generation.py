@@ -2,20 +2,16 @@
 
     p(y | x) = sum over fronts d of  weight_d  p(y | [d; x])             (REPLUG, Eq. 2)
 
-Each step draws one token from this average. With one front this is In-Context RALM, without passages the plain model.
-All fronts of all prompts are read together, and prompts may join and leave between steps. The model caches what it has
-read (`Continuations`). Works on token ids; knows nothing of terminals.
-
-Shapes: K fronts of a prompt, V vocabulary.
+Each step draws one token from this average (`ralm.pipeline.decoding`). With one front this is In-Context RALM, without
+passages the plain model. Works on token ids; knows nothing of terminals.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ralm.asking import ask, check_length
 from ralm.errors import UsageError
+from ralm.pipeline.decoding import Decoder
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.prompt_rows import PromptRows, PromptState
 from ralm.pipeline.reading import check_room, chosen, fronts_of, hits_wanted
@@ -23,12 +19,10 @@ from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.beginning import first_tokens, without_first
 from ralm.reading.documents import PassageDocuments
-from ralm.reading.ensemble import mixture, posterior
 from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces
-from ralm.reading.sampling import sample
 from ralm.reading.stop import UntilStop
-from ralm.records import FloatArray, IntArray
+from ralm.records import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +128,7 @@ class TokenWriter:
         self._first = first_tokens(model.tokenizer, self._options.bos)
         passages = source.passages if source else ()
         self._documents = PassageDocuments(passages, model.tokenizer, self._options.document_tokens, self._first)
-        self._continuations = model.continuations()
-        self._going_on: dict[int, _Prompt] = {}
-        self._added = 0
+        self._decoder = Decoder(model, self._options, self._max_length)
 
     def add(self, prompt: IntArray, query: str | None = None) -> int:
         """Add a prompt of at least one token id (int64), to be continued from the next step on; returns its number.
@@ -146,37 +138,19 @@ class TokenWriter:
         if len(prompt) == 0:
             raise UsageError("the prompt is empty: give at least one token to continue.")
         text = without_first(prompt, self._first)
-        state = PromptState(text, query, fronts_of(self._reader, [], self._documents))
-        self._going_on[self._added] = _Prompt(state, np.random.default_rng(self._options.seed))
-        self._added += 1
-        return self._added - 1
+        return self._decoder.add(PromptState(text, query, fronts_of(self._reader, [], self._documents)))
 
     def end(self, number: int) -> None:
         """Stop continuing this prompt."""
-        self._going_on.pop(number, None)
+        self._decoder.end(number)
 
     def step(self) -> list[tuple[int, GeneratedToken]]:
         """The next token of every unfinished prompt, with the prompt's number; empty once all have ended."""
-        while self._going_on:
-            if written := self._step():
+        while self._decoder.unfinished:
+            self._retrieve([one for one in self._decoder.unfinished if one.written % self._options.stride == 0])
+            if written := self._decoder.step():
                 return written
         return []
-
-    def _step(self) -> list[tuple[int, GeneratedToken]]:
-        self._retrieve([one.state for one in self._going_on.values() if one.state.written % self._options.stride == 0])
-        prompts = list(self._going_on.items())
-        texts = [text for _, prompt in prompts for text in self._texts(prompt.state)]
-        given = self._continuations.next_tokens(texts)
-        written, row = [], 0
-        for number, prompt in prompts:
-            fronts = slice(row, row := row + len(prompt.state.fronts))
-            ids_KC = None if given.tokens_BC is None else given.tokens_BC[fronts]
-            token = self._write(prompt, given.log_probs_BC[fronts], ids_KC)
-            if token.token not in self._model.end_tokens:
-                written.append((number, token))
-            if token.token in self._model.end_tokens or prompt.state.written == self._options.new_tokens:
-                self.end(number)
-        return written
 
     def _retrieve(self, prompts: Sequence[PromptState]) -> None:
         """Choose the fronts of some prompts for the next stride."""
@@ -191,60 +165,6 @@ class TokenWriter:
         for row, prompt in enumerate(prompts):
             prompt.fronts = fronts_of(self._reader, hits.of(row), self._documents)
             check_room(self._reader, prompt.fronts, self._options.stride, self._max_length)
-
-    def _texts(self, prompt: PromptState) -> list[IntArray]:
-        """The texts to read: each front and the prompt's text, whose oldest tokens are dropped until both and the next
-        token fit into the model."""
-        fronts = [front.tokens for front in prompt.fronts]
-        begins = [max(0, len(front) + len(prompt.text) + 1 - self._max_length) for front in fronts]
-        return [np.concatenate([front, prompt.text[begin:]]) for front, begin in zip(fronts, begins, strict=True)]
-
-    def _write(self, prompt: "_Prompt", log_probs_KC: FloatArray, ids_KC: IntArray | None) -> GeneratedToken:
-        """Draw a token from the average of the distributions, and append it to the text."""
-        options, fronts = self._options, prompt.state.fronts
-        if ids_KC is not None:
-            log_probs_KC, ids_KC = self._listed(log_probs_KC, ids_KC)
-        log_weights_K = np.array([front.log_weight for front in fronts])
-        log_probs_C = mixture(log_probs_KC, log_weights_K)
-        drawn = sample(
-            log_probs_C,
-            prompt.generator,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-        )
-        token = drawn if ids_KC is None else int(ids_KC[0, drawn])
-        prompt.state.append(token)
-        posteriors_K = posterior(log_probs_KC[:, [drawn]], log_weights_K)[0]
-        passages_K = np.array([front.passage for front in fronts], dtype=np.int64)
-        return GeneratedToken(token, float(log_probs_C[drawn]), passages_K, posteriors_K)
-
-    def _listed(self, log_probs_KC: FloatArray, ids_KC: IntArray) -> tuple[FloatArray, IntArray]:
-        """The tokens that a model gives, the likeliest ones only, in the order of their ids.
-
-        Raises UsageError if other tokens are needed too: for an average, or for a draw from more tokens.
-        """
-        count = ids_KC.shape[1]
-        if len(ids_KC) > 1:
-            raise UsageError(
-                f"{self._model.name} gives only its {count} likeliest next tokens, which cannot be averaged over "
-                f"{len(ids_KC)} passages: read one passage."
-            )
-        if self._options.temperature > 0 and (self._options.top_k or count + 1) > count:
-            raise UsageError(
-                f"{self._model.name} gives only its {count} likeliest next tokens: set `top_k` to {count} or less, or "
-                "`temperature` to 0."
-            )
-        order = np.argsort(ids_KC, axis=1)
-        return np.take_along_axis(log_probs_KC, order, axis=1), np.take_along_axis(ids_KC, order, axis=1)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Prompt:
-    """A prompt and the random generator of its draws."""
-
-    state: PromptState
-    generator: np.random.Generator
 
 
 def length_read(model: WritingModel, options: GenerationOptions, reader: Reader | None = None) -> int:

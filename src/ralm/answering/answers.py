@@ -1,0 +1,310 @@
+"""Answers of a language model to questions, with passages in the prompt, and how likely the gold answers are.
+
+    p(y | q) = sum over prompts d of  weight_d  p(y | prompt_d)          (REPLUG, Eq. 2, token by token)
+
+With one prompt this is In-Context RALM, section 7. Knows prompts, passages and models; knows nothing of files or of how
+answers are judged. Letters of shapes: K prompts of a question.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import numpy as np
+
+from ralm.answering.prompts import QuestionPrompt
+from ralm.answering.questions import Question
+from ralm.answering.readings import Cut, PromptEncoder
+from ralm.asking import check_length
+from ralm.errors import UsageError
+from ralm.lm.scoring import Scorer
+from ralm.options import Option, check_options
+from ralm.pipeline.decoding import Decoder
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.prompt_rows import PromptState
+from ralm.pipeline.reading import fronts_of
+from ralm.protocols import Reader, Tokenizer, WritingModel
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import mixture
+from ralm.reading.in_context import InContext
+from ralm.reading.pieces import GeneratedToken, Pieces, shares
+from ralm.reading.stop import UntilStop
+from ralm.records import NO_PASSAGE, Front, IntArray, Passage, Passages, Request
+
+AnswerSemantics = Literal["paper", "official"]
+Joining = Literal["tokens", "answers"]
+
+_TEXTS_AT_ONCE: Final = 32
+"""Prompts that are continued together."""
+_NOTHING: IntArray = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """How an answer is drawn from the prompts of a question.
+
+    An answer is greedy, as in both papers. It ends before the first of the `stop` strings, at the model's end of text,
+    or after `new_tokens` tokens. `join` says how several prompts (an ensemble) give one answer: `tokens` averages their
+    distributions for every token (REPLUG's paper); `answers` lets each prompt answer alone, and equal answers add up
+    weight x exp(mean log-probability of a token) (REPLUG's code). `max_length` None is the model's own.
+    """
+
+    new_tokens: Annotated[int, Option("Most tokens of an answer.")] = 10
+    stop: Annotated[tuple[str, ...], Option("End an answer before this string; repeatable.")] = ("\n",)
+    join: Annotated[
+        Joining, Option("How an ensemble answers: average every token, or let each passage answer and add up.")
+    ] = "tokens"
+    max_length: Annotated[
+        int | None, Option("Most tokens that the model reads at once, answer included.", default_said="the model's")
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if "" in self.stop:
+            raise UsageError("`stop` must not be empty.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedQuestion:
+    """The prompts of a question: each front is a whole prompt, with its weight and the passages in it; and what was cut
+    of each."""
+
+    question: Question
+    fronts: Sequence[Front]
+    cuts: Sequence[Cut]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """An answer: its text, its tokens, and the share that each passage has in their probability, largest first.
+
+    `log_prob` is the sum of the natural log-probabilities of the tokens of the answer, the end of it excluded.
+    """
+
+    text: str
+    tokens: Sequence[GeneratedToken]
+    shares: dict[int, float]
+
+    @property
+    def log_prob(self) -> float:
+        """The natural log-probability of the answer's tokens."""
+        return float(sum(token.log_prob for token in self.tokens))
+
+
+class Asker:
+    """Puts questions and passages into prompts, as token ids that leave room for an answer.
+
+    `demonstrations` stand before every prompt, except before a question that is one of them. With `official` semantics
+    too long a prompt loses its special tokens first, and the wording for several passages goes by how many were asked
+    for, as in the code of In-Context RALM.
+    """
+
+    def __init__(
+        self,
+        prompt: QuestionPrompt,
+        tokenizer: Tokenizer,
+        room: int,
+        reader: Reader | None = None,
+        demonstrations: Sequence[tuple[Question, Sequence[Passage]]] = (),
+        *,
+        semantics: AnswerSemantics = "paper",
+    ) -> None:
+        self._prompt = prompt
+        self._reader = reader or InContext()
+        self._official = semantics == "official"
+        self._encoder = PromptEncoder(tokenizer, room, keep_first=not self._official)
+        self._demonstrations = [
+            (one.text, prompt.demonstration(one.text, _first_answer(one), passages)) for one, passages in demonstrations
+        ]
+
+    def ask(self, question: Question, hits: Sequence[tuple[int, float]], passages: Passages) -> AskedQuestion:
+        """The prompts of a question with the passages of its hits, best first; without hits, the prompt without.
+
+        Raises UsageError if the question does not fit into the model.
+        """
+        documents = _PromptDocuments(question, passages, self._prompt, self._encoder, self._before(question))
+        if isinstance(self._reader, Concatenation) and hits:
+            fronts: Sequence[Front] = [documents.joined([number for number, _ in hits], self._several)]
+        else:
+            fronts = fronts_of(self._reader, hits, documents)
+        return AskedQuestion(question, fronts, [documents.cut_of(front) for front in fronts])
+
+    @property
+    def _several(self) -> bool | None:
+        return self._reader.hits > 1 if self._official else None
+
+    def _before(self, question: Question) -> str:
+        return "".join(shown for text, shown in self._demonstrations if text != question.text)
+
+
+def _first_answer(question: Question) -> str:
+    if not question.answers:
+        raise UsageError(f"the demonstration {question.text!r} has no answer.")
+    return question.answers[0]
+
+
+class _PromptDocuments:
+    """The prompts of one question, by passage: what a reader puts in front."""
+
+    def __init__(
+        self, question: Question, passages: Passages, prompt: QuestionPrompt, encoder: PromptEncoder, before: str
+    ) -> None:
+        self._question = question
+        self._passages = passages
+        self._prompt = prompt
+        self._encoder = encoder
+        self._before = before
+        self._cuts: dict[tuple[int, ...], Cut] = {}
+
+    def __getitem__(self, number: int) -> IntArray:
+        return self._encoded(() if number == NO_PASSAGE else (number,), None)
+
+    def passage(self, number: int) -> Passage:
+        return self._passages[number]
+
+    def encode(self, text: str) -> IntArray:
+        raise UsageError(self._one_by_one(text))
+
+    def encode_next(self, text: str) -> IntArray:
+        raise UsageError(self._one_by_one(text))
+
+    def joined(self, numbers: Sequence[int], several: bool | None) -> Front:
+        """The prompt with several passages in it."""
+        return Front(self._encoded(tuple(numbers), several), tuple(numbers))
+
+    def cut_of(self, front: Front) -> Cut:
+        """What was cut of a prompt."""
+        return self._cuts.get(front.passages, Cut())
+
+    def _encoded(self, numbers: tuple[int, ...], several: bool | None) -> IntArray:
+        text = self._prompt.text(self._question.text, [self._passages[number] for number in numbers], several=several)
+        encoded = self._encoder.encode(text, self._before, f"question {self._question.id}")
+        self._cuts[numbers] = encoded.cut
+        return encoded.tokens
+
+    def _one_by_one(self, text: str) -> str:
+        return (
+            f"this reader puts text of its own in front ({text[:30]!r}), and prompts of questions hold whole passages: "
+            "read them in context, as an ensemble or concatenated."
+        )
+
+
+def answer_all(
+    asked: Sequence[AskedQuestion], model: WritingModel, options: AnswerOptions | None = None
+) -> Iterator[tuple[int, Answer]]:
+    """The answers to questions, each with the number of its question, as soon as they are known.
+
+    Some questions are answered together; an answer does not depend on the others.
+    """
+    options = options or AnswerOptions()
+    joined = options.join == "tokens"
+    for group in _groups(asked):
+        alone = [[Front(front.tokens, front.passages)] for number in group for front in asked[number].fronts]
+        given = _decoded([asked[number].fronts for number in group] if joined else alone, model, options)
+        place = 0
+        for number in group:
+            count = 1 if joined else len(asked[number].fronts)
+            several, place = given[place : place + count], place + count
+            yield number, several[0] if joined else _added_up(several, asked[number].fronts)
+
+
+def gold_log_probs(
+    asked: Sequence[AskedQuestion], prompt: QuestionPrompt, model: WritingModel
+) -> list[tuple[float, int] | None]:
+    """The natural log-probability of each question's first gold answer behind its prompts, and its number of tokens.
+
+    None for a question without answers, for an answer of no tokens, and where prompt and answer do not fit.
+    """
+    scorer = Scorer.of(model)
+    answers = [_gold_tokens(one.question, prompt, model.tokenizer) for one in asked]
+    fits = [
+        len(gold) > 0 and max(len(front.tokens) for front in one.fronts) + len(gold) - 1 <= model.max_length
+        for one, gold in zip(asked, answers, strict=True)
+    ]
+    requests = [
+        Request(document=front.tokens, context=_NOTHING, targets=gold)
+        for one, gold, fit in zip(asked, answers, fits, strict=True)
+        for front in one.fronts
+        if fit
+    ]
+    scored = iter(scorer.log_probs(requests))
+    found: list[tuple[float, int] | None] = []
+    for one, gold, fit in zip(asked, answers, fits, strict=True):
+        if not fit:
+            found.append(None)
+            continue
+        log_probs_KT = np.stack([next(scored) for _ in one.fronts])
+        log_weights_K = np.array([front.log_weight for front in one.fronts])
+        found.append((float(mixture(log_probs_KT, log_weights_K).sum(dtype=np.float64)), len(gold)))
+    return found
+
+
+def _gold_tokens(question: Question, prompt: QuestionPrompt, tokenizer: Tokenizer) -> IntArray:
+    return tokenizer.encode(prompt.answered(question.answers[0])) if question.answers else _NOTHING
+
+
+def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:
+    """The most tokens of a prompt; UsageError if the model cannot read `max_length`, or if no prompt fits."""
+    length = model.max_length if options.max_length is None else options.max_length
+    check_length(model, length)
+    if length <= options.new_tokens:
+        raise UsageError(
+            f"an answer of `new_tokens` {options.new_tokens} leaves no room for a prompt in the model length {length}."
+        )
+    return length - options.new_tokens
+
+
+def _groups(asked: Sequence[AskedQuestion]) -> Iterator[list[int]]:
+    """Numbers of questions, in order, that are answered together."""
+    group: list[int] = []
+    texts = 0
+    for number, one in enumerate(asked):
+        if group and texts + len(one.fronts) > _TEXTS_AT_ONCE:
+            yield group
+            group, texts = [], 0
+        group.append(number)
+        texts += len(one.fronts)
+    if group:
+        yield group
+
+
+def _decoded(several: Sequence[Sequence[Front]], model: WritingModel, options: AnswerOptions) -> list[Answer]:
+    """The answer behind each group of prompts."""
+    decoder = Decoder(model, GenerationOptions(new_tokens=options.new_tokens), model.max_length)
+    for fronts in several:
+        decoder.add(PromptState(_NOTHING, None, fronts))
+    pieces = [Pieces(fronts[0].tokens, model.tokenizer) for fronts in several]
+    until = [UntilStop(options.stop) for _ in several]
+    texts = ["" for _ in several]
+    tokens: list[list[GeneratedToken]] = [[] for _ in several]
+    while decoder.unfinished:
+        for number, token in decoder.step():
+            for piece in until[number].add(pieces[number].add(token)):
+                texts[number] += piece.text
+                tokens[number] += piece.tokens
+            if until[number].found:
+                decoder.end(number)
+    for number in range(len(several)):
+        for piece in (*until[number].add(pieces[number].rest()), *until[number].rest()):
+            texts[number] += piece.text
+            tokens[number] += piece.tokens
+    return [Answer(text, own, shares(own)) for text, own in zip(texts, tokens, strict=True)]
+
+
+def _added_up(answers: Sequence[Answer], fronts: Sequence[Front]) -> Answer:
+    """Of the answers of several prompts the one with the largest sum of weight x exp(mean log-probability of a token);
+    of equal ones the first. Answers are equal without the white space around them; an answer of no tokens counts 0.
+    """
+    scores: dict[str, list[float]] = {}
+    for answer, front in zip(answers, fronts, strict=True):
+        mean = answer.log_prob / len(answer.tokens) if answer.tokens else -np.inf
+        scores.setdefault(answer.text.strip(), []).append(float(np.exp(front.log_weight + mean)))
+    best = max(scores, key=lambda text: sum(scores[text]))
+    total = sum(scores[best])
+    given: dict[int, float] = {}
+    for answer, front in zip(answers, fronts, strict=True):
+        if answer.text.strip() == best and answer.tokens and total > 0:
+            share = float(np.exp(front.log_weight + answer.log_prob / len(answer.tokens))) / total
+            given[front.passage] = given.get(front.passage, 0.0) + share
+    first = next(answer for answer in answers if answer.text.strip() == best)
+    return Answer(best, first.tokens, dict(sorted(given.items(), key=lambda item: -item[1])))
