@@ -8,6 +8,7 @@ answers are judged. Letters of shapes: K prompts of a question.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Annotated, Final, Literal
 
 import numpy as np
@@ -17,25 +18,27 @@ from ralm.answering.questions import Question
 from ralm.answering.readings import Cut, PromptEncoder
 from ralm.asking import check_length
 from ralm.errors import UsageError
+from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
 from ralm.options import Option, check_options
 from ralm.pipeline.decoding import Decoder
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.prompt_rows import PromptState
 from ralm.pipeline.reading import fronts_of
-from ralm.protocols import Reader, Tokenizer, WritingModel
+from ralm.protocols import LanguageModel, Reader, Tokenizer, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import mixture
 from ralm.reading.in_context import InContext
-from ralm.reading.pieces import GeneratedToken, Pieces, shares
+from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces, shares
 from ralm.reading.stop import UntilStop
-from ralm.records import NO_PASSAGE, Front, IntArray, Passage, Passages, Request
+from ralm.records import NO_PASSAGE, FloatArray, Front, IntArray, Passage, Passages, Request
 
 AnswerSemantics = Literal["paper", "official"]
 Joining = Literal["tokens", "answers"]
 
 _TEXTS_AT_ONCE: Final = 32
 """Prompts that are continued together."""
+_KEY_BYTES: Final = 16
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 
 
@@ -50,7 +53,10 @@ class AnswerOptions:
     """
 
     new_tokens: Annotated[int, Option("Most tokens of an answer.")] = 10
-    stop: Annotated[tuple[str, ...], Option("End an answer before this string; repeatable.")] = ("\n",)
+    stop: Annotated[
+        tuple[str, ...],
+        Option("End an answer before this string; repeatable.", default_said="the end of the line"),
+    ] = ("\n",)
     join: Annotated[
         Joining, Option("How an ensemble answers: average every token, or let each passage answer and add up.")
     ] = "tokens"
@@ -190,35 +196,46 @@ class _PromptDocuments:
 
 
 def answer_all(
-    asked: Sequence[AskedQuestion], model: WritingModel, options: AnswerOptions | None = None
+    asked: Sequence[AskedQuestion],
+    model: WritingModel,
+    options: AnswerOptions | None = None,
+    journal: Journal | None = None,
 ) -> Iterator[tuple[int, Answer]]:
     """The answers to questions, each with the number of its question, as soon as they are known.
 
-    Some questions are answered together; an answer does not depend on the others.
+    Some questions are answered together; an answer does not depend on the others. What a `journal` holds is not
+    generated again.
     """
     options = options or AnswerOptions()
-    joined = options.join == "tokens"
+    writing = _Writing(model, options, journal)
     for group in _groups(asked):
-        alone = [[Front(front.tokens, front.passages)] for number in group for front in asked[number].fronts]
-        given = _decoded([asked[number].fronts for number in group] if joined else alone, model, options)
-        place = 0
+        texts = [text for number in group for text in _texts(asked[number], options)]
+        given = iter(writing.answers(texts))
         for number in group:
-            count = 1 if joined else len(asked[number].fronts)
-            several, place = given[place : place + count], place + count
-            yield number, several[0] if joined else _added_up(several, asked[number].fronts)
+            several = [next(given) for _ in _texts(asked[number], options)]
+            yield number, several[0] if options.join == "tokens" else _added_up(several, asked[number].fronts)
+
+
+def _texts(asked: AskedQuestion, options: AnswerOptions) -> list[Sequence[Front]]:
+    """The texts that are continued for a question: one behind all its prompts, or one behind each."""
+    if options.join == "tokens":
+        return [asked.fronts]
+    return [[Front(front.tokens, front.passages)] for front in asked.fronts]
 
 
 def gold_log_probs(
-    asked: Sequence[AskedQuestion], prompt: QuestionPrompt, model: WritingModel
+    asked: Sequence[AskedQuestion], prompt: QuestionPrompt, model: LanguageModel, max_length: int | None = None
 ) -> list[tuple[float, int] | None]:
     """The natural log-probability of each question's first gold answer behind its prompts, and its number of tokens.
 
-    None for a question without answers, for an answer of no tokens, and where prompt and answer do not fit.
+    None for a question without answers, for an answer of no tokens, and where prompt and answer do not fit into
+    `max_length` tokens (None: the model's).
     """
+    longest = max_length or model.max_length
     scorer = Scorer.of(model)
     answers = [_gold_tokens(one.question, prompt, model.tokenizer) for one in asked]
     fits = [
-        len(gold) > 0 and max(len(front.tokens) for front in one.fronts) + len(gold) - 1 <= model.max_length
+        len(gold) > 0 and max(len(front.tokens) for front in one.fronts) + len(gold) - 1 <= longest
         for one, gold in zip(asked, answers, strict=True)
     ]
     requests = [
@@ -268,27 +285,81 @@ def _groups(asked: Sequence[AskedQuestion]) -> Iterator[list[int]]:
         yield group
 
 
-def _decoded(several: Sequence[Sequence[Front]], model: WritingModel, options: AnswerOptions) -> list[Answer]:
-    """The answer behind each group of prompts."""
-    decoder = Decoder(model, GenerationOptions(new_tokens=options.new_tokens), model.max_length)
-    for fronts in several:
-        decoder.add(PromptState(_NOTHING, None, fronts))
-    pieces = [Pieces(fronts[0].tokens, model.tokenizer) for fronts in several]
-    until = [UntilStop(options.stop) for _ in several]
-    texts = ["" for _ in several]
-    tokens: list[list[GeneratedToken]] = [[] for _ in several]
-    while decoder.unfinished:
-        for number, token in decoder.step():
-            for piece in until[number].add(pieces[number].add(token)):
-                texts[number] += piece.text
-                tokens[number] += piece.tokens
-            if until[number].found:
-                decoder.end(number)
-    for number in range(len(several)):
-        for piece in (*until[number].add(pieces[number].rest()), *until[number].rest()):
-            texts[number] += piece.text
-            tokens[number] += piece.tokens
-    return [Answer(text, own, shares(own)) for text, own in zip(texts, tokens, strict=True)]
+class _Writing:
+    """Writes answers behind prompts, and reads from a journal those that were written before."""
+
+    def __init__(self, model: WritingModel, options: AnswerOptions, journal: Journal | None) -> None:
+        self._model = model
+        self._options = options
+        self._journal = journal
+
+    def answers(self, texts: Sequence[Sequence[Front]]) -> list[Answer]:
+        """The answer behind each group of prompts."""
+        keys = [_key(fronts) for fronts in texts]
+        known = {key: found for key in keys if (found := self._known(key)) is not None}
+        new = {key: fronts for key, fronts in zip(keys, texts, strict=True) if key not in known}
+        for key, drawn in zip(new, self._drawn([*new.values()]), strict=True):
+            known[key] = drawn
+            if self._journal is not None:
+                self._journal.add([(key, drawn)])
+        return [self._answer(fronts, known[key]) for key, fronts in zip(keys, texts, strict=True)]
+
+    def _known(self, key: bytes) -> FloatArray | None:
+        return None if self._journal is None else self._journal.get(key)
+
+    def _drawn(self, texts: Sequence[Sequence[Front]]) -> list[FloatArray]:
+        """The tokens behind each group of prompts as numbers: of each token its id, its log-probability and the share
+        of each prompt. An id is below 2^24, so float32 holds it exactly."""
+        decoder = Decoder(self._model, GenerationOptions(new_tokens=self._options.new_tokens), self._model.max_length)
+        ends = []
+        for fronts in texts:
+            decoder.add(PromptState(_NOTHING, None, fronts))
+            ends.append(_End(fronts, self._model, self._options))
+        drawn: list[list[FloatArray]] = [[] for _ in texts]
+        while decoder.unfinished:
+            for number, token in decoder.step():
+                numbers = np.array([token.token, token.log_prob], dtype=np.float32)
+                drawn[number].append(np.concatenate([numbers, token.posteriors_K]))
+                if ends[number].add(token):
+                    decoder.end(number)
+        return [np.concatenate(rows) if rows else np.zeros(0, dtype=np.float32) for rows in drawn]
+
+    def _answer(self, fronts: Sequence[Front], drawn: FloatArray) -> Answer:
+        passages_K = np.array([front.passage for front in fronts], dtype=np.int64)
+        end = _End(fronts, self._model, self._options)
+        for row in drawn.reshape(-1, 2 + len(fronts)):
+            end.add(GeneratedToken(int(row[0]), float(row[1]), passages_K, row[2:]))
+        return end.answer()
+
+
+class _End:
+    """The text of an answer as its tokens come, up to a stop string."""
+
+    def __init__(self, fronts: Sequence[Front], model: WritingModel, options: AnswerOptions) -> None:
+        self._pieces = Pieces(fronts[0].tokens, model.tokenizer)
+        self._until = UntilStop(options.stop)
+        self._found: list[GeneratedText] = []
+
+    def add(self, token: GeneratedToken) -> bool:
+        """Add a token; whether a stop string was found."""
+        self._found += self._until.add(self._pieces.add(token))
+        return self._until.found
+
+    def answer(self) -> Answer:
+        """The answer that these tokens are."""
+        found = [*self._found, *self._until.add(self._pieces.rest()), *self._until.rest()]
+        tokens = [token for piece in found for token in piece.tokens]
+        return Answer("".join(piece.text for piece in found), tokens, shares(tokens))
+
+
+def _key(fronts: Sequence[Front]) -> bytes:
+    """A hash of prompts and their weights."""
+    digest = blake2b(digest_size=_KEY_BYTES)
+    for front in fronts:
+        digest.update(len(front.tokens).to_bytes(8, "little"))
+        digest.update(front.tokens.tobytes())
+        digest.update(np.float64(front.log_weight).tobytes())
+    return digest.digest()
 
 
 def _added_up(answers: Sequence[Answer], fronts: Sequence[Front]) -> Answer:

@@ -19,6 +19,7 @@ from ralm.cli.flags import command
 from ralm.cli.generate import generate
 from ralm.cli.index import index
 from ralm.cli.messages import complain, library_messages, print_usage_error, print_whatever_comes, quietly
+from ralm.cli.qa import qa
 from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
@@ -68,6 +69,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "search": search,
     "eval": evaluate,
     "sweep": sweep,
+    "qa": qa,
     "report": report,
     "compare": compare,
     "retrieve": retrieve,

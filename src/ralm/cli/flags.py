@@ -22,7 +22,8 @@ _REQUIRED = inspect.Parameter.empty
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """How a command changes the flags of a record: those that it leaves out, and descriptions of defaults."""
+    """How a command changes the flags of a record and of the records in it: those that it leaves out, and descriptions
+    of defaults."""
 
     without: tuple[str, ...] = ()
     default_said: Mapping[str, str] = field(default_factory=dict)
@@ -128,14 +129,14 @@ def _default(of: "Field[Any]") -> Any:
     return _REQUIRED if of.default is MISSING else of.default
 
 
-def _flat(parts: Iterable[Part]) -> Iterator[Part]:
-    """The parts, with each record replaced by its own parts."""
-    for part in parts:
+def _flat(parts: Iterable[Part], without: tuple[str, ...] = ()) -> Iterator[Part]:
+    """The parts, with each record replaced by its own parts; without those of these names."""
+    for part in (part for part in parts if part.name not in without):
         if part.record is None:
             yield part
             continue
         changed = next((mark for mark in part.marks if isinstance(mark, Flags)), Flags())
-        for one in _flat(one for one in parts_of(part.record, part.default) if one.name not in changed.without):
+        for one in _flat(parts_of(part.record, part.default), (*without, *changed.without)):
             said = changed.default_said.get(one.name)
             marks = (replace(one.option, default_said=said),) if one.option and said else one.marks
             default = None if one.default is _REQUIRED and _may_be_none(part) else one.default
@@ -172,16 +173,17 @@ def _parameter(key: str, same: list[Part], names: Mapping[str, str]) -> inspect.
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 
 
-def _value(part: Part, values: Mapping[str, Any]) -> Any:
+def _value(part: Part, values: Mapping[str, Any], without: tuple[str, ...] = ()) -> Any:
     """The value that the function gets for one of its parameters."""
     if part.record is None:
         return _own_value(part, values)
     changed = next((mark for mark in part.marks if isinstance(mark, Flags)), Flags())
+    without = (*without, *changed.without)
     if get_origin(part.kind) is Asked:
-        return Asked(lambda **other: _record(part.record, part.default, {**values, **other}, changed.without))
+        return Asked(lambda **other: _record(part.record, part.default, {**values, **other}, without))
     if _may_be_none(part) and any(values[key] is None for key in _required(part.record)):
         return None
-    return _record(part.record, part.default, values, changed.without)
+    return _record(part.record, part.default, values, without)
 
 
 def _own_value(part: Part, values: Mapping[str, Any]) -> Any:
@@ -208,7 +210,7 @@ def _required(record: type) -> list[str]:
 def _record(record: Any, base: Any, values: Mapping[str, Any], without: tuple[str, ...]) -> Any:
     """The record, created from the values of its flags."""
     parts = [part for part in parts_of(record, base) if part.name not in without]
-    made = {part.name: _value(part, values) for part in parts}
+    made = {part.name: _value(part, values, without) for part in parts}
     try:
         return replace(base, **made) if isinstance(base, record) else record(**made)
     except UsageError as error:

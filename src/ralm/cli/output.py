@@ -38,6 +38,7 @@ from ralm.training.retriever import TrainedRetriever
 from ralm.training.worth import Worth
 
 if TYPE_CHECKING:
+    from ralm.answering.evaluation import QuestionEvaluation
     from ralm.training.bm25 import LearnedWeighting
 
 DEMO_ROWS = {
@@ -61,6 +62,12 @@ _LONGEST_METADATA = 300
 """How many characters of a passage's metadata are printed."""
 _SOURCES = 3
 """How many passages of an ensemble are named for a part of a text."""
+_ANSWER_METRICS = {
+    "exact_match": ("exact match", 100, ".1f"),
+    "f1": ("F1", 100, ".1f"),
+    "gold_log_prob": ("gold answer", 1, ".2f"),
+}
+"""The metrics of answers that are printed, each with its label, factor and format."""
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
 
 
@@ -142,6 +149,43 @@ def print_comparison(compared: Comparison) -> None:
     console = Console(file=sys.stdout, highlight=False)
     console.print(table)
     print_line(f"  {compared.targets:,} tokens of {compared.documents:,} documents, from which the bootstrap draws")
+
+
+def print_answers(evaluation: "QuestionEvaluation", out: Path | None) -> None:
+    """Print the measures of answers, with passages and without."""
+    summary = evaluation.summary()
+    closed = summary.get("closed_book")
+    read = "with passages" if evaluation.documents else "closed book"
+    rows = {"closed book": closed, read: summary, "difference": summary["difference"]} if closed else {read: summary}
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in rows:
+        table.add_column(name, justify="right", no_wrap=True)
+    for metric, (label, factor, form) in _ANSWER_METRICS.items():
+        forms = ("+" + form if name == "difference" else form for name in rows)
+        cells = [_with_interval(one, metric, factor, form) for one, form in zip(rows.values(), forms, strict=True)]
+        table.add_row(label, *cells)
+    Console(file=sys.stdout, highlight=False).print(table)
+    print_line("  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token")
+    notes = [f"{len(evaluation.rows):,} questions"]
+    held = summary.get("has_answer")
+    if isinstance(held, dict):
+        notes.append("an answer is in the first " + ", ".join(f"{k}: {number(share):.1%}" for k, share in held.items()))
+    if summary["cut"]:
+        notes.append(f"{number(summary['cut']):,.0f} prompts did not fit and were cut at the beginning")
+    print_line("  " + "; ".join(notes))
+    if out is not None:
+        print_line(f"Every question with its answer and passages: {out}/answers.parquet")
+
+
+def _with_interval(measures: JsonValue, metric: str, factor: int, form: str) -> str:
+    """A measure and its interval; empty if there is none."""
+    if not isinstance(measures, dict) or metric not in measures:
+        return ""
+    ends = measures[f"{metric}_interval"]
+    values = (measures[metric], *(ends if isinstance(ends, list) else []))
+    shown = [format(factor * number(value), form) for value in values]
+    return f"{shown[0]} ({', '.join(shown[1:])})"
 
 
 def print_index(out: Path, manifest: Manifest, read: ReadCorpus) -> None:

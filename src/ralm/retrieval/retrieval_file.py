@@ -88,20 +88,19 @@ def read_retrieval_file(path: Path | str) -> list[RetrievedStride]:
 
 def hits_and_passages(strides: Sequence[RetrievedStride]) -> tuple[Hits, list[Passage]]:
     """The file as the hits of its strides (Q rows) over its distinct passages, numbered as they first appear."""
+    return numbered_passages([stride.retrieved_docs for stride in strides])
+
+
+def numbered_passages(rows: Sequence[Sequence[RetrievedPassage]]) -> tuple[Hits, list[Passage]]:
+    """Rows of passages as hits (Q rows) over the distinct passages, numbered as they first appear."""
     numbers: dict[tuple[str, str], int] = {}
     passages: list[Passage] = []
-    for found in (found for stride in strides for found in stride.retrieved_docs):
+    for found in (found for row in rows for found in row):
         if (found.title, found.text) not in numbers:
             numbers[found.title, found.text] = len(passages)
             passages.append(Passage(len(passages), found.id, found.title, found.text, metadata=found.metadata))
-    rows = [
-        (
-            [numbers[found.title, found.text] for found in stride.retrieved_docs],
-            [found.score for found in stride.retrieved_docs],
-        )
-        for stride in strides
-    ]
-    return Hits.of_rows(rows), passages
+    hits = [([numbers[found.title, found.text] for found in row], [found.score for found in row]) for row in rows]
+    return Hits.of_rows(hits), passages
 
 
 def _without_empty(passage: dict[str, object]) -> dict[str, object]:

@@ -86,11 +86,11 @@ def passage_table(evaluation: Evaluation) -> pa.Table:
     used = used_passages(provenance, evaluation.passages)
     if baseline is None:
         return pa.table(
-            {**_named(list(used.values())), **{name: pa.nulls(len(used), of) for name, of in _WORTH.items()}}
+            {**passage_columns(list(used.values())), **{name: pa.nulls(len(used), of) for name, of in _WORTH.items()}}
         )
     rows = contributions(provenance, gains(scored.log_probs_T, baseline.scored.log_probs_T))
     worth = {name: pa.array([getattr(row, name) for row in rows], of) for name, of in _WORTH.items()}
-    return pa.table({**_named([used[row.passage] for row in rows]), **worth})
+    return pa.table({**passage_columns([used[row.passage] for row in rows]), **worth})
 
 
 def tokens_of_run(run: Path, tokens: pa.Table) -> TokensOfRun:
@@ -151,7 +151,8 @@ def _gain(scored: ScoredTokens, baseline: ScoredTokens) -> pa.Array:
     return pa.array(gains(scored.log_probs_T, baseline.log_probs_T), pa.float32())
 
 
-def _named(passages: Passages) -> dict[str, pa.Array]:
+def passage_columns(passages: Passages) -> dict[str, pa.Array]:
+    """The columns of a table of passages, by name."""
     return {
         "passage": pa.array([passage.number for passage in passages], pa.int64()),
         "document_id": pa.array([passage.document_id for passage in passages], pa.string()),

@@ -1,0 +1,232 @@
+"""Question answering evaluated: answers, how they are judged, and what passages are worth to them.
+
+Knows answers and metrics; knows nothing of files or terminals.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue
+
+from ralm.answering.answers import (
+    Answer,
+    AnswerOptions,
+    AnswerSemantics,
+    AskedQuestion,
+    Asker,
+    answer_all,
+    gold_log_probs,
+    room_for_prompts,
+)
+from ralm.answering.metrics import exact_match, f1, has_answer, token_match
+from ralm.answering.prompts import QuestionPrompt
+from ralm.answering.questions import Question
+from ralm.answering.sources import QuestionSource
+from ralm.evaluation.bootstrap import bootstrap_means, interval
+from ralm.lm.journal import Journal
+from ralm.lm.scoring import Scorer
+from ralm.progress import progress_bar
+from ralm.protocols import Reader, WritingModel
+from ralm.reading.in_context import InContext
+from ralm.records import Hits, IntArray, Passage, Passages
+
+METRICS: Final = ("exact_match", "token_match", "f1", "gold_log_prob")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Judged:
+    """One answer and how it is judged: exact match, equal DPR tokens, F1; the natural log-probability of the first gold
+    answer and its tokens. None of the last two if the gold answer could not be scored."""
+
+    answer: Answer
+    exact_match: bool
+    token_match: bool
+    f1: float
+    gold_log_prob: float | None
+    gold_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AnsweredQuestion:
+    """A question with its passages and its answer, and with a baseline, the answer without passages.
+
+    `passages` are those that were read, best first; `answer_at` is the rank, from 1, of the first that holds an answer
+    (DPR's tokens, the text without its title), or None. `cut_tokens` were cut of the prompts' demonstrations and
+    documents.
+    """
+
+    question: Question
+    passages: Sequence[Passage]
+    answer_at: int | None
+    cut_tokens: tuple[int, int]
+    judged: Judged
+    closed: Judged | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QuestionEvaluation:
+    """Questions with their answers; `seconds` it took."""
+
+    rows: Sequence[AnsweredQuestion]
+    documents: int
+    seconds: float
+
+    def summary(self) -> dict[str, JsonValue]:
+        """The measures with 95% intervals over questions, as fractions; log-probabilities in nats a token."""
+        found: dict[str, JsonValue] = {"questions": len(self.rows), **self._measures([row.judged for row in self.rows])}
+        if self.documents:
+            ranks = [row.answer_at for row in self.rows]
+            found["has_answer"] = {
+                str(k): float(np.mean([rank is not None and rank <= k for rank in ranks]))
+                for k in range(1, self.documents + 1)
+            }
+        found["cut"] = sum(any(row.cut_tokens) for row in self.rows)
+        closed = [row.closed for row in self.rows if row.closed is not None]
+        if closed:
+            found["closed_book"] = self._measures(closed)
+            found["difference"] = self._differences()
+        found["seconds"] = self.seconds
+        return found
+
+    def _measures(self, judged: Sequence[Judged]) -> dict[str, JsonValue]:
+        measures: dict[str, JsonValue] = {}
+        for name, (sums, counts) in _columns(judged).items():
+            if counts.sum():
+                drawn = bootstrap_means(sums[:, None], counts)[:, 0]
+                measures[name] = float(sums.sum() / counts.sum())
+                measures[f"{name}_interval"] = list(interval(drawn))
+        return measures
+
+    def _differences(self) -> dict[str, JsonValue]:
+        """Open book minus closed book, on the questions that both could be judged on."""
+        both = [(row.judged, row.closed) for row in self.rows if row.closed is not None]
+        open_book, closed = _columns([one for one, _ in both]), _columns([other for _, other in both])
+        differences: dict[str, JsonValue] = {}
+        for name in METRICS:
+            (sums, counts), (others, other_counts) = open_book[name], closed[name]
+            both_U = (counts > 0) & (other_counts > 0)
+            if both_U.any():
+                drawn = bootstrap_means((sums - others)[both_U, None], counts[both_U])[:, 0]
+                differences[name] = float((sums - others)[both_U].sum() / counts[both_U].sum())
+                differences[f"{name}_interval"] = list(interval(drawn))
+        return differences
+
+
+def _columns(judged: Sequence[Judged]) -> Mapping[str, tuple[NDArray[np.float64], IntArray]]:
+    """For each metric the sum of every question and what it counts: 1, or the tokens of the gold answer."""
+    ones = np.ones(len(judged), dtype=np.int64)
+    tokens = np.array([one.gold_tokens or 0 for one in judged], dtype=np.int64)
+    return {
+        "exact_match": (np.array([float(one.exact_match) for one in judged]), ones),
+        "token_match": (np.array([float(one.token_match) for one in judged]), ones),
+        "f1": (np.array([one.f1 for one in judged]), ones),
+        "gold_log_prob": (np.array([one.gold_log_prob or 0.0 for one in judged]), tokens),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswers:
+    """What keeps the scores of a model and its answers: a scorer of the model, and a journal of answers."""
+
+    scorer: Scorer
+    journal: Journal | None = None
+
+
+def evaluate_questions(
+    questions: Sequence[Question],
+    model: WritingModel,
+    prompt: QuestionPrompt,
+    *,
+    source: QuestionSource | None = None,
+    reader: Reader | None = None,
+    demonstrations: Sequence[Question] = (),
+    options: AnswerOptions | None = None,
+    semantics: AnswerSemantics = "paper",
+    baseline: bool = False,
+    kept: KeptAnswers | None = None,
+) -> QuestionEvaluation:
+    """Answer questions, with the passages of `source` in their prompts if it is given, and judge the answers.
+
+    `reader` says how passages are read: one in context (the default), several as an ensemble or concatenated.
+    `demonstrations` are questions with answers that stand before every prompt, each with its own first passage. With
+    `baseline` every question is also asked without passages. `kept` keeps what is scored and answered, for a later
+    process. Raises UsageError if lengths do not fit into the model.
+    """
+    begun = perf_counter()
+    options, reader = options or AnswerOptions(), reader or InContext()
+    how = _How(model, prompt, options, kept or KeptAnswers(Scorer.of(model)))
+    room = room_for_prompts(model, options)
+    hits, passages = _found(questions, source, reader.hits)
+    shown = _with_passages(demonstrations, source)
+    asker = Asker(prompt, model.tokenizer, room, reader, shown, semantics=semantics)
+    asked = [asker.ask(one, hits.of(row), passages) for row, one in enumerate(questions)]
+    open_book = _judged(asked, how, "Answering")
+    closed: Sequence[Judged | None] = [None] * len(questions)
+    if baseline and source is not None:
+        alone = Asker(prompt, model.tokenizer, room, InContext(), _with_passages(demonstrations, None))
+        without = [alone.ask(one, [], ()) for one in questions]
+        closed = _judged(without, how, "Answering without passages")
+    rows = []
+    for row, one in enumerate(asked):
+        read = [passages[number] for number, _ in hits.of(row)[: reader.hits]]
+        ranks = (rank for rank, passage in enumerate(read, 1) if has_answer(passage.text, one.question.answers))
+        rows.append(
+            AnsweredQuestion(
+                question=one.question,
+                passages=read,
+                answer_at=next(ranks, None),
+                cut_tokens=(max(cut.demonstrations for cut in one.cuts), max(cut.documents for cut in one.cuts)),
+                judged=open_book[row],
+                closed=closed[row],
+            )
+        )
+    return QuestionEvaluation(rows=rows, documents=0 if source is None else reader.hits, seconds=perf_counter() - begun)
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """With what questions are answered."""
+
+    model: WritingModel
+    prompt: QuestionPrompt
+    options: AnswerOptions
+    kept: KeptAnswers
+
+
+def _found(questions: Sequence[Question], source: QuestionSource | None, k: int) -> tuple[Hits, Passages]:
+    return (Hits.none(len(questions), 1), ()) if source is None else source.find(questions, k)
+
+
+def _with_passages(
+    demonstrations: Sequence[Question], source: QuestionSource | None
+) -> list[tuple[Question, Sequence[Passage]]]:
+    """Demonstrations, each with its own first passage, if there is a source."""
+    if source is None or not demonstrations:
+        return [(one, ()) for one in demonstrations]
+    hits, passages = source.find(demonstrations, 1)
+    return [(one, [passages[number] for number, _ in hits.of(row)]) for row, one in enumerate(demonstrations)]
+
+
+def _judged(asked: Sequence[AskedQuestion], how: "_How", what: str) -> list[Judged]:
+    golds = gold_log_probs(asked, how.prompt, how.kept.scorer, how.options.max_length)
+    judged: list[Judged] = []
+    with progress_bar(what, len(asked)) as advance:
+        for number, answer in answer_all(asked, how.model, how.options, how.kept.journal):
+            judged.append(_judge(asked[number].question, answer, golds[number]))
+            advance()
+    return judged
+
+
+def _judge(question: Question, answer: Answer, gold: tuple[float, int] | None) -> Judged:
+    return Judged(
+        answer=answer,
+        exact_match=exact_match(answer.text, question.answers),
+        token_match=token_match(answer.text, question.answers),
+        f1=f1(answer.text, question.answers),
+        gold_log_prob=None if gold is None else gold[0],
+        gold_tokens=None if gold is None else gold[1],
+    )

@@ -1,0 +1,185 @@
+"""Question answering on disk: a folder with a row per question, its passages, and the summary.
+
+answers.parquet   question_id, question, answers, answer, exact_match, token_match, f1, log_prob, gold_log_prob,
+                  gold_tokens, passages (numbers, best first), shares (of the answer's probability, by passage),
+                  answer_at, cut_demonstrations, cut_documents; with a baseline, the same of the answer without passages
+                  in closed_answer, closed_exact_match, ...
+passages.parquet  passage, document_id, title, text, metadata (as JSON) of every passage that was read
+summary.json      the measures with their intervals, and the configuration
+manifest.json     the configuration again, the environment, and a checksum of each file
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import JsonValue
+
+from ralm.answering.answers import AnswerOptions, AnswerSemantics
+from ralm.answering.evaluation import AnsweredQuestion, Judged, KeptAnswers, QuestionEvaluation, evaluate_questions
+from ralm.answering.prompts import QuestionPrompt
+from ralm.answering.questions import Question
+from ralm.answering.sources import QuestionSource
+from ralm.asking import config_of
+from ralm.folders.manifest import write_manifest
+from ralm.folders.outputs import check_output, new_folder
+from ralm.lm.journal import Journal
+from ralm.lm.scoring import Scorer
+from ralm.protocols import Reader, WritingModel
+from ralm.reading.in_context import InContext
+from ralm.runs.run import environment, to_json
+from ralm.runs.tables import passage_columns
+from ralm.runs.unfinished import JOURNAL, unfinished_run
+
+KIND: Final = "answers"
+FORMAT_VERSION: Final = 1
+ANSWERS: Final = "answers.parquet"
+PASSAGES: Final = "passages.parquet"
+SUMMARY: Final = "summary.json"
+
+_JUDGED: Final = {
+    "answer": pa.string(),
+    "exact_match": pa.bool_(),
+    "token_match": pa.bool_(),
+    "f1": pa.float64(),
+    "log_prob": pa.float64(),
+    "gold_log_prob": pa.float64(),
+    "gold_tokens": pa.int64(),
+}
+
+
+def run_questions(
+    out: Path | str,
+    questions: Sequence[Question],
+    model: WritingModel,
+    prompt: QuestionPrompt,
+    *,
+    source: QuestionSource | None = None,
+    reader: Reader | None = None,
+    demonstrations: Sequence[Question] = (),
+    options: AnswerOptions | None = None,
+    semantics: AnswerSemantics = "paper",
+    baseline: bool = False,
+    force: bool = False,
+) -> QuestionEvaluation:
+    """Evaluate questions as `evaluate_questions` does, and write the folder `out` atomically.
+
+    If it is killed, call it again with the same arguments to resume. Raises what `evaluate_questions` raises,
+    FolderExistsError if `out` exists and `force` is not set, and UsageError if a run with other settings was begun
+    there.
+    """
+    check_output(Path(out), kind=KIND, force=force)
+    config = questions_config(questions, model, prompt, source, reader, demonstrations, options, semantics)
+    with (
+        unfinished_run(Path(out), config, force=force) as folder,
+        Journal(folder / f"model-0{JOURNAL}") as scores,
+        Journal(folder / f"answers{JOURNAL}") as answers,
+    ):
+        evaluation = evaluate_questions(
+            questions,
+            model,
+            prompt,
+            source=source,
+            reader=reader,
+            demonstrations=demonstrations,
+            options=options,
+            semantics=semantics,
+            baseline=baseline,
+            kept=KeptAnswers(Scorer(Scorer.of(model).model, scores), answers),
+        )
+        write_answers(out, evaluation, config, force=force)
+    return evaluation
+
+
+def questions_config(
+    questions: Sequence[Question],
+    model: WritingModel,
+    prompt: QuestionPrompt,
+    source: QuestionSource | None,
+    reader: Reader | None,
+    demonstrations: Sequence[Question],
+    options: AnswerOptions | None,
+    semantics: AnswerSemantics,
+) -> dict[str, JsonValue]:
+    """Everything that determines the figures, by name: equal configurations give equal figures."""
+    options = options or AnswerOptions()
+    return {
+        "questions": {"count": len(questions), "sha256": _fingerprint(questions)},
+        "demonstrations": {"count": len(demonstrations), "sha256": _fingerprint(demonstrations)},
+        "model": config_of(model, "language model"),
+        "passages": None if source is None else source.config,
+        "reader": None if source is None else config_of(reader or InContext(), "reader"),
+        "prompt": asdict(prompt),
+        "options": {**asdict(options), "stop": list(options.stop), "semantics": semantics},
+    }
+
+
+def write_answers(
+    out: Path | str, evaluation: QuestionEvaluation, config: dict[str, JsonValue], *, force: bool
+) -> None:
+    """Write the folder atomically; FolderExistsError if `out` exists and `force` is not set."""
+    with new_folder(Path(out), kind=KIND, force=force) as folder:
+        pq.write_table(answer_table(evaluation.rows), folder / ANSWERS, compression="zstd")
+        pq.write_table(passage_table(evaluation.rows), folder / PASSAGES, compression="zstd")
+        summary = {**evaluation.summary(), "config": config}
+        (folder / SUMMARY).write_text(to_json(summary, indent=2) + "\n", encoding="utf-8")
+        write_manifest(
+            folder,
+            kind=KIND,
+            format_version=FORMAT_VERSION,
+            settings={"config": config, "environment": environment()},
+            counts={"questions": len(evaluation.rows)},
+        )
+
+
+def answer_table(rows: Sequence[AnsweredQuestion]) -> pa.Table:
+    """A row per question; columns of a question that could not be judged are null."""
+    columns: dict[str, pa.Array] = {
+        "question_id": pa.array([row.question.id for row in rows], pa.string()),
+        "question": pa.array([row.question.text for row in rows], pa.string()),
+        "answers": pa.array([list(row.question.answers) for row in rows], pa.list_(pa.string())),
+        **_judged_columns([row.judged for row in rows], ""),
+        "passages": pa.array([[one.number for one in row.passages] for row in rows], pa.list_(pa.int64())),
+        "shares": pa.array(
+            [[row.judged.answer.shares.get(one.number, 0.0) for one in row.passages] for row in rows],
+            pa.list_(pa.float64()),
+        ),
+        "answer_at": pa.array([row.answer_at for row in rows], pa.int64()),
+        "cut_demonstrations": pa.array([row.cut_tokens[0] for row in rows], pa.int64()),
+        "cut_documents": pa.array([row.cut_tokens[1] for row in rows], pa.int64()),
+        **_judged_columns([row.closed for row in rows], "closed_"),
+    }
+    return pa.table(columns)
+
+
+def _judged_columns(judged: Sequence[Judged | None], prefix: str) -> dict[str, pa.Array]:
+    def value(one: Judged | None, name: str) -> object:
+        if one is None:
+            return None
+        match name:
+            case "answer":
+                return one.answer.text
+            case "log_prob":
+                return one.answer.log_prob
+            case _:
+                return getattr(one, name)
+
+    return {f"{prefix}{name}": pa.array([value(one, name) for one in judged], kind) for name, kind in _JUDGED.items()}
+
+
+def passage_table(rows: Sequence[AnsweredQuestion]) -> pa.Table:
+    """A row per passage that was read, by number."""
+    read = {passage.number: passage for row in rows for passage in row.passages}
+    return pa.table(passage_columns([read[number] for number in sorted(read)]))
+
+
+def _fingerprint(questions: Sequence[Question]) -> str:
+    digest = hashlib.sha256()
+    for one in questions:
+        digest.update(json.dumps([one.id, one.text, *one.answers]).encode())
+    return digest.hexdigest()

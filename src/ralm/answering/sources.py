@@ -1,0 +1,77 @@
+"""The passages of questions: found by a retriever that is asked with the question, or given in a file.
+
+Knows questions, retrievers and files; knows nothing of prompts or models.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+from pydantic import JsonValue
+
+from ralm.answering.questions import Question, read_questions
+from ralm.asking import ask
+from ralm.controls import path_text
+from ralm.errors import QuestionFileError
+from ralm.pipeline.sources import FromRetriever
+from ralm.records import Hits, Passages
+from ralm.retrieval.retrieval_file import numbered_passages
+
+
+class QuestionSource(Protocol):
+    """A source of the passages of questions."""
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything about the source that decides which passages it gives."""
+
+    def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
+        """The k best passages of each question (fewer if fewer exist), and what their numbers refer to."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRetriever:
+    """Passages that a retriever finds; its query is the question, as in both papers."""
+
+    source: FromRetriever
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """What the retriever and its corpus are."""
+        return self.source.config
+
+    def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
+        """Ask the retriever with the questions."""
+        passages = self.source.passages
+        return ask(self.source.retriever, [one.text for one in questions], k, len(passages)), passages
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPassages:
+    """Passages that stand in a file of questions (DPR's `ctxs`), found by the text of the question."""
+
+    questions: Sequence[Question]
+    config: dict[str, JsonValue]
+
+    @classmethod
+    def read(cls, file: Path | str) -> Self:
+        """The passages in a file of questions.
+
+        Raises QuestionFileError if it is no such file, or if no question has passages.
+        """
+        questions = read_questions(file)
+        if not any(one.passages for one in questions):
+            raise QuestionFileError(f"{file} has no passages: its questions have no `ctxs`.")
+        digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        return cls(questions, {"retrieved": path_text(file), "sha256": digest})
+
+    def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
+        """Take the first k passages of each question from the file; QuestionFileError if a question is not there."""
+        by_text = {one.text: one.passages for one in self.questions}
+        for one in questions:
+            if one.text not in by_text:
+                raise QuestionFileError(f"the file of passages does not have question {one.id}: {one.text[:60]!r}.")
+        hits, passages = numbered_passages([by_text[one.text] for one in questions])
+        return hits.first(k), passages

@@ -1,0 +1,169 @@
+"""`ralm qa`: answers questions with a frozen language model, with and without passages, and judges the answers."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ralm.answering.answers import AnswerOptions, AnswerSemantics
+from ralm.answering.questions import QuestionFields
+from ralm.cli import options
+from ralm.cli.flags import Flags
+from ralm.cli.idle import Use, refuse_idle
+from ralm.errors import UsageError
+from ralm.lm.local.options import ModelOptions
+from ralm.options import Needs, Option, check_options
+from ralm.pipeline.options import ReadingOptions
+from ralm.retrieval.options import RetrieverOptions
+
+_NOT_HERE = ("reranking", "rerank_lm", "cut_together")
+"""Options of reading that questions do not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionJob:
+    """Which questions are answered, by what, and how.
+
+    Raises UsageError if options do not go together.
+    """
+
+    questions: Annotated[
+        str,
+        typer.Argument(
+            metavar="QUESTIONS",
+            help="File of questions and answers (JSON Lines, DPR's JSON or TSV, TriviaQA, SQuAD), or hf:NAME.",
+            show_default=False,
+        ),
+    ]
+    lm: options.Model
+    index: Annotated[Path | None, Option("Read with passages from this index.")] = None
+    retrieved: Annotated[Path | None, Option("Read with the passages in this file: DPR's JSON with `ctxs`.")] = None
+    retrieval: Annotated[
+        RetrieverOptions,
+        Option("How passages are retrieved.", needs=Needs("`index`", lambda job: job.index is not None)),
+    ] = field(default_factory=RetrieverOptions)
+    reading: Annotated[ReadingOptions, Option("How passages are read."), Flags(without=_NOT_HERE)] = field(
+        default_factory=ReadingOptions
+    )
+    prompt: Annotated[
+        str | None,
+        Option(
+            "Prompt of a paper (in-context-ralm, replug), or a TOML file.",
+            default_said="ensemble: replug, else in-context-ralm",
+        ),
+    ] = None
+    demonstrations: Annotated[
+        Path | None, Option("File of questions with answers to show before each question; see `shots`.")
+    ] = None
+    shots: Annotated[
+        int,
+        Option(
+            "How many demonstrations are shown, from the beginning of the file.",
+            needs=Needs("`demonstrations`", lambda job: job.demonstrations is not None),
+        ),
+    ] = 16
+    answering: Annotated[AnswerOptions, Option("How an answer is drawn.")] = field(default_factory=AnswerOptions)
+    semantics: Annotated[
+        AnswerSemantics,
+        Option("paper or official: follow the paper's text, or its published code, where they differ."),
+    ] = "paper"
+    fields: Annotated[QuestionFields, Option("Where a record has the question.")] = field(
+        default_factory=QuestionFields
+    )
+    limit: Annotated[int | None, Option("Use only this many questions.", default_said="all")] = None
+    model: Annotated[ModelOptions, Option("How the model runs.")] = field(default_factory=ModelOptions)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.index and self.retrieved:
+            raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
+        if self.reading.reader != "in-context" and not self.has_passages:
+            raise UsageError(f'`reader="{self.reading.reader}"` reads passages: give `index` or `retrieved` too.')
+
+    @property
+    def has_passages(self) -> bool:
+        """Whether passages are read."""
+        return bool(self.index or self.retrieved)
+
+    @property
+    def prompt_name(self) -> str:
+        """The prompt that is used: that of the paper which has this reader, if none is given."""
+        return self.prompt or ("replug" if self.reading.reader == "ensemble" else "in-context-ralm")
+
+
+def qa(
+    context: typer.Context,
+    job: QuestionJob,
+    baseline: Annotated[bool, Option("Also answer every question without passages (closed book).")] = False,
+    out: Annotated[Path | None, Option("Folder for the run: one row per question, and the summary.")] = None,
+    force: options.Force = False,
+    json: options.Json = False,
+) -> None:
+    """Answer questions with a frozen language model, and judge the answers.
+
+    Without --index and --retrieved, the model answers without passages (closed book). Reports exact match, F1, whether
+    the passages hold an answer, and the log-probability of the first gold answer. With --out, rerun the command to
+    resume a killed run.
+    """
+    refuse_idle(
+        context,
+        Use(job),
+        Use("baseline", job.has_passages, "`index` or `retrieved`"),
+        Use("join", job.reading.reader == "ensemble", '`reader="ensemble"`'),
+        Use("force", out is not None, "`out`"),
+    )
+
+    from ralm.answering.evaluation import evaluate_questions
+    from ralm.answering.prompts import open_prompt
+    from ralm.answering.questions import read_questions
+    from ralm.answering.run import KIND, questions_config, run_questions
+    from ralm.answering.sources import AskedRetriever, GivenPassages, QuestionSource
+    from ralm.cli.output import print_answers, print_cache, print_json
+    from ralm.folders.outputs import check_output
+    from ralm.lm.named import load_language_model
+    from ralm.pipeline.sources import FromRetriever
+
+    if out is not None:
+        check_output(out, kind=KIND, force=force)
+    prompt = open_prompt(job.prompt_name)
+    questions = read_questions(job.questions, job.fields, limit=job.limit)
+    shown = [] if job.demonstrations is None else read_questions(job.demonstrations, job.fields, limit=job.shots)
+    found = None if job.index is None else FromRetriever.of_index(job.index, job.retrieval)
+    source: QuestionSource | None = AskedRetriever(found) if found else None
+    if job.retrieved is not None:
+        source = GivenPassages.read(job.retrieved)
+    model = load_language_model(job.lm, job.model)
+    reader = job.reading.chosen_reader
+    if out is None:
+        evaluation = evaluate_questions(
+            questions,
+            model,
+            prompt,
+            source=source,
+            reader=reader,
+            demonstrations=shown,
+            options=job.answering,
+            semantics=job.semantics,
+            baseline=baseline,
+        )
+    else:
+        evaluation = run_questions(
+            out,
+            questions,
+            model,
+            prompt,
+            source=source,
+            reader=reader,
+            demonstrations=shown,
+            options=job.answering,
+            semantics=job.semantics,
+            baseline=baseline,
+            force=force,
+        )
+    if json:
+        config = questions_config(questions, model, prompt, source, reader, shown, job.answering, job.semantics)
+        print_json({**evaluation.summary(), "config": config})
+    else:
+        print_answers(evaluation, out)
+    print_cache(found)
