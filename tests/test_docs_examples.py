@@ -2,9 +2,9 @@
 
 All examples of a page run in one folder, from top to bottom, and its Python blocks share their variables. The folder
 holds what examples read: documents (`my-documents`, `new-documents`), ids of documents (`gone.txt`), a text
-(`my-text.txt`), prompts (`prompts.txt`), forbidden titles (`titles.txt`), and an index of both kinds (`my-index`). Tiny
-models stand there under the names that the pages use (`gpt2`, `facebook/contriever`, `my-tuned-contriever`); they are
-loaded from the folder as any local model is. A comment in front of a block, `<!-- not run: REASON -->`, excludes it;
+(`my-text.txt`), prompts (`prompts.txt`), questions (`my-questions.jsonl`), forbidden titles (`titles.txt`), and an
+index of both kinds (`my-index`). Tiny models stand there under the names that the pages use (`gpt2`,
+`facebook/contriever`, `my-tuned-contriever`); they are loaded from the folder as any local model is. A comment in front of a block, `<!-- not run: REASON -->`, excludes it;
 the commands and options of such a block must still exist.
 """
 
@@ -83,6 +83,11 @@ def what_examples_read(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "gone.txt").write_text("open.md\n")
     (folder / "my-text.txt").write_text(TEXT)
     (folder / "titles.txt").write_text("sheep\n")
+    questions = [
+        '{"question": "who discovered radium", "answer": ["Marie Curie"]}',
+        '{"question": "who sleeps", "answer": ["the shepherd"]}',
+    ]
+    (folder / "my-questions.jsonl").write_text("\n".join(questions) + "\n")
     (folder / "prompts.txt").write_text("Radium was discovered by\nThe whales sing\n")
     save_tiny_model("bloom", folder / "gpt2")
     save_tiny_bert(folder / "facebook" / "contriever")

@@ -8,6 +8,8 @@ import pytest
 import ralm
 
 NAMES = """
+AnswerOptions
+AskedRetriever
 BM25
 BM25Options
 BuildOptions
@@ -32,6 +34,7 @@ FromRetriever
 Front
 FusionOptions
 GenerationOptions
+GivenPassages
 Hits
 Hybrid
 InContext
@@ -50,6 +53,10 @@ PlanOptions
 Predictive
 Prompt
 QueryEncoderOptions
+Question
+QuestionEvaluation
+QuestionFields
+QuestionPrompt
 RalmError
 RalmWarning
 RandomChoice
@@ -82,6 +89,7 @@ __version__
 add_vectors
 build_index
 compare_runs
+evaluate_questions
 evaluate_text
 generate
 generate_many
@@ -93,13 +101,16 @@ make_plan
 make_signals
 merge_index
 open_index
+open_prompt
 open_retriever
 open_signals
 open_source
 read_documents
+read_questions
 read_retrieval_file
 remove_vectors
 run_evaluation
+run_questions
 run_sweep
 set_default_vectors
 sweep

@@ -33,6 +33,7 @@ TOPICS = {
     "reranking": "Reranking",
     "pipeline": "Sources of passages",
     "evaluation": "Evaluation",
+    "answering": "Question answering",
     "training": "Learning from a language model",
     "runs": "Runs on disk",
     "records": "Records",

@@ -1,5 +1,15 @@
 """The public names, listed only here: type checkers read this file, and so does the package through lazy_loader."""
 
+from .answering.answers import AnswerOptions as AnswerOptions
+from .answering.evaluation import QuestionEvaluation as QuestionEvaluation, evaluate_questions as evaluate_questions
+from .answering.prompts import QuestionPrompt as QuestionPrompt, open_prompt as open_prompt
+from .answering.questions import (
+    Question as Question,
+    QuestionFields as QuestionFields,
+    read_questions as read_questions,
+)
+from .answering.run import run_questions as run_questions
+from .answering.sources import AskedRetriever as AskedRetriever, GivenPassages as GivenPassages
 from .corpus.decontamination import Decontamination as Decontamination, Removals as Removals
 from .corpus.left_out import LeftOut as LeftOut
 from .corpus.passages import make_passages as make_passages

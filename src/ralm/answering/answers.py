@@ -298,7 +298,7 @@ class _Writing:
         keys = [_key(fronts) for fronts in texts]
         known = {key: found for key in keys if (found := self._known(key)) is not None}
         new = {key: fronts for key, fronts in zip(keys, texts, strict=True) if key not in known}
-        for key, drawn in zip(new, self._drawn([*new.values()]), strict=True):
+        for key, drawn in zip(new, self._drawn([*new.values()]) if new else [], strict=True):
             known[key] = drawn
             if self._journal is not None:
                 self._journal.add([(key, drawn)])

@@ -1,7 +1,7 @@
 """Prompts of questions, as data: how a question, its passages and demonstrations become one text.
 
 A prompt is a TOML file of texts; `{question}`, `{documents}`, `{title}`, `{text}` and `{answer}` in them are filled in.
-The papers' own prompts are in `prompts/`. Works on texts; knows nothing of tokens or models.
+The papers' own prompts are in `papers/`. Works on texts; knows nothing of tokens or models.
 """
 
 import re
@@ -103,7 +103,7 @@ def open_prompt(name: Path | str) -> QuestionPrompt:
     Raises QuestionFileError if there is no such prompt, or if the file is not a prompt: what is wrong is named.
     """
     if str(name) in PAPERS:
-        return _parsed(files("ralm.answering").joinpath("prompts", f"{name}{_SUFFIX}").read_text("utf-8"), str(name))
+        return _parsed(files("ralm.answering").joinpath("papers", f"{name}{_SUFFIX}").read_text("utf-8"), str(name))
     path = Path(name)
     if path.suffix != _SUFFIX:
         raise QuestionFileError(f"{name} is no prompt: give {' or '.join(PAPERS)}, or a file that ends in {_SUFFIX}.")

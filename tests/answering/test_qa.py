@@ -1,0 +1,245 @@
+"""Question answering evaluated, in the library and by the command: figures, passages, resuming, and what is refused."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pydantic import JsonValue
+
+from ralm.answering.answers import AnswerOptions, Asker, answer_all, gold_log_probs, room_for_prompts
+from ralm.answering.evaluation import evaluate_questions
+from ralm.answering.metrics import exact_match, f1
+from ralm.answering.prompts import open_prompt
+from ralm.answering.questions import Question
+from ralm.answering.run import run_questions
+from ralm.errors import QuestionFileError, UsageError
+from ralm.lm.local.options import ModelOptions
+from ralm.lm.named import load_language_model
+from ralm.lm.tokenizer import full_tokenizer
+from ralm.protocols import WritingModel
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
+from ralm.records import FloatArray, Hits, IntArray, Passage, Passages
+from ralm.retrieval.retrieval_file import RetrievedPassage
+from tests.cli.program import ralm
+from tests.cli.test_cli import failed
+
+PASSAGES = [
+    Passage(0, "hill", "The Hill", "The dog keeps the sheep together on the green hill."),
+    Passage(1, "sea", "The Sea", "The whales sing in the deep blue sea by night."),
+    Passage(2, "town", "", "Fish, wool and bread are sold in the town."),
+]
+QUESTIONS = [
+    Question("a", "what keeps the sheep together", ("a dog", "the dog")),
+    Question("b", "Who sings in the sea?", ("whales",)),
+    Question("c", "what is sold", ("bread", "fish")),
+]
+PROMPT = open_prompt("replug")
+
+
+@pytest.fixture(scope="module")
+def model() -> WritingModel:
+    return load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
+
+
+class Given:
+    """Passages in an order that differs from question to question."""
+
+    config: ClassVar[dict[str, JsonValue]] = {"passages": "given"}
+
+    def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
+
+        rows = [
+            [(number, 3.0 - rank) for rank, number in enumerate(np.roll([0, 1, 2], -place)[:k].tolist())]
+            for place, _ in enumerate(questions)
+        ]
+        return Hits.from_pairs(rows), PASSAGES
+
+
+def next_log_probs(model: WritingModel, tokens: IntArray) -> FloatArray:
+    log_probs_V: FloatArray = model.continuations().next_tokens([tokens]).log_probs_BC[0]
+    return log_probs_V
+
+
+def test_an_ensemble_answers_token_by_token_as_the_plain_loop(model: WritingModel) -> None:
+    options = AnswerOptions(new_tokens=5)
+    asker = Asker(PROMPT, model.tokenizer, room_for_prompts(model, options), Ensemble(documents=3, temperature=2))
+    hits = [(0, 3.0), (2, 2.0), (1, 0.5)]
+    asked = asker.ask(QUESTIONS[0], hits, PASSAGES)
+    weights = np.exp(np.array([score for _, score in hits]) / 2)
+    weights /= weights.sum()
+    prompts = [model.tokenizer.encode(str(PROMPT.text(QUESTIONS[0].text, [PASSAGES[n]]))) for n, _ in hits]
+    first = full_tokenizer(model.tokenizer).special_tokens.before
+    texts = [np.concatenate([first, prompt]) for prompt in prompts]
+    for front, text in zip(asked.fronts, texts, strict=True):
+        assert front.tokens.tolist() == text.tolist()
+    written, log_prob = [], 0.0
+    for _ in range(options.new_tokens):
+        mixed = sum(w * np.exp(next_log_probs(model, text)) for w, text in zip(weights, texts, strict=True))
+        token = int(np.argmax(mixed))
+        if token in model.end_tokens:
+            break
+        written.append(token)
+        log_prob += float(np.log(mixed[token]))
+        texts = [np.append(text, token) for text in texts]
+    [(number, answer)] = answer_all([asked], model, options)
+    assert number == 0
+    if "\n" not in model.tokenizer.decode(np.array(written)):
+        assert [token.token for token in answer.tokens] == written
+        assert answer.log_prob == pytest.approx(log_prob, abs=1e-3)
+        assert sum(answer.shares.values()) == pytest.approx(1, abs=1e-4)
+
+
+def test_the_gold_answer_is_scored_as_the_plain_loop(model: WritingModel) -> None:
+    asker = Asker(PROMPT, model.tokenizer, 400, Ensemble(documents=2, weights="uniform"))
+    asked = asker.ask(QUESTIONS[1], [(1, 2.0), (0, 1.0)], PASSAGES)
+    [found] = gold_log_probs([asked], PROMPT, model)
+    gold = model.tokenizer.encode(" whales")
+    total = 0.0
+    for place, token in enumerate(gold.tolist()):
+        texts = [np.concatenate([front.tokens, gold[:place]]) for front in asked.fronts]
+        total += float(np.log(np.mean([np.exp(next_log_probs(model, text)[token]) for text in texts])))
+    assert found is not None
+    assert found[0] == pytest.approx(total, abs=1e-3)
+    assert found[1] == len(gold)
+
+
+def test_answers_that_add_up(model: WritingModel) -> None:
+    options = AnswerOptions(new_tokens=4, join="answers")
+    asker = Asker(PROMPT, model.tokenizer, 400, Ensemble(documents=3))
+    asked = asker.ask(QUESTIONS[2], [(0, 2.0), (1, 1.5), (2, 1.0)], PASSAGES)
+    alone = [answer for _, answer in answer_all([asked], model, options)]
+    single = AnswerOptions(new_tokens=4)
+    sums: dict[str, float] = {}
+    for front in asked.fronts:
+        one = Asker(PROMPT, model.tokenizer, 400).ask(QUESTIONS[2], [(front.passage, 0.0)], PASSAGES)
+        [(_, answer)] = answer_all([one], model, single)
+        mean = answer.log_prob / len(answer.tokens) if answer.tokens else -np.inf
+        sums[answer.text.strip()] = sums.get(answer.text.strip(), 0.0) + float(np.exp(front.log_weight + mean))
+    assert alone[0].text == max(sums, key=lambda text: sums[text])
+
+
+def test_several_documents_in_one_prompt_and_demonstrations(model: WritingModel) -> None:
+    shown = [(Question("d", "who barks", ("dogs",)), PASSAGES[:1]), (QUESTIONS[0], PASSAGES[1:2])]
+    asker = Asker(PROMPT, model.tokenizer, 400, Concatenation(documents=2), shown)
+    [front] = asker.ask(QUESTIONS[1], [(1, 2.0), (2, 1.0)], PASSAGES).fronts
+    text = model.tokenizer.decode(front.tokens)
+    assert front.passages == (1, 2)
+    assert text.endswith(
+        "Knowledge: The dog keeps the sheep together on the green hill.\nQuestion: who barks\nAnswer: dogs\n\n"
+        "Knowledge: The whales sing in the deep blue sea by night.\nQuestion: what keeps the sheep together\n"
+        "Answer: a dog\n\nKnowledge: The whales sing in the deep blue sea by night.\n"
+        "Fish, wool and bread are sold in the town.\nQuestion: Who sings in the sea?\nAnswer:"
+    )
+    [front] = asker.ask(QUESTIONS[0], [(1, 2.0)], PASSAGES).fronts
+    assert model.tokenizer.decode(front.tokens).count("what keeps the sheep") == 1, "it is not its own demonstration"
+
+
+def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
+    reader = Ensemble(documents=2)
+    evaluation = evaluate_questions(QUESTIONS, model, PROMPT, source=Given(), baseline=True, reader=reader)
+    summary: Any = evaluation.summary()
+    rows = evaluation.rows
+    assert [row.question.id for row in rows] == ["a", "b", "c"]
+    for row in rows:
+        assert row.judged.exact_match is exact_match(row.judged.answer.text, row.question.answers)
+        assert row.judged.f1 == f1(row.judged.answer.text, row.question.answers)
+        assert row.closed is not None
+    assert [row.answer_at for row in rows] == [1, 1, 1]
+    assert summary["has_answer"] == {"1": 1.0, "2": 1.0}
+    total = sum(row.judged.gold_log_prob or 0 for row in rows)
+    tokens = sum(row.judged.gold_tokens or 0 for row in rows)
+    assert summary["gold_log_prob"] == pytest.approx(total / tokens)
+    low, high = summary["gold_log_prob_interval"]
+    assert low <= summary["gold_log_prob"] <= high
+    difference = summary["gold_log_prob"] - summary["closed_book"]["gold_log_prob"]
+    assert summary["difference"]["gold_log_prob"] == pytest.approx(difference)
+
+
+def test_a_run_resumes_without_writing_an_answer_twice(
+    model: WritingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run_questions(tmp_path / "whole", QUESTIONS, model, PROMPT, source=Given())
+    import ralm.answering.run as module
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "write_answers", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_questions(tmp_path / "run", QUESTIONS, model, PROMPT, source=Given())
+    assert (tmp_path / "run.unfinished").is_dir()
+
+    class Silent:
+        def __getattr__(self, name: str) -> Any:
+            assert name not in ("continuations", "score"), "everything was kept"
+            return getattr(model, name)
+
+    again = run_questions(tmp_path / "run", QUESTIONS, Silent(), PROMPT, source=Given())
+    assert not (tmp_path / "run.unfinished").exists()
+    for one, other in zip(whole.rows, again.rows, strict=True):
+        assert one.judged.answer.text == other.judged.answer.text
+        assert one.judged.gold_log_prob == other.judged.gold_log_prob
+        assert one.judged.answer.log_prob == pytest.approx(other.judged.answer.log_prob, abs=1e-5)
+        assert other.judged.answer.shares == pytest.approx(one.judged.answer.shares, abs=1e-6)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    bare = [{"question": one.text, "answers": list(one.answers)} for one in QUESTIONS]
+    passages = [{"title": one.title, "text": one.text} for one in PASSAGES]
+    (tmp_path / "questions.json").write_text(json.dumps([{**one, "ctxs": passages} for one in bare]))
+    (tmp_path / "bare.jsonl").write_text("".join(json.dumps(one) + "\n" for one in bare))
+    documents = [{"id": p.document_id, "title": p.title, "text": p.text} for p in PASSAGES]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(one) + "\n" for one in documents))
+    return tmp_path
+
+
+def test_the_command(files: Path) -> None:
+    assert ralm("index", files / "corpus.jsonl", "--out", files / "index").status == 0
+    asking = ["qa", files / "bare.jsonl", "--lm", "ralm-tiny"]
+    answer = ralm(*asking, "--index", files / "index", "--baseline", "--out", files / "run")
+    assert answer.status == 0, answer.err
+    assert "closed book" in answer.out
+    assert "an answer is in the first 1: 100.0%" in answer.out
+    table = pq.read_table(files / "run" / "answers.parquet")
+    assert table["passages"].to_pylist() == [[0], [1], [2]]
+    assert table["closed_answer"].null_count == 0
+    given = json.loads(ralm(*asking, "--retrieved", files / "questions.json", "--json").out)
+    assert given["questions"] == 3
+    assert ralm("check", files / "run").status == 0
+    failed(ralm(*asking, "--index", files / "index", "--out", files / "run"), 1, "already exists")
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (["--reader", "ensemble"], 2, "reads passages: give --index or --retrieved too"),
+        (["--baseline"], 2, "--baseline does nothing here"),
+        (["--shots", "3"], 2, "--shots does nothing here: it goes with --demonstrations"),
+        (["--join", "answers"], 2, "--join does nothing here"),
+        (["--retrieved", "bare.jsonl"], 1, "has no passages"),
+        (["--prompt", "none"], 1, "none is no prompt"),
+        (["--question-field", "q"], 1, "line 1 has no field 'q'"),
+        (["--new-tokens", "100000"], 2, "leaves no room for a prompt"),
+    ],
+)
+def test_bad_input(files: Path, options: list[str], status: int, said: str) -> None:
+    options = [str(files / one) if one.endswith(".jsonl") else one for one in options]
+    failed(ralm("qa", files / "bare.jsonl", "--lm", "ralm-tiny", *options), status, said)
+
+
+def test_a_question_that_the_file_of_passages_lacks(model: WritingModel) -> None:
+    from ralm.answering.sources import GivenPassages
+
+    passage = RetrievedPassage(text="x")
+    source = GivenPassages([Question("1", "known", (), (passage,))], {})
+    with pytest.raises(QuestionFileError, match="does not have question a"):
+        source.find(QUESTIONS, 1)
+    with pytest.raises(UsageError, match="has no answer"):
+        Asker(PROMPT, model.tokenizer, 100, None, [(Question("1", "known"), [])])
