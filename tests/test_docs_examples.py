@@ -4,8 +4,9 @@ All examples of a page run in one folder, from top to bottom, and its Python blo
 holds what examples read: documents (`my-documents`, `new-documents`), ids of documents (`gone.txt`), a text
 (`my-text.txt`), prompts (`prompts.txt`), questions (`my-questions.jsonl`), forbidden titles (`titles.txt`), and an
 index of both kinds (`my-index`). Tiny models stand there under the names that the pages use (`gpt2`,
-`facebook/contriever`, `my-tuned-contriever`); they are loaded from the folder as any local model is. A comment in front of a block, `<!-- not run: REASON -->`, excludes it;
-the commands and options of such a block must still exist.
+`facebook/contriever`, `my-tuned-contriever`); they are loaded from the folder as any
+local model is. A comment in front of a block, `<!-- not run: REASON -->`, excludes it; the commands and options of such
+a block must still exist.
 """
 
 import re
