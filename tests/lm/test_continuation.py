@@ -88,6 +88,27 @@ def test_any_texts_after_any_others(tiny_folders: dict[str, Path], moves: list[t
         check(model.model, continuations, texts)
 
 
+@pytest.mark.parametrize("tokens_a_batch", [1, 1000])
+def test_what_new_texts_share_is_read_once(model: LocalLanguageModel, tokens_a_batch: int) -> None:
+    draw = np.random.default_rng(0)
+    shown, other = draw.integers(0, 250, size=20), draw.integers(0, 250, size=9)
+    ends = [draw.integers(0, 250, size=size) for size in (4, 7, 1, 12, 4)]
+    texts = [*(np.concatenate([shown, end]) for end in ends), other, shown[:15], np.concatenate([other, ends[0]])]
+    continuations = CachedContinuations(model.logits, POSITIONS, tokens_a_batch)
+    reads = Reads(model)
+    continuations.next_tokens(texts)
+    taken = reads.taken()
+    reads.hook.remove()
+    assert sum(batch * length for batch, length in taken[:-1]) < sum(map(len, texts)) * (
+        0.55 if tokens_a_batch == 1 else 0.8
+    )
+    assert taken[-1] == (len(texts), 1)
+    for step in range(3):
+        check(model.model, continuations, texts)
+        texts = [np.append(text, step) for text in texts]
+    check(model.model, CachedContinuations(model.logits, POSITIONS, tokens_a_batch), texts[::-1])
+
+
 def test_nothing_is_read_twice(model: LocalLanguageModel) -> None:
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, 250, size=size) for size in (9, 12, 20)]

@@ -135,20 +135,20 @@ def print_sweep(swept: Sweep, out: Path | None) -> None:
 
 def print_comparison(compared: Comparison) -> None:
     """Print a table with one row per run."""
-    table = Table(box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("")
-    for heading in ("token ppl", "95% interval", "against the first", "95% interval"):
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("", overflow="fold")
+    for heading in ("token perplexity", "against the first"):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in compared.runs:
         low, high = run.perplexity_interval
-        row = [run.path.name, f"{run.token_perplexity:.2f}", f"{low:.2f} to {high:.2f}"]
+        row = [run.path.name, f"{run.token_perplexity:.2f} ({low:.2f}, {high:.2f})"]
         if run.change is not None and run.change_interval is not None:
             low, high = run.change_interval
-            row += [f"{run.change:+.1%}", f"{low:+.1%} to {high:+.1%}"]
+            row.append(f"{run.change:+.1%} ({low:+.1%}, {high:+.1%})")
         table.add_row(*(Text(one_line(cell)) for cell in row))
     console = Console(file=sys.stdout, highlight=False)
     console.print(table)
-    print_line(f"  {compared.targets:,} tokens of {compared.documents:,} documents, from which the bootstrap draws")
+    print_line(f"  {compared.targets:,} tokens; 95% intervals by bootstrap over {compared.documents:,} documents")
 
 
 def print_answers(evaluation: "QuestionEvaluation", out: Path | None) -> None:

@@ -74,6 +74,12 @@ class KeyValueRows:
             for place, row in enumerate(rows):
                 layer.put(row, *(tensor[place, :, : self.lengths_B[row]] for tensor in tensors))
 
+    def copy(self, source: int, row: int, columns: int) -> None:
+        """Begin a row with the first columns of another."""
+        move = ((source, self.begins(source)), (row, self.begins(row)), columns)
+        for layer in self.cache.layers:
+            layer.move([move], None)
+
     def extend_from(self, rows: slice, begin: int, end: int) -> None:
         """The model's next pass continues columns `begin` to `end` of these rows, and is written after them."""
         self.rows, self.begin, self.end = rows, begin, end
