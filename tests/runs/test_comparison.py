@@ -101,7 +101,7 @@ def test_the_command(runs: Path) -> None:
     answer = ralm("compare", runs / "one", runs / "two", "--documents", "^= .* =$")
     assert answer.status == 0, answer.err
     assert "against the first" in answer.out
-    assert "of 5 documents" in answer.out
+    assert "over 5 documents" in answer.out
     asked = ralm("compare", runs / "one", runs / "two", "--documents", "^= .* =$", "--json")
     assert '"documents": 5' in asked.out
     assert ralm("compare", runs / "one", runs / "short").status == 2
