@@ -1,11 +1,10 @@
 """The public names, listed only here: type checkers read this file, and so does the package through lazy_loader."""
 
-from .answering.answers import AnswerOptions as AnswerOptions
 from .answering.evaluation import QuestionEvaluation as QuestionEvaluation, evaluate_questions as evaluate_questions
+from .answering.options import AnswerOptions as AnswerOptions, QuestionFields as QuestionFields
 from .answering.prompts import QuestionPrompt as QuestionPrompt, open_prompt as open_prompt
 from .answering.questions import (
     Question as Question,
-    QuestionFields as QuestionFields,
     read_questions as read_questions,
 )
 from .answering.run import run_questions as run_questions

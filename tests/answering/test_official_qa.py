@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.answering.answers import AnswerOptions, AskedQuestion, Asker, answer_all, gold_log_probs, room_for_prompts
+from ralm.answering.answers import AskedQuestion, Asker, answer_all, gold_log_probs, room_for_prompts
 from ralm.answering.metrics import exact_match, has_substring
+from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question, read_questions
 from ralm.lm.local.options import ModelOptions

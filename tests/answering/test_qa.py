@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import JsonValue
 
-from ralm.answering.answers import AnswerOptions, Asker, answer_all, gold_log_probs, room_for_prompts
+from ralm.answering.answers import Asker, answer_all, gold_log_probs, room_for_prompts
 from ralm.answering.evaluation import evaluate_questions
 from ralm.answering.metrics import exact_match, f1
+from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.run import run_questions

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ralm.answering.questions import Question, QuestionFields, read_questions
+from ralm.answering.options import QuestionFields
+from ralm.answering.questions import Question, read_questions
 from ralm.errors import QuestionFileError
 from tests.shared_data import shared
 

@@ -218,3 +218,15 @@ def test_permuted_preferences_teach_nothing_about_unseen_queries(root: Path, tmp
     with pytest.warns(RalmWarning, match="did not lower the loss of the held-out examples"):
         trained = train_query_encoder(tmp_path / "signals", tmp_path / "out", index=index, training=options)
     assert trained.best_step == 0
+
+
+def test_candidates_of_another_retriever_are_warned_of(root: Path, tmp_path: Path) -> None:
+    index = open_index(root / "index")
+    for name in ("bm25", "dense"):
+        config: dict[str, JsonValue] = {"retriever": {"retriever": name}}
+        means = [[-1.0, -2.0], [-2.0, -1.0]] * 4
+        save_signals(tmp_path / name, index.fingerprint, ["fox sea"] * 8, [[1, 2]] * 8, means, config=config)
+    once = replace(QUICK, steps=1, held_out=0)
+    with pytest.warns(RalmWarning, match="are those of the retriever bm25"):
+        train_query_encoder(tmp_path / "bm25", tmp_path / "one", training=once, index=index)
+    train_query_encoder(tmp_path / "dense", tmp_path / "two", training=once, index=index)

@@ -9,10 +9,11 @@ answers are judged. Letters of shapes: K prompts of a question.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Annotated, Final, Literal
+from typing import Final
 
 import numpy as np
 
+from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.answering.readings import Cut, PromptEncoder
@@ -20,7 +21,6 @@ from ralm.asking import check_length
 from ralm.errors import UsageError
 from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
-from ralm.options import Option, check_options
 from ralm.pipeline.decoding import Decoder
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.prompt_rows import PromptState
@@ -33,41 +33,10 @@ from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces, shares
 from ralm.reading.stop import UntilStop
 from ralm.records import NO_PASSAGE, FloatArray, Front, IntArray, Passage, Passages, Request
 
-AnswerSemantics = Literal["paper", "official"]
-Joining = Literal["tokens", "answers"]
-
 _TEXTS_AT_ONCE: Final = 32
 """Prompts that are continued together."""
 _KEY_BYTES: Final = 16
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerOptions:
-    """How an answer is drawn from the prompts of a question.
-
-    An answer is greedy, as in both papers. It ends before the first of the `stop` strings, at the model's end of text,
-    or after `new_tokens` tokens. `join` says how several prompts (an ensemble) give one answer: `tokens` averages their
-    distributions for every token (REPLUG's paper); `answers` lets each prompt answer alone, and equal answers add up
-    weight x exp(mean log-probability of a token) (REPLUG's code). `max_length` None is the model's own.
-    """
-
-    new_tokens: Annotated[int, Option("Most tokens of an answer.")] = 10
-    stop: Annotated[
-        tuple[str, ...],
-        Option("End an answer before this string; repeatable.", default_said="the end of the line"),
-    ] = ("\n",)
-    join: Annotated[
-        Joining, Option("How an ensemble answers: average every token, or let each passage answer and add up.")
-    ] = "tokens"
-    max_length: Annotated[
-        int | None, Option("Most tokens that the model reads at once, answer included.", default_said="the model's")
-    ] = None
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if "" in self.stop:
-            raise UsageError("`stop` must not be empty.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,8 +14,6 @@ from pydantic import JsonValue
 
 from ralm.answering.answers import (
     Answer,
-    AnswerOptions,
-    AnswerSemantics,
     AskedQuestion,
     Asker,
     answer_all,
@@ -23,6 +21,7 @@ from ralm.answering.answers import (
     room_for_prompts,
 )
 from ralm.answering.metrics import exact_match, f1, has_answer, token_match
+from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import QuestionSource

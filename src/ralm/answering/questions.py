@@ -17,17 +17,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pydantic import ValidationError
 
+from ralm.answering.options import QuestionFields
 from ralm.corpus.formats.file import content_of, lines_of, suffix_of
 from ralm.corpus.formats.json_records import record_of_line
 from ralm.corpus.maker import without_remedy
 from ralm.corpus.sources import dataset_reader
 from ralm.corpus.text import BYTE_ORDER_MARK, decode
 from ralm.errors import CorpusError, QuestionFileError
-from ralm.options import Option
 from ralm.retrieval.retrieval_file import RetrievedPassage
 
 HUB: Final = "hf:"
@@ -49,19 +49,6 @@ class Question:
     text: str
     answers: tuple[str, ...] = ()
     passages: tuple[RetrievedPassage, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionFields:
-    """The names of the fields of a record that hold the question and its answers.
-
-    `answers` None is `answers`, or else `answer`.
-    """
-
-    question: Annotated[str, Option("Field with the question.", flag="question-field")] = "question"
-    answers: Annotated[
-        str | None, Option("Field with the answers.", flag="answers-field", default_said="answers, or answer")
-    ] = None
 
 
 def read_questions(

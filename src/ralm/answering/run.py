@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.answering.answers import AnswerOptions, AnswerSemantics
 from ralm.answering.evaluation import AnsweredQuestion, Judged, KeptAnswers, QuestionEvaluation, evaluate_questions
+from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import QuestionSource

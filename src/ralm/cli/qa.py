@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ralm.answering.answers import AnswerOptions, AnswerSemantics
-from ralm.answering.questions import QuestionFields
+from ralm.answering.options import AnswerOptions, AnswerSemantics, QuestionFields
 from ralm.cli import options
 from ralm.cli.flags import Flags
 from ralm.cli.idle import Use, refuse_idle

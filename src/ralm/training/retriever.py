@@ -4,6 +4,7 @@ Either the query encoder alone is trained, from signals, and the index stays val
 passages together, as in the paper, and the passages are encoded again. Importing this module does not import torch.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import JsonValue
 
-from ralm.errors import OtherEncoderError, UsageError
+from ralm.errors import OtherEncoderError, RalmWarning, UsageError
 from ralm.retrieval.dense.loading import load_encoder
 from ralm.retrieval.encoding import add_vectors, check_can_add
 from ralm.retrieval.index import Index, open_index
@@ -63,6 +64,9 @@ def train_query_encoder(
     that the signals were measured with; None is the folder that they name. A killed training resumes when this is
     called again with the same arguments.
 
+    Warns if the candidates of the signals are those of another retriever, such as BM25: then nothing teaches the
+    encoder what it should not find.
+
     Raises MissingExtraError if the extra `train` is not installed; UsageError if the index is another one, has no
     vectors or only approximations of them, or too few examples have two candidates; OtherEncoderError if `init` does
     not belong to the vectors; and what `train_retriever` raises of folders, losses and disks.
@@ -70,6 +74,7 @@ def train_query_encoder(
     options = options or QueryEncoderOptions()
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
     index = index_of(signals, index)
+    _warn_of_other_candidates(signals)
     chosen = index.vector_sets.named(options.vectors, index.path)
     training_E, held_out_E = split_with_choice(signals, training.held_out, training.seed)
     with training_extra():
@@ -94,6 +99,18 @@ def train_query_encoder(
             }
             write_trained(out, KIND, student, trained, config, results=results, force=force)
     return TrainedRetriever(**_outcome(out, trained), held_out=held_out)
+
+
+def _warn_of_other_candidates(signals: Signals) -> None:
+    retriever = signals.config.get("retriever")
+    name = retriever.get("retriever") if isinstance(retriever, dict) else None
+    if name not in (None, "dense", "hybrid"):
+        warnings.warn(
+            f"the candidates of {signals.path} are those of the retriever {name}: an encoder that learns from them "
+            "alone may find worse passages in the whole index; measure signals with the retriever `dense`.",
+            RalmWarning,
+            stacklevel=3,
+        )
 
 
 def train_retriever(

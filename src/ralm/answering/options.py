@@ -1,0 +1,51 @@
+"""The options of question answering; importing them loads nothing heavy."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ralm.errors import UsageError
+from ralm.options import Option, check_options
+
+AnswerSemantics = Literal["paper", "official"]
+Joining = Literal["tokens", "answers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """How an answer is drawn from the prompts of a question.
+
+    An answer is greedy, as in both papers. It ends before the first of the `stop` strings, at the model's end of text,
+    or after `new_tokens` tokens. `join` says how several prompts (an ensemble) give one answer: `tokens` averages their
+    distributions for every token (REPLUG's paper); `answers` lets each prompt answer alone, and equal answers add up
+    weight x exp(mean log-probability of a token) (REPLUG's code). `max_length` None is the model's own.
+    """
+
+    new_tokens: Annotated[int, Option("Most tokens of an answer.")] = 10
+    stop: Annotated[
+        tuple[str, ...],
+        Option("End an answer before this string; repeatable.", default_said="the end of the line"),
+    ] = ("\n",)
+    join: Annotated[
+        Joining, Option("How an ensemble answers: average every token, or let each passage answer and add up.")
+    ] = "tokens"
+    max_length: Annotated[
+        int | None, Option("Most tokens that the model reads at once, answer included.", default_said="the model's")
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if "" in self.stop:
+            raise UsageError("`stop` must not be empty.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionFields:
+    """The names of the fields of a record that hold the question and its answers.
+
+    `answers` None is `answers`, or else `answer`.
+    """
+
+    question: Annotated[str, Option("Field with the question.", flag="question-field")] = "question"
+    answers: Annotated[
+        str | None, Option("Field with the answers.", flag="answers-field", default_said="answers, or answer")
+    ] = None
