@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -134,32 +134,18 @@ def qa(
         source = GivenPassages.read(job.retrieved)
     model = load_language_model(job.lm, job.model)
     reader = job.reading.chosen_reader
+    parts: Any = {
+        "source": source,
+        "reader": reader,
+        "demonstrations": shown,
+        "options": job.answering,
+        "semantics": job.semantics,
+        "baseline": baseline,
+    }
     if out is None:
-        evaluation = evaluate_questions(
-            questions,
-            model,
-            prompt,
-            source=source,
-            reader=reader,
-            demonstrations=shown,
-            options=job.answering,
-            semantics=job.semantics,
-            baseline=baseline,
-        )
+        evaluation = evaluate_questions(questions, model, prompt, **parts)
     else:
-        evaluation = run_questions(
-            out,
-            questions,
-            model,
-            prompt,
-            source=source,
-            reader=reader,
-            demonstrations=shown,
-            options=job.answering,
-            semantics=job.semantics,
-            baseline=baseline,
-            force=force,
-        )
+        evaluation = run_questions(out, questions, model, prompt, force=force, **parts)
     if json:
         config = questions_config(questions, model, prompt, source, reader, shown, job.answering, job.semantics)
         print_json({**evaluation.summary(), "config": config})
