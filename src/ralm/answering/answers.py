@@ -8,15 +8,16 @@ answers are judged. Letters of shapes: K prompts of a question.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Final
 
 import numpy as np
 
 from ralm.answering.options import AnswerOptions, AnswerSemantics
+from ralm.answering.prompt_tokens import Cut, PromptEncoder
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
-from ralm.answering.readings import Cut, PromptEncoder
 from ralm.asking import check_length
 from ralm.errors import UsageError
 from ralm.lm.journal import Journal
@@ -29,8 +30,8 @@ from ralm.protocols import LanguageModel, Reader, Tokenizer, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import mixture
 from ralm.reading.in_context import InContext
-from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces, shares
-from ralm.reading.stop import UntilStop
+from ralm.reading.pieces import GeneratedText, GeneratedToken, shares
+from ralm.reading.stop import StoppedText
 from ralm.records import NO_PASSAGE, FloatArray, Front, IntArray, Passage, Passages, Request
 
 _TEXTS_AT_ONCE: Final = 32
@@ -178,10 +179,10 @@ def answer_all(
     options = options or AnswerOptions()
     writing = _Writing(model, options, journal)
     for group in _groups(asked):
-        texts = [text for number in group for text in _texts(asked[number], options)]
-        given = iter(writing.answers(texts))
-        for number in group:
-            several = [next(given) for _ in _texts(asked[number], options)]
+        texts = [_texts(asked[number], options) for number in group]
+        given = iter(writing.answers([text for some in texts for text in some]))
+        for number, some in zip(group, texts, strict=True):
+            several = [next(given) for _ in some]
             yield number, several[0] if options.join == "tokens" else _added_up(several, asked[number].fronts)
 
 
@@ -262,6 +263,11 @@ class _Writing:
         self._options = options
         self._journal = journal
 
+    @cached_property
+    def _decoder(self) -> Decoder:
+        """One for all questions: what their prompts share with those before is not read again."""
+        return Decoder(self._model, GenerationOptions(new_tokens=self._options.new_tokens), self._model.max_length)
+
     def answers(self, texts: Sequence[Sequence[Front]]) -> list[Answer]:
         """The answer behind each group of prompts."""
         keys = [_key(fronts) for fronts in texts]
@@ -279,46 +285,31 @@ class _Writing:
     def _drawn(self, texts: Sequence[Sequence[Front]]) -> list[FloatArray]:
         """The tokens behind each group of prompts as numbers: of each token its id, its log-probability and the share
         of each prompt. An id is below 2^24, so float32 holds it exactly."""
-        decoder = Decoder(self._model, GenerationOptions(new_tokens=self._options.new_tokens), self._model.max_length)
-        ends = []
-        for fronts in texts:
-            decoder.add(PromptState(_NOTHING, None, fronts))
-            ends.append(_End(fronts, self._model, self._options))
-        drawn: list[list[FloatArray]] = [[] for _ in texts]
-        while decoder.unfinished:
-            for number, token in decoder.step():
-                numbers = np.array([token.token, token.log_prob], dtype=np.float32)
-                drawn[number].append(np.concatenate([numbers, token.posteriors_K]))
-                if ends[number].add(token):
-                    decoder.end(number)
-        return [np.concatenate(rows) if rows else np.zeros(0, dtype=np.float32) for rows in drawn]
+        numbers = [self._decoder.add(PromptState(_NOTHING, None, fronts)) for fronts in texts]
+        written = dict(zip(numbers, map(self._text_behind, texts), strict=True))
+        drawn: dict[int, list[FloatArray]] = {number: [] for number in numbers}
+        while self._decoder.unfinished:
+            for number, token in self._decoder.step():
+                values = np.array([token.token, token.log_prob], dtype=np.float32)
+                drawn[number].append(np.concatenate([values, token.posteriors_K]))
+                written[number].add(token)
+                if written[number].found:
+                    self._decoder.end(number)
+        return [np.concatenate(rows) if rows else np.zeros(0, dtype=np.float32) for rows in drawn.values()]
 
     def _answer(self, fronts: Sequence[Front], drawn: FloatArray) -> Answer:
-        passages_K = np.array([front.passage for front in fronts], dtype=np.int64)
-        end = _End(fronts, self._model, self._options)
-        for row in drawn.reshape(-1, 2 + len(fronts)):
-            end.add(GeneratedToken(int(row[0]), float(row[1]), passages_K, row[2:]))
-        return end.answer()
-
-
-class _End:
-    """The text of an answer as its tokens come, up to a stop string."""
-
-    def __init__(self, fronts: Sequence[Front], model: WritingModel, options: AnswerOptions) -> None:
-        self._pieces = Pieces(fronts[0].tokens, model.tokenizer)
-        self._until = UntilStop(options.stop)
-        self._found: list[GeneratedText] = []
-
-    def add(self, token: GeneratedToken) -> bool:
-        """Add a token; whether a stop string was found."""
-        self._found += self._until.add(self._pieces.add(token))
-        return self._until.found
-
-    def answer(self) -> Answer:
         """The answer that these tokens are."""
-        found = [*self._found, *self._until.add(self._pieces.rest()), *self._until.rest()]
+        passages_K = np.array([front.passage for front in fronts], dtype=np.int64)
+        text = self._text_behind(fronts)
+        found: list[GeneratedText] = []
+        for row in drawn.reshape(-1, 2 + len(fronts)):
+            found += text.add(GeneratedToken(int(row[0]), float(row[1]), passages_K, row[2:]))
+        found += text.rest()
         tokens = [token for piece in found for token in piece.tokens]
         return Answer("".join(piece.text for piece in found), tokens, shares(tokens))
+
+    def _text_behind(self, fronts: Sequence[Front]) -> StoppedText:
+        return StoppedText(fronts[0].tokens, self._model.tokenizer, self._options.stop)
 
 
 def _key(fronts: Sequence[Front]) -> bytes:
@@ -335,16 +326,17 @@ def _added_up(answers: Sequence[Answer], fronts: Sequence[Front]) -> Answer:
     """Of the answers of several prompts the one with the largest sum of weight x exp(mean log-probability of a token);
     of equal ones the first. Answers are equal without the white space around them; an answer of no tokens counts 0.
     """
-    scores: dict[str, list[float]] = {}
-    for answer, front in zip(answers, fronts, strict=True):
-        mean = answer.log_prob / len(answer.tokens) if answer.tokens else -np.inf
-        scores.setdefault(answer.text.strip(), []).append(float(np.exp(front.log_weight + mean)))
-    best = max(scores, key=lambda text: sum(scores[text]))
-    total = sum(scores[best])
-    given: dict[int, float] = {}
-    for answer, front in zip(answers, fronts, strict=True):
-        if answer.text.strip() == best and answer.tokens and total > 0:
-            share = float(np.exp(front.log_weight + answer.log_prob / len(answer.tokens))) / total
-            given[front.passage] = given.get(front.passage, 0.0) + share
+    worths = [
+        float(np.exp(front.log_weight + answer.log_prob / len(answer.tokens))) if answer.tokens else 0.0
+        for answer, front in zip(answers, fronts, strict=True)
+    ]
+    totals: dict[str, float] = {}
+    for answer, worth in zip(answers, worths, strict=True):
+        totals[answer.text.strip()] = totals.get(answer.text.strip(), 0.0) + worth
+    best = max(totals, key=lambda text: totals[text])
     first = next(answer for answer in answers if answer.text.strip() == best)
+    given: dict[int, float] = {}
+    for answer, front, worth in zip(answers, fronts, worths, strict=True):
+        if answer.text.strip() == best and worth > 0:
+            given[front.passage] = given.get(front.passage, 0.0) + worth / totals[best]
     return Answer(best, first.tokens, dict(sorted(given.items(), key=lambda item: -item[1])))

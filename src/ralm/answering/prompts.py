@@ -7,7 +7,7 @@ The papers' own prompts are in `papers/`. Works on texts; knows nothing of token
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -118,7 +118,8 @@ def _parsed(content: str, where: str) -> QuestionPrompt:
     known = [field.name for field in fields(QuestionPrompt)]
     if unknown := sorted(set(table) - set(known)):
         raise QuestionFileError(f"{where} has {', '.join(unknown)}; a prompt has {', '.join(known)}.")
-    if missing := sorted({*_PLACES, "between"} - {"answer"} - set(table)):
+    required = {field.name for field in fields(QuestionPrompt) if field.default is MISSING}
+    if missing := sorted(required - set(table)):
         raise QuestionFileError(f"{where} lacks {', '.join(missing)}.")
     for name, value in table.items():
         if not isinstance(value, str):

@@ -3,7 +3,6 @@
 Knows questions, retrievers and files; knows nothing of prompts or models.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,8 @@ from pydantic import JsonValue
 
 from ralm.answering.questions import Question, read_questions
 from ralm.asking import ask
-from ralm.controls import path_text
 from ralm.errors import QuestionFileError
-from ralm.pipeline.sources import FromRetriever
+from ralm.pipeline.sources import FromRetriever, file_config
 from ralm.records import Hits, Passages
 from ralm.retrieval.retrieval_file import numbered_passages
 
@@ -64,8 +62,7 @@ class GivenPassages:
         questions = read_questions(file)
         if not any(one.passages for one in questions):
             raise QuestionFileError(f"{file} has no passages: its questions have no `ctxs`.")
-        digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        return cls(questions, {"retrieved": path_text(file), "sha256": digest})
+        return cls(questions, file_config(Path(file)))
 
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
         """Take the first k passages of each question from the file; QuestionFileError if a question is not there."""

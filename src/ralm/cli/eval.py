@@ -43,12 +43,9 @@ class Job:
     def __post_init__(self) -> None:
         check_options(self)
         self.plan.check_documents(1)
-        if self.index and self.retrieved:
-            raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
+        options.check_sources(self.index, self.retrieved, self.reading)
         if self.reading.reranks and not self.has_passages:
             raise UsageError("`rerank` chooses among retrieved passages: give `index` or `retrieved` too.")
-        if self.reading.reader != "in-context" and not self.has_passages:
-            raise UsageError(f'`reader="{self.reading.reader}"` reads passages: give `index` or `retrieved` too.')
 
     @property
     def has_passages(self) -> bool:

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
+from ralm.errors import UsageError
 from ralm.options import Option
-from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.options import GenerationOptions, ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.options import RetrieverOptions
@@ -24,6 +25,14 @@ Json = Annotated[bool, Option("Print only one JSON object.")]
 
 QUERY_TOKENS_SAID: Final = {"query_tokens": f"{PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
 _Asking = TypeVar("_Asking", PlanOptions, GenerationOptions, ExampleOptions)
+
+
+def check_sources(index: Path | None, retrieved: Path | None, reading: ReadingOptions) -> None:
+    """Raise UsageError if there are two sources of passages, or none for a reader that reads several."""
+    if index and retrieved:
+        raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
+    if reading.reader != "in-context" and not (index or retrieved):
+        raise UsageError(f'`reader="{reading.reader}"` reads passages: give `index` or `retrieved` too.')
 
 
 def with_query_tokens(options: _Asking, retrieval: RetrieverOptions, given: Container[str]) -> _Asking:

@@ -10,7 +10,6 @@ from ralm.answering.options import AnswerOptions, AnswerSemantics, QuestionField
 from ralm.cli import options
 from ralm.cli.flags import Flags
 from ralm.cli.idle import Use, refuse_idle
-from ralm.errors import UsageError
 from ralm.lm.local.options import ModelOptions
 from ralm.options import Needs, Option, check_options
 from ralm.pipeline.options import ReadingOptions
@@ -75,10 +74,7 @@ class QuestionJob:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.index and self.retrieved:
-            raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
-        if self.reading.reader != "in-context" and not self.has_passages:
-            raise UsageError(f'`reader="{self.reading.reader}"` reads passages: give `index` or `retrieved` too.')
+        options.check_sources(self.index, self.retrieved, self.reading)
 
     @property
     def has_passages(self) -> bool:

@@ -20,8 +20,8 @@ from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.beginning import first_tokens, without_first
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.in_context import InContext
-from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces
-from ralm.reading.stop import UntilStop
+from ralm.reading.pieces import GeneratedText, GeneratedToken
+from ralm.reading.stop import StoppedText
 from ralm.records import IntArray
 
 
@@ -84,16 +84,15 @@ def generate_many(
 def _as_text(
     writer: "TokenWriter", prompts: Sequence[IntArray], model: WritingModel, options: GenerationOptions
 ) -> Iterator[tuple[int, GeneratedText]]:
-    pieces = [Pieces(prompt, model.tokenizer) for prompt in prompts]
-    until = [UntilStop(options.stop) for _ in prompts]
+    texts = [StoppedText(prompt, model.tokenizer, options.stop) for prompt in prompts]
     while written := writer.step():
         for number, token in written:
-            for piece in until[number].add(pieces[number].add(token)):
+            for piece in texts[number].add(token):
                 yield number, piece
-            if until[number].found:
+            if texts[number].found:
                 writer.end(number)
-    for number in range(len(prompts)):
-        for piece in (*until[number].add(pieces[number].rest()), *until[number].rest()):
+    for number, text in enumerate(texts):
+        for piece in text.rest():
             yield number, piece
 
 

@@ -97,13 +97,17 @@ class FromFile:
         """
         file = Path(file)
         strides = read_retrieval_file(file)
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        return cls(strides, config={"retrieved": path_text(file), "sha256": digest})
+        return cls(strides, config=file_config(file))
 
     def find(self, prepared: PreparedText, tokenizer: Tokenizer, k: int) -> tuple[Hits, Passages]:
         """Take the hits from the file; RetrievalFileError if it was made for another text or plan."""
         hits, passages = hits_of_file(prepared, tokenizer, self.strides)
         return hits.first(k), passages
+
+
+def file_config(file: Path) -> dict[str, JsonValue]:
+    """What identifies a file of passages in the record of a run."""
+    return {"retrieved": path_text(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
 
 
 def open_source(

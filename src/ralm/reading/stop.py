@@ -1,11 +1,13 @@
 """Text up to the first stop string, piece by piece.
 
-Knows pieces of text; knows nothing of tokens or models.
+Knows pieces of text and the tokens that they are made of; knows nothing of models.
 """
 
 from collections.abc import Sequence
 
-from ralm.reading.pieces import GeneratedText
+from ralm.protocols import Tokenizer
+from ralm.reading.pieces import GeneratedText, GeneratedToken, Pieces
+from ralm.records import IntArray
 
 
 class UntilStop:
@@ -44,6 +46,27 @@ class UntilStop:
             overlap = max((_overlap(text, string) for string in self._stop), default=0)
             certain, self._held = _split(self._held, len(text) - overlap)
         return certain
+
+
+class StoppedText:
+    """The text that tokens add to a prompt (int64), up to the first stop string; `found` is True after one."""
+
+    def __init__(self, prompt: IntArray, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._pieces = Pieces(prompt, tokenizer)
+        self._until = UntilStop(stop)
+
+    @property
+    def found(self) -> bool:
+        """Whether a stop string was found."""
+        return self._until.found
+
+    def add(self, token: GeneratedToken) -> list[GeneratedText]:
+        """The pieces that can be passed on after this token, in order."""
+        return self._until.add(self._pieces.add(token))
+
+    def rest(self) -> list[GeneratedText]:
+        """The pieces that were held back, or incomplete, until the end."""
+        return [*self._until.add(self._pieces.rest()), *self._until.rest()]
 
 
 def _overlap(text: str, string: str) -> int:

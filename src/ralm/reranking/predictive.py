@@ -53,10 +53,11 @@ class Predictive:
         read = {number: passages[number].contents for number in numbers}
         pairs = [(end, read[number]) for row, end in ends.items() for number, _ in found[row]]
         scores = iter(self.cross_encoder.scores(pairs).tolist())
+        prior_K = rank_prior(PairScorer.of(self.cross_encoder).rank_weight, max(map(len, found), default=0))
         chosen = []
         for row, own in enumerate(found):
             given = np.array([next(scores) if row in ends else 0.0 for _ in own], dtype=np.float32)
-            given += rank_prior(PairScorer.of(self.cross_encoder).rank_weight, len(own))
+            given += prior_K[: len(own)]
             best = np.argsort(-given, kind="stable")[:k]
             chosen.append((np.array([number for number, _ in own], dtype=np.int64)[best], given[best]))
         return Hits.of_rows(chosen)

@@ -6,9 +6,12 @@ Knows signals and numbers; knows nothing of models. Letters of shapes: E example
 from typing import Final
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from ralm.records import IntArray
+from ralm.records import FloatArray, IntArray
 from ralm.reranking.predictive import rank_prior
+from ralm.training.losses import marginal_loss
 from ralm.training.signals import Signals
 
 _WEIGHTS: Final = np.arange(0, 81) / 20
@@ -26,8 +29,7 @@ def fitted_rank_weight(signals: Signals, examples_E: IntArray) -> float:
     return float(_WEIGHTS[int(np.argmin(losses_W))])
 
 
-def _loss(prior_K: np.ndarray, log_probs_EK: np.ndarray) -> float:
-    there_EK = np.isfinite(log_probs_EK)
-    scores_EK = np.where(there_EK, prior_K.astype(np.float64), -np.inf)
-    chosen_E = np.logaddexp.reduce(scores_EK, axis=1)
-    return float((chosen_E - np.logaddexp.reduce(scores_EK + np.where(there_EK, log_probs_EK, 0), axis=1)).mean())
+def _loss(prior_K: FloatArray, log_probs_EK: NDArray[np.float64]) -> float:
+    there_EK = torch.from_numpy(np.isfinite(log_probs_EK))
+    scores_EK = torch.from_numpy(prior_K).expand(there_EK.shape)
+    return float(marginal_loss(scores_EK, torch.from_numpy(log_probs_EK), there_EK).double().mean())

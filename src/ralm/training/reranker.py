@@ -12,7 +12,6 @@ from pydantic import JsonValue
 
 from ralm.retrieval.index import Index
 from ralm.training.options import RerankerOptions, TrainingOptions, training_extra
-from ralm.training.rank_prior import fitted_rank_weight
 from ralm.training.signals import Signals, index_of, open_signals, split_with_choice
 
 KIND: Final = "reranker"
@@ -64,6 +63,7 @@ def train_reranker(
         from ralm.reranking.cross_encoder import load_pair_model
         from ralm.training.cross_encoder import PairStudent
         from ralm.training.harness import check_out, evaluated, own_randomness, train, training_run, write_trained
+        from ralm.training.rank_prior import fitted_rank_weight
     check_out(out, KIND, force=force)
     with own_randomness(options.seed):
         model = load_pair_model(init, reading.tokens, device=options.device, max_length=reading.max_length, new=True)

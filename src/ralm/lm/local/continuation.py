@@ -1,9 +1,9 @@
 """The distribution over the next token of texts that grow, with a cache of keys and values: nothing is read twice.
 
 Each call gives the texts as they are now; cached prefixes are found by comparing tokens. A text that grew by one token
-keeps its row of keys and values. A text that changed is read again from where it differs. New texts that begin alike,
-such as prompts with the same demonstrations, read that beginning once. Then the last tokens of all texts are read
-together, as one column of one batch. This pass gives the distributions of all texts.
+keeps its row of keys and values. A text that changed is read again from where it differs. A new text that begins like
+another one, such as a prompt with the same demonstrations, takes that beginning from it. Then the last tokens of all
+texts are read together, as one column of one batch. This pass gives the distributions of all texts.
 
 Works on token ids; knows nothing of documents.
 Shapes: B texts, N tokens, V vocabulary.
@@ -30,8 +30,8 @@ from ralm.records import FloatArray, IntArray, NextTokens
 _WORTH: Final = 8
 """A shared prefix is kept if it is at least 1/8 of a text's tokens; a shorter one is not worth a pass of its own."""
 _WORTH_A_COPY: Final = 2
-"""A new text takes its beginning from another new one if at least 1/2 of its tokens are shared: the rest is read by
-itself, which is slower a token than in a batch."""
+"""A new text takes its beginning from another text of the call if at least 1/2 of its tokens are shared: the rest is
+read by itself, which is slower a token than in a batch."""
 _NOTHING: Final = Kept()
 _NO_WANTED: Final = torch.zeros(0, dtype=torch.long)
 
@@ -82,16 +82,16 @@ class CachedContinuations:
 
     def _read_changed(self, rows: Sequence[IntArray], columns_B: Sequence[int]) -> None:
         """Read the part of each text that is not cached, except its last token."""
-        changed = [row for row, columns in enumerate(columns_B) if columns < len(rows[row]) - 1]
-        new = [] if self._thresholds else [row for row in changed if columns_B[row] == 0]
-        copied = _beginnings(new, rows)
-        for batch in batches((row for row in new if row not in copied), rows, self._tokens):
+        new = [row for row, columns in enumerate(columns_B) if columns == 0]
+        copied = {} if self._thresholds else _beginnings(new, rows)
+        left = {row for row, columns in enumerate(columns_B) if columns < len(rows[row]) - 1 and row not in copied}
+        together = [] if self._thresholds else [row for row in new if row in left]
+        for batch in batches(together, rows, self._tokens):
             if len(batch) > 1:
                 self._read_padded(batch, rows)
-                changed = [row for row in changed if row not in batch]
-        for row in changed:
-            if row not in copied:
-                self._read_rest(row, rows[row], columns_B[row])
+                left.difference_update(batch)
+        for row in sorted(left):
+            self._read_rest(row, rows[row], columns_B[row])
         for row, (source, columns) in copied.items():
             self._rows.copy(source, row, columns)
             if columns < len(rows[row]) - 1:
@@ -247,14 +247,15 @@ def _changed(held: Sequence[IntArray], texts: Sequence[IntArray], placed: dict[i
 
 
 def _beginnings(new: Sequence[int], rows: Sequence[IntArray]) -> dict[int, tuple[int, int]]:
-    """Which new rows take their beginning from another new row that is read whole: that row, and how many columns."""
-    whole: list[int] = []
+    """Which new rows take their beginning from another row that is not taken from others itself: that row, and how many
+    columns."""
+    whole = sorted(set(range(len(rows))) - set(new))
     copied: dict[int, tuple[int, int]] = {}
     for row in new:
         wanted = len(rows[row]) - 1
         shared = [min(_shared(rows[other], rows[row]), len(rows[other]) - 1, wanted) for other in whole]
         best = int(np.argmax(shared)) if shared else 0
-        if shared and shared[best] * _WORTH_A_COPY >= wanted:
+        if shared and shared[best] * _WORTH_A_COPY >= wanted > 0:
             copied[row] = (whole[best], shared[best])
         else:
             whole.append(row)

@@ -1,11 +1,6 @@
-"""What a model reads for a question: one prompt or several, as token ids that fit, each with its weight.
+"""Prompts as token ids that fit into the model, and what was cut of them.
 
-    closed         the question alone
-    in-context     one prompt with the first passage
-    concatenation  one prompt with several passages
-    ensemble       a prompt for each passage, with the weights of REPLUG
-
-Works on texts and token ids; knows nothing of how passages are found or answers are drawn.
+Works on texts and tokenizers; knows nothing of how passages are found or answers are drawn.
 """
 
 from dataclasses import dataclass

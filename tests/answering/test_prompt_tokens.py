@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from ralm.answering.prompt_tokens import Cut, PromptEncoder
 from ralm.answering.prompts import PromptText
-from ralm.answering.readings import Cut, PromptEncoder
 from ralm.errors import UsageError
 from ralm.records import IntArray, SpecialTokens
 
