@@ -9,6 +9,8 @@ import ralm
 
 NAMES = """
 AnswerOptions
+AnswerSource
+Answerer
 AskedRetriever
 BM25
 BM25Options
@@ -75,6 +77,7 @@ SampledExamples
 ScoredTokens
 Scorer
 Signals
+SourcedAnswer
 Splitting
 SweepPoint
 TokenWriter

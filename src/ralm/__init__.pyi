@@ -8,6 +8,11 @@ from .answering.questions import (
     read_questions as read_questions,
 )
 from .answering.run import run_questions as run_questions
+from .answering.sourced import (
+    Answerer as Answerer,
+    AnswerSource as AnswerSource,
+    SourcedAnswer as SourcedAnswer,
+)
 from .answering.sources import AskedRetriever as AskedRetriever, GivenPassages as GivenPassages
 from .corpus.decontamination import Decontamination as Decontamination, Removals as Removals
 from .corpus.left_out import LeftOut as LeftOut

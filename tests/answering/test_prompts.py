@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.answering.prompts import PAPERS, QuestionPrompt, open_prompt
+from ralm.answering.prompts import PROMPTS, QuestionPrompt, open_prompt
 from ralm.errors import QuestionFileError
 from ralm.records import Passage
 from tests.shared_data import shared
@@ -74,12 +74,12 @@ def test_what_is_no_prompt(tmp_path: Path, content: str, said: str) -> None:
 
 
 def test_an_unknown_name_and_form(tmp_path: Path) -> None:
-    with pytest.raises(QuestionFileError, match="give in-context-ralm or replug, or a file"):
+    with pytest.raises(QuestionFileError, match="give in-context-ralm, replug, chat or a file"):
         open_prompt("in-context")
     with pytest.raises(QuestionFileError, match="does not exist"):
         open_prompt(tmp_path / "none.toml")
     path = tmp_path / "own.toml"
-    prompt = open_prompt(PAPERS[1])
+    prompt = open_prompt(PROMPTS[1])
     texts = {name: getattr(prompt, name) for name in ("closed", "one", "several", "document", "between")}
     path.write_text("".join(f"{name} = {json.dumps(text)}\n" for name, text in texts.items()) + 'question = "upper"\n')
     with pytest.raises(QuestionFileError, match="question is 'upper'; it should be"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.cli.asked import read_prompts, read_queries
+from ralm.cli.asked import read_asked
 from ralm.errors import RalmError
 from tests.cli.program import Answer, ralm
 
@@ -21,15 +21,15 @@ def refused(answer: Answer, message: str) -> None:
 def test_json_lines_may_hold_several_lines(tmp_path: Path) -> None:
     file = tmp_path / "asked.jsonl"
     file.write_text("\n".join(map(json.dumps, ["one\ntwo", {"prompt": "a\u2028b", "id": 3, "query": "q"}])) + "\n\n")
-    assert read_prompts(None, file) == ["one\ntwo", "a\u2028b"]
+    assert read_asked(None, file, "prompt") == ["one\ntwo", "a\u2028b"]
     file.write_text('{"query": "who?"}\n')
-    assert read_queries(None, file) == ["who?"]
+    assert read_asked(None, file, "query") == ["who?"]
 
 
 def test_a_line_of_a_file_is_one_whatever_is_in_it(tmp_path: Path) -> None:
     file = tmp_path / "asked.txt"
     file.write_bytes("one\x0c\x1c\x85\u2028still one\r\ntwo\n".encode())
-    assert read_queries(None, file) == ["one\x0c\x1c\x85\u2028still one", "two"]
+    assert read_asked(None, file, "query") == ["one\x0c\x1c\x85\u2028still one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_lines_that_are_no_prompt(tmp_path: Path, line: str, message: str) -> No
     file = tmp_path / "asked.jsonl"
     file.write_text(f'"one"\n{line}\n')
     with pytest.raises(RalmError, match=message):
-        read_prompts(None, file)
+        read_asked(None, file, "prompt")
 
 
 def test_what_is_not_utf8(tmp_path: Path) -> None:

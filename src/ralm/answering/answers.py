@@ -49,17 +49,25 @@ class AskedQuestion:
     fronts: Sequence[Front]
     cuts: Sequence[Cut]
 
+    @property
+    def most_cut(self) -> Cut:
+        """The most tokens that were cut of a prompt's demonstrations, and of its documents."""
+        return Cut(max(cut.demonstrations for cut in self.cuts), max(cut.documents for cut in self.cuts))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """An answer: its text, its tokens, and the share that each passage has in their probability, largest first.
-
-    `log_prob` is the sum of the natural log-probabilities of the tokens of the answer, the end of it excluded.
-    """
+    """An answer: its text, the pieces that it was drawn in, and the share that each passage has in their probability,
+    largest first."""
 
     text: str
-    tokens: Sequence[GeneratedToken]
+    pieces: Sequence[GeneratedText]
     shares: dict[int, float]
+
+    @property
+    def tokens(self) -> Sequence[GeneratedToken]:
+        """The tokens of the answer, the end of it excluded."""
+        return [token for piece in self.pieces for token in piece.tokens]
 
     @property
     def log_prob(self) -> float:
@@ -88,7 +96,7 @@ class Asker:
         self._prompt = prompt
         self._reader = reader or InContext()
         self._official = semantics == "official"
-        self._encoder = PromptEncoder(tokenizer, room, keep_first=not self._official)
+        self._encoder = PromptEncoder(tokenizer, room, keep_first=not self._official, chat=prompt.chat)
         self._demonstrations = [
             (one.text, prompt.demonstration(one.text, _first_answer(one), passages)) for one, passages in demonstrations
         ]
@@ -184,6 +192,28 @@ def answer_all(
         for number, some in zip(group, texts, strict=True):
             several = [next(given) for _ in some]
             yield number, several[0] if options.join == "tokens" else _added_up(several, asked[number].fronts)
+
+
+def answer_of(pieces: Sequence[GeneratedText]) -> Answer:
+    """The answer that these pieces are."""
+    tokens = [token for piece in pieces for token in piece.tokens]
+    return Answer("".join(piece.text for piece in pieces), pieces, shares(tokens))
+
+
+def stream_answer(
+    asked: AskedQuestion, model: WritingModel, options: AnswerOptions | None = None
+) -> Iterator[GeneratedText]:
+    """The answer to one question, piece by piece, drawn from the average over its prompts for every token."""
+    options = options or AnswerOptions()
+    decoder = Decoder(model, GenerationOptions(new_tokens=options.new_tokens), model.max_length)
+    number = decoder.add(PromptState(_NOTHING, None, asked.fronts))
+    text = StoppedText(asked.fronts[0].tokens, model.tokenizer, options.stop)
+    while decoder.unfinished:
+        for _, token in decoder.step():
+            yield from text.add(token)
+            if text.found:
+                decoder.end(number)
+    yield from text.rest()
 
 
 def _texts(asked: AskedQuestion, options: AnswerOptions) -> list[Sequence[Front]]:
@@ -304,9 +334,7 @@ class _Writing:
         found: list[GeneratedText] = []
         for row in drawn.reshape(-1, 2 + len(fronts)):
             found += text.add(GeneratedToken(int(row[0]), float(row[1]), passages_K, row[2:]))
-        found += text.rest()
-        tokens = [token for piece in found for token in piece.tokens]
-        return Answer("".join(piece.text for piece in found), tokens, shares(tokens))
+        return answer_of([*found, *text.rest()])
 
     def _text_behind(self, fronts: Sequence[Front]) -> StoppedText:
         return StoppedText(fronts[0].tokens, self._model.tokenizer, self._options.stop)
@@ -339,4 +367,4 @@ def _added_up(answers: Sequence[Answer], fronts: Sequence[Front]) -> Answer:
     for answer, front, worth in zip(answers, fronts, worths, strict=True):
         if answer.text.strip() == best and worth > 0:
             given[front.passage] = given.get(front.passage, 0.0) + worth / totals[best]
-    return Answer(best, first.tokens, dict(sorted(given.items(), key=lambda item: -item[1])))
+    return Answer(best, first.pieces, dict(sorted(given.items(), key=lambda item: -item[1])))

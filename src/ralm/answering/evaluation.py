@@ -22,16 +22,17 @@ from ralm.answering.answers import (
 )
 from ralm.answering.metrics import exact_match, f1, has_answer, token_match
 from ralm.answering.options import AnswerOptions, AnswerSemantics
+from ralm.answering.prompt_tokens import Cut
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
-from ralm.answering.sources import QuestionSource
+from ralm.answering.sources import QuestionSource, found_passages
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
 from ralm.progress import progress_bar
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
-from ralm.records import Hits, IntArray, Passage, Passages
+from ralm.records import IntArray, Passage
 
 METRICS: Final = ("exact_match", "token_match", "f1", "gold_log_prob")
 
@@ -54,14 +55,13 @@ class AnsweredQuestion:
     """A question with its passages and its answer, and with a baseline, the answer without passages.
 
     `passages` are those that were read, best first; `answer_at` is the rank, from 1, of the first that holds an answer
-    (DPR's tokens, the text without its title), or None. `cut_tokens` were cut of the prompts' demonstrations and
-    documents.
+    (DPR's tokens, the text without its title), or None. `cut` is the most that was cut of a prompt.
     """
 
     question: Question
     passages: Sequence[Passage]
     answer_at: int | None
-    cut_tokens: tuple[int, int]
+    cut: Cut
     judged: Judged
     closed: Judged | None
 
@@ -83,7 +83,7 @@ class QuestionEvaluation:
                 str(k): float(np.mean([rank is not None and rank <= k for rank in ranks]))
                 for k in range(1, self.documents + 1)
             }
-        found["cut"] = sum(any(row.cut_tokens) for row in self.rows)
+        found["cut"] = sum(bool(row.cut) for row in self.rows)
         closed = [row.closed for row in self.rows if row.closed is not None]
         if closed:
             found["closed_book"] = self._measures(closed)
@@ -159,7 +159,7 @@ def evaluate_questions(
     options, reader = options or AnswerOptions(), reader or InContext()
     how = _How(model, prompt, options, kept or KeptAnswers(Scorer.of(model)))
     room = room_for_prompts(model, options)
-    hits, passages = _found(questions, source, reader.hits)
+    hits, passages = found_passages(questions, source, reader.hits)
     shown = _with_passages(demonstrations, source)
     asker = Asker(prompt, model.tokenizer, room, reader, shown, semantics=semantics)
     asked = [asker.ask(one, hits.of(row), passages) for row, one in enumerate(questions)]
@@ -178,7 +178,7 @@ def evaluate_questions(
                 question=one.question,
                 passages=read,
                 answer_at=next(ranks, None),
-                cut_tokens=(max(cut.demonstrations for cut in one.cuts), max(cut.documents for cut in one.cuts)),
+                cut=one.most_cut,
                 judged=open_book[row],
                 closed=closed[row],
             )
@@ -194,10 +194,6 @@ class _How:
     prompt: QuestionPrompt
     options: AnswerOptions
     kept: KeptAnswers
-
-
-def _found(questions: Sequence[Question], source: QuestionSource | None, k: int) -> tuple[Hits, Passages]:
-    return (Hits.none(len(questions), 1), ()) if source is None else source.find(questions, k)
 
 
 def _with_passages(

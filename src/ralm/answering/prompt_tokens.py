@@ -4,15 +4,19 @@ Works on texts and tokenizers; knows nothing of how passages are found or answer
 """
 
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
 
 import numpy as np
 
 from ralm.answering.prompts import PromptText
-from ralm.errors import UsageError
+from ralm.errors import ModelError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer
 from ralm.reading.beginning import first_tokens
 from ralm.records import IntArray
+
+_SAMPLE: Final = "Who?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +41,16 @@ class Encoded:
 class PromptEncoder:
     """Encodes prompts into at most `room` tokens; what is too much is cut at the beginning of the text.
 
-    With `keep_first` the special tokens that the text begins with stay. In-Context RALM's code cuts them as well.
+    With `keep_first` the special tokens that the text begins with stay. In-Context RALM's code cuts them as well. With
+    `chat`, a prompt is the message of a user, and the tokens of the chat template around it stay too.
     """
 
-    def __init__(self, tokenizer: Tokenizer, room: int, *, keep_first: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, room: int, *, keep_first: bool = True, chat: bool = False) -> None:
         self._tokenizer = full_tokenizer(tokenizer)
         self._first = first_tokens(tokenizer, "auto")
         self._room = room
         self._keep_first = keep_first
+        self._chat = chat
 
     def encode(self, prompt: PromptText, demonstrations: str = "", name: str = "the question") -> Encoded:
         """The tokens of a prompt behind its demonstrations.
@@ -52,19 +58,39 @@ class PromptEncoder:
         Raises UsageError, naming the question, if the part of the prompt that asks it does not fit alone.
         """
         before, documents = len(demonstrations), len(demonstrations) + len(prompt.documents)
-        ids, spans_N2 = self._tokenizer.encode_with_spans(demonstrations + str(prompt))
-        kept_first = len(self._first) if self._keep_first else 0
-        excess = len(self._first) + len(ids) - self._room
+        tokens, spans_N2 = self._encoded(demonstrations + str(prompt))
+        first = int(np.searchsorted(spans_N2[:, 1], 0, side="right"))
+        excess = len(tokens) - self._room
         if excess <= 0:
-            return Encoded(np.concatenate([self._first, ids]), Cut())
-        dropped = excess if self._keep_first else max(0, excess - len(self._first))
-        first = self._first if self._keep_first else self._first[min(excess, len(self._first)) :]
-        in_demonstrations = int(np.searchsorted(spans_N2[:, 1], before, side="right"))
-        in_documents = int(np.searchsorted(spans_N2[:, 1], documents, side="right"))
+            return Encoded(tokens, Cut())
+        dropped = excess if self._keep_first else max(0, excess - first)
+        in_demonstrations = int(np.searchsorted(spans_N2[:, 1], before, side="right")) - first
+        in_documents = int(np.searchsorted(spans_N2[:, 1], documents, side="right")) - first
         if dropped > in_documents:
+            kept = first if self._keep_first else 0
             raise UsageError(
-                f"{name} has {len(ids) - in_documents} tokens with its instructions, and only "
-                f"{self._room - kept_first} fit into the model beside the answer: shorten it."
+                f"{name} has {len(tokens) - first - in_documents} tokens with its instructions, and only "
+                f"{max(0, self._room - kept)} fit into the model beside the answer: shorten it."
             )
         cut = Cut(min(dropped, in_demonstrations), max(0, dropped - in_demonstrations))
-        return Encoded(np.concatenate([first, ids[dropped:]]), cut)
+        left = tokens[:first] if self._keep_first else tokens[min(excess, first) : first]
+        return Encoded(np.concatenate([left, tokens[first + dropped :]]), cut)
+
+    def _encoded(self, text: str) -> tuple[IntArray, IntArray]:
+        """The tokens of a prompt and their spans; those that it begins with have empty spans at 0."""
+        if not self._chat:
+            tokens, spans_N2 = self._tokenizer.encode_with_spans(text)
+            spans_of_first = np.zeros((len(self._first), 2), dtype=np.int64)
+            return np.concatenate([self._first, tokens]), np.concatenate([spans_of_first, spans_N2])
+        encoded = self._tokenizer.encode_chat(text)
+        if encoded is None:
+            raise ModelError(
+                "the tokenizer of this model has no chat template, which this prompt needs: choose another `prompt`."
+            )
+        return encoded
+
+
+def chat_template_of(tokenizer: Tokenizer) -> str | None:
+    """A hash of what the tokenizer's chat template writes around a message; None without a template."""
+    encoded = full_tokenizer(tokenizer).encode_chat(_SAMPLE)
+    return None if encoded is None else blake2b(encoded[0].tobytes(), digest_size=8).hexdigest()

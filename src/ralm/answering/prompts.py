@@ -1,7 +1,7 @@
 """Prompts of questions, as data: how a question, its passages and demonstrations become one text.
 
 A prompt is a TOML file of texts; `{question}`, `{documents}`, `{title}`, `{text}` and `{answer}` in them are filled in.
-The papers' own prompts are in `papers/`. Works on texts; knows nothing of tokens or models.
+Those that have a name are in `prompt_files/`. Works on texts; knows nothing of tokens or models.
 """
 
 import re
@@ -20,7 +20,8 @@ QuestionForm = Literal["as it is", "lower first letter, question mark"]
 """What a prompt does to a question. The second is that of In-Context RALM's code: a question mark is appended unless it
 is there, and the first letter is lowered."""
 
-PAPERS: Final = ("in-context-ralm", "replug")
+PROMPTS: Final = ("in-context-ralm", "replug", "chat")
+"""The prompts that have a name: those of the two papers, and one for models with a chat template."""
 _SUFFIX: Final = ".toml"
 _PLACE: Final = re.compile(r"\{(question|documents|title|text|answer)\}")
 _PLACES: Final = {
@@ -39,8 +40,9 @@ class QuestionPrompt:
 
     `closed` asks without passages, `one` and `several` with one passage or more; in these, `{documents}` are the
     passages, each in the form `document`, joined by `between`. `answer` is what an answer looks like behind the prompt,
-    in demonstrations and where a gold answer is scored. `after` ends a demonstration. A text may begin with a line
-    break after its quotes, which does not count (TOML).
+    in demonstrations and where a gold answer is scored. `after` ends a demonstration. With `chat`, all of it is one
+    message of the user, and the model's chat template is written around it. A text may begin with a line break after
+    its quotes, which does not count (TOML).
     """
 
     closed: str
@@ -51,6 +53,7 @@ class QuestionPrompt:
     answer: str = " {answer}"
     after: str = "\n\n"
     question: QuestionForm = "as it is"
+    chat: bool = False
 
     def asked(self, question: str) -> str:
         """The question in the form of this prompt."""
@@ -98,15 +101,16 @@ class PromptText:
 
 
 def open_prompt(name: Path | str) -> QuestionPrompt:
-    """A prompt by the name of its paper (`in-context-ralm`, `replug`), or from a TOML file.
+    """A prompt by its name (`in-context-ralm`, `replug`, `chat`), or from a TOML file.
 
     Raises QuestionFileError if there is no such prompt, or if the file is not a prompt: what is wrong is named.
     """
-    if str(name) in PAPERS:
-        return _parsed(files("ralm.answering").joinpath("papers", f"{name}{_SUFFIX}").read_text("utf-8"), str(name))
+    if str(name) in PROMPTS:
+        file = files("ralm.answering").joinpath("prompt_files", f"{name}{_SUFFIX}")
+        return _parsed(file.read_text("utf-8"), str(name))
     path = Path(name)
     if path.suffix != _SUFFIX:
-        raise QuestionFileError(f"{name} is no prompt: give {' or '.join(PAPERS)}, or a file that ends in {_SUFFIX}.")
+        raise QuestionFileError(f"{name} is no prompt: give {', '.join(PROMPTS)} or a file that ends in {_SUFFIX}.")
     return _parsed(read_utf8(path, QuestionFileError), str(path))
 
 
@@ -122,6 +126,10 @@ def _parsed(content: str, where: str) -> QuestionPrompt:
     if missing := sorted(required - set(table)):
         raise QuestionFileError(f"{where} lacks {', '.join(missing)}.")
     for name, value in table.items():
+        if name == "chat":
+            if not isinstance(value, bool):
+                raise QuestionFileError(f"{where}: chat is {value!r}; it should be true or false.")
+            continue
         if not isinstance(value, str):
             raise QuestionFileError(f"{where}: {name} is not a text in quotes.")
         if lacking := [place for place in _PLACES.get(name, ()) if f"{{{place}}}" not in value]:

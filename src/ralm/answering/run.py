@@ -22,6 +22,7 @@ from pydantic import JsonValue
 
 from ralm.answering.evaluation import AnsweredQuestion, Judged, KeptAnswers, QuestionEvaluation, evaluate_questions
 from ralm.answering.options import AnswerOptions, AnswerSemantics
+from ralm.answering.prompt_tokens import chat_template_of
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import QuestionSource
@@ -114,7 +115,7 @@ def questions_config(
         "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
         "reader": None if source is None else config_of(reader or InContext(), "reader"),
-        "prompt": asdict(prompt),
+        "prompt": {**asdict(prompt), "chat_template": chat_template_of(model.tokenizer) if prompt.chat else None},
         "options": {**asdict(options), "stop": list(options.stop), "semantics": semantics},
     }
 
@@ -150,8 +151,8 @@ def answer_table(rows: Sequence[AnsweredQuestion]) -> pa.Table:
             pa.list_(pa.float64()),
         ),
         "answer_at": pa.array([row.answer_at for row in rows], pa.int64()),
-        "cut_demonstrations": pa.array([row.cut_tokens[0] for row in rows], pa.int64()),
-        "cut_documents": pa.array([row.cut_tokens[1] for row in rows], pa.int64()),
+        "cut_demonstrations": pa.array([row.cut.demonstrations for row in rows], pa.int64()),
+        "cut_documents": pa.array([row.cut.documents for row in rows], pa.int64()),
         **_judged_columns([row.closed for row in rows], "closed_"),
     }
     return pa.table(columns)

@@ -72,3 +72,8 @@ class GivenPassages:
                 raise QuestionFileError(f"the file of passages does not have question {one.id}: {one.text[:60]!r}.")
         hits, passages = numbered_passages([by_text[one.text] for one in questions])
         return hits.first(k), passages
+
+
+def found_passages(questions: Sequence[Question], source: QuestionSource | None, k: int) -> tuple[Hits, Passages]:
+    """The k best passages of each question, and what their numbers refer to; without a source, none."""
+    return (Hits.none(len(questions), 1), ()) if source is None else source.find(questions, k)

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from ralm.cli.ask import ask
 from ralm.cli.check import check
 from ralm.cli.compare import compare
 from ralm.cli.demo import demo
@@ -69,6 +70,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "search": search,
     "eval": evaluate,
     "sweep": sweep,
+    "ask": ask,
     "qa": qa,
     "report": report,
     "compare": compare,

@@ -1,7 +1,7 @@
-"""Reads texts to evaluate from files; prompts and queries from arguments, standard input or a file.
+"""Reads texts to evaluate from files; prompts, queries and questions from arguments, standard input or a file.
 
-A text file of prompts or queries has one per line. A JSON Lines file (.jsonl) has one string per line, or an object
-that contains it, so that a prompt or query may have several lines.
+A text file of prompts, queries or questions has one per line. A JSON Lines file (.jsonl) has one string per line, or an
+object that contains it, so that each may have several lines.
 """
 
 import json
@@ -20,16 +20,12 @@ def open_text(file: Path, limit_tokens: int | None) -> Iterable[str]:
     return [read_text(file)] if limit_tokens is None else read_text_in_chunks(file)
 
 
-def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
-    """The prompt, or standard input if it is `-`; if `file` is given, the prompts of the file."""
+def read_asked(text: str | None, file: Path | None, what: str) -> list[str]:
+    """The text, or standard input if it is `-`; if `file` is given, the texts of the file. `what` they are: a prompt, a
+    query or a question."""
     if file is not None:
-        return _of_file(file, "prompt")
-    return [_standard_input().rstrip("\n")] if prompt == "-" else [_argument(prompt or "", "the prompt")]
-
-
-def read_queries(query: str | None, file: Path | None) -> list[str]:
-    """The query; if `file` is given, the queries of the file."""
-    return [_argument(query or "", "the query")] if file is None else _of_file(file, "query")
+        return _of_file(file, what)
+    return [_standard_input(what).rstrip("\n")] if text == "-" else [_argument(text or "", f"the {what}")]
 
 
 def _argument(text: str, what: str) -> str:
@@ -38,9 +34,9 @@ def _argument(text: str, what: str) -> str:
     return text
 
 
-def _standard_input() -> str:
+def _standard_input(what: str) -> str:
     if sys.stdin is None:
-        raise UsageError("there is no standard input: give the prompt as an argument.")
+        raise UsageError(f"there is no standard input: give the {what} as an argument.")
     return decode(sys.stdin.buffer.read(), "standard input", InputError).removeprefix(BYTE_ORDER_MARK)
 
 

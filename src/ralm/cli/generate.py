@@ -63,7 +63,7 @@ def generate(
     settings = options.with_query_tokens(generation, retrieval, given_options(context))
 
     from ralm.asking import config_of
-    from ralm.cli.asked import read_prompts
+    from ralm.cli.asked import read_asked
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
     from ralm.cli.shading import print_report, write_page
     from ralm.evaluation.generated import traced_generation
@@ -75,7 +75,7 @@ def generate(
 
     if report is not None:
         check_output_file(report, force)
-    texts = read_prompts(prompt, prompts)
+    texts = read_asked(prompt, prompts, "prompt")
     source = None if index is None else FromRetriever.of_index(index, retrieval)
     model = load_language_model(lm, model_options)
     reranker = reading.reranker(load_language_model(reading.ranks_with, model_options) if reading.ranks_with else None)

@@ -23,6 +23,8 @@ SkipBad = Annotated[bool, Option("Skip broken lines of files, and count them; in
 Force = Annotated[bool, Option("Replace an existing output of ralm.")]
 Json = Annotated[bool, Option("Print only one JSON object.")]
 
+RERANKING: Final = ("reranking", "rerank_lm", "cut_together")
+"""Options of reading that questions do not have."""
 QUERY_TOKENS_SAID: Final = {"query_tokens": f"{PlanOptions().query_tokens}; dense: {QUERY_TOKENS}"}
 _Asking = TypeVar("_Asking", PlanOptions, GenerationOptions, ExampleOptions)
 
@@ -33,6 +35,11 @@ def check_sources(index: Path | None, retrieved: Path | None, reading: ReadingOp
         raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
     if reading.reader != "in-context" and not (index or retrieved):
         raise UsageError(f'`reader="{reading.reader}"` reads passages: give `index` or `retrieved` too.')
+
+
+def paper_prompt(reading: ReadingOptions) -> str:
+    """The prompt of the paper that has this reader."""
+    return "replug" if reading.reader == "ensemble" else "in-context-ralm"
 
 
 def with_query_tokens(options: _Asking, retrieval: RetrieverOptions, given: Container[str]) -> _Asking:

@@ -15,9 +15,6 @@ from ralm.options import Needs, Option, check_options
 from ralm.pipeline.options import ReadingOptions
 from ralm.retrieval.options import RetrieverOptions
 
-_NOT_HERE = ("reranking", "rerank_lm", "cut_together")
-"""Options of reading that questions do not have."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionJob:
@@ -41,13 +38,13 @@ class QuestionJob:
         RetrieverOptions,
         Option("How passages are retrieved.", needs=Needs("`index`", lambda job: job.index is not None)),
     ] = field(default_factory=RetrieverOptions)
-    reading: Annotated[ReadingOptions, Option("How passages are read."), Flags(without=_NOT_HERE)] = field(
+    reading: Annotated[ReadingOptions, Option("How passages are read."), Flags(without=options.RERANKING)] = field(
         default_factory=ReadingOptions
     )
     prompt: Annotated[
         str | None,
         Option(
-            "Prompt of a paper (in-context-ralm, replug), or a TOML file.",
+            "Prompt by name (in-context-ralm, replug, chat), or a TOML file.",
             default_said="ensemble: replug, else in-context-ralm",
         ),
     ] = None
@@ -84,7 +81,7 @@ class QuestionJob:
     @property
     def prompt_name(self) -> str:
         """The prompt that is used: that of the paper which has this reader, if none is given."""
-        return self.prompt or ("replug" if self.reading.reader == "ensemble" else "in-context-ralm")
+        return self.prompt or options.paper_prompt(self.reading)
 
 
 def qa(

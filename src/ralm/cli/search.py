@@ -18,7 +18,9 @@ _RETRIEVAL = RetrieverOptions()
 def search(
     context: typer.Context,
     index: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `ralm index` made.", show_default=False)],
-    query: Annotated[str | None, typer.Argument(help="What to search for.", show_default=False)] = None,
+    query: Annotated[
+        str | None, typer.Argument(help="What to search for; - reads standard input.", show_default=False)
+    ] = None,
     queries: Annotated[
         Path | None,
         Option(
@@ -32,13 +34,13 @@ def search(
 ) -> None:
     """Find the passages of an index that best match a query."""
     from ralm.asking import ask
-    from ralm.cli.asked import read_queries
+    from ralm.cli.asked import read_asked
     from ralm.cli.output import hits_as_json, print_cache, print_json, print_passages
     from ralm.pipeline.sources import FromRetriever
 
     if (query is None) == (queries is None):
         raise UsageError("give either a `query` or `queries` FILE.")
-    asked = read_queries(query, queries)
+    asked = read_asked(query, queries, "query")
     refuse_idle(context, Use(retrieval))
     source = FromRetriever.of_index(index, retrieval)
     hits = ask(source.retriever, asked, k, len(source.passages))

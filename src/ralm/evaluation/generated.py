@@ -11,7 +11,7 @@ from ralm.evaluation.traces import TracedText, used_passages
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
 from ralm.reading.beginning import Bos, first_tokens, without_first
-from ralm.reading.pieces import GeneratedText, GeneratedToken
+from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
 from ralm.records import FloatArray, Passages, Provenance, Request
 
 
@@ -31,9 +31,9 @@ def traced_generation(
     """
     tokens = [token for piece in pieces for token in piece.tokens]
     provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
-    before, texts = _token_texts(prompt, pieces)
+    before, texts = texts_of_tokens(pieces)
     return TracedText(
-        before=before,
+        before=prompt + before,
         texts=texts,
         log_probs_T=np.array([token.log_prob for token in tokens], dtype=np.float32),
         baseline_T=_without_documents(prompt, tokens, model, max_length or model.max_length, bos),
@@ -54,16 +54,3 @@ def _without_documents(
         for place in range(len(begin), len(text))
     ]
     return np.concatenate([np.zeros(0, dtype=np.float32), *Scorer.of(model).log_probs(requests)])
-
-
-def _token_texts(prompt: str, pieces: Sequence[GeneratedText]) -> tuple[str, list[str]]:
-    """The text before the first token, and what each token adds; a character of several tokens comes with the last."""
-    before, texts = prompt, list[str]()
-    for piece in pieces:
-        if piece.tokens:
-            texts += [""] * (len(piece.tokens) - 1) + [piece.text]
-        elif texts:
-            texts[-1] += piece.text
-        else:
-            before += piece.text
-    return before, texts

@@ -20,6 +20,11 @@ def full_tokenizer(tokenizer: Tokenizer) -> FullTokenizer:
     return tokenizer if isinstance(tokenizer, FullTokenizer) else _Filled(tokenizer)
 
 
+def has_chat_template(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer can write a chat."""
+    return full_tokenizer(tokenizer).encode_chat("?") is not None
+
+
 class _Filled:
     """A tokenizer that lacks some of the optional members, with their defaults."""
 
@@ -75,6 +80,10 @@ class _Filled:
         special = self.special_tokens
         room = max(0, max_tokens - len(special.before) - len(special.after))
         return np.concatenate([special.before, self.encode(text)[:room], special.after])[:max_tokens]
+
+    def encode_chat(self, message: str) -> tuple[IntArray, IntArray] | None:
+        own = getattr(self._own, "encode_chat", None)
+        return None if own is None else own(message)
 
     def _decoded(self, ids: Sequence[int]) -> str:
         return self._own.decode(np.array(ids, dtype=np.int64))

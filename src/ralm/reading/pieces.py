@@ -60,6 +60,19 @@ def spans(pieces: Iterable[GeneratedText]) -> Iterator[GeneratedText]:
         yield GeneratedText(text="".join(piece.text for piece in run), passage=passage, tokens=tokens)
 
 
+def texts_of_tokens(pieces: Iterable[GeneratedText]) -> tuple[str, list[str]]:
+    """The text before the first token, and what each token adds; a character of several tokens comes with the last."""
+    before, texts = "", list[str]()
+    for piece in pieces:
+        if piece.tokens:
+            texts += [""] * (len(piece.tokens) - 1) + [piece.text]
+        elif texts:
+            texts[-1] += piece.text
+        else:
+            before += piece.text
+    return before, texts
+
+
 def shares(tokens: Sequence[GeneratedToken]) -> dict[int, float]:
     """The average share of the tokens' probability that came from each passage, largest first; the shares sum to 1."""
     given: dict[int, float] = {}

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ralm.errors import RalmWarning, TextError
 from ralm.lm.alignment import align
+from ralm.lm.local.chat import ChatTemplate
 from ralm.lm.local.cuts import Cuts
 from ralm.lm.local.files import check_tokenizer, loading_errors
 from ralm.lm.pieces import Window, chunks_of, encode_in_pieces, join_pieces
@@ -125,6 +127,30 @@ class ModelTokenizer:
             self._warn_of(text, ids.count(self.unknown_token))
         return np.array(ids, dtype=np.int64)
 
+    def encode_chat(self, message: str) -> tuple[IntArray, IntArray] | None:
+        """The ids (int64, N) of a chat with this message of the user, up to where the model's answer begins, and the
+        characters of the message that each stands for (int64, N x 2); None without a chat template.
+
+        The ids are those of `apply_chat_template`, except that the text of a special token in the message is read as
+        text. Raises ModelError if the template fails or changes the message.
+        """
+        if self._chat is None:
+            return None
+        before, kept, after = self._chat.parts(message)
+        if any(token in kept for token in self._tokenizer.get_added_vocab()):
+            parts = [self.encode_with_spans(before), self._read_as_text(kept), self.encode_with_spans(after)]
+            begins = np.cumsum([0, len(before), len(kept)])
+            tokens = np.concatenate([ids for ids, _ in parts])
+            spans_N2 = np.concatenate([spans + begin for (_, spans), begin in zip(parts, begins, strict=True)])
+        else:
+            tokens, spans_N2 = self.encode_with_spans(before + kept + after)
+        begin, end = len(before), len(before) + len(kept)
+        left_out = _indent(message) - _indent(kept)
+        in_message_N2 = np.clip(spans_N2, begin, end) - begin + left_out
+        in_message_N2[spans_N2[:, 1] <= begin] = 0
+        in_message_N2[spans_N2[:, 0] >= end] = len(message)
+        return tokens, in_message_N2
+
     def decode(self, tokens: IntArray) -> str:
         """The text of token ids, special tokens written out; spaces are cleaned up if the tokenizer does so by default.
 
@@ -133,6 +159,20 @@ class ModelTokenizer:
         """
         known = tokens if self._tokenizer.is_fast else tokens[tokens <= self._last]
         return str(self._tokenizer.decode(known.tolist()))
+
+    @cached_property
+    def _chat(self) -> ChatTemplate | None:
+        return ChatTemplate(self._tokenizer) if self._tokenizer.chat_template else None
+
+    def _read_as_text(self, text: str) -> tuple[IntArray, IntArray]:
+        """The ids and spans of a text that holds no special tokens, only text that looks like them."""
+        as_text: Any = {"add_special_tokens": False, "split_special_tokens": True}
+        if not self._tokenizer.is_fast:
+            tokens = np.array(self._tokenizer.encode(text, **as_text), dtype=np.int64)
+            return tokens, np.array(self._found(text, tokens), dtype=np.int64).reshape(-1, 2)
+        encoded = self._tokenizer(text, return_offsets_mapping=True, **as_text)
+        spans_N2 = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        return np.array(encoded["input_ids"], dtype=np.int64), spans_N2
 
     @cached_property
     def _last(self) -> int:
@@ -193,6 +233,11 @@ def _check_characters(text: str, begin: int = 0) -> None:
         raise TextError(
             f"character {begin + bad.start:,} of the text is half a character, a lone surrogate ({text[bad.start]!r})."
         ) from None
+
+
+def _indent(text: str) -> int:
+    """How much white space a text begins with."""
+    return len(text) - len(text.lstrip())
 
 
 def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,0 +1,49 @@
+"""The chat template of a tokenizer: what it writes around a message of the user.
+
+Works on text; knows nothing of token ids or models.
+"""
+
+from functools import cached_property
+from typing import Final
+
+from transformers import PreTrainedTokenizerBase
+
+from ralm.errors import ModelError
+from ralm.lm.local.files import first_line
+
+_SAMPLE: Final = "ralm-message"
+
+
+class ChatTemplate:
+    """Writes the beginning of a chat, in which the user has sent one message and the model is to answer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    def parts(self, message: str) -> tuple[str, str, str]:
+        """The text before the message, the message as the template writes it, and the text after it.
+
+        Raises ModelError if the template fails, or changes more of the message than the white space around it.
+        """
+        before, after = self._around
+        written = self._written(message)
+        kept = written[len(before) : len(written) - len(after)]
+        if before + kept + after != written or kept.strip() != message.strip():
+            raise ModelError(
+                f"the chat template of this model changes the message {message[:40]!r}: choose another `prompt`."
+            )
+        return before, kept, after
+
+    @cached_property
+    def _around(self) -> tuple[str, str]:
+        before, found, after = self._written(_SAMPLE).partition(_SAMPLE)
+        if not found:
+            raise ModelError("the chat template of this model leaves out the user's message: choose another `prompt`.")
+        return before, after
+
+    def _written(self, message: str) -> str:
+        chat = [{"role": "user", "content": message}]
+        try:
+            return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template is a program of its own, with any error
+            raise ModelError(f"the chat template of this model fails: {first_line(error)}") from error
