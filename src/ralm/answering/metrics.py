@@ -20,6 +20,8 @@ import regex
 
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
+_COMBINED: Final = regex.compile(r".\p{M}*", regex.DOTALL)
+"""A character with the marks that combine with it."""
 _DPR_TOKEN: Final = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 
 
@@ -71,6 +73,31 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
     """
     held = dpr_tokens(text)
     return any(_holds(held, dpr_tokens(answer)) for answer in answers)
+
+
+def answer_spans(text: str, answers: Iterable[str]) -> list[tuple[int, int]]:
+    """Where a text holds the DPR tokens of an answer: the first character of each place, and one past the last.
+
+    Empty where `has_answer` says no. Places may overlap.
+    """
+    tokens, spans = _dpr_tokens_with_spans(text)
+    found = set()
+    for wanted in map(dpr_tokens, answers):
+        size = len(wanted)
+        for begin in range(len(tokens) - size + 1 if size else 0):
+            if tokens[begin : begin + size] == wanted:
+                found.add((spans[begin][0], spans[begin + size - 1][1]))
+    return sorted(found)
+
+
+def _dpr_tokens_with_spans(text: str) -> tuple[list[str], list[tuple[int, int]]]:
+    """The DPR tokens of a text, and the characters of the text that each was made of."""
+    pieces = [(piece, unicodedata.normalize("NFD", piece[0])) for piece in _COMBINED.finditer(text)]
+    begins = [piece.start() for piece, own in pieces for _ in own]
+    ends = [piece.end() for piece, own in pieces for _ in own]
+    places = list(_DPR_TOKEN.finditer("".join(own for _, own in pieces)))
+    spans = [(begins[place.start()], ends[place.end() - 1]) for place in places]
+    return [place[0].lower() for place in places], spans
 
 
 def _holds(held: Sequence[str], wanted: Sequence[str]) -> bool:

@@ -43,7 +43,7 @@ ANSWERS: Final = "answers.parquet"
 PASSAGES: Final = "passages.parquet"
 SUMMARY: Final = "summary.json"
 
-_JUDGED: Final = {
+JUDGED: Final = {
     "answer": pa.string(),
     "exact_match": pa.bool_(),
     "token_match": pa.bool_(),
@@ -52,6 +52,7 @@ _JUDGED: Final = {
     "gold_log_prob": pa.float64(),
     "gold_tokens": pa.int64(),
 }
+"""The columns of an answer, with and without passages."""
 
 
 def run_questions(
@@ -170,7 +171,7 @@ def _judged_columns(judged: Sequence[Judged | None], prefix: str) -> dict[str, p
             case _:
                 return getattr(one, name)
 
-    return {f"{prefix}{name}": pa.array([value(one, name) for one in judged], kind) for name, kind in _JUDGED.items()}
+    return {f"{prefix}{name}": pa.array([value(one, name) for one in judged], kind) for name, kind in JUDGED.items()}
 
 
 def passage_table(rows: Sequence[AnsweredQuestion]) -> pa.Table:

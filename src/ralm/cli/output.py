@@ -179,13 +179,13 @@ def print_answers(evaluation: "QuestionEvaluation", out: Path | None) -> None:
 
 
 def _with_interval(measures: JsonValue, metric: str, factor: int, form: str) -> str:
-    """A measure and its interval; empty if there is none."""
+    """A measure, and its interval on a line of its own; empty if there is none."""
     if not isinstance(measures, dict) or metric not in measures:
         return ""
     ends = measures[f"{metric}_interval"]
     values = (measures[metric], *(ends if isinstance(ends, list) else []))
     shown = [format(factor * number(value), form) for value in values]
-    return f"{shown[0]} ({', '.join(shown[1:])})"
+    return f"{shown[0]}\n({', '.join(shown[1:])})"
 
 
 def print_index(out: Path, manifest: Manifest, read: ReadCorpus) -> None:

@@ -1,4 +1,4 @@
-"""`ralm report`: shows the source of every token of a run, and the gain from each passage."""
+"""`ralm report`: shows the source of every token of a run, or the questions of a run with answers and passages."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,34 +10,64 @@ from ralm.cli.idle import Use, refuse_idle
 from ralm.options import Option
 
 _TOKENS, _TOKENS_OF_A_PAGE = 400, 4000
+_QUESTIONS, _QUESTIONS_OF_A_PAGE = 10, 1000
 
 
 def report(
     context: typer.Context,
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder that `ralm eval --baseline --out` wrote.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder that `ralm eval --baseline --out` or `ralm qa --out` wrote.",
+            show_default=False,
+        ),
     ],
     html: Annotated[Path | None, Option("Write a self-contained HTML page to this file instead.")] = None,
     tokens: Annotated[
         int | None,
         Option("Number of tokens to show.", default_said=f"{_TOKENS}; a page: {_TOKENS_OF_A_PAGE}; --json: all"),
     ] = None,
+    questions: Annotated[
+        int | None,
+        Option(
+            "Number of questions to show.", default_said=f"{_QUESTIONS}; a page: {_QUESTIONS_OF_A_PAGE}; --json: all"
+        ),
+    ] = None,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Show the text of a run with tokens shaded by their gain from passages, and the passages that contributed most."""
+    """Show the text of a run with tokens shaded by their gain from passages, and the passages that contributed most. Of
+    a run of questions, show each with its answers, and its passages with the answer marked.
+    """
     refuse_idle(
         context, Use("force", html is not None, "`html`"), Use("json", html is None, "standard output, not `html`")
     )
 
-    from ralm.cli.output import print_json
-    from ralm.cli.shading import print_report, write_page
+    from ralm.answering.run import KIND
+    from ralm.folders.manifest import kind_of
     from ralm.folders.outputs import check_output_file
-    from ralm.runs.report import report_of
-    from ralm.runs.run import open_run
 
     if html is not None:
         check_output_file(html, force)
+    answered = kind_of(run) == KIND
+    refuse_idle(
+        context,
+        Use("tokens", not answered, "a run of `ralm eval`"),
+        Use("questions", answered, "a run of `ralm qa`"),
+    )
+    if answered:
+        _show_answers(run, html, questions, json=json)
+    else:
+        _show_text(run, html, tokens, json=json)
+
+
+def _show_text(run: Path, html: Path | None, tokens: int | None, *, json: bool) -> None:
+    from ralm.cli.output import print_json
+    from ralm.cli.shading import print_report, write_page
+    from ralm.runs.report import report_of
+    from ralm.runs.run import open_run
+
     opened = open_run(run)
     usual = _TOKENS_OF_A_PAGE if html is not None else len(opened.text) if json else _TOKENS
     made = report_of(opened, tokens or usual)
@@ -47,3 +77,18 @@ def report(
         print_json(made.as_json())
     else:
         print_report(made)
+
+
+def _show_answers(run: Path, html: Path | None, questions: int | None, *, json: bool) -> None:
+    from ralm.answering.report import report_of_answers
+    from ralm.cli.answers import print_answers_report, write_answers_page
+    from ralm.cli.output import print_json
+
+    usual = _QUESTIONS_OF_A_PAGE if html is not None else None if json else _QUESTIONS
+    made = report_of_answers(run, questions or usual)
+    if html is not None:
+        write_answers_page(html, made)
+    elif json:
+        print_json(made.as_json())
+    else:
+        print_answers_report(made)

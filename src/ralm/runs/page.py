@@ -1,7 +1,7 @@
-"""A report as a self-contained page.
+"""Reports as self-contained pages.
 
-The page is report.html beside this file with the data filled in. It fetches nothing, and text in it is never treated as
-markup.
+A page is a template with the data filled in, and the style that all pages share (page.css beside this file). It fetches
+nothing, and text in it is never treated as markup.
 """
 
 import html
@@ -9,19 +9,30 @@ import re
 from importlib.resources import files
 from typing import Final
 
+from pydantic import JsonValue
+
 from ralm.controls import one_line
 from ralm.runs.report import Report
 from ralm.runs.run import to_json
 
-_TEMPLATE: Final = "report.html"
-_MARK: Final = re.compile(r"\{\{(?:title|data)\}\}")
+_MARK: Final = re.compile(r"\{\{(?:title|style|data)\}\}")
 
 
 def report_page(report: Report) -> str:
-    """The report as one HTML page."""
-    page = files("ralm.runs").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    """The report of a run as one HTML page."""
+    return page("ralm.runs", "report.html", report.title, report.as_json())
+
+
+def page(package: str, template: str, title: str, data: JsonValue) -> str:
+    """A template of a package with its title, the shared style and the data filled in."""
     parts = {
-        "{{title}}": html.escape(one_line(report.title)),
-        "{{data}}": to_json(report.as_json()).replace("<", "\\u003c"),
+        "{{title}}": html.escape(one_line(title)),
+        "{{style}}": _text("ralm.runs", "page.css"),
+        "{{data}}": to_json(data).replace("<", "\\u003c"),
     }
-    return _MARK.sub(lambda mark: parts[mark[0]], page)  # in one pass: the text itself may contain a mark
+    # in one pass: the data may contain a mark
+    return _MARK.sub(lambda mark: parts[mark[0]], _text(package, template))
+
+
+def _text(package: str, name: str) -> str:
+    return files(package).joinpath(name).read_text(encoding="utf-8")

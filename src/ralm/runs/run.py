@@ -93,7 +93,7 @@ def read_tokens(path: Path | str) -> TokensOfRun:
 
 def _read_tokens(path: Path) -> TokensOfRun:
     read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
-    with _damage_named(path):
+    with damage_named(path):
         tokens = pq.read_table(path / TOKENS)
     return tokens_of_run(path, tokens)
 
@@ -104,7 +104,7 @@ def _open(path: Path) -> Run:
         raise UsageError(
             f"{path} does not hold its passages, since an older version wrote it: score the text again with ralm eval."
         )
-    with _damage_named(path):
+    with damage_named(path):
         tokens, passages = (pq.read_table(path / name) for name in (TOKENS, PASSAGES))
         summary = json.loads((path / SUMMARY).read_bytes())
     if not isinstance(summary, dict):
@@ -113,15 +113,13 @@ def _open(path: Path) -> Run:
 
 
 @contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    """Turn what reading a damaged file raises into one sentence about the folder."""
+def damage_named(path: Path, remedy: str = "score the text again") -> Iterator[None]:
+    """Turn what reading a damaged file raises into one sentence about the folder, with what to do."""
     try:
         yield
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise DamagedFolderError(
-            f"{path} is damaged: {reason}; score the text again, or restore it from a copy."
-        ) from error
+        raise DamagedFolderError(f"{path} is damaged: {reason}; {remedy}, or restore it from a copy.") from error
 
 
 def evaluation_config(

@@ -3,7 +3,7 @@
 Knows Arrow; knows nothing of folders. A report needs only these two tables, not the index.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,12 +27,13 @@ _READ_OF_TOKENS: Final = {
     "posteriors": pa.list_(pa.float32()),
 }
 _COMPARED: Final = {"position": pa.int64(), "token": pa.int64(), "text": pa.string(), "log_prob": pa.float32()}
-_READ_OF_PASSAGES: Final = {
+READ_OF_PASSAGES: Final = {
     "passage": pa.int64(),
     "document_id": pa.string(),
     "title": pa.string(),
     "text": pa.string(),
 }
+"""The columns of passages that reports need."""
 _WORTH: Final = {"gain": pa.float64(), "tokens": pa.int64(), "helped": pa.int64(), "hurt": pa.int64()}
 
 
@@ -98,7 +99,7 @@ def tokens_of_run(run: Path, tokens: pa.Table) -> TokensOfRun:
 
     Raises DamagedFolderError if the table is not that of a run.
     """
-    tokens = _columns(run, tokens, _COMPARED)
+    tokens = checked_columns(run, tokens, _COMPARED)
     return TokensOfRun(
         before=_before(tokens),
         texts=tokens["text"].to_pylist(),
@@ -114,8 +115,8 @@ def traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
     Raises UsageError if the run has no baseline, DamagedFolderError if the tables are not those of a run.
     """
     metadata = {"metadata": pa.string()} if "metadata" in passages.column_names else {}
-    tokens = _columns(run, tokens, _READ_OF_TOKENS)
-    passages = _columns(run, passages, {**_READ_OF_PASSAGES, **metadata})
+    tokens = checked_columns(run, tokens, _READ_OF_TOKENS, nullable=("baseline_log_prob",))
+    passages = checked_columns(run, passages, {**READ_OF_PASSAGES, **metadata})
     if tokens["baseline_log_prob"].null_count:
         raise UsageError(
             f"{run} was scored with passages only: score the text again with a baseline (`ralm eval --baseline`)."
@@ -172,25 +173,34 @@ def _provenance_columns(provenance: Provenance) -> dict[str, pa.Array]:
     }
 
 
-def _columns(run: Path, table: pa.Table, columns: dict[str, pa.DataType]) -> pa.Table:
-    """Some columns of a table, checked for their types; only the baseline may be null."""
+def checked_columns(
+    run: Path,
+    table: pa.Table,
+    columns: Mapping[str, pa.DataType],
+    nullable: Container[str] = (),
+    remedy: str = "score the text again",
+) -> pa.Table:
+    """Some columns of a table, checked for their types; only those in `nullable` may have missing values.
+
+    Raises DamagedFolderError, which names the folder `run` and what to do.
+    """
     try:
         chosen = table.select(list(columns))
         chosen.validate(full=True)
     except (KeyError, pa.ArrowException) as error:
-        raise _damaged(run, f"one of its tables cannot be read ({error})") from None
+        raise _damaged(run, f"one of its tables cannot be read ({error})", remedy) from None
     for name, kind in columns.items():
         found = chosen[name].type
         alike = (
             found.value_type == kind.value_type if pa.types.is_list(found) and pa.types.is_list(kind) else found == kind
         )
-        if not alike or (chosen[name].null_count and name != "baseline_log_prob"):
-            raise _damaged(run, f"its column {name} has another type or missing values")
+        if not alike or (chosen[name].null_count and name not in nullable):
+            raise _damaged(run, f"its column {name} has another type or missing values", remedy)
     return chosen
 
 
-def _damaged(run: Path, how: str) -> DamagedFolderError:
-    return DamagedFolderError(f"{run} is damaged: {how}; score the text again, or restore it from a copy.")
+def _damaged(run: Path, how: str, remedy: str = "score the text again") -> DamagedFolderError:
+    return DamagedFolderError(f"{run} is damaged: {how}; {remedy}, or restore it from a copy.")
 
 
 def _provenance(run: Path, tokens: pa.Table) -> Provenance:

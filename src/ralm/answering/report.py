@@ -1,0 +1,130 @@
+"""A report of answered questions: each with its answers, and the passages with the answer marked, as data.
+
+Knows the folder of a run of questions; knows nothing of pages or terminals.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import JsonValue
+
+from ralm.answering.metrics import answer_spans
+from ralm.answering.run import ANSWERS, FORMAT_VERSION, JUDGED, KIND, PASSAGES, SUMMARY
+from ralm.errors import DamagedFolderError
+from ralm.folders.manifest import opened_at_once, read_manifest
+from ralm.runs.run import damage_named
+from ralm.runs.settings import part_of, settings_of
+from ralm.runs.tables import READ_OF_PASSAGES, checked_columns
+
+_DECIMALS: Final = 4
+_REMEDY: Final = "answer the questions again"
+_CLOSED: Final = {f"closed_{name}": kind for name, kind in JUDGED.items()}
+_READ: Final = {
+    "question_id": pa.string(),
+    "question": pa.string(),
+    "answers": pa.list_(pa.string()),
+    **JUDGED,
+    "passages": pa.list_(pa.int64()),
+    "shares": pa.list_(pa.float64()),
+    "answer_at": pa.int64(),
+    "cut_demonstrations": pa.int64(),
+    "cut_documents": pa.int64(),
+    **_CLOSED,
+}
+_NULLABLE: Final = ("gold_log_prob", "gold_tokens", "answer_at", *_CLOSED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswersReport:
+    """The questions that a report shows, of `total`; `measures` are those of all of them.
+
+    `settings` says how they were answered, by label. `questions` and `passages` are as `as_json` gives them.
+    """
+
+    title: str
+    settings: Mapping[str, str]
+    measures: Mapping[str, JsonValue]
+    total: int
+    questions: Sequence[Mapping[str, Any]]
+    passages: Mapping[int, Mapping[str, Any]]
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """Everything that the page shows."""
+        return {
+            "title": self.title,
+            "settings": dict(self.settings),
+            "measures": dict(self.measures),
+            "total": self.total,
+            "questions": [dict(one) for one in self.questions],
+            "passages": [dict(one) for one in self.passages.values()],
+        }
+
+
+def report_of_answers(path: Path | str, shown: int | None = None) -> AnswersReport:
+    """The report of a folder that `ralm qa --out` wrote, with its first `shown` questions (None: all).
+
+    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
+    """
+    path = Path(path)
+    summary, answers, passages = opened_at_once(path, lambda: _read(path))
+    rows = {row["passage"]: row for row in passages.to_pylist()}
+    shown_rows = answers.slice(0, shown).to_pylist()
+    read = {number for row in shown_rows for number in row["passages"]}
+    if missing := read - rows.keys():
+        raise DamagedFolderError(
+            f"{path} is damaged: passage {min(missing)} of a question is missing; {_REMEDY}, or restore it from a copy."
+        )
+    return AnswersReport(
+        title=path.resolve().name,
+        settings=settings_of(part_of(summary, "config")),
+        measures={name: value for name, value in summary.items() if name != "config"},
+        total=answers.num_rows,
+        questions=[_question(row, rows) for row in shown_rows],
+        passages={number: rows[number] for number in sorted(read)},
+    )
+
+
+def _read(path: Path) -> tuple[dict[str, JsonValue], pa.Table, pa.Table]:
+    """The summary of a folder, its questions and its passages."""
+    read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
+    with damage_named(path, _REMEDY):
+        answers, passages = (pq.read_table(path / name) for name in (ANSWERS, PASSAGES))
+        summary = json.loads((path / SUMMARY).read_bytes())
+    if not isinstance(summary, dict):
+        raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; {_REMEDY}.")
+    return (
+        summary,
+        checked_columns(path, answers, _READ, _NULLABLE, _REMEDY),
+        checked_columns(path, passages, READ_OF_PASSAGES, remedy=_REMEDY),
+    )
+
+
+def _question(row: Mapping[str, Any], passages: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """One question with its answers and passages; `marked` are the characters of a passage that hold an answer."""
+    return {
+        "id": row["question_id"],
+        "question": row["question"],
+        "answers": row["answers"],
+        **_judged(row, ""),
+        "closed_book": None if row["closed_answer"] is None else _judged(row, "closed_"),
+        "passages": [
+            {
+                "passage": number,
+                "share": round(share, _DECIMALS),
+                "marked": answer_spans(passages[number]["text"], row["answers"]),
+            }
+            for number, share in zip(row["passages"], row["shares"], strict=True)
+        ],
+        "answer_at": row["answer_at"],
+        "cut": {"demonstrations": row["cut_demonstrations"], "documents": row["cut_documents"]},
+    }
+
+
+def _judged(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    values = {name: row[f"{prefix}{name}"] for name in JUDGED}
+    return {name: round(value, _DECIMALS) if isinstance(value, float) else value for name, value in values.items()}
