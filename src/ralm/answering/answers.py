@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ralm.asking import check_length
 from ralm.errors import UsageError
 from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
+from ralm.lm.shared import SharedCache
 from ralm.pipeline.decoding import Decoder
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.prompt_rows import PromptState
@@ -38,6 +39,9 @@ _TEXTS_AT_ONCE: Final = 32
 """Prompts that are continued together."""
 _KEY_BYTES: Final = 16
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
+
+GoldScore: TypeAlias = tuple[float, int]
+"""The natural log-probability of a gold answer, and its number of tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,6 +169,14 @@ class _PromptDocuments:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class KeptAnswers:
+    """What keeps the scores of gold answers, and the answers themselves, for a later process."""
+
+    scores: Journal | None = None
+    answers: Journal | None = None
+
+
 def answer_all(
     asked: Sequence[AskedQuestion],
     model: WritingModel,
@@ -176,14 +188,27 @@ def answer_all(
     Some questions are answered together; an answer does not depend on the others. What a `journal` holds is not
     generated again.
     """
-    options = options or AnswerOptions()
-    writing = _Writing(model, options, journal)
+    writing = _Writing(model, options or AnswerOptions(), SharedCache(model), journal)
     for group in _groups(asked):
-        texts = [_texts(asked[number], options) for number in group]
-        given = iter(writing.answers([text for some in texts for text in some]))
-        for number, some in zip(group, texts, strict=True):
-            several = [next(given) for _ in some]
-            yield number, several[0] if options.join == "tokens" else _added_up(several, asked[number].fronts)
+        yield from zip(group, writing.answers([asked[number] for number in group]), strict=True)
+
+
+def answer_and_score(
+    asked: Sequence[AskedQuestion],
+    prompt: QuestionPrompt,
+    model: WritingModel,
+    options: AnswerOptions | None = None,
+    kept: KeptAnswers | None = None,
+) -> Iterator[tuple[int, Answer, GoldScore | None]]:
+    """As `answer_all`, each answer with what `gold_log_probs` gives: a prompt is read once for both."""
+    options, kept = options or AnswerOptions(), kept or KeptAnswers()
+    cache = SharedCache(model)
+    scorer = Scorer(model, kept.scores, progress=False, cache=cache)
+    writing = _Writing(model, options, cache, kept.answers)
+    for group in _groups(asked):
+        some = [asked[number] for number in group]
+        golds = gold_log_probs(some, prompt, scorer, options.max_length)
+        yield from zip(group, writing.answers(some), golds, strict=True)
 
 
 def _texts(asked: AskedQuestion, options: AnswerOptions) -> list[Sequence[Front]]:
@@ -195,7 +220,7 @@ def _texts(asked: AskedQuestion, options: AnswerOptions) -> list[Sequence[Front]
 
 def gold_log_probs(
     asked: Sequence[AskedQuestion], prompt: QuestionPrompt, model: LanguageModel, max_length: int | None = None
-) -> list[tuple[float, int] | None]:
+) -> list[GoldScore | None]:
     """The natural log-probability of each question's first gold answer behind its prompts, and its number of tokens.
 
     None for a question without answers, for an answer of no tokens, and where prompt and answer do not fit into
@@ -215,7 +240,7 @@ def gold_log_probs(
         if fit
     ]
     scored = iter(scorer.log_probs(requests))
-    found: list[tuple[float, int] | None] = []
+    found: list[GoldScore | None] = []
     for one, gold, fit in zip(asked, answers, fits, strict=True):
         if not fit:
             found.append(None)
@@ -258,17 +283,30 @@ def _groups(asked: Sequence[AskedQuestion]) -> Iterator[list[int]]:
 class _Writing:
     """Writes answers behind prompts, and reads from a journal those that were written before."""
 
-    def __init__(self, model: WritingModel, options: AnswerOptions, journal: Journal | None) -> None:
+    def __init__(
+        self, model: WritingModel, options: AnswerOptions, cache: SharedCache, journal: Journal | None
+    ) -> None:
         self._model = model
         self._options = options
+        self._cache = cache
         self._journal = journal
 
     @cached_property
     def _decoder(self) -> Decoder:
         """One for all questions: what their prompts share with those before is not read again."""
-        return Decoder(self._model, GenerationOptions(new_tokens=self._options.new_tokens), self._model.max_length)
+        options = GenerationOptions(new_tokens=self._options.new_tokens)
+        return Decoder(self._model, options, self._model.max_length, self._cache)
 
-    def answers(self, texts: Sequence[Sequence[Front]]) -> list[Answer]:
+    def answers(self, asked: Sequence[AskedQuestion]) -> list[Answer]:
+        """The answer to each question; all are written together."""
+        texts = [_texts(one, self._options) for one in asked]
+        written = iter(self._behind([text for some in texts for text in some]))
+        several = [[next(written) for _ in some] for some in texts]
+        if self._options.join == "tokens":
+            return [answer for [answer] in several]
+        return [_added_up(answers, one.fronts) for answers, one in zip(several, asked, strict=True)]
+
+    def _behind(self, texts: Sequence[Sequence[Front]]) -> list[Answer]:
         """The answer behind each group of prompts."""
         keys = [_key(fronts) for fronts in texts]
         known = {key: found for key in keys if (found := self._known(key)) is not None}

@@ -16,8 +16,9 @@ from ralm.answering.answers import (
     Answer,
     AskedQuestion,
     Asker,
-    answer_all,
-    gold_log_probs,
+    GoldScore,
+    KeptAnswers,
+    answer_and_score,
     room_for_prompts,
 )
 from ralm.answering.metrics import exact_match, f1, has_answer, token_match
@@ -26,8 +27,6 @@ from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import QuestionSource
 from ralm.evaluation.bootstrap import bootstrap_means, interval
-from ralm.lm.journal import Journal
-from ralm.lm.scoring import Scorer
 from ralm.progress import progress_bar
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
@@ -127,14 +126,6 @@ def _columns(judged: Sequence[Judged]) -> Mapping[str, tuple[NDArray[np.float64]
     }
 
 
-@dataclass(frozen=True, slots=True)
-class KeptAnswers:
-    """What keeps the scores of a model and its answers: a scorer of the model, and a journal of answers."""
-
-    scorer: Scorer
-    journal: Journal | None = None
-
-
 def evaluate_questions(
     questions: Sequence[Question],
     model: WritingModel,
@@ -157,7 +148,7 @@ def evaluate_questions(
     """
     begun = perf_counter()
     options, reader = options or AnswerOptions(), reader or InContext()
-    how = _How(model, prompt, options, kept or KeptAnswers(Scorer.of(model)))
+    how = _How(model, prompt, options, kept or KeptAnswers())
     room = room_for_prompts(model, options)
     hits, passages = _found(questions, source, reader.hits)
     shown = _with_passages(demonstrations, source)
@@ -211,16 +202,15 @@ def _with_passages(
 
 
 def _judged(asked: Sequence[AskedQuestion], how: "_How", what: str) -> list[Judged]:
-    golds = gold_log_probs(asked, how.prompt, how.kept.scorer, how.options.max_length)
     judged: list[Judged] = []
     with progress_bar(what, len(asked)) as advance:
-        for number, answer in answer_all(asked, how.model, how.options, how.kept.journal):
-            judged.append(_judge(asked[number].question, answer, golds[number]))
+        for number, answer, gold in answer_and_score(asked, how.prompt, how.model, how.options, how.kept):
+            judged.append(_judge(asked[number].question, answer, gold))
             advance()
     return judged
 
 
-def _judge(question: Question, answer: Answer, gold: tuple[float, int] | None) -> Judged:
+def _judge(question: Question, answer: Answer, gold: GoldScore | None) -> Judged:
     return Judged(
         answer=answer,
         exact_match=exact_match(answer.text, question.answers),

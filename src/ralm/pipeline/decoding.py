@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ralm.errors import UsageError
+from ralm.lm.shared import SharedCache
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.prompt_rows import PromptState
 from ralm.protocols import WritingModel
@@ -26,13 +27,16 @@ class Decoder:
     """Texts that are being continued; others may join and leave between steps.
 
     At most `max_length` tokens are read at once, the next one included. Every text draws with its own random generator.
+    A `cache` shares what is read with scoring, and with decoders before.
     """
 
-    def __init__(self, model: WritingModel, options: GenerationOptions, max_length: int) -> None:
+    def __init__(
+        self, model: WritingModel, options: GenerationOptions, max_length: int, cache: SharedCache | None = None
+    ) -> None:
         self._model = model
         self._options = options
         self._max_length = max_length
-        self._continuations = model.continuations()
+        self._continuations = (cache or SharedCache(model)).continuations
         self._going_on: dict[int, _Drawn] = {}
         self._added = 0
 
