@@ -6,8 +6,8 @@ With one prompt this is In-Context RALM, section 7. Knows prompts, passages and 
 answers are judged. Letters of shapes: K prompts of a question.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import blake2b
 from typing import Final, TypeAlias
@@ -24,7 +24,7 @@ from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
 from ralm.lm.shared import SharedCache
 from ralm.pipeline.decoding import Decoder
-from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.options import GenerationOptions, Sampling
 from ralm.pipeline.prompt_rows import PromptState
 from ralm.pipeline.reading import fronts_of
 from ralm.protocols import LanguageModel, Reader, Tokenizer, WritingModel
@@ -294,7 +294,8 @@ class _Writing:
     @cached_property
     def _decoder(self) -> Decoder:
         """One for all questions: what their prompts share with those before is not read again."""
-        options = GenerationOptions(new_tokens=self._options.new_tokens)
+        drawn = {option.name: getattr(self._options, option.name) for option in fields(Sampling)}
+        options = GenerationOptions(new_tokens=self._options.new_tokens, **drawn)
         return Decoder(self._model, options, self._model.max_length, self._cache)
 
     def answers(self, asked: Sequence[AskedQuestion]) -> list[Answer]:
@@ -308,10 +309,10 @@ class _Writing:
 
     def _behind(self, texts: Sequence[Sequence[Front]]) -> list[Answer]:
         """The answer behind each group of prompts."""
-        keys = [_key(fronts) for fronts in texts]
+        keys = [_key(fronts, self._options) for fronts in texts]
         known = {key: found for key in keys if (found := self._known(key)) is not None}
         new = {key: fronts for key, fronts in zip(keys, texts, strict=True) if key not in known}
-        for key, drawn in zip(new, self._drawn([*new.values()]) if new else [], strict=True):
+        for key, drawn in zip(new, self._drawn(new) if new else [], strict=True):
             known[key] = drawn
             if self._journal is not None:
                 self._journal.add([(key, drawn)])
@@ -320,11 +321,14 @@ class _Writing:
     def _known(self, key: bytes) -> FloatArray | None:
         return None if self._journal is None else self._journal.get(key)
 
-    def _drawn(self, texts: Sequence[Sequence[Front]]) -> list[FloatArray]:
+    def _drawn(self, texts: Mapping[bytes, Sequence[Front]]) -> list[FloatArray]:
         """The tokens behind each group of prompts as numbers: of each token its id, its log-probability and the share
-        of each prompt. An id is below 2^24, so float32 holds it exactly."""
-        numbers = [self._decoder.add(PromptState(_NOTHING, None, fronts)) for fronts in texts]
-        written = dict(zip(numbers, map(self._text_behind, texts), strict=True))
+        of each prompt. An id is below 2^24, so float32 holds it exactly. The key of a group seeds its draws."""
+        numbers = [
+            self._decoder.add(PromptState(_NOTHING, None, fronts), np.random.default_rng(int.from_bytes(key, "little")))
+            for key, fronts in texts.items()
+        ]
+        written = dict(zip(numbers, map(self._text_behind, texts.values()), strict=True))
         drawn: dict[int, list[FloatArray]] = {number: [] for number in numbers}
         while self._decoder.unfinished:
             for number, token in self._decoder.step():
@@ -350,9 +354,12 @@ class _Writing:
         return StoppedText(fronts[0].tokens, self._model.tokenizer, self._options.stop)
 
 
-def _key(fronts: Sequence[Front]) -> bytes:
-    """A hash of prompts and their weights."""
+def _key(fronts: Sequence[Front], sampling: Sampling) -> bytes:
+    """A hash of prompts, their weights, and what decides the draws of an answer that is not greedy."""
     digest = blake2b(digest_size=_KEY_BYTES)
+    if sampling.temperature > 0:
+        drawn = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)
+        digest.update(repr(drawn).encode())
     for front in fronts:
         digest.update(len(front.tokens).to_bytes(8, "little"))
         digest.update(front.tokens.tobytes())

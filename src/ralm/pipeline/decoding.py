@@ -26,7 +26,8 @@ from ralm.records import FloatArray, IntArray
 class Decoder:
     """Texts that are being continued; others may join and leave between steps.
 
-    At most `max_length` tokens are read at once, the next one included. Every text draws with its own random generator.
+    At most `max_length` tokens are read at once, the next one included. Every text draws with its own random generator,
+    seeded with `seed` if none is given with the text.
     A `cache` shares what is read with scoring, and with decoders before.
     """
 
@@ -45,10 +46,10 @@ class Decoder:
         """The texts that have not ended; their fronts may be changed before a step."""
         return [one.state for one in self._going_on.values()]
 
-    def add(self, state: PromptState) -> int:
+    def add(self, state: PromptState, generator: np.random.Generator | None = None) -> int:
         """Add a text, to be continued from the next step on; returns its number. With its fronts it has at least one
         token."""
-        self._going_on[self._added] = _Drawn(state, np.random.default_rng(self._options.seed))
+        self._going_on[self._added] = _Drawn(state, generator or np.random.default_rng(self._options.seed))
         self._added += 1
         return self._added - 1
 
