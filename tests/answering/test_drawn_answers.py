@@ -59,7 +59,8 @@ class Letters:
     def log_probs(self, text: IntArray) -> FloatArray:
         weights_V = np.full(128, 1e-9)
         weights_V[list(LETTERS)] = 1 + (np.arange(4) * int(text[-1]) + len(text)) % 5
-        return np.log(weights_V / weights_V.sum()).astype(np.float32)
+        log_probs_V: FloatArray = np.log(weights_V / weights_V.sum()).astype(np.float32)
+        return log_probs_V
 
 
 def asked(documents: int = 3, questions: Sequence[Question] = QUESTIONS) -> list[AskedQuestion]:

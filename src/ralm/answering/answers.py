@@ -47,7 +47,7 @@ GoldScore: TypeAlias = tuple[float, int]
 @dataclass(frozen=True, slots=True, eq=False)
 class AskedQuestion:
     """The prompts of a question: each front is a whole prompt, with its weight and the passages in it; and what was cut
-    of each."""
+    of each. A question without prompts is not asked."""
 
     question: Question
     fronts: Sequence[Front]
@@ -75,8 +75,8 @@ class Asker:
     """Puts questions and passages into prompts, as token ids that leave room for an answer.
 
     `demonstrations` stand before every prompt, except before a question that is one of them. With `official` semantics
-    too long a prompt loses its special tokens first, and the wording for several passages goes by how many were asked
-    for, as in the code of In-Context RALM.
+    such a question has no prompts, as in the code of REPLUG; too long a prompt loses its special tokens first, and the
+    wording for several passages goes by how many were asked for, as in the code of In-Context RALM.
     """
 
     def __init__(
@@ -102,6 +102,8 @@ class Asker:
 
         Raises UsageError if the question does not fit into the model.
         """
+        if self._official and any(text == question.text for text, _ in self._demonstrations):
+            return AskedQuestion(question, (), ())
         documents = _PromptDocuments(question, passages, self._prompt, self._encoder, self._before(question))
         if isinstance(self._reader, Concatenation) and hits:
             fronts: Sequence[Front] = [documents.joined([number for number, _ in hits], self._several)]
@@ -212,9 +214,10 @@ def answer_and_score(
 
 
 def _texts(asked: AskedQuestion, options: AnswerOptions) -> list[Sequence[Front]]:
-    """The texts that are continued for a question: one behind all its prompts, or one behind each."""
+    """The texts that are continued for a question: one behind all its prompts, or one behind each; none if it has no
+    prompts."""
     if options.join == "tokens":
-        return [asked.fronts]
+        return [asked.fronts] if asked.fronts else []
     return [[Front(front.tokens, front.passages)] for front in asked.fronts]
 
 
@@ -223,14 +226,14 @@ def gold_log_probs(
 ) -> list[GoldScore | None]:
     """The natural log-probability of each question's first gold answer behind its prompts, and its number of tokens.
 
-    None for a question without answers, for an answer of no tokens, and where prompt and answer do not fit into
-    `max_length` tokens (None: the model's).
+    None for a question without answers or prompts, for an answer of no tokens, and where prompt and answer do not fit
+    into `max_length` tokens (None: the model's).
     """
     longest = max_length or model.max_length
     scorer = Scorer.of(model)
     answers = [_gold_tokens(one.question, prompt, model.tokenizer) for one in asked]
     fits = [
-        len(gold) > 0 and max(len(front.tokens) for front in one.fronts) + len(gold) - 1 <= longest
+        0 < len(gold) <= longest + 1 - max((len(front.tokens) for front in one.fronts), default=longest + 1)
         for one, gold in zip(asked, answers, strict=True)
     ]
     requests = [
@@ -303,9 +306,7 @@ class _Writing:
         texts = [_texts(one, self._options) for one in asked]
         written = iter(self._behind([text for some in texts for text in some]))
         several = [[next(written) for _ in some] for some in texts]
-        if self._options.join == "tokens":
-            return [answer for [answer] in several]
-        return [_added_up(answers, one.fronts) for answers, one in zip(several, asked, strict=True)]
+        return [_joined(answers, one, self._options) for answers, one in zip(several, asked, strict=True)]
 
     def _behind(self, texts: Sequence[Sequence[Front]]) -> list[Answer]:
         """The answer behind each group of prompts."""
@@ -365,6 +366,13 @@ def _key(fronts: Sequence[Front], sampling: Sampling) -> bytes:
         digest.update(front.tokens.tobytes())
         digest.update(np.float64(front.log_weight).tobytes())
     return digest.digest()
+
+
+def _joined(answers: Sequence[Answer], asked: AskedQuestion, options: AnswerOptions) -> Answer:
+    """The answer to a question, of those of its texts; an empty one if it has none."""
+    if not answers:
+        return Answer("", [], {})
+    return answers[0] if options.join == "tokens" else _added_up(answers, asked.fronts)
 
 
 def _added_up(answers: Sequence[Answer], fronts: Sequence[Front]) -> Answer:

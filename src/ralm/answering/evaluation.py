@@ -93,8 +93,8 @@ class QuestionEvaluation:
     def _measures(self, judged: Sequence[Judged]) -> dict[str, JsonValue]:
         measures: dict[str, JsonValue] = {}
         for name, (sums, counts) in _columns(judged).items():
-            if counts.sum():
-                drawn = bootstrap_means(sums[:, None], counts)[:, 0]
+            if (judged_U := counts > 0).any():
+                drawn = bootstrap_means(sums[judged_U, None], counts[judged_U])[:, 0]
                 measures[name] = float(sums.sum() / counts.sum())
                 measures[f"{name}_interval"] = list(interval(drawn))
         return measures
@@ -157,7 +157,8 @@ def evaluate_questions(
     open_book = _judged(asked, how, "Answering")
     closed: Sequence[Judged | None] = [None] * len(questions)
     if baseline and source is not None:
-        alone = Asker(prompt, model.tokenizer, room, InContext(), _with_passages(demonstrations, None))
+        shown = _with_passages(demonstrations, None)
+        alone = Asker(prompt, model.tokenizer, room, InContext(), shown, semantics=semantics)
         without = [alone.ask(one, [], ()) for one in questions]
         closed = _judged(without, how, "Answering without passages")
     rows = []
@@ -169,7 +170,10 @@ def evaluate_questions(
                 question=one.question,
                 passages=read,
                 answer_at=next(ranks, None),
-                cut_tokens=(max(cut.demonstrations for cut in one.cuts), max(cut.documents for cut in one.cuts)),
+                cut_tokens=(
+                    max((cut.demonstrations for cut in one.cuts), default=0),
+                    max((cut.documents for cut in one.cuts), default=0),
+                ),
                 judged=open_book[row],
                 closed=closed[row],
             )
@@ -205,17 +209,19 @@ def _judged(asked: Sequence[AskedQuestion], how: "_How", what: str) -> list[Judg
     judged: list[Judged] = []
     with progress_bar(what, len(asked)) as advance:
         for number, answer, gold in answer_and_score(asked, how.prompt, how.model, how.options, how.kept):
-            judged.append(_judge(asked[number].question, answer, gold))
+            judged.append(_judge(asked[number], answer, gold))
             advance()
     return judged
 
 
-def _judge(question: Question, answer: Answer, gold: GoldScore | None) -> Judged:
+def _judge(asked: AskedQuestion, answer: Answer, gold: GoldScore | None) -> Judged:
+    """How an answer is judged; a question that was not asked is wrong, even where an empty answer would be right."""
+    answers = asked.question.answers if asked.fronts else ()
     return Judged(
         answer=answer,
-        exact_match=exact_match(answer.text, question.answers),
-        token_match=token_match(answer.text, question.answers),
-        f1=f1(answer.text, question.answers),
+        exact_match=exact_match(answer.text, answers),
+        token_match=token_match(answer.text, answers),
+        f1=f1(answer.text, answers),
         gold_log_prob=None if gold is None else gold[0],
         gold_tokens=None if gold is None else gold[1],
     )
