@@ -10,6 +10,7 @@
 # make bench-generation  generation from ensembles against plain generation
 # make bench-learning    signals and training against plain loops
 # make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
+# make bench-answering   answers to questions with 16 demonstrations and ten passages against the plain loop of prompts
 # make docs    write docs/command-line.md from the program's own help, and docs/python-api.md from the docstrings
 # make test-lowest   run the fast tests with the lowest versions of dependencies that pyproject.toml allows
 # make clean   remove what make made
@@ -25,7 +26,7 @@ SEED ?= 0
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo test test-fast test-lowest lint kills fuzz bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning docs clean
+.PHONY: demo test test-fast test-lowest lint kills fuzz bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -74,6 +75,9 @@ bench-learning: $(VENV)/installed-dev
 
 bench-ensembles: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.ensembles
+
+bench-answering: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.answering
 
 fuzz: $(VENV)/installed-dev
 	RALM_FUZZ=5000 $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/fuzz

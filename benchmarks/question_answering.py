@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from benchmarks.dense import minilm
-from ralm.answering.evaluation import KeptAnswers, QuestionEvaluation, evaluate_questions
+from ralm.answering.evaluation import QuestionEvaluation, evaluate_questions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question, read_questions
 from ralm.answering.sources import AskedRetriever, GivenPassages, QuestionSource
@@ -26,7 +26,6 @@ from ralm.corpus.passages import make_passages
 from ralm.corpus.sources import read_documents
 from ralm.corpus.splitting import Splitting
 from ralm.lm.named import load_language_model
-from ralm.lm.scoring import Scorer
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import WritingModel
 from ralm.records import Document
@@ -97,11 +96,10 @@ def _index(asked: QuestionSet, folder: Path, encoder: SentenceEncoder) -> Index:
 
 def compare(asked: QuestionSet, model: WritingModel, folder: Path, encoder: SentenceEncoder) -> None:
     """Print a row for the closed book and one for each source, with what passages gave to the gold answer."""
-    kept = KeptAnswers(Scorer.of(model))
-    closed = evaluate_questions(asked.questions, model, PROMPT, kept=kept)
+    closed = evaluate_questions(asked.questions, model, PROMPT)
     _print_row(asked.name, "closed book", closed)
     for name, source in sources(asked, folder, encoder):
-        evaluation = evaluate_questions(asked.questions, model, PROMPT, source=source, kept=kept)
+        evaluation = evaluate_questions(asked.questions, model, PROMPT, source=source)
         rows = [replace(row, closed=alone.judged) for row, alone in zip(evaluation.rows, closed.rows, strict=True)]
         _print_row(asked.name, name, replace(evaluation, rows=rows))
 

@@ -125,7 +125,13 @@ Tier: TypeAlias = Literal["all", "chosen", "likeliest"]
 
 
 class Continuations(Protocol):
-    """Texts that a language model is continuing."""
+    """Texts that a language model is continuing.
+
+    It may have one more method: `score(passes)`, like `LanguageModel.score`, which may reuse what the passes share with
+    the texts of the previous call, as the next call may reuse what it read. Question answering then reads a prompt
+    once, for the answer and for the log-probability of the gold answer. It is not called if the model's
+    `merges_prefixes` is False.
+    """
 
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
         """The log-probabilities of the next token of B texts (int64), each of at least one token.

@@ -140,6 +140,31 @@ def test_several_documents_in_one_prompt_and_demonstrations(model: WritingModel)
     assert model.tokenizer.decode(front.tokens).count("what keeps the sheep") == 1, "it is not its own demonstration"
 
 
+@pytest.mark.parametrize("join", ["tokens", "answers"])
+def test_a_question_among_the_demonstrations(model: WritingModel, join: Any) -> None:
+    """The paper's reading leaves it out of its own demonstrations; REPLUG's code skips it, and counts it as wrong."""
+    named_a = Question("a", QUESTIONS[0].text, ("A", *QUESTIONS[0].answers))  # an empty answer equals "A"
+    asking = [named_a, *QUESTIONS[1:]]
+    parts: Any = {"source": Given(), "reader": Ensemble(documents=2), "demonstrations": [named_a]}
+    parts |= {"options": AnswerOptions(new_tokens=3, join=join), "baseline": True}
+    paper = evaluate_questions(asking, model, PROMPT, **parts)
+    official = evaluate_questions(asking, model, PROMPT, semantics="official", **parts)
+    first = official.rows[0]
+    for judged in (first.judged, first.closed):
+        assert judged is not None
+        assert (judged.answer.text, judged.exact_match, judged.token_match, judged.f1) == ("", False, False, 0)
+        assert judged.gold_log_prob is None
+    assert not first.cut
+    assert [one.number for one in first.passages] == [0, 1]
+    assert paper.rows[0].judged.gold_tokens
+    for one, other in zip(paper.rows[1:], official.rows[1:], strict=True):
+        assert one.judged.answer.text == other.judged.answer.text
+        assert one.judged.gold_log_prob == pytest.approx(other.judged.gold_log_prob, abs=1e-4)
+    summary: Any = official.summary()
+    assert summary["questions"] == 3
+    assert summary["exact_match"] == sum(row.judged.exact_match for row in official.rows[1:]) / 3
+
+
 def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
     reader = Ensemble(documents=2)
     evaluation = evaluate_questions(QUESTIONS, model, PROMPT, source=Given(), baseline=True, reader=reader)

@@ -13,7 +13,8 @@ from ralm.errors import ModelError
 from ralm.lm.local.continuation import CachedContinuations
 from ralm.lm.local.head import ChosenLogits
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.records import FloatArray, IntArray
+from ralm.lm.local.replica import LOGITS_A_BATCH
+from ralm.records import FloatArray, IntArray, Pass
 from tests.tiny_models import FAMILIES, POSITIONS
 
 
@@ -107,6 +108,65 @@ def test_what_new_texts_share_is_read_once(model: LocalLanguageModel, tokens_a_b
         check(model.model, continuations, texts)
         texts = [np.append(text, step) for text in texts]
     check(model.model, CachedContinuations(model.logits, POSITIONS, tokens_a_batch), texts[::-1])
+
+
+def some_passes(texts: Sequence[IntArray], draw: np.random.Generator) -> list[Pass]:
+    """The texts with a few random tokens behind each, which are the targets."""
+    ends = [draw.integers(0, 250, size=size) for size in draw.integers(1, 7, size=len(texts))]
+    return [
+        Pass(np.concatenate([text, end]), np.arange(len(text), len(text) + len(end)))
+        for text, end in zip(texts, ends, strict=True)
+    ]
+
+
+def check_scores(model: LocalLanguageModel, continuations: CachedContinuations, passes: Sequence[Pass]) -> None:
+    for one, found_P in zip(passes, continuations.score(passes), strict=True):
+        with torch.no_grad():
+            logits_NV = model.model(input_ids=torch.from_numpy(one.tokens_N)[None]).logits[0]
+        expected_P = logits_NV.log_softmax(-1)[one.targets_P - 1, one.tokens_N[one.targets_P]]
+        np.testing.assert_allclose(found_P, expected_P, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens_a_batch", [1, 1000])
+def test_scores_between_steps_equal_those_of_whole_texts(model: LocalLanguageModel, tokens_a_batch: int) -> None:
+    """Before the first step, between steps, of texts that are longer than the room, and of others."""
+    draw = np.random.default_rng(0)
+    texts = [draw.integers(0, 250, size=size) for size in (9, 1, POSITIONS - 7, 30, 4)]
+    continuations = CachedContinuations(model.logits, POSITIONS, tokens_a_batch)
+    for step in range(6):
+        check_scores(model, continuations, some_passes(texts, draw))
+        check(model.model, continuations, texts[::-1])
+        texts = [np.append(text, draw.integers(0, 250)) if len(text) < POSITIONS - 8 else text for text in texts]
+        if step == 3:
+            texts = [texts[3][:12], draw.integers(0, 250, size=3)]
+    check_scores(model, continuations, [Pass(texts[0], np.array([1, 2, 7])), Pass(texts[1], np.arange(1, 3))])
+    check(model.model, continuations, texts)
+
+
+def test_scores_a_few_columns_at_a_time(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    passes = [Pass(text, np.array([1, *range(3, len(text), 2)])) for text in (np.arange(40), draw.integers(0, 9, 23))]
+    monkeypatch.setitem(LOGITS_A_BATCH, "cpu", 2 * 3 * model.vocabulary)
+    continuations, reads = CachedContinuations(model.logits, POSITIONS), Reads(model)
+    check_scores(model, continuations, passes)
+    assert reads.taken()[:13] == [(2, 3)] * 13
+    reads.hook.remove()
+
+
+def test_a_text_that_is_scored_and_continued_is_read_once(model: LocalLanguageModel) -> None:
+    draw = np.random.default_rng(0)
+    shown = draw.integers(0, 250, size=20)
+    texts = [np.concatenate([shown, draw.integers(0, 250, size=size)]) for size in (9, 12, 5)]
+    passes = [Pass(np.append(text, [1, 2, 3][:size]), np.arange(len(text), len(text) + size))
+              for text, size in zip(texts, (2, 3, 1), strict=True)]  # fmt: skip
+    continuations, reads = CachedContinuations(model.logits, POSITIONS), Reads(model)
+    continuations.score(passes)
+    assert reads.taken() == [(1, 28), (1, 11), (1, 4), (3, 3)], "the beginning, each rest, and all targets together"
+    continuations.next_tokens(texts)
+    assert reads.taken() == [(3, 1)]
+    continuations.score(passes[1:])
+    assert reads.taken() == [(2, 3)]
+    reads.hook.remove()
 
 
 def test_nothing_is_read_twice(model: LocalLanguageModel) -> None:

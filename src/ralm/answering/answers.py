@@ -6,11 +6,11 @@ With one prompt this is In-Context RALM, section 7. Knows prompts, passages and 
 answers are judged. Letters of shapes: K prompts of a question.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -22,8 +22,9 @@ from ralm.asking import check_length
 from ralm.errors import UsageError
 from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
+from ralm.lm.shared import SharedCache
 from ralm.pipeline.decoding import Decoder
-from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.options import GenerationOptions, Sampling
 from ralm.pipeline.prompt_rows import PromptState
 from ralm.pipeline.reading import fronts_of
 from ralm.protocols import LanguageModel, Reader, Tokenizer, WritingModel
@@ -39,11 +40,14 @@ _TEXTS_AT_ONCE: Final = 32
 _KEY_BYTES: Final = 16
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 
+GoldScore: TypeAlias = tuple[float, int]
+"""The natural log-probability of a gold answer, and its number of tokens."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AskedQuestion:
     """The prompts of a question: each front is a whole prompt, with its weight and the passages in it; and what was cut
-    of each."""
+    of each. A question without prompts is not asked."""
 
     question: Question
     fronts: Sequence[Front]
@@ -52,7 +56,10 @@ class AskedQuestion:
     @property
     def most_cut(self) -> Cut:
         """The most tokens that were cut of a prompt's demonstrations, and of its documents."""
-        return Cut(max(cut.demonstrations for cut in self.cuts), max(cut.documents for cut in self.cuts))
+        demonstrations, documents = (
+            [getattr(cut, part) for cut in self.cuts] for part in ("demonstrations", "documents")
+        )
+        return Cut(max(demonstrations, default=0), max(documents, default=0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,8 +86,8 @@ class Asker:
     """Puts questions and passages into prompts, as token ids that leave room for an answer.
 
     `demonstrations` stand before every prompt, except before a question that is one of them. With `official` semantics
-    too long a prompt loses its special tokens first, and the wording for several passages goes by how many were asked
-    for, as in the code of In-Context RALM.
+    such a question has no prompts, as in the code of REPLUG; too long a prompt loses its special tokens first, and the
+    wording for several passages goes by how many were asked for, as in the code of In-Context RALM.
     """
 
     def __init__(
@@ -106,6 +113,8 @@ class Asker:
 
         Raises UsageError if the question does not fit into the model.
         """
+        if self._official and any(text == question.text for text, _ in self._demonstrations):
+            return AskedQuestion(question, (), ())
         documents = _PromptDocuments(question, passages, self._prompt, self._encoder, self._before(question))
         if isinstance(self._reader, Concatenation) and hits:
             fronts: Sequence[Front] = [documents.joined([number for number, _ in hits], self._several)]
@@ -173,6 +182,14 @@ class _PromptDocuments:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class KeptAnswers:
+    """What keeps the scores of gold answers, and the answers themselves, for a later process."""
+
+    scores: Journal | None = None
+    answers: Journal | None = None
+
+
 def answer_all(
     asked: Sequence[AskedQuestion],
     model: WritingModel,
@@ -184,14 +201,27 @@ def answer_all(
     Some questions are answered together; an answer does not depend on the others. What a `journal` holds is not
     generated again.
     """
-    options = options or AnswerOptions()
-    writing = _Writing(model, options, journal)
+    writing = _Writing(model, options or AnswerOptions(), SharedCache(model), journal)
     for group in _groups(asked):
-        texts = [_texts(asked[number], options) for number in group]
-        given = iter(writing.answers([text for some in texts for text in some]))
-        for number, some in zip(group, texts, strict=True):
-            several = [next(given) for _ in some]
-            yield number, several[0] if options.join == "tokens" else _added_up(several, asked[number].fronts)
+        yield from zip(group, writing.answers([asked[number] for number in group]), strict=True)
+
+
+def answer_and_score(
+    asked: Sequence[AskedQuestion],
+    prompt: QuestionPrompt,
+    model: WritingModel,
+    options: AnswerOptions | None = None,
+    kept: KeptAnswers | None = None,
+) -> Iterator[tuple[int, Answer, GoldScore | None]]:
+    """As `answer_all`, each answer with what `gold_log_probs` gives: a prompt is read once for both."""
+    options, kept = options or AnswerOptions(), kept or KeptAnswers()
+    cache = SharedCache(model)
+    scorer = Scorer(model, kept.scores, progress=False, cache=cache)
+    writing = _Writing(model, options, cache, kept.answers)
+    for group in _groups(asked):
+        some = [asked[number] for number in group]
+        golds = gold_log_probs(some, prompt, scorer, options.max_length)
+        yield from zip(group, writing.answers(some), golds, strict=True)
 
 
 def answer_of(pieces: Sequence[GeneratedText]) -> Answer:
@@ -205,8 +235,8 @@ def stream_answer(
 ) -> Iterator[GeneratedText]:
     """The answer to one question, piece by piece, drawn from the average over its prompts for every token."""
     options = options or AnswerOptions()
-    decoder = Decoder(model, GenerationOptions(new_tokens=options.new_tokens), model.max_length)
-    number = decoder.add(PromptState(_NOTHING, None, asked.fronts))
+    decoder = _decoder(model, options)
+    number = decoder.add(PromptState(_NOTHING, None, asked.fronts), _generator(_key(asked.fronts, options)))
     text = StoppedText(asked.fronts[0].tokens, model.tokenizer, options.stop)
     while decoder.unfinished:
         for _, token in decoder.step():
@@ -217,25 +247,26 @@ def stream_answer(
 
 
 def _texts(asked: AskedQuestion, options: AnswerOptions) -> list[Sequence[Front]]:
-    """The texts that are continued for a question: one behind all its prompts, or one behind each."""
+    """The texts that are continued for a question: one behind all its prompts, or one behind each; none if it has no
+    prompts."""
     if options.join == "tokens":
-        return [asked.fronts]
+        return [asked.fronts] if asked.fronts else []
     return [[Front(front.tokens, front.passages)] for front in asked.fronts]
 
 
 def gold_log_probs(
     asked: Sequence[AskedQuestion], prompt: QuestionPrompt, model: LanguageModel, max_length: int | None = None
-) -> list[tuple[float, int] | None]:
+) -> list[GoldScore | None]:
     """The natural log-probability of each question's first gold answer behind its prompts, and its number of tokens.
 
-    None for a question without answers, for an answer of no tokens, and where prompt and answer do not fit into
-    `max_length` tokens (None: the model's).
+    None for a question without answers or prompts, for an answer of no tokens, and where prompt and answer do not fit
+    into `max_length` tokens (None: the model's).
     """
     longest = max_length or model.max_length
     scorer = Scorer.of(model)
     answers = [_gold_tokens(one.question, prompt, model.tokenizer) for one in asked]
     fits = [
-        len(gold) > 0 and max(len(front.tokens) for front in one.fronts) + len(gold) - 1 <= longest
+        0 < len(gold) <= longest + 1 - max((len(front.tokens) for front in one.fronts), default=longest + 1)
         for one, gold in zip(asked, answers, strict=True)
     ]
     requests = [
@@ -245,7 +276,7 @@ def gold_log_probs(
         if fit
     ]
     scored = iter(scorer.log_probs(requests))
-    found: list[tuple[float, int] | None] = []
+    found: list[GoldScore | None] = []
     for one, gold, fit in zip(asked, answers, fits, strict=True):
         if not fit:
             found.append(None)
@@ -288,22 +319,32 @@ def _groups(asked: Sequence[AskedQuestion]) -> Iterator[list[int]]:
 class _Writing:
     """Writes answers behind prompts, and reads from a journal those that were written before."""
 
-    def __init__(self, model: WritingModel, options: AnswerOptions, journal: Journal | None) -> None:
+    def __init__(
+        self, model: WritingModel, options: AnswerOptions, cache: SharedCache, journal: Journal | None
+    ) -> None:
         self._model = model
         self._options = options
+        self._cache = cache
         self._journal = journal
 
     @cached_property
     def _decoder(self) -> Decoder:
         """One for all questions: what their prompts share with those before is not read again."""
-        return Decoder(self._model, GenerationOptions(new_tokens=self._options.new_tokens), self._model.max_length)
+        return _decoder(self._model, self._options, self._cache)
 
-    def answers(self, texts: Sequence[Sequence[Front]]) -> list[Answer]:
+    def answers(self, asked: Sequence[AskedQuestion]) -> list[Answer]:
+        """The answer to each question; all are written together."""
+        texts = [_texts(one, self._options) for one in asked]
+        written = iter(self._behind([text for some in texts for text in some]))
+        several = [[next(written) for _ in some] for some in texts]
+        return [_joined(answers, one, self._options) for answers, one in zip(several, asked, strict=True)]
+
+    def _behind(self, texts: Sequence[Sequence[Front]]) -> list[Answer]:
         """The answer behind each group of prompts."""
-        keys = [_key(fronts) for fronts in texts]
+        keys = [_key(fronts, self._options) for fronts in texts]
         known = {key: found for key in keys if (found := self._known(key)) is not None}
         new = {key: fronts for key, fronts in zip(keys, texts, strict=True) if key not in known}
-        for key, drawn in zip(new, self._drawn([*new.values()]) if new else [], strict=True):
+        for key, drawn in zip(new, self._drawn(new) if new else [], strict=True):
             known[key] = drawn
             if self._journal is not None:
                 self._journal.add([(key, drawn)])
@@ -312,11 +353,13 @@ class _Writing:
     def _known(self, key: bytes) -> FloatArray | None:
         return None if self._journal is None else self._journal.get(key)
 
-    def _drawn(self, texts: Sequence[Sequence[Front]]) -> list[FloatArray]:
+    def _drawn(self, texts: Mapping[bytes, Sequence[Front]]) -> list[FloatArray]:
         """The tokens behind each group of prompts as numbers: of each token its id, its log-probability and the share
-        of each prompt. An id is below 2^24, so float32 holds it exactly."""
-        numbers = [self._decoder.add(PromptState(_NOTHING, None, fronts)) for fronts in texts]
-        written = dict(zip(numbers, map(self._text_behind, texts), strict=True))
+        of each prompt. An id is below 2^24, so float32 holds it exactly. The key of a group seeds its draws."""
+        numbers = [
+            self._decoder.add(PromptState(_NOTHING, None, fronts), _generator(key)) for key, fronts in texts.items()
+        ]
+        written = dict(zip(numbers, map(self._text_behind, texts.values()), strict=True))
         drawn: dict[int, list[FloatArray]] = {number: [] for number in numbers}
         while self._decoder.unfinished:
             for number, token in self._decoder.step():
@@ -340,14 +383,34 @@ class _Writing:
         return StoppedText(fronts[0].tokens, self._model.tokenizer, self._options.stop)
 
 
-def _key(fronts: Sequence[Front]) -> bytes:
-    """A hash of prompts and their weights."""
+def _decoder(model: WritingModel, options: AnswerOptions, cache: SharedCache | None = None) -> Decoder:
+    drawn = {option.name: getattr(options, option.name) for option in fields(Sampling)}
+    return Decoder(model, GenerationOptions(new_tokens=options.new_tokens, **drawn), model.max_length, cache)
+
+
+def _generator(key: bytes) -> np.random.Generator:
+    """The random generator of an answer: the same for the same prompts, whatever is answered with them."""
+    return np.random.default_rng(int.from_bytes(key, "little"))
+
+
+def _key(fronts: Sequence[Front], sampling: Sampling) -> bytes:
+    """A hash of prompts, their weights, and what decides the draws of an answer that is not greedy."""
     digest = blake2b(digest_size=_KEY_BYTES)
+    if sampling.temperature > 0:
+        drawn = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)
+        digest.update(repr(drawn).encode())
     for front in fronts:
         digest.update(len(front.tokens).to_bytes(8, "little"))
         digest.update(front.tokens.tobytes())
         digest.update(np.float64(front.log_weight).tobytes())
     return digest.digest()
+
+
+def _joined(answers: Sequence[Answer], asked: AskedQuestion, options: AnswerOptions) -> Answer:
+    """The answer to a question, of those of its texts; an empty one if it has none."""
+    if not answers:
+        return Answer("", [], {})
+    return answers[0] if options.join == "tokens" else _added_up(answers, asked.fronts)
 
 
 def _added_up(answers: Sequence[Answer], fronts: Sequence[Front]) -> Answer:

@@ -16,8 +16,9 @@ from ralm.answering.answers import (
     Answer,
     AskedQuestion,
     Asker,
-    answer_all,
-    gold_log_probs,
+    GoldScore,
+    KeptAnswers,
+    answer_and_score,
     room_for_prompts,
 )
 from ralm.answering.metrics import exact_match, f1, has_answer, token_match
@@ -27,8 +28,6 @@ from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import QuestionSource, found_passages
 from ralm.evaluation.bootstrap import bootstrap_means, interval
-from ralm.lm.journal import Journal
-from ralm.lm.scoring import Scorer
 from ralm.progress import progress_bar
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
@@ -94,8 +93,8 @@ class QuestionEvaluation:
     def _measures(self, judged: Sequence[Judged]) -> dict[str, JsonValue]:
         measures: dict[str, JsonValue] = {}
         for name, (sums, counts) in _columns(judged).items():
-            if counts.sum():
-                drawn = bootstrap_means(sums[:, None], counts)[:, 0]
+            if (judged_U := counts > 0).any():
+                drawn = bootstrap_means(sums[judged_U, None], counts[judged_U])[:, 0]
                 measures[name] = float(sums.sum() / counts.sum())
                 measures[f"{name}_interval"] = list(interval(drawn))
         return measures
@@ -127,14 +126,6 @@ def _columns(judged: Sequence[Judged]) -> Mapping[str, tuple[NDArray[np.float64]
     }
 
 
-@dataclass(frozen=True, slots=True)
-class KeptAnswers:
-    """What keeps the scores of a model and its answers: a scorer of the model, and a journal of answers."""
-
-    scorer: Scorer
-    journal: Journal | None = None
-
-
 def evaluate_questions(
     questions: Sequence[Question],
     model: WritingModel,
@@ -157,7 +148,7 @@ def evaluate_questions(
     """
     begun = perf_counter()
     options, reader = options or AnswerOptions(), reader or InContext()
-    how = _How(model, prompt, options, kept or KeptAnswers(Scorer.of(model)))
+    how = _How(model, prompt, options, kept or KeptAnswers())
     room = room_for_prompts(model, options)
     hits, passages = found_passages(questions, source, reader.hits)
     shown = _with_passages(demonstrations, source)
@@ -166,7 +157,8 @@ def evaluate_questions(
     open_book = _judged(asked, how, "Answering")
     closed: Sequence[Judged | None] = [None] * len(questions)
     if baseline and source is not None:
-        alone = Asker(prompt, model.tokenizer, room, InContext(), _with_passages(demonstrations, None))
+        shown = _with_passages(demonstrations, None)
+        alone = Asker(prompt, model.tokenizer, room, InContext(), shown, semantics=semantics)
         without = [alone.ask(one, [], ()) for one in questions]
         closed = _judged(without, how, "Answering without passages")
     rows = []
@@ -207,21 +199,22 @@ def _with_passages(
 
 
 def _judged(asked: Sequence[AskedQuestion], how: "_How", what: str) -> list[Judged]:
-    golds = gold_log_probs(asked, how.prompt, how.kept.scorer, how.options.max_length)
     judged: list[Judged] = []
     with progress_bar(what, len(asked)) as advance:
-        for number, answer in answer_all(asked, how.model, how.options, how.kept.journal):
-            judged.append(_judge(asked[number].question, answer, golds[number]))
+        for number, answer, gold in answer_and_score(asked, how.prompt, how.model, how.options, how.kept):
+            judged.append(_judge(asked[number], answer, gold))
             advance()
     return judged
 
 
-def _judge(question: Question, answer: Answer, gold: tuple[float, int] | None) -> Judged:
+def _judge(asked: AskedQuestion, answer: Answer, gold: GoldScore | None) -> Judged:
+    """How an answer is judged; a question that was not asked is wrong, even where an empty answer would be right."""
+    answers = asked.question.answers if asked.fronts else ()
     return Judged(
         answer=answer,
-        exact_match=exact_match(answer.text, question.answers),
-        token_match=token_match(answer.text, question.answers),
-        f1=f1(answer.text, question.answers),
+        exact_match=exact_match(answer.text, answers),
+        token_match=token_match(answer.text, answers),
+        f1=f1(answer.text, answers),
         gold_log_prob=None if gold is None else gold[0],
         gold_tokens=None if gold is None else gold[1],
     )

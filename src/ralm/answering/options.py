@@ -4,20 +4,23 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ralm.errors import UsageError
-from ralm.options import Option, check_options
+from ralm.options import Option
+from ralm.pipeline.options import Sampling
 
 AnswerSemantics = Literal["paper", "official"]
 Joining = Literal["tokens", "answers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerOptions:
+class AnswerOptions(Sampling):
     """How an answer is drawn from the prompts of a question.
 
-    An answer is greedy, as in both papers. It ends before the first of the `stop` strings, at the model's end of text,
-    or after `new_tokens` tokens. `join` says how several prompts (an ensemble) give one answer: `tokens` averages their
-    distributions for every token (REPLUG's paper); `answers` lets each prompt answer alone, and equal answers add up
-    weight x exp(mean log-probability of a token) (REPLUG's code). `max_length` None is the model's own.
+    Its tokens are greedy, as in both papers, or drawn as `Sampling` says. Every answer has its own random generator,
+    seeded with `seed` and its prompts: equal prompts give equal answers, whichever others are asked. An answer ends
+    before the first of the `stop` strings, at the model's end of text, or after `new_tokens` tokens. `join` says how
+    several prompts (an ensemble) give one answer: `tokens` averages their distributions for every token (REPLUG's
+    paper); `answers` lets each prompt answer alone, and equal answers add up weight x exp(mean log-probability of a
+    token) (REPLUG's code). `max_length` None is the model's own.
     """
 
     new_tokens: Annotated[int, Option("Most tokens of an answer.")] = 10
@@ -33,7 +36,7 @@ class AnswerOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        check_options(self)
+        Sampling.__post_init__(self)
         if "" in self.stop:
             raise UsageError("`stop` must not be empty.")
 

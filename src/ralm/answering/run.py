@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.answering.evaluation import AnsweredQuestion, Judged, KeptAnswers, QuestionEvaluation, evaluate_questions
+from ralm.answering.answers import KeptAnswers
+from ralm.answering.evaluation import AnsweredQuestion, Judged, QuestionEvaluation, evaluate_questions
 from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.prompt_tokens import chat_template_of
 from ralm.answering.prompts import QuestionPrompt
@@ -30,7 +31,6 @@ from ralm.asking import config_of
 from ralm.folders.manifest import write_manifest
 from ralm.folders.outputs import check_output, new_folder
 from ralm.lm.journal import Journal
-from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
 from ralm.runs.run import environment, to_json
@@ -92,7 +92,7 @@ def run_questions(
             options=options,
             semantics=semantics,
             baseline=baseline,
-            kept=KeptAnswers(Scorer(Scorer.of(model).model, scores), answers),
+            kept=KeptAnswers(scores, answers),
         )
         write_answers(out, evaluation, config, force=force)
     return evaluation

@@ -17,6 +17,7 @@ import numpy as np
 
 from ralm.errors import ModelError
 from ralm.lm.journal import Journal, request_key
+from ralm.lm.shared import SharedCache
 from ralm.progress import progress_bar
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.records import FloatArray, IntArray, Pass, Request
@@ -35,14 +36,23 @@ class Scorer:
 
     `asked` counts the requests so far, `scored` those that this process had not scored before. A `journal` answers
     requests that an earlier process scored, and keeps the new results for the next process. `progress`: whether
-    a bar shows how far the scoring is.
+    a bar shows how far the scoring is. `cache` reads the passes instead of the model, and shares them with the texts
+    that the model continues.
     """
 
-    def __init__(self, model: LanguageModel, journal: Journal | None = None, *, progress: bool = True) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        journal: Journal | None = None,
+        *,
+        progress: bool = True,
+        cache: SharedCache | None = None,
+    ) -> None:
         self.model = model
         self.asked = 0
         self.scored = 0
         self._journal = journal
+        self._read_by = cache or model
         self._progress = progress
         self._known: dict[bytes, FloatArray] = {}
         self._merges: bool = getattr(model, "merges_prefixes", True)
@@ -75,7 +85,7 @@ class Scorer:
 
     def score(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
         """The model's own results, not cached."""
-        return self.model.score(passes)
+        return self._read_by.score(passes)
 
     def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
         """For each request, in order, the natural log-probability (float32) of each of its targets.
@@ -134,7 +144,7 @@ class Scorer:
             return
         name = self.model.name
         _check_passes(passes, name, self.model.max_length, self._vocabulary)
-        given = iter(self.model.score(passes))
+        given = iter(self._read_by.score(passes))
         try:
             for number, one in enumerate(passes):
                 log_probs_P = next(given, None)

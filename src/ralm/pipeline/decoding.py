@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ralm.errors import UsageError
+from ralm.lm.shared import SharedCache
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.prompt_rows import PromptState
 from ralm.protocols import WritingModel
@@ -25,14 +26,18 @@ from ralm.records import FloatArray, IntArray
 class Decoder:
     """Texts that are being continued; others may join and leave between steps.
 
-    At most `max_length` tokens are read at once, the next one included. Every text draws with its own random generator.
+    At most `max_length` tokens are read at once, the next one included. Every text draws with its own random generator,
+    seeded with `seed` if none is given with the text.
+    A `cache` shares what is read with scoring, and with decoders before.
     """
 
-    def __init__(self, model: WritingModel, options: GenerationOptions, max_length: int) -> None:
+    def __init__(
+        self, model: WritingModel, options: GenerationOptions, max_length: int, cache: SharedCache | None = None
+    ) -> None:
         self._model = model
         self._options = options
         self._max_length = max_length
-        self._continuations = model.continuations()
+        self._continuations = (cache or SharedCache(model)).continuations
         self._going_on: dict[int, _Drawn] = {}
         self._added = 0
 
@@ -41,10 +46,10 @@ class Decoder:
         """The texts that have not ended; their fronts may be changed before a step."""
         return [one.state for one in self._going_on.values()]
 
-    def add(self, state: PromptState) -> int:
+    def add(self, state: PromptState, generator: np.random.Generator | None = None) -> int:
         """Add a text, to be continued from the next step on; returns its number. With its fronts it has at least one
         token."""
-        self._going_on[self._added] = _Drawn(state, np.random.default_rng(self._options.seed))
+        self._going_on[self._added] = _Drawn(state, generator or np.random.default_rng(self._options.seed))
         self._added += 1
         return self._added - 1
 

@@ -98,26 +98,15 @@ class ReadingOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationOptions:
-    """How to continue a text; lengths in tokens, retrieval options with the paper's values as defaults.
+class Sampling:
+    """How a token is drawn from a distribution.
 
     `temperature` 0 is greedy; otherwise tokens are drawn from the `top_k` likeliest (None: all), and of these from the
-    likeliest that together have probability `top_p`. Generation ends after `new_tokens` tokens, at the model's
-    end-of-text token, or before the first of the `stop` strings. `max_length` None is the model's own. `bos` says which
-    special tokens every reading begins with, with a document and without (see `beginning.Bos`). They count towards
-    `document_tokens`, and a prompt that already begins with them has them once. Every prompt has its own random
-    generator, seeded with `seed`, so its text does not depend on the other prompts.
+    likeliest that together have probability `top_p`, by a random generator that `seed` decides.
 
     Raises UsageError if a value is out of range.
     """
 
-    new_tokens: Annotated[int, Option("Most tokens to write.")] = 64
-    stride: Stride = 4
-    query_tokens: QueryTokens = 32
-    document_tokens: Annotated[int, Option("Most tokens of a passage; longer ones are cut.")] = 256
-    max_length: Annotated[
-        int | None, Option("Most tokens that the model reads at once, passage included.", default_said="the model's")
-    ] = None
     temperature: Annotated[float, Option("Temperature of the draws; 0 is greedy.", most=1 / COLDEST)] = 0.0
     top_k: Annotated[
         int | None, Option("Draw from this many of the likeliest tokens.", default_said="all", needs=_DRAWN)
@@ -133,12 +122,37 @@ class GenerationOptions:
         ),
     ] = 1.0
     seed: Annotated[int, seed_option(_DRAWN)] = 0
-    stop: Annotated[tuple[str, ...], Option("Stop before this string; repeatable.")] = ()
-    bos: BosOption = "auto"
 
     def __post_init__(self) -> None:
         check_options(self)
         if 0 < self.temperature < COLDEST:
             raise UsageError(f"`temperature` must be 0 (greedy) or at least {COLDEST:g}, not {self.temperature}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions(Sampling):
+    """How to continue a text; lengths in tokens, retrieval options with the paper's values as defaults.
+
+    Tokens are drawn as `Sampling` says. Generation ends after `new_tokens` tokens, at the model's
+    end-of-text token, or before the first of the `stop` strings. `max_length` None is the model's own. `bos` says which
+    special tokens every reading begins with, with a document and without (see `beginning.Bos`). They count towards
+    `document_tokens`, and a prompt that already begins with them has them once. Every prompt has its own random
+    generator, seeded with `seed`, so its text does not depend on the other prompts.
+
+    Raises UsageError if a value is out of range.
+    """
+
+    new_tokens: Annotated[int, Option("Most tokens to write.")] = 64
+    stride: Stride = 4
+    query_tokens: QueryTokens = 32
+    document_tokens: Annotated[int, Option("Most tokens of a passage; longer ones are cut.")] = 256
+    max_length: Annotated[
+        int | None, Option("Most tokens that the model reads at once, passage included.", default_said="the model's")
+    ] = None
+    stop: Annotated[tuple[str, ...], Option("Stop before this string; repeatable.")] = ()
+    bos: BosOption = "auto"
+
+    def __post_init__(self) -> None:
+        Sampling.__post_init__(self)
         if "" in self.stop:
             raise UsageError("`stop` must not be empty.")

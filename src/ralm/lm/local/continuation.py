@@ -5,8 +5,11 @@ keeps its row of keys and values. A text that changed is read again from where i
 another one, such as a prompt with the same demonstrations, takes that beginning from it. Then the last tokens of all
 texts are read together, as one column of one batch. This pass gives the distributions of all texts.
 
+Tokens that are to be scored behind texts are read in the same way, as several columns. So a text that is scored and
+then continued is read once.
+
 Works on token ids; knows nothing of documents.
-Shapes: B texts, N tokens, V vocabulary.
+Shapes: B texts, N tokens, P targets, C columns of the cache, V vocabulary.
 """
 
 import inspect
@@ -24,8 +27,8 @@ from ralm.lm.local.engine import lengths_read_apart
 from ralm.lm.local.head import ChosenLogits, sent
 from ralm.lm.local.keyvalues import Kept, KeyValueRows
 from ralm.lm.local.packed import PackedWeights
-from ralm.lm.local.replica import TOKENS_A_BATCH
-from ralm.records import FloatArray, IntArray, NextTokens
+from ralm.lm.local.replica import LOGITS_A_BATCH, TOKENS_A_BATCH, target_log_probs
+from ralm.records import FloatArray, IntArray, NextTokens, Pass
 
 _WORTH: Final = 8
 """A shared prefix is kept if it is at least 1/8 of a text's tokens; a shorter one is not worth a pass of its own."""
@@ -68,17 +71,41 @@ class CachedContinuations:
         device runs out of memory, or the model returns NaN.
         """
         check_texts(self._logits.name, texts, self._max_length)
+        with enough_memory(self._logits, texts):
+            numbers_B = self._hold(texts)
+            log_probs_BV = self._read_last([texts[number] for number in numbers_B])
+        self._held = [texts[number] for number in numbers_B]
+        found_BV = np.empty_like(log_probs_BV)
+        found_BV[numbers_B] = log_probs_BV
+        return wanted_tokens(self._logits, found_BV, wanted)
+
+    @torch.inference_mode()
+    def score(self, passes: Sequence[Pass]) -> list[FloatArray]:
+        """For each pass, the natural log-probability (float32) of each of its targets, as from the model's own `score`.
+
+        What passes share with each other and with the texts of the previous call is not read again; what stands before
+        their first targets is kept for the next call. Raises ModelError if the device runs out of memory, or the model
+        returns NaN.
+        """
+        texts = [one.tokens_N[: one.targets_P[0]] for one in passes]
+        with enough_memory(self._logits, [one.tokens_N for one in passes]):
+            numbers_B = self._hold(
+                texts, max(len(one) - len(text) + 1 for one, text in zip(passes, texts, strict=True))
+            )
+            found = dict(zip(numbers_B, self._read_targets([passes[number] for number in numbers_B]), strict=True))
+        self._held = [texts[number][:-1] for number in numbers_B]
+        return [found[number] for number in range(len(passes))]
+
+    def _hold(self, texts: Sequence[IntArray], room: int = 1) -> list[int]:
+        """Give each text a row in which all but its last token is read, with room for `room` more columns; returns the
+        number of the text of each row."""
         placed = _place(self._held, texts, self._thresholds)
         rows = [texts[one.text] for one in placed]
         self._held = []  # until everything is read: an error must not leave wrong rows
-        with enough_memory(self._logits, texts):
-            self._rows.arrange([one.kept for one in placed], np.array([len(row) - 1 for row in rows], dtype=np.int64))
-            self._read_changed(rows, [one.kept.columns for one in placed])
-            log_probs_BV = self._read_last(rows)
-        self._held = rows
-        found_BV = np.empty_like(log_probs_BV)
-        found_BV[[one.text for one in placed]] = log_probs_BV
-        return wanted_tokens(self._logits, found_BV, wanted)
+        lengths_B = np.array([len(row) - 1 for row in rows], dtype=np.int64)
+        self._rows.arrange([one.kept for one in placed], lengths_B, room)
+        self._read_changed(rows, [one.kept.columns for one in placed])
+        return [one.text for one in placed]
 
     def _read_changed(self, rows: Sequence[IntArray], columns_B: Sequence[int]) -> None:
         """Read the part of each text that is not cached, except its last token."""
@@ -110,7 +137,7 @@ class CachedContinuations:
         begin = self._rows.begins(row)
         self._rows.extend_from(slice(row, row + 1), begin, begin + columns)
         rest = tokens[columns:] if self._thresholds else tokens[columns:-1]
-        self._forward(torch.from_numpy(rest)[None], _NO_WANTED)
+        self._forward(torch.from_numpy(rest)[None], _NO_WANTED, _NO_WANTED)
 
     def _read_last(self, rows: Sequence[IntArray]) -> FloatArray:
         """Read the last token of every text; returns the distributions (float32, B x V) after them."""
@@ -131,16 +158,62 @@ class CachedContinuations:
         padding = {}
         if (lengths_B < longest).any():
             mask_BC = torch.arange(longest + 1) >= longest - lengths_B[:, None]
-            padding["attention_mask"] = sent(mask_BC.long(), self._logits.device)
-            if self._takes_positions:
-                padding["position_ids"] = sent(lengths_B[:, None], self._logits.device)
-        return self._forward(last_B1[batch], torch.arange(len(lengths_B)), **padding).float().log_softmax(-1)
+            padding = self._padding(mask_BC, lengths_B[:, None])
+        logits_BV = self._forward(last_B1[batch], torch.arange(len(lengths_B)), torch.zeros_like(lengths_B), **padding)
+        return logits_BV.float().log_softmax(-1)
 
-    def _forward(self, input_BN: torch.Tensor, row_P: torch.Tensor, **padding: torch.Tensor) -> torch.Tensor:
-        """The logits after the first token of some rows of the input."""
-        logits_PV, _ = self._logits(
-            input_BN, row_P, torch.zeros_like(row_P), past_key_values=self._rows.cache, use_cache=True, **padding
-        )
+    def _read_targets(self, passes: Sequence[Pass]) -> list[FloatArray]:
+        """Read the rest of each pass behind its row, from the last token before its first target on; returns the
+        log-probabilities (float32, P) of its targets."""
+        counts = [len(one.targets_P) for one in passes]
+        rests_BN = padded([one.tokens_N[one.targets_P[0] - 1 : -1] for one in passes])
+        rest_B1 = torch.tensor([[len(one) - one.targets_P[0] + 1] for one in passes])
+        row_P = torch.from_numpy(np.repeat(np.arange(len(passes)), counts))
+        column_P = torch.from_numpy(np.concatenate([one.targets_P - one.targets_P[0] for one in passes]))
+        target_P = torch.from_numpy(np.concatenate([one.tokens_N[one.targets_P] for one in passes]))
+        found_P = torch.empty(len(row_P))
+        for first, input_BN in self._columns(rests_BN):
+            here = (column_P >= first) & (column_P < first + input_BN.shape[1])
+            padding = self._behind(first, input_BN.shape[1], rest_B1)
+            logits_PV = self._forward(input_BN, row_P[here], column_P[here] - first, **padding)
+            found_P[here] = torch.cat(
+                [found_P[:0], *(part.cpu() for part in target_log_probs(logits_PV, target_P[here]))]
+            )
+        self._logits.check_numbers(found_P)
+        return np.split(found_P.numpy(), np.cumsum(counts)[:-1])
+
+    def _columns(self, rests_BN: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """The rests of all rows, as many columns at a time as there is memory for logits, each with its first."""
+        kind = self._logits.device.type
+        logits = LOGITS_A_BATCH.get(kind, LOGITS_A_BATCH["cpu"])
+        step = max(1, logits // self._logits.vocabulary // len(rests_BN))
+        for first in range(0, rests_BN.shape[1], step):
+            yield first, rests_BN[:, first : first + step]
+
+    def _behind(self, first: int, count: int, rest_B1: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Let the next pass continue all rows by `count` columns, `first` columns behind their ends; returns its
+        padding: on the left, and on the right behind the `rest_B1` tokens of a row."""
+        lengths_B1 = torch.from_numpy(self._rows.lengths_B)[:, None]
+        longest, end = int(lengths_B1.max()), self._rows.last
+        self._rows.extend_from(slice(0, len(lengths_B1)), end - longest, end + first)
+        columns_C = torch.arange(longest + first + count)
+        mask_BC = (columns_C >= longest - lengths_B1) & (columns_C < longest + rest_B1)
+        positions_BN = lengths_B1 + torch.arange(first, first + count)
+        return self._padding(mask_BC, positions_BN.clamp(max=self._max_length - 1))
+
+    def _padding(self, mask_BC: torch.Tensor, positions_BN: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What tells the model which columns are not padding, and the position of each token."""
+        padding = {"attention_mask": sent(mask_BC.long(), self._logits.device)}
+        if self._takes_positions:
+            padding["position_ids"] = sent(positions_BN, self._logits.device)
+        return padding
+
+    def _forward(
+        self, input_BN: torch.Tensor, row_P: torch.Tensor, column_P: torch.Tensor, **padding: torch.Tensor
+    ) -> torch.Tensor:
+        """The logits (P, V) after these tokens of the input, which continues some rows."""
+        cache = self._rows.cache
+        logits_PV, _ = self._logits(input_BN, row_P, column_P, past_key_values=cache, use_cache=True, **padding)
         return logits_PV
 
 
@@ -191,8 +264,8 @@ def batches(numbers: Iterable[int], texts: Sequence[IntArray], tokens: int) -> I
 
 
 def padded(texts: Sequence[IntArray]) -> torch.Tensor:
-    """Texts (int64, B x N), longest first, padded on the right, where no token sees the padding."""
-    input_BN = torch.zeros((len(texts), len(texts[0])), dtype=torch.long)
+    """Texts (int64, B x N), padded on the right, where no token sees the padding."""
+    input_BN = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
     for ids_N, text in zip(input_BN, texts, strict=True):
         ids_N[: len(text)] = torch.from_numpy(text)
     return input_BN

@@ -47,16 +47,17 @@ class KeyValueRows:
         """The column in which a row begins."""
         return self.last - int(self.lengths_B[row])
 
-    def arrange(self, kept: Sequence[Kept], lengths_B: IntArray) -> None:
-        """Make rows of these lengths (int64); each begins with what it keeps of a previous row.
+    def arrange(self, kept: Sequence[Kept], lengths_B: IntArray, room: int = 1) -> None:
+        """Make rows of these lengths (int64), with room for `room` more columns; each begins with what it keeps of a
+        previous row.
 
         The rest of a row must be written before it is read.
         """
         before_B, last = self.lengths_B, self.last
-        fits = len(kept) <= self.shape[0] and lengths_B.max() <= last < self.shape[1]
+        fits = len(kept) <= self.shape[0] and lengths_B.max() <= last <= self.shape[1] - room
         if not fits:
             self.last = int(lengths_B.max())
-            self.shape = (max(len(kept), self.shape[0]), self.last + _ROOM)
+            self.shape = (max(len(kept), self.shape[0]), self.last + max(room, _ROOM))
         self.lengths_B = lengths_B
         moves = []
         for row, (source, columns) in enumerate((one.source, one.columns) for one in kept):

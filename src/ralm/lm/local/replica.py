@@ -109,7 +109,7 @@ class Replica:
         target_P = np.concatenate([one.tokens_N[one.targets_P] for one in batch])
         rows, positions, targets = (torch.from_numpy(index) for index in (row_P, position_P, target_P))
         logits_PV, _ = self.logits(input_BN, rows, positions, use_cache=False)
-        return _chunks_of_log_probs(logits_PV, targets)
+        return target_log_probs(logits_PV, targets)
 
 
 def _halves(one: Pass) -> list[Pass]:
@@ -118,7 +118,7 @@ def _halves(one: Pass) -> list[Pass]:
     return [Pass(one.tokens_N, one.targets_P[:middle]), Pass(one.tokens_N, one.targets_P[middle:])]
 
 
-def _chunks_of_log_probs(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torch.Tensor]:
+def target_log_probs(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torch.Tensor]:
     """The log-softmax (float32) at the targets, a chunk of positions at a time."""
     targets_P1 = sent(targets_P, logits_PV.device)[:, None]
     rows = max(1, LOGITS_A_CHUNK // logits_PV.shape[1])
