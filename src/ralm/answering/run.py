@@ -11,7 +11,8 @@ manifest.json     the configuration again, the environment, and a checksum of ea
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -77,11 +78,7 @@ def run_questions(
     """
     check_output(Path(out), kind=KIND, force=force)
     config = questions_config(questions, model, prompt, source, reader, demonstrations, options, semantics)
-    with (
-        unfinished_run(Path(out), config, force=force) as folder,
-        Journal(folder / f"model-0{JOURNAL}") as scores,
-        Journal(folder / f"answers{JOURNAL}") as answers,
-    ):
+    with kept_answers(out, config, force=force) as kept:
         evaluation = evaluate_questions(
             questions,
             model,
@@ -92,10 +89,24 @@ def run_questions(
             options=options,
             semantics=semantics,
             baseline=baseline,
-            kept=KeptAnswers(scores, answers),
+            kept=kept,
         )
         write_answers(out, evaluation, config, force=force)
     return evaluation
+
+
+@contextmanager
+def kept_answers(out: Path | str, config: dict[str, JsonValue], *, force: bool) -> Iterator[KeptAnswers]:
+    """What keeps the scores and answers of a run beside its folder `out`, until the block succeeds.
+
+    Raises what `unfinished_run` raises.
+    """
+    with (
+        unfinished_run(Path(out), config, force=force) as folder,
+        Journal(folder / f"model-0{JOURNAL}") as scores,
+        Journal(folder / f"answers{JOURNAL}") as answers,
+    ):
+        yield KeptAnswers(scores, answers)
 
 
 def questions_config(

@@ -63,7 +63,7 @@ def sweep(
     if out is not None:
         check_output(out, kind=sweep_folder.KIND, force=force)
         if plot:
-            sweep_folder.check_plot()
+            sweep_folder.check_plot(sweep_folder.NO_PLOT)
     first = next(iter(jobs.values()))
     chunks = open_text(first.text, first.limit_tokens)
     sources = {_source_of(job): open_source(*_source_of(job)) for job in jobs.values()}

@@ -1,9 +1,10 @@
-"""The plot of a sweep: token perplexity at every value, with passages and without. Needs the `plots` extra."""
+"""Plots: token perplexity at every value of a sweep, and answers by the number of passages. Needs the extra `plots`."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import JsonValue
 
@@ -29,6 +30,34 @@ def draw_sweep(option: str, rows: Sequence[dict[str, JsonValue]], path: Path) ->
     axes.set_ylabel("token perplexity")
     axes.legend()
     figure.savefig(path)
+
+
+def draw_curve(rows: Sequence[dict[str, JsonValue]], path: Path) -> None:
+    """Draw answers by the number of passages, with 95% intervals: exact match, F1 and has_answer in percent, and the
+    log-probability of the gold answer."""
+    order = sorted(rows, key=lambda row: _number(row, "documents"))
+    figure = Figure(figsize=(2 * INCHES[0], INCHES[1]), dpi=DOTS_AN_INCH, layout="constrained")
+    judged, likely = figure.subplots(1, 2)
+    for metric, label in (("exact_match", "exact match"), ("f1", "F1")):
+        _draw_metric(judged, order, metric, label, 100)
+    held = [row for row in order if row["has_answer"] is not None]
+    places = [_number(row, "documents") for row in held]
+    judged.plot(places, [100 * _number(row, "has_answer") for row in held], "k:", label="an answer in the passages")
+    judged.set_ylabel("percent of the questions")
+    judged.legend()
+    _draw_metric(likely, order, "gold_log_prob", "gold answer", 1)
+    likely.set_ylabel("log-probability of the gold answer, nats a token")
+    for axes in (judged, likely):
+        axes.set_xlabel("passages in the prompt")
+    figure.savefig(path)
+
+
+def _draw_metric(axes: Axes, rows: Sequence[dict[str, JsonValue]], metric: str, label: str, factor: int) -> None:
+    known = [row for row in rows if row[metric] is not None]
+    places = [_number(row, "documents") for row in known]
+    middle, low, high = ([factor * _number(row, f"{metric}{end}") for row in known] for end in ("", "_low", "_high"))
+    [line] = axes.plot(places, middle, "o-", label=label)
+    axes.fill_between(places, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 def _number(row: dict[str, JsonValue], column: str) -> float:

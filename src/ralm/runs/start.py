@@ -90,7 +90,7 @@ def run_sweep(
     """
     check_output(Path(out), kind=sweep_folder.KIND, force=force)
     if plot:
-        sweep_folder.check_plot()
+        sweep_folder.check_plot(sweep_folder.NO_PLOT)
     text = _needed(text, model, limit_tokens)
     configs = [point_config(name, text, model, point, limit_tokens) for point in points]
     models = [model, *(ranks_with(point.reranker) for point in points)]

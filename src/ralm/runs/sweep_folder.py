@@ -25,18 +25,21 @@ FORMAT_VERSION: Final = 1
 TABLE: Final = "sweep.csv"
 PLOT: Final = "sweep.png"
 SUMMARY: Final = "summary.json"
+NO_PLOT: Final = ", or give `plot=False`"
+"""What a sweep can do without matplotlib."""
 
 
-def check_plot() -> None:
-    """Raise MissingExtraError if matplotlib is missing; called before hours of work that end with a plot."""
+def check_plot(instead: str = "") -> None:
+    """Raise MissingExtraError if matplotlib is missing; called before hours of work that end with a plot.
+
+    `instead` says what else to do.
+    """
     try:
         import ralm.runs.plot  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        raise MissingExtraError(
-            "the plot of a sweep needs the package matplotlib: pip install 'ralm[plots]', or give `plot=False`."
-        ) from None
+        raise MissingExtraError(f"the plot needs the package matplotlib: pip install 'ralm[plots]'{instead}.") from None
 
 
 def write_sweep(
@@ -51,7 +54,7 @@ def write_sweep(
     with new_folder(Path(out), kind=KIND, force=force) as folder:
         pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / TABLE)
         if plot:
-            check_plot()
+            check_plot(NO_PLOT)
             from ralm.runs.plot import draw_sweep
 
             draw_sweep(swept.option, rows, folder / PLOT)

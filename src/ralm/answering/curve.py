@@ -1,0 +1,162 @@
+"""How answers change with the number of passages in the prompt (In-Context RALM, Figure 8), and the folder of it.
+
+curve.csv      a row per number of passages: the measures with their intervals
+curve.png      the plot
+summary.json   the rows, and the configuration
+manifest.json  the configuration again, the environment, and a checksum of each file
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.csv
+from pydantic import JsonValue
+
+from ralm.answering.answers import KeptAnswers
+from ralm.answering.evaluation import METRICS, QuestionEvaluation, evaluate_questions
+from ralm.answering.options import AnswerOptions, AnswerSemantics
+from ralm.answering.prompts import QuestionPrompt
+from ralm.answering.questions import Question
+from ralm.answering.run import kept_answers, questions_config
+from ralm.answering.sources import QuestionSource
+from ralm.errors import UsageError
+from ralm.folders.manifest import write_manifest
+from ralm.folders.outputs import check_output, new_folder
+from ralm.protocols import Reader, WritingModel
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.in_context import InContext
+from ralm.runs.run import environment, to_json
+from ralm.runs.sweep_folder import check_plot
+
+KIND: Final = "answers-curve"
+FORMAT_VERSION: Final = 1
+TABLE: Final = "curve.csv"
+PLOT: Final = "curve.png"
+SUMMARY: Final = "summary.json"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerCurve:
+    """The evaluations of the same questions, by number of passages."""
+
+    evaluations: Mapping[int, QuestionEvaluation]
+
+    def rows(self) -> list[dict[str, JsonValue]]:
+        """A row per number of passages: the measures as fractions, each with the ends of its 95% interval; `has_answer`
+        is the share of questions with an answer in one of the passages."""
+        return [self._row(number, evaluation.summary()) for number, evaluation in self.evaluations.items()]
+
+    def _row(self, number: int, summary: dict[str, Any]) -> dict[str, JsonValue]:
+        row: dict[str, JsonValue] = {"documents": number, "questions": summary["questions"]}
+        for metric in METRICS:
+            low, high = summary.get(f"{metric}_interval", (None, None))
+            row |= {metric: summary.get(metric), f"{metric}_low": low, f"{metric}_high": high}
+        return {**row, "has_answer": summary["has_answer"][str(number)] if number else None, "cut": summary["cut"]}
+
+
+def several_in_context(number: int) -> Reader:
+    """The reader of Figure 8: so many passages in one prompt."""
+    return InContext() if number == 1 else Concatenation(documents=number)
+
+
+def answer_curve(
+    numbers: Sequence[int],
+    questions: Sequence[Question],
+    model: WritingModel,
+    prompt: QuestionPrompt,
+    source: QuestionSource,
+    *,
+    reader_of: Callable[[int], Reader] = several_in_context,
+    kept: KeptAnswers | None = None,
+    **how: Any,
+) -> AnswerCurve:
+    """Evaluate questions with each of these numbers of passages; 0 is the closed book.
+
+    `reader_of` says how so many passages are read. `how` is what `evaluate_questions` takes besides. Raises UsageError
+    if a number is negative or comes twice, and what `evaluate_questions` raises.
+    """
+    check_numbers(numbers)
+    return AnswerCurve(
+        {
+            number: evaluate_questions(
+                questions,
+                model,
+                prompt,
+                source=source if number else None,
+                reader=reader_of(number) if number else None,
+                kept=kept,
+                **how,
+            )
+            for number in numbers
+        }
+    )
+
+
+def run_curve(
+    out: Path | str,
+    numbers: Sequence[int],
+    questions: Sequence[Question],
+    model: WritingModel,
+    prompt: QuestionPrompt,
+    source: QuestionSource,
+    *,
+    reader_of: Callable[[int], Reader] = several_in_context,
+    demonstrations: Sequence[Question] = (),
+    options: AnswerOptions | None = None,
+    semantics: AnswerSemantics = "paper",
+    force: bool = False,
+) -> AnswerCurve:
+    """Evaluate as `answer_curve` does, and write the folder `out` atomically, with the plot.
+
+    If it is killed, call it again with the same arguments to resume. Raises what `answer_curve` raises,
+    FolderExistsError if `out` exists and `force` is not set, MissingExtraError without the extra `plots`, and
+    UsageError if a run with other settings was begun there.
+    """
+    check_numbers(numbers)
+    check_output(Path(out), kind=KIND, force=force)
+    check_plot()
+    reader = reader_of(max(1, *numbers)) if any(numbers) else None
+    config = questions_config(questions, model, prompt, source, reader, demonstrations, options, semantics)
+    config["numbers"] = list(numbers)
+    with kept_answers(out, config, force=force) as kept:
+        curve = answer_curve(
+            numbers,
+            questions,
+            model,
+            prompt,
+            source,
+            reader_of=reader_of,
+            kept=kept,
+            demonstrations=demonstrations,
+            options=options,
+            semantics=semantics,
+        )
+        _write(Path(out), curve, config, force=force)
+    return curve
+
+
+def _write(out: Path, curve: AnswerCurve, config: dict[str, JsonValue], *, force: bool) -> None:
+    from ralm.runs.plot import draw_curve
+
+    rows = curve.rows()
+    with new_folder(out, kind=KIND, force=force) as folder:
+        pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / TABLE)
+        draw_curve(rows, folder / PLOT)
+        (folder / SUMMARY).write_text(to_json({"rows": [*rows], "config": config}, indent=2) + "\n", encoding="utf-8")
+        write_manifest(
+            folder,
+            kind=KIND,
+            format_version=FORMAT_VERSION,
+            settings={"config": config, "environment": environment()},
+            counts={"points": len(rows)},
+        )
+
+
+def check_numbers(numbers: Sequence[int]) -> None:
+    """Raise UsageError unless these are different numbers of passages."""
+    if not numbers or min(numbers) < 0 or len({*numbers}) < len(numbers):
+        said = ",".join(map(str, numbers))
+        raise UsageError(f"`curve` needs different numbers of passages, from 0, such as 0,1,2,5, not {said!r}.")

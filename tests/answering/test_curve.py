@@ -1,0 +1,83 @@
+"""Answers by the number of passages: the figures of separate runs, the folder, resuming, and what is refused."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ralm.answering.curve import KIND, answer_curve, run_curve, several_in_context
+from ralm.answering.evaluation import evaluate_questions
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import open_prompt
+from ralm.answering.questions import Question
+from ralm.answering.sources import GivenPassages
+from ralm.errors import FolderExistsError, UsageError
+from ralm.folders.manifest import read_manifest
+from ralm.lm.local.options import ModelOptions
+from ralm.lm.named import load_language_model
+from ralm.protocols import WritingModel
+from ralm.reading.ensemble import Ensemble
+from ralm.retrieval.retrieval_file import RetrievedPassage
+
+PROMPT = open_prompt("in-context-ralm")
+TEXTS = ("The dog keeps the sheep together.", "The whales sing in the sea.", "Bread is sold in the town.")
+QUESTIONS = [
+    Question(str(place), text, (answer,), tuple(RetrievedPassage(text=one) for one in (*TEXTS[place:], *TEXTS[:place])))
+    for place, (text, answer) in enumerate(
+        [("who keeps the sheep together", "the dog"), ("who sings", "whales"), ("what is sold", "bread")]
+    )
+]
+SOURCE = GivenPassages(QUESTIONS, {"passages": "given"})
+OPTIONS = AnswerOptions(new_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def model() -> WritingModel:
+    return load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
+
+
+def test_a_row_is_what_an_evaluation_with_so_many_passages_gives(model: WritingModel) -> None:
+    rows: Any = answer_curve([2, 0, 1], QUESTIONS, model, PROMPT, SOURCE, options=OPTIONS).rows()
+    assert [row["documents"] for row in rows] == [2, 0, 1]
+    for row in rows:
+        number = row["documents"]
+        source = SOURCE if number else None
+        reader = several_in_context(number) if number else None
+        alone: Any = evaluate_questions(
+            QUESTIONS, model, PROMPT, source=source, reader=reader, options=OPTIONS
+        ).summary()
+        for metric in ("exact_match", "f1", "gold_log_prob"):
+            low, high = alone[f"{metric}_interval"]
+            assert (row[metric], row[f"{metric}_low"], row[f"{metric}_high"]) == pytest.approx(
+                (alone[metric], low, high), abs=1e-4
+            )
+        assert row["has_answer"] == (alone["has_answer"][str(number)] if number else None)
+    assert rows[0]["has_answer"] == 1
+
+
+def test_the_folder_has_the_table_and_the_plot(model: WritingModel, tmp_path: Path) -> None:
+    ensembles: Any = lambda number: Ensemble(documents=number)  # noqa: E731
+    curve = run_curve(
+        tmp_path / "out", [0, 1, 3], QUESTIONS, model, PROMPT, SOURCE, reader_of=ensembles, options=OPTIONS
+    )
+    with (tmp_path / "out" / "curve.csv").open() as table:
+        written = list(csv.DictReader(table))
+    rows: Any = curve.rows()
+    for found, row in zip(written, rows, strict=True):
+        assert int(found["documents"]) == row["documents"]
+        assert float(found["gold_log_prob"]) == pytest.approx(row["gold_log_prob"])
+    assert (tmp_path / "out" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["config"]["numbers"] == [0, 1, 3]
+    assert summary["config"]["reader"]["reader"] == "ensemble"
+    assert read_manifest(tmp_path / "out", kind=KIND, format_version=1).counts == {"points": 3}
+    with pytest.raises(FolderExistsError):
+        run_curve(tmp_path / "out", [0, 1], QUESTIONS, model, PROMPT, SOURCE, options=OPTIONS)
+
+
+@pytest.mark.parametrize("numbers", [[], [1, 1], [-1, 2]])
+def test_numbers_that_cannot_be_drawn(model: WritingModel, numbers: list[int]) -> None:
+    with pytest.raises(UsageError, match="different numbers of passages"):
+        answer_curve(numbers, QUESTIONS, model, PROMPT, SOURCE)
