@@ -16,6 +16,7 @@ from ralm.answering.answers import (
     Answer,
     AskedQuestion,
     Asker,
+    KeptAnswers,
     answer_all,
     gold_log_probs,
     room_for_prompts,
@@ -24,14 +25,13 @@ from ralm.answering.metrics import exact_match, f1, has_answer, token_match
 from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
-from ralm.answering.sources import QuestionSource
+from ralm.answering.sources import QuestionSource, first_passages, found_passages
 from ralm.evaluation.bootstrap import bootstrap_means, interval
-from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
 from ralm.progress import progress_bar
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
-from ralm.records import Hits, IntArray, Passage, Passages
+from ralm.records import IntArray, Passage
 
 METRICS: Final = ("exact_match", "token_match", "f1", "gold_log_prob")
 
@@ -127,14 +127,6 @@ def _columns(judged: Sequence[Judged]) -> Mapping[str, tuple[NDArray[np.float64]
     }
 
 
-@dataclass(frozen=True, slots=True)
-class KeptAnswers:
-    """What keeps the scores of a model and its answers: a scorer of the model, and a journal of answers."""
-
-    scorer: Scorer
-    journal: Journal | None = None
-
-
 def evaluate_questions(
     questions: Sequence[Question],
     model: WritingModel,
@@ -157,16 +149,16 @@ def evaluate_questions(
     """
     begun = perf_counter()
     options, reader = options or AnswerOptions(), reader or InContext()
-    how = _How(model, prompt, options, kept or KeptAnswers(Scorer.of(model)))
+    how = _How(model, prompt, options, kept or KeptAnswers())
     room = room_for_prompts(model, options)
-    hits, passages = _found(questions, source, reader.hits)
-    shown = _with_passages(demonstrations, source)
+    hits, passages = found_passages(questions, source, reader.hits)
+    shown = list(zip(demonstrations, first_passages(demonstrations, source), strict=True))
     asker = Asker(prompt, model.tokenizer, room, reader, shown, semantics=semantics)
     asked = [asker.ask(one, hits.of(row), passages) for row, one in enumerate(questions)]
     open_book = _judged(asked, how, "Answering")
     closed: Sequence[Judged | None] = [None] * len(questions)
     if baseline and source is not None:
-        alone = Asker(prompt, model.tokenizer, room, InContext(), _with_passages(demonstrations, None))
+        alone = Asker(prompt, model.tokenizer, room, InContext(), [(one, ()) for one in demonstrations])
         without = [alone.ask(one, [], ()) for one in questions]
         closed = _judged(without, how, "Answering without passages")
     rows = []
@@ -196,25 +188,11 @@ class _How:
     kept: KeptAnswers
 
 
-def _found(questions: Sequence[Question], source: QuestionSource | None, k: int) -> tuple[Hits, Passages]:
-    return (Hits.none(len(questions), 1), ()) if source is None else source.find(questions, k)
-
-
-def _with_passages(
-    demonstrations: Sequence[Question], source: QuestionSource | None
-) -> list[tuple[Question, Sequence[Passage]]]:
-    """Demonstrations, each with its own first passage, if there is a source."""
-    if source is None or not demonstrations:
-        return [(one, ()) for one in demonstrations]
-    hits, passages = source.find(demonstrations, 1)
-    return [(one, [passages[number] for number, _ in hits.of(row)]) for row, one in enumerate(demonstrations)]
-
-
 def _judged(asked: Sequence[AskedQuestion], how: "_How", what: str) -> list[Judged]:
-    golds = gold_log_probs(asked, how.prompt, how.kept.scorer, how.options.max_length)
+    golds = gold_log_probs(asked, how.prompt, Scorer(how.model, how.kept.scores), how.options.max_length)
     judged: list[Judged] = []
     with progress_bar(what, len(asked)) as advance:
-        for number, answer in answer_all(asked, how.model, how.options, how.kept.journal):
+        for number, answer in answer_all(asked, how.model, how.options, how.kept.answers):
             judged.append(_judge(asked[number].question, answer, golds[number]))
             advance()
     return judged

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from ralm.cli.check import check
+from ralm.cli.choice import choice
 from ralm.cli.compare import compare
 from ralm.cli.demo import demo
 from ralm.cli.encode import encode
@@ -70,6 +71,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "eval": evaluate,
     "sweep": sweep,
     "qa": qa,
+    "choice": choice,
     "report": report,
     "compare": compare,
     "retrieve": retrieve,
