@@ -28,7 +28,11 @@ def test_bins_and_error_are_those_of_the_plain_loop(choices: list[tuple[float, b
 
 def test_by_hand() -> None:
     bins = calibration_bins(np.array([0.25, 0.3, 0.9, 1.0]), np.array([False, True, True, True]))
-    assert [(one.low, one.high, one.count) for one in bins if one.count] == [(0.2, 0.3, 2), (0.8, 0.9, 1), (0.9, 1.0, 1)]
+    assert [(one.low, one.high, one.count) for one in bins if one.count] == [
+        (0.2, 0.3, 2),
+        (0.8, 0.9, 1),
+        (0.9, 1.0, 1),
+    ]
     assert expected_calibration_error(bins) == pytest.approx(0.5 * abs(0.5 - 0.275) + 0.25 * 0.1)
     assert expected_calibration_error([]) == 0
     assert brier_score(np.array([0.5, 0.25, 0.25]), 0) == pytest.approx(0.25 + 2 * 0.0625)
