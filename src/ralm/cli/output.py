@@ -73,8 +73,8 @@ _ANSWER_METRICS = {
 _CHOICE_METRICS = {
     "accuracy": ("accuracy", 100, ".1f"),
     "mean_of_subjects": ("mean of subjects", 100, ".1f"),
-    **{category: (f"  {category}", 100, ".1f") for category in CATEGORIES},
-    "gold_log_prob": ("right choice", 1, ".3f"),
+    **{category: (category, 100, ".1f") for category in CATEGORIES},
+    "gold_log_prob": ("right choice", 1, ".2f"),
     "brier_score": ("Brier score", 1, ".3f"),
     "expected_calibration_error": ("calibration error", 1, ".3f"),
     "confidence": ("confidence", 1, ".3f"),
@@ -213,7 +213,7 @@ def _print_books(summary: dict[str, JsonValue], documents: int, metrics: Mapping
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("", no_wrap=True)
     for name in rows:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     for metric, (label, factor, form) in metrics.items():
         forms = ("+" + form if name == "difference" else form for name in rows)
         cells = [_with_interval(one, metric, factor, form) for one, form in zip(rows.values(), forms, strict=True)]

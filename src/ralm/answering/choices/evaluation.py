@@ -1,28 +1,24 @@
-"""Multiple choice evaluated: what a model chooses, how often it is right by subject and category, and how well its
-confidence is calibrated, with passages and without.
+"""Multiple choice evaluated: what a model chooses, with passages and without.
 
-Knows what was chosen; knows nothing of files or terminals. Letters of shapes: U questions.
+Knows questions, passages and ways of choosing; knows nothing of files or terminals.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.answering.answers import Asker, KeptAnswers
 from ralm.answering.choices.choosing import Choice, Way, way_of
+from ralm.answering.choices.measures import measures_of
 from ralm.answering.choices.questions import ChoiceQuestion
-from ralm.answering.choices.subjects import CATEGORIES, category_of
 from ralm.answering.options import ChoiceOptions
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.sources import QuestionSource, first_passages, found_passages
 from ralm.errors import UsageError
-from ralm.evaluation.bootstrap import bootstrap_means, interval
-from ralm.evaluation.calibration import brier_score, calibration_bins, expected_calibration_error
 from ralm.progress import progress_bar
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
@@ -30,8 +26,6 @@ from ralm.records import Hits, Passage, Passages
 
 _QUESTIONS_AT_ONCE: Final = 64
 """Questions whose prompts are in memory at a time."""
-_Columns: TypeAlias = Mapping[str, NDArray[np.float64]]
-"""A number of each question (U) by the name of what is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,102 +49,14 @@ class ChoiceEvaluation:
 
     def summary(self) -> dict[str, JsonValue]:
         """The measures with 95% intervals over questions; accuracies and probabilities are fractions."""
-        found: dict[str, JsonValue] = {
+        closed = [row.closed for row in self.rows if row.closed is not None]
+        subjects = [row.question.subject for row in self.rows]
+        return {
             "questions": len(self.rows),
             "chance": float(np.mean([1 / len(row.question.choices) for row in self.rows])),
-            **self._measures([row.choice for row in self.rows]),
+            **measures_of([row.choice for row in self.rows], closed, subjects),
+            "seconds": self.seconds,
         }
-        closed = [row.closed for row in self.rows if row.closed is not None]
-        if closed:
-            found["closed_book"] = self._measures(closed)
-            found["difference"] = self._differences(closed)
-        found["seconds"] = self.seconds
-        return found
-
-    def _measures(self, choices: Sequence[Choice]) -> dict[str, JsonValue]:
-        return {
-            **self._means(_columns(choices)),
-            **_calibration(choices),
-            "no_choice": sum(one.chosen is None for one in choices),
-            "cut": sum(bool(one.cut) for one in choices),
-        }
-
-    def _differences(self, closed: Sequence[Choice]) -> dict[str, JsonValue]:
-        """Open book minus closed book, on the same questions."""
-        with_passages, without = _columns([row.choice for row in self.rows]), _columns(closed)
-        return self._means({name: with_passages[name] - without[name] for name in with_passages if name in without})
-
-    def _means(self, columns: _Columns) -> dict[str, JsonValue]:
-        """The means over all questions, and the accuracy by category and by subject."""
-        subjects = np.array([row.question.subject for row in self.rows])
-        accuracy = columns["accuracy"]
-        found = _means_of(columns)
-        if subjects.any():
-            found["mean_of_subjects"] = _mean_of_subjects(accuracy, subjects)
-            found["categories"] = _by_category(accuracy, subjects)
-            found["subjects"] = {
-                subject: _accuracy(accuracy[subjects == subject]) for subject in np.unique(subjects).tolist() if subject
-            }
-        return found
-
-
-def _columns(choices: Sequence[Choice]) -> dict[str, NDArray[np.float64]]:
-    """Whether each choice is right; if choices have probabilities, the Brier score, and the natural logarithm of the
-    probability of the right one, unless that is 0 anywhere."""
-    columns = {"accuracy": np.array([float(one.right) for one in choices])}
-    known = [(one.probabilities_C, one.gold) for one in choices if one.probabilities_C is not None]
-    if known:
-        columns["brier_score"] = np.array([brier_score(*one) for one in known])
-        golds = np.array([probabilities_C[gold] for probabilities_C, gold in known])
-        if golds.all():
-            columns["gold_log_prob"] = np.log(golds)
-    return columns
-
-
-def _calibration(choices: Sequence[Choice]) -> dict[str, JsonValue]:
-    """Mean confidence (the probability of the likeliest choice), expected calibration error and its bins; nothing if
-    choices have no probabilities."""
-    confidences_U = np.array([one.probabilities_C.max() for one in choices if one.probabilities_C is not None])
-    if not len(confidences_U):
-        return {}
-    bins = calibration_bins(confidences_U, np.array([one.right for one in choices]))
-    return {
-        "confidence": float(confidences_U.mean()),
-        "expected_calibration_error": expected_calibration_error(bins),
-        "calibration": [asdict(one) for one in bins],
-    }
-
-
-def _means_of(columns: _Columns) -> dict[str, JsonValue]:
-    """The mean of each column and its interval; all columns share the drawn questions."""
-    values_UR = np.stack([*columns.values()], axis=1)
-    drawn_DR = bootstrap_means(values_UR, np.ones(len(values_UR), dtype=np.int64))
-    found: dict[str, JsonValue] = {}
-    for column, name in enumerate(columns):
-        found[name] = float(values_UR[:, column].mean())
-        found[f"{name}_interval"] = [*interval(drawn_DR[:, column])]
-    return found
-
-
-def _accuracy(accuracy_U: NDArray[np.float64]) -> dict[str, JsonValue]:
-    return {"questions": len(accuracy_U), **_means_of({"accuracy": accuracy_U})}
-
-
-def _by_category(accuracy_U: NDArray[np.float64], subjects_U: NDArray[np.str_]) -> dict[str, JsonValue]:
-    """The accuracy of each category of MMLU that has questions."""
-    categories_U = np.array([category_of(subject) or "" for subject in subjects_U])
-    found: dict[str, JsonValue] = {}
-    for category in CATEGORIES:
-        its_U = categories_U == category
-        if its_U.any():
-            mean = _mean_of_subjects(accuracy_U[its_U], subjects_U[its_U])
-            found[category] = {**_accuracy(accuracy_U[its_U]), "mean_of_subjects": mean}
-    return found
-
-
-def _mean_of_subjects(accuracy_U: NDArray[np.float64], subjects_U: NDArray[np.str_]) -> float:
-    """The mean of the accuracies of subjects: each counts the same, however many questions it has."""
-    return float(np.mean([accuracy_U[subjects_U == subject].mean() for subject in np.unique(subjects_U)]))
 
 
 def evaluate_choices(
