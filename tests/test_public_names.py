@@ -17,6 +17,10 @@ BM25Options
 BuildOptions
 CachedRetriever
 CandidateOptions
+ChoiceEvaluation
+ChoiceFields
+ChoiceOptions
+ChoiceQuestion
 Comparison
 Concatenation
 Continuations
@@ -92,10 +96,12 @@ __version__
 add_vectors
 build_index
 compare_runs
+evaluate_choices
 evaluate_questions
 evaluate_text
 generate
 generate_many
+given_passages
 load_cross_encoder
 load_encoder
 load_language_model
@@ -108,10 +114,12 @@ open_prompt
 open_retriever
 open_signals
 open_source
+read_choice_questions
 read_documents
 read_questions
 read_retrieval_file
 remove_vectors
+run_choices
 run_evaluation
 run_questions
 run_sweep

@@ -1,7 +1,22 @@
 """The public names, listed only here: type checkers read this file, and so does the package through lazy_loader."""
 
+from .answering.choices.evaluation import (
+    ChoiceEvaluation as ChoiceEvaluation,
+    evaluate_choices as evaluate_choices,
+)
+from .answering.choices.questions import (
+    ChoiceQuestion as ChoiceQuestion,
+    given_passages as given_passages,
+    read_choice_questions as read_choice_questions,
+)
+from .answering.choices.run import run_choices as run_choices
 from .answering.evaluation import QuestionEvaluation as QuestionEvaluation, evaluate_questions as evaluate_questions
-from .answering.options import AnswerOptions as AnswerOptions, QuestionFields as QuestionFields
+from .answering.options import (
+    AnswerOptions as AnswerOptions,
+    ChoiceFields as ChoiceFields,
+    ChoiceOptions as ChoiceOptions,
+    QuestionFields as QuestionFields,
+)
 from .answering.prompts import QuestionPrompt as QuestionPrompt, open_prompt as open_prompt
 from .answering.questions import (
     Question as Question,

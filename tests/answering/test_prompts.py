@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ralm.answering.prompts import PROMPTS, QuestionPrompt, open_prompt
-from ralm.errors import QuestionFileError
+from ralm.errors import QuestionFileError, UsageError
 from ralm.records import Passage
 from tests.shared_data import shared
 
@@ -43,6 +43,23 @@ def test_the_prompts_of_replug() -> None:
     )
 
 
+def test_the_prompts_of_replug_for_choices() -> None:
+    choices = ["{choice}", "two"]
+    prompt = open_prompt("replug-choice")
+    assert str(prompt.text("Who?", [], choices)) == "Question: Who?\nA. {choice} B. two\nAnswer:"
+    one = prompt.text("Who?", PASSAGES[:1], choices)
+    assert (one.documents, one.question) == (
+        "Knowledge: Text {question} one.",
+        "\nQuestion: Who?\nA. {choice} B. two\nAnswer:",
+    )
+    assert prompt.demonstration("Who?", "A", [], choices).endswith("\nAnswer: A\n\n")
+    code = open_prompt("replug-choice-code")
+    assert str(code.text("Who?", [], choices)) == "Question: Who?\n(A) {choice}\n(B) two\nAnswer:"
+    with pytest.raises(UsageError, match="this prompt shows choices, and the question 'Who\\?' has none"):
+        code.text("Who?", [])
+    assert str(open_prompt("replug").text("Who?", [], choices)) == "Question: Who?\nAnswer:"
+
+
 def test_a_prompt_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text(
@@ -54,6 +71,18 @@ def test_a_prompt_of_ones_own(tmp_path: Path) -> None:
     assert prompt.demonstration("Who", "me", []) == "Who =me;"
 
 
+def own(**changed: str) -> str:
+    """A prompt that shows choices, with some of its texts changed."""
+    texts = {
+        "closed": "{question}{choices}",
+        "one": "{documents}{question}{choices}",
+        "several": "{documents}{question}{choices}",
+        "document": "{text}",
+        "between": " ",
+    }
+    return "".join(f"{name} = {json.dumps(text)}\n" for name, text in (texts | changed).items())
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -63,6 +92,20 @@ def test_a_prompt_of_ones_own(tmp_path: Path) -> None:
         ("closed='{question}'\none='{documents}'", "lacks between, document, several"),
         ("closed='{question}'\none='{documents}'\nseveral='x'\ndocument='x'\nbetween='x'", "one lacks {question}"),
         ("closed=1\none='x'\nseveral='x'\ndocument='x'\nbetween='x'", "closed is not a text in quotes"),
+        (own(one="{documents}{question}"), "one lacks {choices}, which the other texts have"),
+        (own(closed="{question}", one="{documents}{question}"), "closed lacks {choices}, which the other texts have"),
+        (own(choice="{choice}"), "choice lacks {letter}"),
+        (own(one="{question}{documents}{choices}"), "one has {question} in front of {documents}"),
+        (own(several="{choices}{documents}{question}"), "several has {choices} in front of {documents}"),
+        (
+            own(
+                closed="{question}",
+                one="{documents}{question}",
+                several="{documents}{question}",
+                choice="{letter}{choice}",
+            ),
+            "choice does nothing, since closed, one and several lack {choices}",
+        ),
     ],
 )
 def test_what_is_no_prompt(tmp_path: Path, content: str, said: str) -> None:
@@ -74,7 +117,8 @@ def test_what_is_no_prompt(tmp_path: Path, content: str, said: str) -> None:
 
 
 def test_an_unknown_name_and_form(tmp_path: Path) -> None:
-    with pytest.raises(QuestionFileError, match="give in-context-ralm, replug, chat or a file"):
+    named = "in-context-ralm, replug, replug-choice, replug-choice-code, chat or a file"
+    with pytest.raises(QuestionFileError, match=f"give {named}"):
         open_prompt("in-context")
     with pytest.raises(QuestionFileError, match="does not exist"):
         open_prompt(tmp_path / "none.toml")

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from ralm.answering.likelihoods import Likelihood, likelihoods
 from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.prompt_tokens import Cut, PromptEncoder
 from ralm.answering.prompts import QuestionPrompt
@@ -29,11 +30,10 @@ from ralm.pipeline.prompt_rows import PromptState
 from ralm.pipeline.reading import fronts_of
 from ralm.protocols import LanguageModel, Reader, Tokenizer, WritingModel
 from ralm.reading.concatenation import Concatenation
-from ralm.reading.ensemble import mixture
 from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedText, GeneratedToken, shares
 from ralm.reading.stop import StoppedText
-from ralm.records import NO_PASSAGE, FloatArray, Front, IntArray, Passage, Passages, Request
+from ralm.records import NO_PASSAGE, FloatArray, Front, IntArray, Passage, Passages
 
 _TEXTS_AT_ONCE: Final = 32
 """Prompts that are continued together."""
@@ -105,7 +105,8 @@ class Asker:
         self._official = semantics == "official"
         self._encoder = PromptEncoder(tokenizer, room, keep_first=not self._official, chat=prompt.chat)
         self._demonstrations = [
-            (one.text, prompt.demonstration(one.text, _first_answer(one), passages)) for one, passages in demonstrations
+            (one, prompt.demonstration(one.text, _first_answer(one), passages, one.choices))
+            for one, passages in demonstrations
         ]
 
     def ask(self, question: Question, hits: Sequence[tuple[int, float]], passages: Passages) -> AskedQuestion:
@@ -113,7 +114,7 @@ class Asker:
 
         Raises UsageError if the question does not fit into the model.
         """
-        if self._official and any(text == question.text for text, _ in self._demonstrations):
+        if self._official and any(_are_equal(one, question) for one, _ in self._demonstrations):
             return AskedQuestion(question, (), ())
         documents = _PromptDocuments(question, passages, self._prompt, self._encoder, self._before(question))
         if isinstance(self._reader, Concatenation) and hits:
@@ -127,7 +128,11 @@ class Asker:
         return self._reader.hits > 1 if self._official else None
 
     def _before(self, question: Question) -> str:
-        return "".join(shown for text, shown in self._demonstrations if text != question.text)
+        return "".join(shown for one, shown in self._demonstrations if not _are_equal(one, question))
+
+
+def _are_equal(one: Question, other: Question) -> bool:
+    return (one.text, one.choices) == (other.text, other.choices)
 
 
 def _first_answer(question: Question) -> str:
@@ -170,7 +175,8 @@ class _PromptDocuments:
         return self._cuts.get(front.passages, Cut())
 
     def _encoded(self, numbers: tuple[int, ...], several: bool | None) -> IntArray:
-        text = self._prompt.text(self._question.text, [self._passages[number] for number in numbers], several=several)
+        passages = [self._passages[number] for number in numbers]
+        text = self._prompt.text(self._question.text, passages, self._question.choices, several=several)
         encoded = self._encoder.encode(text, self._before, f"question {self._question.id}")
         self._cuts[numbers] = encoded.cut
         return encoded.tokens
@@ -263,28 +269,18 @@ def gold_log_probs(
     into `max_length` tokens (None: the model's).
     """
     longest = max_length or model.max_length
-    scorer = Scorer.of(model)
     answers = [_gold_tokens(one.question, prompt, model.tokenizer) for one in asked]
     fits = [
         0 < len(gold) <= longest + 1 - max((len(front.tokens) for front in one.fronts), default=longest + 1)
         for one, gold in zip(asked, answers, strict=True)
     ]
-    requests = [
-        Request(document=front.tokens, context=_NOTHING, targets=gold)
-        for one, gold, fit in zip(asked, answers, fits, strict=True)
-        for front in one.fronts
-        if fit
-    ]
-    scored = iter(scorer.log_probs(requests))
-    found: list[GoldScore | None] = []
-    for one, gold, fit in zip(asked, answers, fits, strict=True):
-        if not fit:
-            found.append(None)
-            continue
-        log_probs_KT = np.stack([next(scored) for _ in one.fronts])
-        log_weights_K = np.array([front.log_weight for front in one.fronts])
-        found.append((float(mixture(log_probs_KT, log_weights_K).sum(dtype=np.float64)), len(gold)))
-    return found
+    texts = [(one.fronts, gold) for one, gold, fit in zip(asked, answers, fits, strict=True) if fit]
+    found = iter(likelihoods(texts, Scorer.of(model)))
+    return [_sum_and_count(next(found)) if fit else None for fit in fits]
+
+
+def _sum_and_count(gold: Likelihood) -> GoldScore:
+    return gold.log_prob, gold.tokens
 
 
 def _gold_tokens(question: Question, prompt: QuestionPrompt, tokenizer: Tokenizer) -> IntArray:

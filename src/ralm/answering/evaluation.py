@@ -26,7 +26,7 @@ from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.prompt_tokens import Cut
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
-from ralm.answering.sources import QuestionSource, found_passages
+from ralm.answering.sources import QuestionSource, first_passages, found_passages
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.progress import progress_bar
 from ralm.protocols import Reader, WritingModel
@@ -151,13 +151,13 @@ def evaluate_questions(
     how = _How(model, prompt, options, kept or KeptAnswers())
     room = room_for_prompts(model, options)
     hits, passages = found_passages(questions, source, reader.hits)
-    shown = _with_passages(demonstrations, source)
+    shown = list(zip(demonstrations, first_passages(demonstrations, source), strict=True))
     asker = Asker(prompt, model.tokenizer, room, reader, shown, semantics=semantics)
     asked = [asker.ask(one, hits.of(row), passages) for row, one in enumerate(questions)]
     open_book = _judged(asked, how, "Answering")
     closed: Sequence[Judged | None] = [None] * len(questions)
     if baseline and source is not None:
-        shown = _with_passages(demonstrations, None)
+        shown = [(one, ()) for one in demonstrations]
         alone = Asker(prompt, model.tokenizer, room, InContext(), shown, semantics=semantics)
         without = [alone.ask(one, [], ()) for one in questions]
         closed = _judged(without, how, "Answering without passages")
@@ -186,16 +186,6 @@ class _How:
     prompt: QuestionPrompt
     options: AnswerOptions
     kept: KeptAnswers
-
-
-def _with_passages(
-    demonstrations: Sequence[Question], source: QuestionSource | None
-) -> list[tuple[Question, Sequence[Passage]]]:
-    """Demonstrations, each with its own first passage, if there is a source."""
-    if source is None or not demonstrations:
-        return [(one, ()) for one in demonstrations]
-    hits, passages = source.find(demonstrations, 1)
-    return [(one, [passages[number] for number, _ in hits.of(row)]) for row, one in enumerate(demonstrations)]
 
 
 def _judged(asked: Sequence[AskedQuestion], how: "_How", what: str) -> list[Judged]:

@@ -28,8 +28,12 @@ _DPR_TOKEN: Final = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 def normalised(text: str) -> str:
     """A text after SQuAD's normalisation: lower case, ASCII punctuation removed (so that words join), each English
     article replaced by a space, white space collapsed."""
-    without = text.lower().translate(_NO_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", without).split())
+    return " ".join(_ARTICLES.sub(" ", without_punctuation(text)).split())
+
+
+def without_punctuation(text: str) -> str:
+    """A text in lower case, ASCII punctuation removed, white space collapsed."""
+    return " ".join(text.lower().translate(_NO_PUNCTUATION).split())
 
 
 def dpr_tokens(text: str) -> list[str]:

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ralm.errors import UsageError
-from ralm.options import Option
+from ralm.options import Needs, Option, check_options
 from ralm.pipeline.options import Sampling
 
 AnswerSemantics = Literal["paper", "official"]
 Joining = Literal["tokens", "answers"]
+Scoring = Literal["letter", "text", "generated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +53,41 @@ class QuestionFields:
     answers: Annotated[
         str | None, Option("Field with the answers.", flag="answers-field", default_said="answers, or answer")
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceOptions:
+    """How one of the choices of a question is chosen.
+
+    `letter`: the choice whose letter is likeliest behind the prompt, under the average of the distributions of all
+    prompts (REPLUG's paper). `text`: the choice whose whole text has the highest mean log-probability of a token there.
+    `generated`: each prompt writes an answer of at most `new_tokens` tokens, equal answers add up, and the best one is
+    read as a letter (REPLUG's code). `max_length` None is the model's own.
+    """
+
+    score: Annotated[
+        Scoring, Option("Choose by the likelihood of the letters, of the choices' texts, or by a generated letter.")
+    ] = "letter"
+    new_tokens: Annotated[
+        int,
+        Option(
+            "Most tokens of a generated answer.",
+            needs=Needs('`score="generated"`', lambda options: options.score == "generated"),
+        ),
+    ] = 10
+    max_length: Annotated[
+        int | None, Option("Most tokens that the model reads at once, answer included.", default_said="the model's")
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceFields:
+    """The names of the fields of a record that hold the question, its choices, the right one and the subject."""
+
+    question: Annotated[str, Option("Field with the question.", flag="question-field")] = "question"
+    choices: Annotated[str, Option("Field with the choices.", flag="choices-field")] = "choices"
+    answer: Annotated[str, Option("Field with the right choice.", flag="answer-field")] = "answer"
+    subject: Annotated[str, Option("Field with the subject; it may be missing.", flag="subject-field")] = "subject"

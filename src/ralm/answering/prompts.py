@@ -1,10 +1,12 @@
 """Prompts of questions, as data: how a question, its passages and demonstrations become one text.
 
-A prompt is a TOML file of texts; `{question}`, `{documents}`, `{title}`, `{text}` and `{answer}` in them are filled in.
-Those that have a name are in `prompt_files/`. Works on texts; knows nothing of tokens or models.
+A prompt is a TOML file of texts; `{question}`, `{choices}`, `{documents}`, `{title}`, `{text}`, `{answer}`, `{letter}`
+and `{choice}` in them are filled in. Those that have a name are in `prompt_files/`. Works on texts; knows nothing of
+tokens or models.
 """
 
 import re
+import string
 import tomllib
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -13,25 +15,31 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from ralm.corpus.text import read_utf8
-from ralm.errors import QuestionFileError
+from ralm.errors import QuestionFileError, UsageError
 from ralm.records import Passage
 
 QuestionForm = Literal["as it is", "lower first letter, question mark"]
 """What a prompt does to a question. The second is that of In-Context RALM's code: a question mark is appended unless it
 is there, and the first letter is lowered."""
 
-PROMPTS: Final = ("in-context-ralm", "replug", "chat")
+PROMPTS: Final = ("in-context-ralm", "replug", "replug-choice", "replug-choice-code", "chat")
 """The prompts that have a name: those of the two papers, and one for models with a chat template."""
+LETTERS: Final = string.ascii_uppercase
+"""The letters of choices, in order."""
 _SUFFIX: Final = ".toml"
-_PLACE: Final = re.compile(r"\{(question|documents|title|text|answer)\}")
+_PLACE: Final = re.compile(r"\{(question|choices|documents|title|text|answer|letter|choice)\}")
 _PLACES: Final = {
     "closed": ("question",),
     "one": ("documents", "question"),
     "several": ("documents", "question"),
     "document": ("text",),
     "answer": ("answer",),
+    "choice": ("letter", "choice"),
 }
 """What each text of a prompt must hold."""
+_ASKING: Final = ("closed", "one", "several")
+"""The texts of a prompt that ask the question."""
+_CHOICES: Final = "{choices}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +48,10 @@ class QuestionPrompt:
 
     `closed` asks without passages, `one` and `several` with one passage or more; in these, `{documents}` are the
     passages, each in the form `document`, joined by `between`. `answer` is what an answer looks like behind the prompt,
-    in demonstrations and where a gold answer is scored. `after` ends a demonstration. With `chat`, all of it is one
-    message of the user, and the model's chat template is written around it. A text may begin with a line break after
-    its quotes, which does not count (TOML).
+    in demonstrations and where a gold answer is scored. `after` ends a demonstration. In a prompt of multiple choice,
+    `{choices}` are the choices, each with its letter in the form `choice`, joined by `between_choices`. With `chat`,
+    all of it is one message of the user, and the model's chat template is written around it. A text may begin with a
+    line break after its quotes, which does not count (TOML).
     """
 
     closed: str
@@ -53,7 +62,14 @@ class QuestionPrompt:
     answer: str = " {answer}"
     after: str = "\n\n"
     question: QuestionForm = "as it is"
+    choice: str = "{letter}. {choice}"
+    between_choices: str = "\n"
     chat: bool = False
+
+    @property
+    def shows_choices(self) -> bool:
+        """Whether choices stand in the prompt."""
+        return _CHOICES in self.closed
 
     def asked(self, question: str) -> str:
         """The question in the form of this prompt."""
@@ -66,26 +82,44 @@ class QuestionPrompt:
         """An answer as it stands behind the prompt."""
         return _filled(self.answer, {"answer": answer})
 
-    def text(self, question: str, passages: Sequence[Passage], *, several: bool | None = None) -> "PromptText":
-        """The prompt of a question with these passages, best first.
+    def text(
+        self,
+        question: str,
+        passages: Sequence[Passage],
+        choices: Sequence[str] = (),
+        *,
+        several: bool | None = None,
+    ) -> "PromptText":
+        """The prompt of a question with these passages, best first, and these choices.
 
         `several` chooses the wording: by default that for several passages if there are more than one, and for none if
-        there are none. The official code goes by how many were asked for.
+        there are none. The official code goes by how many were asked for. Raises UsageError if the prompt shows choices
+        and there are none.
         """
-        asked = self.asked(question)
+        values = {"question": self.asked(question), "choices": self._listed(question, choices)}
         if several is None and not passages:
-            return PromptText(documents="", question=_filled(self.closed, {"question": asked}))
+            return PromptText(documents="", question=_filled(self.closed, values))
         form = self.several if several or (several is None and len(passages) > 1) else self.one
         documents = self.between.join(
             _filled(self.document, {"title": passage.title, "text": passage.text}) for passage in passages
         )
         begin, _, rest = form.partition("{documents}")
-        filled = [_filled(part, {"question": asked}) for part in (begin, rest)]
+        filled = [_filled(part, values) for part in (begin, rest)]
         return PromptText(documents=filled[0] + documents, question=filled[1])
 
-    def demonstration(self, question: str, answer: str, passages: Sequence[Passage]) -> str:
-        """A question with its passages and its answer, to stand before another prompt."""
-        prompt = self.text(question, passages)
+    def _listed(self, question: str, choices: Sequence[str]) -> str:
+        if self.shows_choices and not choices:
+            raise UsageError(f"this prompt shows choices, and the question {question[:60]!r} has none.")
+        return self.between_choices.join(
+            _filled(self.choice, {"letter": letter, "choice": choice})
+            for letter, choice in zip(LETTERS, choices, strict=False)
+        )
+
+    def demonstration(
+        self, question: str, answer: str, passages: Sequence[Passage], choices: Sequence[str] = ()
+    ) -> str:
+        """A question with its passages, its choices and its answer, to stand before another prompt."""
+        prompt = self.text(question, passages, choices)
         return f"{prompt.documents}{prompt.question}{self.answered(answer)}{self.after}"
 
 
@@ -101,7 +135,7 @@ class PromptText:
 
 
 def open_prompt(name: Path | str) -> QuestionPrompt:
-    """A prompt by its name (`in-context-ralm`, `replug`, `chat`), or from a TOML file.
+    """A prompt by its name (one of `PROMPTS`), or from a TOML file.
 
     Raises QuestionFileError if there is no such prompt, or if the file is not a prompt: what is wrong is named.
     """
@@ -134,10 +168,33 @@ def _parsed(content: str, where: str) -> QuestionPrompt:
             raise QuestionFileError(f"{where}: {name} is not a text in quotes.")
         if lacking := [place for place in _PLACES.get(name, ()) if f"{{{place}}}" not in value]:
             raise QuestionFileError(f"{where}: {name} lacks {{{lacking[0]}}}.")
+    _check_order(table, where)
+    _check_choices(table, where)
     if table.get("question", "as it is") not in get_args(QuestionForm):
         forms = " or ".join(f'"{form}"' for form in get_args(QuestionForm))
         raise QuestionFileError(f"{where}: question is {table['question']!r}; it should be {forms}.")
     return QuestionPrompt(**table)
+
+
+def _check_order(table: dict[str, str], where: str) -> None:
+    """Raise QuestionFileError if the question or the choices stand where a long prompt is cut."""
+    for name in ("one", "several"):
+        before = table[name].partition("{documents}")[0]
+        for place in ("{question}", _CHOICES):
+            if place in before:
+                raise QuestionFileError(
+                    f"{where}: {name} has {place} in front of {{documents}}, where a prompt that is too long is cut: "
+                    "put it behind them."
+                )
+
+
+def _check_choices(table: dict[str, str], where: str) -> None:
+    """Raise QuestionFileError if only some texts of a prompt show the choices, or none although it says how."""
+    without = [name for name in _ASKING if _CHOICES not in table[name]]
+    if 0 < len(without) < len(_ASKING):
+        raise QuestionFileError(f"{where}: {without[0]} lacks {_CHOICES}, which the other texts have.")
+    if without and (idle := [name for name in ("choice", "between_choices") if name in table]):
+        raise QuestionFileError(f"{where}: {idle[0]} does nothing, since closed, one and several lack {_CHOICES}.")
 
 
 def _filled(form: str, values: dict[str, str]) -> str:

@@ -35,7 +35,7 @@ _ANSWERS: Final = ("answers", "answer")
 _ALIASES: Final = ("aliases", "Aliases")
 _VALUES: Final = ("value", "Value")
 _SUFFIXES: Final = (".jsonl", ".json", ".tsv", ".csv")
-_Row: TypeAlias = tuple[str, Mapping[str, Any]]
+Row: TypeAlias = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,14 @@ class Question:
     """A question, the answers that count as right, and the passages that its file brings, best first.
 
     `id` is the one in the file, or else its place there, from 1. `answers` may be empty: then nothing can be judged.
+    `choices` are those of multiple choice, for prompts that show them.
     """
 
     id: str
     text: str
     answers: tuple[str, ...] = ()
     passages: tuple[RetrievedPassage, ...] = ()
+    choices: tuple[str, ...] = ()
 
 
 def read_questions(
@@ -73,16 +75,14 @@ def read_questions(
     return questions
 
 
-def _rows(source: str) -> Iterator[_Row]:
+def _rows(source: str) -> Iterator[Row]:
     """The records of a source with a name for the place of each."""
     if source.startswith(HUB):
-        name = source.removeprefix(HUB)
-        records = dataset_reader(name)(name, lambda schema: schema.names)
-        return ((f"{source}, row {row}", record) for row, record in enumerate(records))
+        return hub_rows(source)
     path = Path(source)
     suffix = suffix_of(path.name)
     if suffix == ".jsonl":
-        return _lines(path)
+        return line_rows(path)
     if suffix == ".json":
         return _json(path)
     if suffix in (".tsv", ".csv"):
@@ -90,14 +90,22 @@ def _rows(source: str) -> Iterator[_Row]:
     raise QuestionFileError(f"{path} has no suffix of a file of questions: use one of {', '.join(_SUFFIXES)}.")
 
 
-def _lines(path: Path) -> Iterator[_Row]:
+def hub_rows(source: str) -> Iterator[Row]:
+    """The records of a hub dataset (`hf:NAME`), each with a name for its place."""
+    name = source.removeprefix(HUB)
+    records = dataset_reader(name)(name, lambda schema: schema.names)
+    return ((f"{source}, row {row}", record) for row, record in enumerate(records))
+
+
+def line_rows(path: Path) -> Iterator[Row]:
+    """The records of JSON Lines, each with a name for its place; blank lines are ignored."""
     for number, offset, line in lines_of(path):
         if line.strip():
             where = f"{path}, line {number}"
             yield where, record_of_line(line, where, offset)
 
 
-def _json(path: Path) -> Iterator[_Row]:
+def _json(path: Path) -> Iterator[Row]:
     try:
         content = json.loads(_text(path))
     except json.JSONDecodeError as error:
@@ -127,7 +135,7 @@ def _of_trivia_qa(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"id": row.get("QuestionId"), "question": row["Question"], "answers": row.get("Answer")}
 
 
-def _squad(path: Path, articles: Sequence[Any]) -> Iterator[_Row]:
+def _squad(path: Path, articles: Sequence[Any]) -> Iterator[Row]:
     """The questions of SQuAD's articles, each with its paragraph as its only passage."""
     number = 0
     try:
@@ -146,19 +154,9 @@ def _squad(path: Path, articles: Sequence[Any]) -> Iterator[_Row]:
         raise QuestionFileError(f"{path}, after question {number}, is not in SQuAD's format: {error!r}.") from None
 
 
-def _table(path: Path) -> Iterator[_Row]:
+def _table(path: Path) -> Iterator[Row]:
     """Rows of question and answers; the answers are a list in Python's notation."""
-    reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter="\t")
-    while True:
-        where = f"{path}, line {reader.line_num + 1}"
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise QuestionFileError(f"{where} is not quoted like CSV: {error}.") from None
-        if not row:
-            continue
+    for where, row in table_rows(path, "\t"):
         if len(row) != 2:
             raise QuestionFileError(f"{where} has {len(row)} tab-separated fields; a question and its answers are 2.")
         try:
@@ -170,23 +168,54 @@ def _table(path: Path) -> Iterator[_Row]:
         yield where, {"question": row[0], "answers": answers}
 
 
+def table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
+    """The rows of a table without a header, each with a name for its place; empty lines are ignored."""
+    reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter=delimiter)
+    while True:
+        where = f"{path}, line {reader.line_num + 1}"
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise QuestionFileError(f"{where} is not quoted like CSV: {error}.") from None
+        if row:
+            yield where, row
+
+
 def _text(path: Path) -> str:
     return decode(content_of(path), str(path)).removeprefix(BYTE_ORDER_MARK)
 
 
 def _question(row: Mapping[str, Any], where: str, place: str, fields: QuestionFields) -> Question:
-    text = row.get(fields.question)
-    if text is None:
-        raise QuestionFileError(f"{where} has no field {fields.question!r}; its fields are {_names(row)}.")
+    return Question(
+        id=identifier(row, place),
+        text=question_text(row, where, fields.question),
+        answers=_answers(row, where, fields),
+        passages=passages_of(row, where),
+    )
+
+
+def identifier(row: Mapping[str, Any], place: str) -> str:
+    """The id of a record, or else its place."""
+    found = row.get("id")
+    return place if found is None else str(found)
+
+
+def question_text(row: Mapping[str, Any], where: str, field: str) -> str:
+    """The question of a record; QuestionFileError if it has none, or if it is empty or no text."""
+    text = field_of(row, where, field)
     if not isinstance(text, str) or not text.strip():
         raise QuestionFileError(f"{where}: its question is {text!r}, not text.")
-    identifier = row.get("id")
-    return Question(
-        id=place if identifier is None else str(identifier),
-        text=text,
-        answers=_answers(row, where, fields),
-        passages=_passages(row, where),
-    )
+    return text
+
+
+def field_of(row: Mapping[str, Any], where: str, field: str) -> Any:
+    """The value of a field of a record; QuestionFileError if it has none, with the fields that there are."""
+    value = row.get(field)
+    if value is None:
+        raise QuestionFileError(f"{where} has no field {field!r}; its fields are {_names(row)}.")
+    return value
 
 
 def _answers(row: Mapping[str, Any], where: str, fields: QuestionFields) -> tuple[str, ...]:
@@ -215,7 +244,8 @@ def _listed(value: Any) -> list[Any] | None:
     return None
 
 
-def _passages(row: Mapping[str, Any], where: str) -> tuple[RetrievedPassage, ...]:
+def passages_of(row: Mapping[str, Any], where: str) -> tuple[RetrievedPassage, ...]:
+    """The retrieved passages of a record, in DPR's `ctxs`; QuestionFileError if they are malformed."""
     given = row.get("ctxs") or []
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise QuestionFileError(f"{where}: its `ctxs` are not a list of passages.")

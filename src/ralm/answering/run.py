@@ -11,7 +11,7 @@ manifest.json     the configuration again, the environment, and a checksum of ea
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +34,7 @@ from ralm.folders.outputs import check_output, new_folder
 from ralm.lm.journal import Journal
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
+from ralm.records import Passage
 from ralm.runs.run import environment, to_json
 from ralm.runs.tables import passage_columns
 from ralm.runs.unfinished import JOURNAL, unfinished_run
@@ -122,8 +123,8 @@ def questions_config(
     """Everything that determines the figures, by name: equal configurations give equal figures."""
     options = options or AnswerOptions()
     return {
-        "questions": {"count": len(questions), "sha256": _fingerprint(questions)},
-        "demonstrations": {"count": len(demonstrations), "sha256": _fingerprint(demonstrations)},
+        "questions": _identified(questions),
+        "demonstrations": _identified(demonstrations),
         "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
         "reader": None if source is None else config_of(reader or InContext(), "reader"),
@@ -136,17 +137,38 @@ def write_answers(
     out: Path | str, evaluation: QuestionEvaluation, config: dict[str, JsonValue], *, force: bool
 ) -> None:
     """Write the folder atomically; FolderExistsError if `out` exists and `force` is not set."""
-    with new_folder(Path(out), kind=KIND, force=force) as folder:
-        pq.write_table(answer_table(evaluation.rows), folder / ANSWERS, compression="zstd")
-        pq.write_table(passage_table(evaluation.rows), folder / PASSAGES, compression="zstd")
-        summary = {**evaluation.summary(), "config": config}
-        (folder / SUMMARY).write_text(to_json(summary, indent=2) + "\n", encoding="utf-8")
+    tables = {
+        ANSWERS: answer_table(evaluation.rows),
+        PASSAGES: passage_table(passage for row in evaluation.rows for passage in row.passages),
+    }
+    write_tables(out, tables, evaluation.summary(), config, kind=KIND, version=FORMAT_VERSION, force=force)
+
+
+def write_tables(
+    out: Path | str,
+    tables: Mapping[str, pa.Table],
+    summary: dict[str, JsonValue],
+    config: dict[str, JsonValue],
+    *,
+    kind: str,
+    version: int,
+    force: bool,
+) -> None:
+    """Write tables by the names of their files, a summary and the manifest, atomically; the first table has a row per
+    question.
+
+    Raises FolderExistsError if `out` exists and `force` is not set.
+    """
+    with new_folder(Path(out), kind=kind, force=force) as folder:
+        for name, table in tables.items():
+            pq.write_table(table, folder / name, compression="zstd")
+        (folder / SUMMARY).write_text(to_json({**summary, "config": config}, indent=2) + "\n", encoding="utf-8")
         write_manifest(
             folder,
-            kind=KIND,
-            format_version=FORMAT_VERSION,
+            kind=kind,
+            format_version=version,
             settings={"config": config, "environment": environment()},
-            counts={"questions": len(evaluation.rows)},
+            counts={"questions": next(iter(tables.values())).num_rows},
         )
 
 
@@ -185,14 +207,19 @@ def _judged_columns(judged: Sequence[Judged | None], prefix: str) -> dict[str, p
     return {f"{prefix}{name}": pa.array([value(one, name) for one in judged], kind) for name, kind in JUDGED.items()}
 
 
-def passage_table(rows: Sequence[AnsweredQuestion]) -> pa.Table:
+def passage_table(passages: Iterable[Passage]) -> pa.Table:
     """A row per passage that was read, by number."""
-    read = {passage.number: passage for row in rows for passage in row.passages}
+    read = {passage.number: passage for passage in passages}
     return pa.table(passage_columns([read[number] for number in sorted(read)]))
 
 
-def _fingerprint(questions: Sequence[Question]) -> str:
+def identified(rows: Sequence[Sequence[JsonValue]]) -> dict[str, JsonValue]:
+    """What identifies questions in the record of a run, given what each of them says: their count and a hash."""
     digest = hashlib.sha256()
-    for one in questions:
-        digest.update(json.dumps([one.id, one.text, *one.answers]).encode())
-    return digest.hexdigest()
+    for row in rows:
+        digest.update(json.dumps(row).encode())
+    return {"count": len(rows), "sha256": digest.hexdigest()}
+
+
+def _identified(questions: Sequence[Question]) -> dict[str, JsonValue]:
+    return identified([[one.id, one.text, *one.answers] for one in questions])

@@ -14,7 +14,7 @@ from ralm.answering.questions import Question, read_questions
 from ralm.asking import ask
 from ralm.errors import QuestionFileError
 from ralm.pipeline.sources import FromRetriever, file_config
-from ralm.records import Hits, Passages
+from ralm.records import Hits, Passage, Passages
 from ralm.retrieval.retrieval_file import numbered_passages
 
 
@@ -59,7 +59,11 @@ class GivenPassages:
 
         Raises QuestionFileError if it is no such file, or if no question has passages.
         """
-        questions = read_questions(file)
+        return cls.of_file(file, read_questions(file))
+
+    @classmethod
+    def of_file(cls, file: Path | str, questions: Sequence[Question]) -> Self:
+        """The passages of the questions that a file holds; QuestionFileError if no question has any."""
         if not any(one.passages for one in questions):
             raise QuestionFileError(f"{file} has no passages: its questions have no `ctxs`.")
         return cls(questions, file_config(Path(file)))
@@ -75,5 +79,11 @@ class GivenPassages:
 
 
 def found_passages(questions: Sequence[Question], source: QuestionSource | None, k: int) -> tuple[Hits, Passages]:
-    """The k best passages of each question, and what their numbers refer to; without a source, none."""
+    """The k best passages of each question, and what their numbers refer to; none without a source."""
     return (Hits.none(len(questions), 1), ()) if source is None else source.find(questions, k)
+
+
+def first_passages(questions: Sequence[Question], source: QuestionSource | None) -> list[Sequence[Passage]]:
+    """The first passage of each question, if there is one."""
+    hits, passages = found_passages(questions, source if questions else None, 1)
+    return [[passages[number] for number, _ in hits.of(row)] for row in range(len(questions))]

@@ -11,6 +11,7 @@ import typer
 
 from ralm.cli.ask import ask
 from ralm.cli.check import check
+from ralm.cli.choice import choice
 from ralm.cli.compare import compare
 from ralm.cli.demo import demo
 from ralm.cli.encode import encode
@@ -72,6 +73,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "sweep": sweep,
     "ask": ask,
     "qa": qa,
+    "choice": choice,
     "report": report,
     "compare": compare,
     "retrieve": retrieve,

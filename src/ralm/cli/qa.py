@@ -8,16 +8,14 @@ import typer
 
 from ralm.answering.options import AnswerOptions, AnswerSemantics, QuestionFields
 from ralm.cli import options
-from ralm.cli.flags import Flags
+from ralm.cli.asking import AskingJob
 from ralm.cli.idle import Use, refuse_idle
 from ralm.lm.local.options import ModelOptions
-from ralm.options import Needs, Option, check_options
-from ralm.pipeline.options import ReadingOptions
-from ralm.retrieval.options import RetrieverOptions
+from ralm.options import Needs, Option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionJob:
+class QuestionJob(AskingJob):
     """Which questions are answered, by what, and how.
 
     Raises UsageError if options do not go together.
@@ -31,16 +29,6 @@ class QuestionJob:
             show_default=False,
         ),
     ]
-    lm: options.Model
-    index: Annotated[Path | None, Option("Read with passages from this index.")] = None
-    retrieved: Annotated[Path | None, Option("Read with the passages in this file: DPR's JSON with `ctxs`.")] = None
-    retrieval: Annotated[
-        RetrieverOptions,
-        Option("How passages are retrieved.", needs=Needs("`index`", lambda job: job.index is not None)),
-    ] = field(default_factory=RetrieverOptions)
-    reading: Annotated[ReadingOptions, Option("How passages are read."), Flags(without=options.RERANKING)] = field(
-        default_factory=ReadingOptions
-    )
     prompt: Annotated[
         str | None,
         Option(
@@ -68,15 +56,6 @@ class QuestionJob:
     )
     limit: Annotated[int | None, Option("Use only this many questions.", default_said="all")] = None
     model: Annotated[ModelOptions, Option("How the model runs.")] = field(default_factory=ModelOptions)
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        options.check_sources(self.index, self.retrieved, self.reading)
-
-    @property
-    def has_passages(self) -> bool:
-        """Whether passages are read."""
-        return bool(self.index or self.retrieved)
 
     @property
     def prompt_name(self) -> str:
@@ -110,21 +89,18 @@ def qa(
     from ralm.answering.prompts import open_prompt
     from ralm.answering.questions import read_questions
     from ralm.answering.run import KIND, questions_config, run_questions
-    from ralm.answering.sources import AskedRetriever, GivenPassages, QuestionSource
+    from ralm.answering.sources import GivenPassages
     from ralm.cli.output import print_answers, print_cache, print_json
     from ralm.folders.outputs import check_output
     from ralm.lm.named import load_language_model
-    from ralm.pipeline.sources import FromRetriever
 
     if out is not None:
         check_output(out, kind=KIND, force=force)
     prompt = open_prompt(job.prompt_name)
     questions = read_questions(job.questions, job.fields, limit=job.limit)
     shown = [] if job.demonstrations is None else read_questions(job.demonstrations, job.fields, limit=job.shots)
-    found = None if job.index is None else FromRetriever.of_index(job.index, job.retrieval)
-    source: QuestionSource | None = AskedRetriever(found) if found else None
-    if job.retrieved is not None:
-        source = GivenPassages.read(job.retrieved)
+    found = job.retriever()
+    source = job.source(found, GivenPassages.read)
     model = load_language_model(job.lm, job.model)
     reader = job.reading.chosen_reader
     parts: Any = {

@@ -25,12 +25,25 @@ def bootstrap_means(
     """
     units = len(counts_U)
     random = np.random.default_rng(seed)
+    sums_DR, counts_D, times_D = _distinct(sums_UR, counts_U)
     means = np.empty((draws, sums_UR.shape[1]))
     for begin in range(0, draws, _AT_ONCE):
         size = min(_AT_ONCE, draws - begin)
-        drawn = random.multinomial(units, np.full(units, 1 / units), size=size)
-        means[begin : begin + size] = (drawn @ sums_UR) / (drawn @ counts_U)[:, None]
+        drawn = random.multinomial(units, times_D / units, size=size).astype(np.float64)
+        means[begin : begin + size] = (drawn @ sums_DR) / (drawn @ counts_D)[:, None]
     return means
+
+
+def _distinct(
+    sums_UR: NDArray[np.float64], counts_U: IntArray
+) -> tuple[NDArray[np.float64], NDArray[np.float64], IntArray]:
+    """The D distinct units in the order of their first, and how many of each there are: how often one of them is drawn
+    does not depend on which it is. Where values are right or wrong, D is 2."""
+    rows_UC = np.column_stack([sums_UR, counts_U])
+    _, firsts_D, times_D = np.unique(rows_UC, axis=0, return_index=True, return_counts=True)
+    order_D = np.argsort(firsts_D)
+    rows_DC = rows_UC[firsts_D[order_D]]
+    return rows_DC[:, :-1], rows_DC[:, -1], times_D[order_D]
 
 
 def interval(values: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:

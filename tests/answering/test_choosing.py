@@ -1,0 +1,345 @@
+"""How a model chooses, against plain loops: by letters, by texts, and by letters that it writes."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from pydantic import JsonValue
+
+from ralm.answering.answers import Answer, KeptAnswers
+from ralm.answering.choices import choosing
+from ralm.answering.choices.choosing import letter_of, way_of
+from ralm.answering.choices.evaluation import ChoiceEvaluation, evaluate_choices
+from ralm.answering.choices.questions import ChoiceQuestion
+from ralm.answering.options import ChoiceOptions
+from ralm.answering.prompts import QuestionPrompt, open_prompt
+from ralm.answering.questions import Question
+from ralm.errors import UsageError
+from ralm.evaluation.calibration import brier_score
+from ralm.lm.local.options import ModelOptions
+from ralm.lm.named import load_language_model
+from ralm.lm.tokenizer import full_tokenizer
+from ralm.protocols import Reader, WritingModel
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
+from ralm.records import Hits, Passage, Passages
+from tests.fakes import CountingModel, WordTokenizer
+
+PASSAGES = [
+    Passage(0, "hill", "The Hill", "The dog keeps the sheep together on the green hill."),
+    Passage(1, "sea", "The Sea", "The whales sing in the deep blue sea by night."),
+    Passage(2, "town", "", "Fish, wool and bread are sold in the town."),
+]
+QUESTIONS = [
+    ChoiceQuestion("a", "Who keeps the sheep?", ("the dog", "a whale", "the whole town by night"), 0, "sociology"),
+    ChoiceQuestion("b", "Who sings?", ("sheep", "whales"), 1, "astronomy"),
+    ChoiceQuestion("c", "What is sold?", ("the sea", "dogs", "wool", "bread"), 3, "astronomy"),
+]
+SHOWN = [
+    ChoiceQuestion("d", "Who barks?", ("cats", "dogs"), 1, "sociology"),
+    ChoiceQuestion("e", "Where are stars?", ("in the sky", "in the sea"), 0, "astronomy"),
+    QUESTIONS[1],
+]
+LETTER, BARE = open_prompt("replug-choice"), open_prompt("replug")
+READERS = [Ensemble(documents=3, temperature=2), Ensemble(documents=2, weights="uniform"), Concatenation(documents=2)]
+
+
+class Given:
+    """Three passages in an order that differs from question to question; it remembers what it was asked."""
+
+    config: ClassVar[dict[str, JsonValue]] = {"passages": "given"}
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
+        self.asked += [one.text for one in questions]
+        orders = [np.roll([0, 1, 2], -len(one.text))[:k].tolist() for one in questions]
+        return Hits.from_pairs([[(n, 3.0 - rank) for rank, n in enumerate(order)] for order in orders]), PASSAGES
+
+
+@pytest.fixture(scope="module")
+def model() -> WritingModel:
+    return load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
+
+
+def plain_log_probs(
+    model: WritingModel, prompts: Sequence[str], weights: Sequence[float], text: str
+) -> tuple[float, int]:
+    """The log-probability of a text under the average of the prompts' distributions, token by token, and its tokens."""
+    first = full_tokenizer(model.tokenizer).special_tokens.before
+    tokens = model.tokenizer.encode(text)
+    total = 0.0
+    for place, token in enumerate(tokens.tolist()):
+        mixed = 0.0
+        for prompt, weight in zip(prompts, weights, strict=True):
+            read = np.concatenate([first, model.tokenizer.encode(prompt), tokens[:place]])
+            mixed += weight * float(np.exp(model.continuations().next_tokens([read]).log_probs_BC[0][token]))
+        total += float(np.log(mixed))
+    return total, len(tokens)
+
+
+def plain_prompts(question: ChoiceQuestion, reader: Reader, *, letters: bool) -> tuple[list[str], list[float]]:
+    """The prompts of a question with the passages of `Given`, written out, and their weights."""
+
+    def asked(one: ChoiceQuestion, texts: Sequence[str]) -> str:
+        choices = " ".join(f"{letter}. {choice}" for letter, choice in zip("ABCD", one.choices, strict=False))
+        knowledge = "Knowledge: " + "\n".join(texts) + "\n" if texts else ""
+        return f"{knowledge}Question: {one.text}\n{choices + chr(10) if letters else ''}Answer:"
+
+    def found(one: ChoiceQuestion, k: int) -> list[str]:
+        return [PASSAGES[n].text for n in np.roll([0, 1, 2], -len(one.query.text))[:k].tolist()]
+
+    shown = [one for one in SHOWN if one.subject == question.subject and one is not question]
+    before = "".join(
+        f"{asked(one, found(one, 1))} {'ABCD'[one.gold] if letters else one.choices[one.gold]}\n\n" for one in shown
+    )
+    texts = found(question, reader.hits)
+    if isinstance(reader, Concatenation):
+        return [before + asked(question, texts)], [1.0]
+    weights = np.ones(len(texts)) if getattr(reader, "weights", "") == "uniform" else np.exp((3 - np.arange(3.0)) / 2)
+    return [before + asked(question, [text]) for text in texts], (weights / weights.sum()).tolist()
+
+
+def chosen(model: WritingModel, prompt: QuestionPrompt, reader: Reader, score: Any) -> ChoiceEvaluation:
+    return evaluate_choices(
+        QUESTIONS,
+        model,
+        prompt,
+        source=Given(),
+        reader=reader,
+        demonstrations=SHOWN,
+        options=ChoiceOptions(score=score),
+        baseline=True,
+    )
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: str(reader.config["reader"]))
+@pytest.mark.parametrize("score", ["letter", "text"])
+def test_choices_are_those_of_the_plain_loop(model: WritingModel, reader: Reader, score: str) -> None:
+    letters = score == "letter"
+    evaluation = chosen(model, LETTER if letters else BARE, reader, score)
+    for row in evaluation.rows:
+        prompts, weights = plain_prompts(row.question, reader, letters=letters)
+        texts = ["A", "B", "C", "D"][: len(row.question.choices)] if letters else row.question.choices
+        found = [plain_log_probs(model, prompts, weights, f" {text}") for text in texts]
+        worths = np.array([total if letters else total / tokens for total, tokens in found])
+        probabilities = np.exp(worths) / np.exp(worths).sum()
+        assert row.choice.log_probs_C == pytest.approx([total for total, _ in found], abs=1e-3)
+        assert row.choice.probabilities_C == pytest.approx(probabilities, abs=1e-3)
+        assert row.choice.chosen == int(np.argmax(worths))
+        assert row.choice.gold == row.question.gold
+        assert row.choice.right is (int(np.argmax(worths)) == row.question.gold)
+        assert sum(row.choice.shares.values()) == pytest.approx(1, abs=1e-4)
+        assert row.closed is not None
+        assert row.closed.log_probs_C is not None
+
+
+def test_the_retriever_is_asked_with_question_and_choices(model: WritingModel) -> None:
+    source = Given()
+    evaluate_choices(QUESTIONS[:1], model, LETTER, source=source, demonstrations=SHOWN[:1])
+    assert source.asked == [
+        "Who keeps the sheep?\n(A) the dog\n(B) a whale\n(C) the whole town by night",
+        "Who barks?\n(A) cats\n(B) dogs",
+    ]
+
+
+def test_the_shares_of_passages_are_those_of_what_was_chosen(model: WritingModel) -> None:
+    reader = Ensemble(documents=3, temperature=2)
+    [row, *_] = chosen(model, LETTER, reader, "letter").rows
+    assert row.choice.chosen is not None
+    prompts, weights = plain_prompts(row.question, reader, letters=True)
+    letter = " " + "ABC"[row.choice.chosen]
+    joint = [w * np.exp(plain_log_probs(model, [p], [1.0], letter)[0]) for p, w in zip(prompts, weights, strict=True)]
+    for passage, share in zip(row.passages, joint / np.sum(joint), strict=True):
+        assert row.choice.shares[passage.number] == pytest.approx(share, abs=1e-4)
+
+
+def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
+    evaluation = chosen(model, LETTER, Ensemble(documents=2), "letter")
+    summary: Any = evaluation.summary()
+    right = np.array([float(row.choice.right) for row in evaluation.rows])
+    closed = np.array([float(row.closed.right) for row in evaluation.rows if row.closed])
+    assert summary["accuracy"] == pytest.approx(right.mean())
+    assert summary["closed_book"]["accuracy"] == pytest.approx(closed.mean())
+    assert summary["difference"]["accuracy"] == pytest.approx((right - closed).mean())
+    assert summary["chance"] == pytest.approx((1 / 3 + 1 / 2 + 1 / 4) / 3)
+    known: Any = [(row.choice.probabilities_C, row.choice.gold) for row in evaluation.rows]
+    assert summary["gold_log_prob"] == pytest.approx(np.mean([np.log(p[gold]) for p, gold in known]))
+    assert summary["brier_score"] == pytest.approx(np.mean([brier_score(p, gold) for p, gold in known]))
+    assert summary["confidence"] == pytest.approx(np.mean([p.max() for p, _ in known]))
+    assert sum(one["count"] for one in summary["calibration"]) == 3
+    assert summary["subjects"]["astronomy"]["questions"] == 2
+    assert summary["subjects"]["astronomy"]["accuracy"] == pytest.approx(right[1:].mean())
+    assert summary["categories"]["STEM"]["accuracy"] == pytest.approx(right[1:].mean())
+    assert summary["categories"]["social sciences"]["accuracy"] == right[0]
+    assert [*summary["categories"]] == ["social sciences", "STEM"]
+    assert summary["mean_of_subjects"] == pytest.approx((right[0] + right[1:].mean()) / 2)
+    difference = summary["difference"]["categories"]["STEM"]["accuracy"]
+    assert difference == pytest.approx((right - closed)[1:].mean())
+    low, high = summary["accuracy_interval"]
+    assert low <= summary["accuracy"] <= high
+
+
+@pytest.mark.parametrize(
+    ("answer", "place"),
+    [
+        ("B", 1),
+        (" b ", 1),
+        ("(A)", 0),
+        ("A.", 0),
+        ("The answer is C.", 2),
+        ("The answer is D, no, the answer is (B)", 1),
+        ("", None),
+        ("The", None),
+        ("a dog", None),
+        ("an A", None),
+        ("AB", None),
+        ("E", None),
+        ("...", None),
+    ],
+)
+def test_an_answer_is_read_as_a_letter(answer: str, place: int | None) -> None:
+    assert letter_of(answer, "ABCD") == place
+
+
+def test_written_letters_add_up(model: WritingModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each prompt answers alone; equal answers add up; the best one is read as a letter, and `a` is no article."""
+    seen: list[Any] = []
+
+    def answer_all(asked: Any, *_: object) -> Any:
+        seen.extend(asked)
+        return [(number, Answer(text, [], {1: 1.0})) for number, text in enumerate(["(A)", "", "d"])]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(choosing, "answer_all", answer_all)
+        rows = chosen(model, LETTER, Ensemble(documents=2), "generated").rows
+    assert [row.choice.chosen for row in rows] == [0, None, 3]
+    assert [row.choice.right for row in rows] == [True, False, True]
+    assert [row.choice.answer for row in rows] == ["(A)", "", "d"]
+    assert len(seen) == 6
+    assert [len(one.fronts) for one in seen] == [2, 2, 2, 1, 1, 1]
+
+
+def test_written_letters_of_a_model(model: WritingModel) -> None:
+    evaluation = chosen(model, LETTER, Ensemble(documents=2), "generated")
+    summary: Any = evaluation.summary()
+    assert summary["no_choice"] == sum(row.choice.chosen is None for row in evaluation.rows)
+    assert not {"brier_score", "confidence", "gold_log_prob"} & summary.keys(), "nothing is known of them"
+    for row in evaluation.rows:
+        assert row.choice.answer is not None
+        assert row.choice.chosen == letter_of(row.choice.answer, row.question.letters)
+
+
+def test_texts_that_stand_twice_count_once(model: WritingModel) -> None:
+    question = ChoiceQuestion("x", "Who sings?", ("whales", "dogs", "whales"), 2)
+    [row] = evaluate_choices([question], model, BARE, options=ChoiceOptions(score="text")).rows
+    [alone] = evaluate_choices(
+        [ChoiceQuestion("x", "Who sings?", ("whales", "dogs"), 0)], model, BARE, options=ChoiceOptions(score="text")
+    ).rows
+    assert row.choice.gold == 0
+    assert row.choice.right is alone.choice.right
+    assert row.choice.probabilities_C is not None
+    assert alone.choice.probabilities_C is not None
+    assert row.choice.probabilities_C == pytest.approx([*alone.choice.probabilities_C, 0.0])
+    [by_letter] = evaluate_choices([question], model, LETTER).rows
+    assert by_letter.choice.gold == 2, "letters are apart"
+
+
+def test_choices_that_begin_alike(model: WritingModel) -> None:
+    """The whole text counts, not its first token."""
+    question = ChoiceQuestion("x", "Who keeps the sheep?", ("the dog", "the dog by night", "the whale"), 0)
+    [row] = evaluate_choices([question], model, BARE, options=ChoiceOptions(score="text")).rows
+    assert row.choice.log_probs_C is not None
+    for found, text in zip(row.choice.log_probs_C, question.choices, strict=True):
+        total, _ = plain_log_probs(model, ["Question: Who keeps the sheep?\nAnswer:"], [1.0], f" {text}")
+        assert found == pytest.approx(total, abs=1e-3)
+
+
+class NoCapitals(WordTokenizer):
+    """Knows no capital letters: they are all the same token."""
+
+    def encode(self, text: str) -> Any:
+        return super().encode(" ".join("?" if word.isupper() else word for word in text.split()))
+
+
+def test_choices_that_a_model_cannot_tell_apart() -> None:
+    model = CountingModel(NoCapitals(), max_length=200)
+    with pytest.raises(UsageError, match="choices A and B of question a are the same tokens for counting"):
+        evaluate_choices(QUESTIONS[:1], model, LETTER)
+    with pytest.raises(UsageError, match="choices A and B of question x are the same tokens for counting"):
+        question = ChoiceQuestion("x", "Who?", ("NATO", "UN"), 0)
+        evaluate_choices([question], model, BARE, options=ChoiceOptions(score="text"))
+
+
+def test_a_prompt_without_choices_has_no_letters(model: WritingModel) -> None:
+    for score in ("letter", "generated"):
+        with pytest.raises(UsageError, match=f'`score="{score}"` needs a prompt with {{choices}}'):
+            evaluate_choices(QUESTIONS, model, BARE, options=ChoiceOptions(score=score))
+
+
+def test_what_does_not_fit(model: WritingModel) -> None:
+    """Demonstrations go first, then passages, and it is recorded; a question never goes, and is refused at once."""
+    tokens = len(model.tokenizer.encode(str(LETTER.text(QUESTIONS[0].text, (), QUESTIONS[0].choices))))
+    demonstration = LETTER.demonstration(SHOWN[0].text, "B", (), SHOWN[0].choices)
+
+    def cut(length: int) -> tuple[int, int]:
+        parts: Any = {"demonstrations": SHOWN, "options": ChoiceOptions(max_length=length)}
+        [row] = evaluate_choices(QUESTIONS[:1], model, LETTER, **parts).rows
+        return row.choice.cut.demonstrations, row.choice.cut.documents
+
+    whole = tokens + len(model.tokenizer.encode(demonstration))
+    assert cut(whole) == (0, 0)
+    assert cut(whole - 5) == (5, 0)
+    assert cut(tokens) == (whole - tokens, 0)
+    source = Given()
+    with pytest.raises(UsageError, match=f"question a has {tokens} tokens .* and only {tokens - 1} fit"):
+        evaluate_choices(QUESTIONS, model, LETTER, source=source, options=ChoiceOptions(max_length=tokens - 1))
+    assert not source.asked, "before anything is retrieved"
+    with pytest.raises(UsageError, match="is beyond the 1024 tokens"):
+        evaluate_choices(QUESTIONS, model, LETTER, options=ChoiceOptions(max_length=9999))
+
+
+def test_demonstrations_of_a_subject(model: WritingModel) -> None:
+    with pytest.raises(UsageError, match="`demonstrations` has none of the subject 'sociology'"):
+        evaluate_choices(QUESTIONS, model, LETTER, demonstrations=SHOWN[1:])
+    whatever = [ChoiceQuestion("z", "Who?", ("I", "you"), 0)]
+    evaluate_choices(QUESTIONS, model, LETTER, demonstrations=whatever)
+
+
+def test_a_model_that_gives_no_choice_any_probability() -> None:
+    class Silent(CountingModel):
+        def score(self, passes: Any) -> Any:
+            return [np.full(len(one.targets_P), -np.inf, dtype=np.float32) for one in passes]
+
+    [row] = evaluate_choices(QUESTIONS[1:2], Silent(WordTokenizer(), max_length=99), LETTER).rows
+    assert row.choice.chosen is None
+    assert not row.choice.right
+    assert row.choice.probabilities_C == pytest.approx([0.5, 0.5])
+
+
+def test_an_impossible_right_choice_leaves_out_its_logarithm(model: WritingModel) -> None:
+    class NoB(CountingModel):
+        def score(self, passes: Any) -> Any:
+            found = super().score(passes)
+            b = self.tokenizer.encode("B")[0]
+            return [np.where(one.tokens_N[one.targets_P] == b, -np.inf, two) for one, two in zip(passes, found)]  # noqa: B905
+
+    evaluation = evaluate_choices(QUESTIONS[1:2], NoB(WordTokenizer(), max_length=99), LETTER)
+    summary = evaluation.summary()
+    assert "gold_log_prob" not in summary
+    assert summary["brier_score"] == 2
+
+
+def test_ways_keep_to_the_model(model: WritingModel) -> None:
+    way = way_of(model, LETTER, ChoiceOptions(), KeptAnswers())
+    assert way.room(QUESTIONS[0]) == model.max_length
+    assert way.answer(QUESTIONS[2]) == "D"
+    writing = way_of(model, LETTER, ChoiceOptions(score="generated", new_tokens=7), KeptAnswers())
+    assert writing.room(QUESTIONS[0]) == model.max_length - 7
+    assert writing.answer(QUESTIONS[2]) == "D"
+    texts = way_of(model, BARE, ChoiceOptions(score="text"), KeptAnswers())
+    longest = max(len(model.tokenizer.encode(f" {one}")) for one in QUESTIONS[0].choices)
+    assert texts.room(QUESTIONS[0]) == model.max_length + 1 - longest
+    assert texts.answer(QUESTIONS[2]) == "bread"
