@@ -20,6 +20,8 @@ from ralm.lm.named import load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble
 from ralm.retrieval.retrieval_file import RetrievedPassage
+from tests.cli.program import ralm
+from tests.cli.test_cli import failed
 
 PROMPT = open_prompt("in-context-ralm")
 TEXTS = ("The dog keeps the sheep together.", "The whales sing in the sea.", "Bread is sold in the town.")
@@ -81,3 +83,27 @@ def test_the_folder_has_the_table_and_the_plot(model: WritingModel, tmp_path: Pa
 def test_numbers_that_cannot_be_drawn(model: WritingModel, numbers: list[int]) -> None:
     with pytest.raises(UsageError, match="different numbers of passages"):
         answer_curve(numbers, QUESTIONS, model, PROMPT, SOURCE)
+
+
+def test_the_command_draws_a_curve(tmp_path: Path) -> None:
+    file = tmp_path / "questions.json"
+    rows = [
+        {"question": one.text, "answers": [*one.answers], "ctxs": [{"text": read.text} for read in one.passages]}
+        for one in QUESTIONS
+    ]
+    file.write_text(json.dumps(rows))
+    command = ("curve", file, "--lm", "ralm-tiny", "--retrieved", file, "--new-tokens", 3, "--numbers", "0,2")
+    shown = ralm(*command, "--reader", "ensemble", "--out", tmp_path / "out")
+    assert shown.status == 0, shown.err
+    assert str(tmp_path / "out" / "curve.png") in shown.out
+    rows_of: Any = json.loads(ralm(*command, "--reader", "ensemble", "--json").out)["rows"]
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    for row, written in zip(rows_of, summary["rows"], strict=True):
+        assert row["gold_log_prob"] == pytest.approx(written["gold_log_prob"])
+    joined: Any = json.loads(ralm(*command, "--json").out)["rows"]
+    assert abs(joined[1]["gold_log_prob"] - rows_of[1]["gold_log_prob"]) > 1e-3  # one prompt, not two
+    failed(ralm(*command, "--documents", 3), 2, "--documents does nothing here: it goes with `ralm qa`")
+    failed(ralm(*command[:4]), 2, "a curve reads passages: give --index or --retrieved")
+    failed(ralm(*command[:-1], "1,two"), 2, "--numbers must be whole numbers")
+    failed(ralm(*command[:-1], "1,1"), 2, "different numbers of passages")
+    failed(ralm(*command, "--out", tmp_path / "out"), 1, "already exists")

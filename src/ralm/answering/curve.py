@@ -159,4 +159,4 @@ def check_numbers(numbers: Sequence[int]) -> None:
     """Raise UsageError unless these are different numbers of passages."""
     if not numbers or min(numbers) < 0 or len({*numbers}) < len(numbers):
         said = ",".join(map(str, numbers))
-        raise UsageError(f"`curve` needs different numbers of passages, from 0, such as 0,1,2,5, not {said!r}.")
+        raise UsageError(f"`numbers` needs different numbers of passages, from 0, such as 0,1,2,5, not {said!r}.")

@@ -3,13 +3,14 @@
 Works on texts and tokenizers; knows nothing of how passages are found or answers are drawn.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Final
 
 import numpy as np
+from pydantic import JsonValue
 
-from ralm.answering.prompts import PromptText
+from ralm.answering.prompts import PromptText, QuestionPrompt
 from ralm.errors import ModelError, UsageError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer
@@ -90,7 +91,8 @@ class PromptEncoder:
         return encoded
 
 
-def chat_template_of(tokenizer: Tokenizer) -> str | None:
-    """A hash of what the tokenizer's chat template writes around a message; None without a template."""
-    encoded = full_tokenizer(tokenizer).encode_chat(_SAMPLE)
-    return None if encoded is None else blake2b(encoded[0].tobytes(), digest_size=8).hexdigest()
+def prompt_config(prompt: QuestionPrompt, tokenizer: Tokenizer) -> dict[str, JsonValue]:
+    """Everything about a prompt that decides its tokens; of a chat template, a hash of what it writes."""
+    written = full_tokenizer(tokenizer).encode_chat(_SAMPLE) if prompt.chat else None
+    template = None if written is None else blake2b(written[0].tobytes(), digest_size=8).hexdigest()
+    return {**asdict(prompt), "chat_template": template}

@@ -24,7 +24,7 @@ from pydantic import JsonValue
 from ralm.answering.answers import KeptAnswers
 from ralm.answering.evaluation import AnsweredQuestion, Judged, QuestionEvaluation, evaluate_questions
 from ralm.answering.options import AnswerOptions, AnswerSemantics
-from ralm.answering.prompt_tokens import chat_template_of
+from ralm.answering.prompt_tokens import prompt_config
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import QuestionSource
@@ -114,11 +114,11 @@ def questions_config(
     questions: Sequence[Question],
     model: WritingModel,
     prompt: QuestionPrompt,
-    source: QuestionSource | None,
-    reader: Reader | None,
-    demonstrations: Sequence[Question],
-    options: AnswerOptions | None,
-    semantics: AnswerSemantics,
+    source: QuestionSource | None = None,
+    reader: Reader | None = None,
+    demonstrations: Sequence[Question] = (),
+    options: AnswerOptions | None = None,
+    semantics: AnswerSemantics = "paper",
 ) -> dict[str, JsonValue]:
     """Everything that determines the figures, by name: equal configurations give equal figures."""
     options = options or AnswerOptions()
@@ -128,7 +128,7 @@ def questions_config(
         "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
         "reader": None if source is None else config_of(reader or InContext(), "reader"),
-        "prompt": {**asdict(prompt), "chat_template": chat_template_of(model.tokenizer) if prompt.chat else None},
+        "prompt": prompt_config(prompt, model.tokenizer),
         "options": {**asdict(options), "stop": list(options.stop), "semantics": semantics},
     }
 

@@ -13,6 +13,7 @@ from ralm.cli.ask import ask
 from ralm.cli.check import check
 from ralm.cli.choice import choice
 from ralm.cli.compare import compare
+from ralm.cli.curve import curve
 from ralm.cli.demo import demo
 from ralm.cli.encode import encode
 from ralm.cli.ending import signals_unwind
@@ -73,6 +74,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "sweep": sweep,
     "ask": ask,
     "qa": qa,
+    "curve": curve,
     "choice": choice,
     "report": report,
     "compare": compare,

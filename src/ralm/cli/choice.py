@@ -96,7 +96,8 @@ def choice(
     from ralm.answering.choices.questions import given_passages, read_choice_questions
     from ralm.answering.choices.run import KIND, choices_config, run_choices
     from ralm.answering.prompts import open_prompt
-    from ralm.cli.output import print_cache, print_choices, print_json
+    from ralm.cli.answers import print_choices
+    from ralm.cli.output import print_cache, print_json
     from ralm.folders.outputs import check_output
     from ralm.lm.named import load_language_model
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import JsonValue
@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ralm.answering.choices.subjects import CATEGORIES
 from ralm.cli.corpus import ReadCorpus
 from ralm.controls import one_line, visible
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE
@@ -39,8 +38,6 @@ from ralm.training.retriever import TrainedRetriever
 from ralm.training.worth import Worth
 
 if TYPE_CHECKING:
-    from ralm.answering.choices.evaluation import ChoiceEvaluation
-    from ralm.answering.evaluation import QuestionEvaluation
     from ralm.training.bm25 import LearnedWeighting
 
 DEMO_ROWS = {
@@ -64,22 +61,6 @@ _LONGEST_METADATA = 300
 """How many characters of a passage's metadata are printed."""
 _SOURCES = 3
 """How many passages of an ensemble are named for a part of a text."""
-_ANSWER_METRICS = {
-    "exact_match": ("exact match", 100, ".1f"),
-    "f1": ("F1", 100, ".1f"),
-    "gold_log_prob": ("gold answer", 1, ".2f"),
-}
-"""The metrics of answers that are printed, each with its label, factor and format."""
-_CHOICE_METRICS = {
-    "accuracy": ("accuracy", 100, ".1f"),
-    "mean_of_subjects": ("mean of subjects", 100, ".1f"),
-    **{category: (category, 100, ".1f") for category in CATEGORIES},
-    "gold_log_prob": ("right choice", 1, ".2f"),
-    "brier_score": ("Brier score", 1, ".3f"),
-    "expected_calibration_error": ("calibration error", 1, ".3f"),
-    "confidence": ("confidence", 1, ".3f"),
-}
-"""The same for multiple choice."""
 MEASURES = ("token_perplexity", "word_perplexity", "bits_per_byte")
 
 
@@ -161,78 +142,6 @@ def print_comparison(compared: Comparison) -> None:
     console = Console(file=sys.stdout, highlight=False)
     console.print(table)
     print_line(f"  {compared.targets:,} tokens; 95% intervals by bootstrap over {compared.documents:,} documents")
-
-
-def print_answers(evaluation: "QuestionEvaluation", out: Path | None) -> None:
-    """Print the measures of answers, with passages and without."""
-    summary = evaluation.summary()
-    _print_books(summary, evaluation.documents, _ANSWER_METRICS)
-    print_line("  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token")
-    notes = [f"{len(evaluation.rows):,} questions"]
-    held = summary.get("has_answer")
-    if isinstance(held, dict):
-        notes.append("an answer is in the first " + ", ".join(f"{k}: {number(share):.1%}" for k, share in held.items()))
-    if summary["cut"]:
-        notes.append(f"{number(summary['cut']):,.0f} prompts did not fit and were cut at the beginning")
-    print_line("  " + "; ".join(notes))
-    if out is not None:
-        print_line(f"Every question with its answer and passages: {out}/answers.parquet")
-
-
-def print_choices(evaluation: "ChoiceEvaluation", out: Path | None) -> None:
-    """Print how often a model chooses right, and how well it is calibrated, with passages and without."""
-    summary = evaluation.summary()
-    books = {name: _with_categories(summary.get(name)) for name in ("closed_book", "difference")}
-    _print_books(_with_categories(summary) | books, evaluation.documents, _CHOICE_METRICS)
-    print_line("  accuracy in percent, with 95% intervals; right choice: natural logarithm of its probability")
-    notes = [f"{len(evaluation.rows):,} questions", f"chance {number(summary['chance']):.1%}"]
-    if summary["no_choice"]:
-        notes.append(f"{number(summary['no_choice']):,.0f} answers are no letter")
-    if summary["cut"]:
-        notes.append(f"{number(summary['cut']):,.0f} prompts did not fit and were cut at the beginning")
-    print_line("  " + "; ".join(notes))
-    if out is not None:
-        print_line(f"By subject: {out}/summary.json; every question with its choices: {out}/choices.parquet")
-
-
-def _with_categories(measures: JsonValue) -> dict[str, Any]:
-    """Measures with the accuracy of each category under the category's name."""
-    found = dict(measures) if isinstance(measures, dict) else {}
-    categories = found.get("categories")
-    for name, own in categories.items() if isinstance(categories, dict) else ():
-        if isinstance(own, dict):
-            found |= {name: own["accuracy"], f"{name}_interval": own["accuracy_interval"]}
-    return found
-
-
-def _print_books(summary: dict[str, JsonValue], documents: int, metrics: Mapping[str, tuple[str, int, str]]) -> None:
-    """Print a table of metrics, each with its label, factor and format: closed book, with passages, the difference."""
-    closed = summary.get("closed_book")
-    read = "with passages" if documents else "closed book"
-    rows = {"closed book": closed, read: summary, "difference": summary["difference"]} if closed else {read: summary}
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for name in rows:
-        table.add_column(name, justify="right")
-    for metric, (label, factor, form) in metrics.items():
-        forms = ("+" + form if name == "difference" else form for name in rows)
-        cells = [_with_interval(one, metric, factor, form) for one, form in zip(rows.values(), forms, strict=True)]
-        if any(cells):
-            table.add_row(label, *cells)
-    Console(file=sys.stdout, highlight=False).print(table)
-
-
-def _with_interval(measures: JsonValue, metric: str, factor: int, form: str) -> str:
-    """A measure, and its interval on a line of its own if it has one; empty if there is no such measure."""
-    if not isinstance(measures, dict) or metric not in measures:
-        return ""
-    value, *ends = (format(factor * number(one), form) for one in (measures[metric], *_ends(measures, metric)))
-    return f"{value}\n({', '.join(ends)})" if ends else value
-
-
-def _ends(measures: Mapping[str, JsonValue], metric: str) -> Sequence[JsonValue]:
-    ends = measures.get(f"{metric}_interval")
-    return ends if isinstance(ends, list) else []
 
 
 def print_index(out: Path, manifest: Manifest, read: ReadCorpus) -> None:

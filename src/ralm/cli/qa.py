@@ -1,8 +1,9 @@
 """`ralm qa`: answers questions with a frozen language model, with and without passages, and judges the answers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,13 @@ from ralm.cli.asking import AskingJob
 from ralm.cli.idle import Use, refuse_idle
 from ralm.lm.local.options import ModelOptions
 from ralm.options import Needs, Option
+
+if TYPE_CHECKING:
+    from ralm.answering.prompts import QuestionPrompt
+    from ralm.answering.questions import Question
+    from ralm.answering.sources import QuestionSource
+    from ralm.pipeline.sources import FromRetriever
+    from ralm.protocols import WritingModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +70,41 @@ class QuestionJob(AskingJob):
         """The prompt that is used: that of the paper which has this reader, if none is given."""
         return self.prompt or options.paper_prompt(self.reading)
 
+    def opened(self) -> "OpenedQuestions":
+        """The questions, the model and the source of passages, read and loaded."""
+        from ralm.answering.prompts import open_prompt
+        from ralm.answering.questions import read_questions
+        from ralm.answering.sources import GivenPassages
+        from ralm.lm.named import load_language_model
+
+        prompt = open_prompt(self.prompt_name)
+        questions = read_questions(self.questions, self.fields, limit=self.limit)
+        shown: Sequence[Question] = ()
+        if self.demonstrations is not None:
+            shown = read_questions(self.demonstrations, self.fields, limit=self.shots)
+        found = self.retriever()
+        return OpenedQuestions(
+            questions=questions,
+            model=load_language_model(self.lm, self.model),
+            prompt=prompt,
+            found=found,
+            source=self.source(found, GivenPassages.read),
+            how={"demonstrations": shown, "options": self.answering, "semantics": self.semantics},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedQuestions:
+    """What a job reads and loads: questions, model, prompt, where passages come from (`found` searches the index, if
+    there is one), and how questions are answered besides."""
+
+    questions: "Sequence[Question]"
+    model: "WritingModel"
+    prompt: "QuestionPrompt"
+    found: "FromRetriever | None"
+    source: "QuestionSource | None"
+    how: dict[str, Any]
+
 
 def qa(
     context: typer.Context,
@@ -86,38 +129,22 @@ def qa(
     )
 
     from ralm.answering.evaluation import evaluate_questions
-    from ralm.answering.prompts import open_prompt
-    from ralm.answering.questions import read_questions
     from ralm.answering.run import KIND, questions_config, run_questions
-    from ralm.answering.sources import GivenPassages
-    from ralm.cli.output import print_answers, print_cache, print_json
+    from ralm.cli.answers import print_answers
+    from ralm.cli.output import print_cache, print_json
     from ralm.folders.outputs import check_output
-    from ralm.lm.named import load_language_model
 
     if out is not None:
         check_output(out, kind=KIND, force=force)
-    prompt = open_prompt(job.prompt_name)
-    questions = read_questions(job.questions, job.fields, limit=job.limit)
-    shown = [] if job.demonstrations is None else read_questions(job.demonstrations, job.fields, limit=job.shots)
-    found = job.retriever()
-    source = job.source(found, GivenPassages.read)
-    model = load_language_model(job.lm, job.model)
-    reader = job.reading.chosen_reader
-    parts: Any = {
-        "source": source,
-        "reader": reader,
-        "demonstrations": shown,
-        "options": job.answering,
-        "semantics": job.semantics,
-        "baseline": baseline,
-    }
+    asked = job.opened()
+    questions, model, prompt = asked.questions, asked.model, asked.prompt
+    how: Any = {"source": asked.source, "reader": job.reading.chosen_reader, **asked.how}
     if out is None:
-        evaluation = evaluate_questions(questions, model, prompt, **parts)
+        evaluation = evaluate_questions(questions, model, prompt, baseline=baseline, **how)
     else:
-        evaluation = run_questions(out, questions, model, prompt, force=force, **parts)
+        evaluation = run_questions(out, questions, model, prompt, baseline=baseline, force=force, **how)
     if json:
-        config = questions_config(questions, model, prompt, source, reader, shown, job.answering, job.semantics)
-        print_json({**evaluation.summary(), "config": config})
+        print_json({**evaluation.summary(), "config": questions_config(questions, model, prompt, **how)})
     else:
         print_answers(evaluation, out)
-    print_cache(found)
+    print_cache(asked.found)

@@ -22,6 +22,7 @@ from ralm.answering.choices.evaluation import ChoiceEvaluation, ChosenQuestion, 
 from ralm.answering.choices.questions import ChoiceQuestion
 from ralm.answering.choices.subjects import category_of
 from ralm.answering.options import ChoiceOptions
+from ralm.answering.prompt_tokens import prompt_config
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.run import PASSAGES, identified, kept_answers, passage_table, write_tables
 from ralm.answering.sources import QuestionSource
@@ -103,7 +104,7 @@ def choices_config(
         "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
         "reader": None if source is None else config_of(reader or InContext(), "reader"),
-        "prompt": asdict(prompt),
+        "prompt": prompt_config(prompt, model.tokenizer),
         "options": asdict(options or ChoiceOptions()),
     }
 
