@@ -5,7 +5,7 @@ soon as a record declares it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, get_origin
@@ -27,17 +27,16 @@ _SAID: Final = {bool: "True or False", int: "a whole number", float: "a number",
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument by its flat name: what values it takes, how it is declared, and what its records need for it."""
+    """An argument by its flat name, the type of its values, and how its record declares it."""
 
     name: str
     kind: Any
     option: Option
-    default: Any
 
 
 def arguments() -> Iterator[Argument]:
     """All arguments; a name comes once for each record that has it."""
-    return _arguments(HarnessOptions, None)
+    return _arguments(HarnessOptions)
 
 
 def options_of(given: Mapping[str, Any]) -> HarnessOptions:
@@ -54,7 +53,7 @@ def options_of(given: Mapping[str, Any]) -> HarnessOptions:
     values = {name: _typed(known[name], value) for name, value in _with_batch_size(given).items()}
     if "lm" not in values:
         raise UsageError("ralm needs the argument `lm`: the language model to evaluate, a hub name or a folder.")
-    options = _made(HarnessOptions, None, values)
+    options = _made(HarnessOptions(lm=values["lm"]), values)
     _refuse_idle(options, values)
     if options.retrieval.is_dense and "query_tokens" not in values:
         return replace(options, plan=replace(options.plan, query_tokens=QUERY_TOKENS))
@@ -67,13 +66,12 @@ def _with_batch_size(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if not (automatic and name == "batch_size")}
 
 
-def _arguments(record: type, base: Any) -> Iterator[Argument]:
+def _arguments(record: type) -> Iterator[Argument]:
     for one in _parts(record):
-        default = _default(one, base)
         if is_dataclass(one.kind):
-            yield from _arguments(one.kind, default)  # type: ignore[arg-type]
+            yield from _arguments(one.kind)  # type: ignore[arg-type]
         else:
-            yield Argument(_name(one), one.kind, one.option, default)
+            yield Argument(_name(one), one.kind, one.option)
 
 
 def _parts(record: type) -> Iterator[Declared]:
@@ -86,24 +84,18 @@ def _name(one: Declared) -> str:
     return (one.option.flag or one.field.name).replace("-", "_")
 
 
-def _default(one: Declared, base: Any) -> Any:
-    if base is not None:
-        return getattr(base, one.field.name)
-    return one.field.default if one.field.default_factory is MISSING else one.field.default_factory()
-
-
-def _made(record: type, base: Any, values: Mapping[str, Any]) -> Any:
-    """The record with these values, and the defaults or those of `base` for the rest."""
+def _made(base: Any, values: Mapping[str, Any]) -> Any:
+    """The record, with these values of its arguments."""
     made = {}
-    for one in _parts(record):
+    for one in _parts(type(base)):
         if is_dataclass(one.kind):
-            made[one.field.name] = _made(one.kind, _default(one, base), values)  # type: ignore[arg-type]
+            made[one.field.name] = _made(getattr(base, one.field.name), values)
         elif _name(one) in values:
             made[one.field.name] = values[_name(one)]
     try:
-        return record(**made) if base is None else replace(base, **made)
+        return replace(base, **made)
     except UsageError as error:
-        raise UsageError(_as_arguments(str(error), record)) from None
+        raise UsageError(_as_arguments(str(error), type(base))) from None
 
 
 def _typed(argument: Argument, value: Any) -> Any:
