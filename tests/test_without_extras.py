@@ -3,6 +3,7 @@
 One Python process runs everything. In it, packages that only an extra brings cannot be imported.
 """
 
+import importlib
 import json
 import os
 import subprocess
@@ -18,8 +19,8 @@ from tests.training.made_signals import save_signals
 
 ROOT = Path(__file__).parents[1]
 OF_EXTRAS = frozenset(
-    "accelerate datasets faiss huggingface_hub matplotlib safetensors sentence_transformers tokenizers torch "
-    "transformers".split()
+    "accelerate datasets faiss huggingface_hub lm_eval matplotlib safetensors sentence_transformers tokenizers "
+    "torch transformers".split()
 )
 LIBRARY = ["the library"]
 """Stands for `use_the_library` among the commands."""
@@ -75,6 +76,8 @@ def use_the_library() -> str:
         library.load_encoder(library.EncoderOptions(encoder="bert"))
     with pytest.raises(library.RalmError, match=r"^cross-encoders need the package torch: pip install 'ralm\[dense"):
         library.load_cross_encoder("bert")
+    with pytest.raises(library.RalmError, match=r"needs the package lm_eval: pip install 'ralm\[harness\]'\.$"):
+        importlib.import_module("ralm.harness.model")
     fingerprint = library.open_index("index").fingerprint
     with (
         TemporaryDirectory() as folder,

@@ -7,16 +7,17 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ralm.errors import RalmWarning, TextError
+from ralm.errors import ModelError, RalmWarning, TextError
 from ralm.lm.alignment import align
 from ralm.lm.local.chat import ChatTemplate
 from ralm.lm.local.cuts import Cuts
@@ -159,6 +160,41 @@ class ModelTokenizer:
         """
         known = tokens if self._tokenizer.is_fast else tokens[tokens <= self._last]
         return str(self._tokenizer.decode(known.tolist()))
+
+    def decode_words(self, tokens: IntArray) -> str:
+        """The same without special tokens."""
+        known = tokens if self._tokenizer.is_fast else tokens[tokens <= self._last]
+        return str(self._tokenizer.decode(known.tolist(), skip_special_tokens=True))
+
+    def chat(self, messages: Sequence[Mapping[str, str]], *, template: str | None = None, goes_on: bool = False) -> str:
+        """Messages (`role`, `content`) as one text, in the tokenizer's chat template, or in the one named `template`.
+
+        The text ends where the model's answer begins; with `goes_on`, in the middle of the last message. Raises
+        ModelError if the tokenizer has no such template, or if the template refuses the messages.
+        """
+        wording = self.chat_template(template)
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(one) for one in messages],
+                chat_template=wording,
+                tokenize=False,
+                add_generation_prompt=not goes_on,
+                continue_final_message=goes_on,
+            )
+        except TemplateError as error:
+            raise ModelError(f"the chat template of the tokenizer refuses these messages: {error}") from None
+        return str(text)
+
+    def chat_template(self, template: str | None = None) -> str:
+        """The chat template, or the one named `template`; ModelError if the tokenizer does not have it."""
+        templates = self._tokenizer.chat_template
+        if not templates:
+            raise ModelError("the tokenizer of this model has no chat template.")
+        if isinstance(templates, str):
+            templates = {"default": templates}
+        if (template or "default") not in templates:
+            raise ModelError(f"the tokenizer has no chat template {template!r}; it has {', '.join(templates)}.")
+        return str(templates[template or "default"])
 
     @cached_property
     def _chat(self) -> ChatTemplate | None:

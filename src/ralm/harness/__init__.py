@@ -1,0 +1,5 @@
+"""ralm as a model of lm-evaluation-harness.
+
+`ralm.harness.model` registers it there when it is imported. `python -m ralm.harness` is the harness's own program with
+this model in it, for versions of the harness that do not look for models of other packages.
+"""

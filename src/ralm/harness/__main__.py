@@ -1,0 +1,24 @@
+"""`python -m ralm.harness`: the program of lm-evaluation-harness, with `--model ralm`."""
+
+import sys
+
+from ralm.controls import one_line
+from ralm.errors import RalmError
+from ralm.harness.installed import lm_eval_installed
+
+
+def main() -> None:
+    """Run the harness's command line; an error of ralm is one line."""
+    try:
+        with lm_eval_installed():
+            from lm_eval.__main__ import cli_evaluate
+
+            import ralm.harness.model  # noqa: F401  # registers the model
+        cli_evaluate()
+    except RalmError as error:
+        sys.stderr.write(f"ralm: {one_line(str(error))}\n")
+        sys.exit(error.exit_status)
+
+
+if __name__ == "__main__":
+    main()

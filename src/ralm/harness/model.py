@@ -1,0 +1,318 @@
+"""ralm as a model of lm-evaluation-harness: importing this module registers it there under the name `ralm`.
+
+The harness asks three things of a model. Each comes as requests that carry the task's document:
+
+    loglikelihood           how likely an ending is after a context, and whether greedy decoding would write it
+    loglikelihood_rolling   how likely a whole text is
+    generate_until          what the model writes after a context
+
+Without passages the answers are those of the harness's own `hf`. With passages, a passage stands in front of the
+context ([d; x], In-Context RALM, Eq. 3), or each of several does and the distributions are averaged (REPLUG, Eq. 2).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Any, Final, Self
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.asking import check_length, config_of
+from ralm.bounds import MOST, MOST_SEEDS
+from ralm.errors import ModelError, UsageError
+from ralm.evaluation.perplexity import evaluate_text
+from ralm.harness.arguments import options_of
+from ralm.harness.cache import keep_apart
+from ralm.harness.contexts import Contexts
+from ralm.harness.generating import Written, generation_options
+from ralm.harness.installed import lm_eval_installed
+from ralm.harness.options import HarnessOptions
+from ralm.lm.named import load_language_model
+from ralm.lm.scoring import Scorer
+from ralm.pipeline.endings import Ending, are_greedy, ending_log_probs
+from ralm.pipeline.generation import TokenWriter
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.sources import FromRetriever
+from ralm.progress import progress_bar, track
+from ralm.protocols import Reader, WritingModel
+from ralm.reading.in_context import InContext
+from ralm.reading.plan import PlanOptions
+from ralm.records import IntArray, Request
+from ralm.version import __version__
+
+with lm_eval_installed():
+    import lm_eval.models  # noqa: F401  # first, since the harness registers its own models only in an empty registry
+    import torch
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import LM, CacheHook
+    from lm_eval.api.registry import register_model
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
+
+    from ralm.lm.local.model import UNLIMITED
+
+_UNKNOWN_LENGTH: Final = 2048
+"""How many tokens `hf` reads at once if a model has no limit."""
+_WITHOUT_PASSAGES: Final[Mapping[str, Any]] = {"stride": 1, "document_tokens": 1}
+"""Lengths that leave all room to the context."""
+_TEXTS_AT_ONCE: Final = 32
+"""Texts that are continued together, counting each passage."""
+_ENDINGS_AT_ONCE: Final = 1024
+"""Endings after which the harness's cache is written."""
+_NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
+
+
+@register_model("ralm")
+class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
+    """A language model of the harness that reads passages of `source`; without one, the plain model.
+
+    The retriever is asked with the question of a task's document, in `question_field` or one of the usual names, else
+    with the end of the context, and for a whole text as `evaluate_text` asks. `plan` says what is read; its
+    `semantics` and `windows` are those of whole texts. By default it is the papers' plan with the model's own length.
+    `batch_size` contexts are continued together; None is as many as make 32 texts, and at most `max_batch_size`.
+
+    Raises UsageError if lengths do not fit into the model.
+    """
+
+    def __init__(
+        self,
+        model: WritingModel,
+        source: FromRetriever | None = None,
+        *,
+        reader: Reader | None = None,
+        plan: PlanOptions | None = None,
+        question_field: str | None = None,
+        batch_size: int | None = None,
+        max_batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._model = model
+        self._scorer = Scorer(model)
+        self._source = source
+        self._reader = reader or InContext()
+        self._plan = _plan_of(model, plan, None if plan is None else plan.max_length, passages=source is not None)
+        self._plan.check_documents(getattr(self._reader, "joined", 1))
+        self._question_field = question_field
+        self._together = batch_size or max(1, min(_TEXTS_AT_ONCE // self._reader.hits, max_batch_size or MOST))
+        self._contexts = Contexts(model.tokenizer, self._plan, source, self._reader, question_field)
+        self._template: str | None = None
+
+    @classmethod
+    def of(cls, options: HarnessOptions) -> Self:
+        """The model that options describe; raises what loading it and opening the index raise."""
+        source = None if options.index is None else FromRetriever.of_index(options.index, options.retrieval)
+        model = load_language_model(options.lm, options.model)
+        return cls(
+            model,
+            source,
+            reader=options.reading.chosen_reader,
+            plan=_plan_of(model, options.plan, options.max_length, passages=source is not None),
+            question_field=options.question_field,
+            batch_size=options.batch_size,
+            max_batch_size=options.max_batch_size,
+        )
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> Self:
+        """The model that `model_args` describe; the harness's own arguments (`device`, `batch_size`) come second.
+
+        Raises UsageError if an argument is unknown, of the wrong type, without effect, or given twice.
+        """
+        more = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        for name in more.keys() & arg_dict.keys():
+            raise UsageError(f"`{name}` is given twice: in `model_args` and by itself.")
+        return cls.of(options_of({**arg_dict, **more}))
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> Self:
+        """The same for arguments as one text, `name=value,name=value`."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @cached_property
+    def settings(self) -> dict[str, JsonValue]:
+        """Everything that decides the answers."""
+        return {
+            "ralm": __version__,
+            "model": config_of(self._model, "language model"),
+            "passages": None if self._source is None else self._source.config,
+            "reader": None if self._source is None else config_of(self._reader, "reader"),
+            "plan": asdict(self._plan),
+            "question_field": self._question_field,
+        }
+
+    def get_model_info(self) -> dict[str, JsonValue]:
+        """What the harness records with its results."""
+        return {"ralm": self.settings}
+
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Use a cache of the harness (`use_cache`); its answers are kept apart from those of other settings."""
+        if cache_hook.dbdict is not None:
+            keep_apart(cache_hook.dbdict, self.settings)
+        super().set_cache_hook(cache_hook)
+
+    @property
+    def _cached(self) -> bool:
+        return self.cache_hook.dbdict is not None
+
+    def loglikelihood(
+        self,
+        requests: Sequence[Instance],
+        disable_tqdm: bool = False,  # noqa: ARG002  # RALM_PROGRESS=0 turns our progress off
+    ) -> list[tuple[float, bool]]:
+        """The natural log-probability of each ending after its context, and whether greedy decoding writes it.
+
+        Of too long a context the oldest tokens are dropped. Raises UsageError if an ending and its passages do not fit.
+        """
+        self._check_plan()
+        endings = self._contexts.endings(requests, cached=self._cached)
+        answers: list[tuple[float, bool]] = []
+        for begin in range(0, len(endings), _ENDINGS_AT_ONCE):
+            some = slice(begin, begin + _ENDINGS_AT_ONCE)
+            answers += self._scored(endings[some])
+            for request, answer in zip(requests[some], answers[some], strict=True):
+                self.cache_hook.add_partial("loglikelihood", request.args, answer)
+        return answers
+
+    def _scored(self, endings: Sequence[Ending]) -> list[tuple[float, bool]]:
+        log_probs = ending_log_probs(endings, self._scorer)
+        greedy = are_greedy(endings, self._model)
+        return [(float(one.sum(dtype=np.float64)), held) for one, held in zip(log_probs, greedy, strict=True)]
+
+    def loglikelihood_rolling(
+        self,
+        requests: Sequence[Instance],
+        disable_tqdm: bool = False,  # noqa: ARG002
+    ) -> list[float]:
+        """The natural log-probability of each whole text.
+
+        With passages it is that of `evaluate_text`, which does not score the first token. Without passages it is that
+        of the harness's rolling windows.
+        """
+        read = self._rolling if self._source is None else self._evaluated
+        answers = []
+        for request in track(requests, "Texts", len(requests)):
+            (text,) = request.args
+            answers.append(read(text))
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), answers[-1])
+        return answers
+
+    def _evaluated(self, text: str) -> float:
+        evaluation = evaluate_text(text, self._scorer, self._plan, source=self._source, reader=self._reader)
+        return -evaluation.reading.scored.nll
+
+    def _rolling(self, text: str) -> float:
+        """Windows of the model's length, one after the other; the first begins with the BOS or end-of-text token."""
+        prefix = self._contexts.prefix
+        if prefix is None:
+            raise ModelError("the tokenizer has neither a BOS nor an EOS to begin a text with.")
+        tokens = self._contexts.encode(text).tolist()
+        windows = get_rolling_token_windows(tokens, prefix, self._plan.max_length, context_len=1)
+        requests = [
+            Request(document=_NOTHING, context=np.array(context), targets=np.array(targets))
+            for context, targets in map(make_disjoint_window, windows)
+        ]
+        return float(sum(one.sum(dtype=np.float64) for one in self._scorer.log_probs(requests)))
+
+    def generate_until(
+        self,
+        requests: Sequence[Instance],
+        disable_tqdm: bool = False,  # noqa: ARG002
+    ) -> list[str]:
+        """What the model writes after each context, up to the first stop string.
+
+        A context keeps the last tokens that leave room for what is written. Raises UsageError if `generation_kwargs`
+        hold something that ralm does not have.
+        """
+        self._check_plan()
+        answers: dict[int, str] = {}
+        with progress_bar("Generating", len(requests)) as advance:
+            for options, numbers in self._by_options(requests).items():
+                for number, text in self._written(requests, numbers, options):
+                    answers[number] = text
+                    self.cache_hook.add_partial("generate_until", requests[number].args, text)
+                    advance()
+        return [answers[number] for number in range(len(requests))]
+
+    def _by_options(self, requests: Sequence[Instance]) -> dict[GenerationOptions, list[int]]:
+        """The numbers of requests by how they are generated. Repeats of a request draw with seeds of their own, which
+        follow that of the harness (`--seed`)."""
+        repeats: Counter[int] = Counter()
+        grouped: dict[GenerationOptions, list[int]] = {}
+        for number, request in enumerate(requests):
+            seed = (torch.initial_seed() + repeats[id(request)]) % MOST_SEEDS
+            repeats[id(request)] += 1
+            options = generation_options(request.args[1], self._plan, seed, bos=self._source is not None)
+            grouped.setdefault(options, []).append(number)
+        return grouped
+
+    def _written(
+        self, requests: Sequence[Instance], numbers: Sequence[int], options: GenerationOptions
+    ) -> Iterator[tuple[int, str]]:
+        """The texts of some requests, each with its number."""
+        writer = TokenWriter(self._model, options, self._source, reader=self._reader)
+        for begin in range(0, len(numbers), self._together):
+            some = numbers[begin : begin + self._together]
+            texts: dict[int, Written] = {}
+            for number in some:
+                prompt = self._contexts.prompt(requests[number], options.new_tokens)
+                question = self._contexts.question(requests[number], cached=self._cached)
+                texts[writer.add(prompt, question)] = Written(prompt, self._model.tokenizer, options.stop)
+            while written := writer.step():
+                for added, token in written:
+                    if texts[added].ends(token):
+                        writer.end(added)
+            yield from zip(some, (text.text for text in texts.values()), strict=True)
+
+    def _check_plan(self) -> None:
+        """Raise UsageError if the plan says how a whole text is read, and there is only a context."""
+        if (self._plan.semantics, self._plan.windows) != ("paper", "sliding"):
+            raise UsageError(
+                "`semantics` and `windows` say how whole texts are read (loglikelihood_rolling): leave them out for "
+                "other tasks."
+            )
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What tells tokenizers and chat templates apart in the harness's cache of requests."""
+        fingerprint = getattr(self._model.tokenizer, "fingerprint", "")
+        return f"{self._model.name}-{fingerprint}".replace("/", "__")
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The chat template, or the one of this name, which is then used; None if none is wanted.
+
+        Raises ModelError if the tokenizer does not have it.
+        """
+        if not chat_template:
+            return None
+        self._template = chat_template if isinstance(chat_template, str) else None
+        return str(self._chatting.chat_template(self._template))
+
+    def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+        """Messages as one text, in the tokenizer's chat template; as `hf` does, without system messages if the template
+        refuses them. Raises ModelError if the tokenizer has no chat template, or if it refuses the other messages."""
+        chat = self._chatting.chat
+        try:
+            return str(chat(chat_history, template=self._template, goes_on=not add_generation_prompt))
+        except ModelError:
+            others = [message for message in chat_history if message["role"] != "system"]
+            if len(others) == len(chat_history):
+                raise
+            return str(chat(others, template=self._template, goes_on=not add_generation_prompt))
+
+    @property
+    def _chatting(self) -> Any:
+        """The tokenizer, which has a chat template."""
+        if not hasattr(self._model.tokenizer, "chat"):
+            raise ModelError(f"the tokenizer of {self._model.name} has no chat template.")
+        return self._model.tokenizer
+
+
+def _plan_of(model: WritingModel, plan: PlanOptions | None, max_length: int | None, *, passages: bool) -> PlanOptions:
+    """A plan for a model, by default the papers', with the model's own length if none is given."""
+    unknown = model.max_length >= UNLIMITED
+    length = max_length or (_UNKNOWN_LENGTH if unknown else model.max_length)
+    check_length(model, length)
+    return replace(plan or PlanOptions(max_length=MOST), max_length=length, **({} if passages else _WITHOUT_PASSAGES))

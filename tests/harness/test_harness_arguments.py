@@ -1,0 +1,115 @@
+"""The arguments of ralm in lm-evaluation-harness: types, defaults, and what is refused in one sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.utils import simple_parse_args_string
+
+from ralm.errors import UsageError
+from ralm.harness.arguments import arguments, options_of
+from ralm.harness.options import HarnessOptions
+from ralm.harness.queries import QUESTION_FIELDS, holds, question_of
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
+
+
+def of(text: str) -> HarnessOptions:
+    return options_of(simple_parse_args_string(text))
+
+
+def test_flat_arguments_are_put_into_records() -> None:
+    found = of(
+        "lm=gpt2,index=here,reader=ensemble,documents=3,weights_temperature=2,stride=8,device=cpu,max_length=512,"
+        "retriever=random,seed=7,compile=true"
+    )
+    assert found.lm == "gpt2"
+    assert found.index == Path("here")
+    assert found.reading.chosen_reader == Ensemble(documents=3, temperature=2.0)
+    assert (found.plan.stride, found.plan.query_tokens, found.max_length) == (8, 32, 512)
+    assert (found.retrieval.retriever, found.retrieval.seed) == ("random", 7)
+    assert (found.model.device, found.model.compile) == ("cpu", True)
+
+
+def test_a_name_goes_to_every_record_that_has_it() -> None:
+    assert of("lm=gpt2,index=here,reader=concatenation,documents=4").reading.chosen_reader == Concatenation(documents=4)
+
+
+def test_values_are_of_their_types_whatever_the_harness_makes_of_them() -> None:
+    assert of("lm=7,index=2024").lm == "7"
+    assert of("lm=7,index=2024").index == Path("2024")
+    assert of("lm=gpt2,index=none").index is None
+
+
+def test_dense_retrieval_asks_with_more_tokens() -> None:
+    assert of("lm=gpt2,index=here,retriever=dense").plan.query_tokens == 64
+    assert of("lm=gpt2,index=here,retriever=dense,query_tokens=9").plan.query_tokens == 9
+
+
+@pytest.mark.parametrize("size", ["auto", "auto:4", None])
+def test_a_batch_size_may_be_automatic(size: str | None) -> None:
+    assert options_of({"lm": "gpt2", "batch_size": size, "max_batch_size": 9}).batch_size is None
+    assert options_of({"lm": "gpt2", "batch_size": 4}).batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("index=here", r"^ralm needs the argument `lm`"),
+        ("lm=gpt2,documnets=3", r"^ralm has no argument `documnets`: the nearest is `documents`\.$"),
+        ("lm=gpt2,xyz=3", r"^ralm has no argument `xyz`: its arguments are lm, index, .*device"),
+        ("lm=gpt2,rerank=oracle", r"^ralm has no argument `rerank`"),
+        ("lm=gpt2,index=here,stride=often", r"^`stride` must be a whole number, not 'often'\.$"),
+        ("lm=gpt2,index=here,stride=2.5", r"^`stride` must be a whole number, not 2\.5\.$"),
+        ("lm=gpt2,index=here,stride=true", r"^`stride` must be a whole number, not True\.$"),
+        ("lm=gpt2,compile=1", r"^`compile` must be True or False, not 1\.$"),
+        ("lm=gpt2,index=here,reader=ensemble,weights_temperature=hot", r"^`weights_temperature` must be a number"),
+        ("lm=gpt2,index=here,reader=ensemble,weights_temperature=0", r"^`weights_temperature` must be at least 1e-06"),
+        ("lm=gpt2,index=here,reader=all", r"^`reader` must be one of in-context, ensemble, concatenation, not 'all'"),
+        ("lm=gpt2,index=here,stride=0", r"^`stride` must be at least 1, not 0\.$"),
+        ("lm=gpt2,reader=ensemble", r'^`reader="ensemble"` reads passages: give `index` too\.$'),
+        ("lm=gpt2,stride=4", r"^`stride` does nothing here: it goes with `index`\.$"),
+        ("lm=gpt2,question_field=q", r"^`question_field` does nothing here: it goes with `index`\.$"),
+        ("lm=gpt2,index=here,documents=4", r'^`documents` does nothing here: it goes with `reader="ensemble"` or '),
+        ("lm=gpt2,index=here,block=8", r'^`block` does nothing here: it goes with `windows="blocked"`\.$'),
+        ("lm=gpt2,batch_size=4,max_batch_size=8", r"^`max_batch_size` does nothing here: .* `batch_size=auto`\.$"),
+        ("lm=gpt2,batch_size=many", r"^`batch_size` must be a whole number, not 'many'\.$"),
+    ],
+)
+def test_what_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        of(text)
+
+
+def test_every_argument_is_listed_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lm-evaluation-harness.md").read_text(encoding="utf-8")
+    assert [one.name for one in arguments() if f"`{one.name}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("document", "question"),
+    [
+        ({"question": "who?", "query": "Q: who?"}, "who?"),
+        ({"question": {"stem": "who?"}, "goal": "find out who"}, "find out who"),
+        ({"question": "  ", "Problem": "1 + 1"}, "1 + 1"),
+        ({"text": "a text"}, None),
+        ({}, None),
+        (None, None),
+        (["who?"], None),
+    ],
+)
+def test_the_question_is_the_first_field_with_text(document: Any, question: str | None) -> None:
+    assert question_of(document) == question
+
+
+def test_a_named_field_must_have_text() -> None:
+    assert question_of({"text": "a", "question": "b"}, "text") == "a"
+    for document in ({"question": "b", "answer": 3}, {"text": 3, "question": "b"}):
+        with pytest.raises(UsageError, match=r'^`question_field="text"` has no text in .* its fields are .*question'):
+            question_of(document, "text")
+
+
+def test_a_prompt_holds_a_question_with_other_white_space() -> None:
+    assert holds("Q: who\n is it ?", " who is it ? ")
+    assert not holds("Q: who is he?", "who is it?")
+    assert len(set(QUESTION_FIELDS)) == len(QUESTION_FIELDS)
