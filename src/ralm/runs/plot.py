@@ -46,7 +46,8 @@ def draw_curve(rows: Sequence[dict[str, JsonValue]], path: Path) -> None:
     judged.set_ylabel("percent of the questions")
     judged.legend()
     _draw_metric(likely, order, "gold_log_prob", "gold answer", 1)
-    likely.set_ylabel("log-probability of the gold answer, nats a token")
+    likely.legend()
+    likely.set_ylabel("log-probability, nats a token")
     for axes in (judged, likely):
         axes.set_xlabel("passages in the prompt")
     figure.savefig(path)
