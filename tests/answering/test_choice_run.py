@@ -54,6 +54,8 @@ def test_a_run_resumes_without_reading_anything_twice(
     assert (tmp_path / "run.unfinished").is_dir()
     with pytest.raises(UsageError, match="begun with other settings"):
         run_choices(tmp_path / "run", QUESTIONS[1:], model, PROMPT, **parts)
+    with pytest.raises(UsageError, match=r"begun with other settings \(options"):
+        run_choices(tmp_path / "run", QUESTIONS, model, PROMPT, **parts | {"options": ChoiceOptions(max_length=500)})
 
     class Silent:
         def __getattr__(self, name: str) -> Any:

@@ -176,6 +176,8 @@ def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
     assert summary["categories"]["social sciences"]["accuracy"] == right[0]
     assert [*summary["categories"]] == ["social sciences", "STEM"]
     assert summary["mean_of_subjects"] == pytest.approx((right[0] + right[1:].mean()) / 2)
+    difference = summary["gold_log_prob"] - summary["closed_book"]["gold_log_prob"]
+    assert summary["difference"]["gold_log_prob"] == pytest.approx(difference)
     difference = summary["difference"]["categories"]["STEM"]["accuracy"]
     assert difference == pytest.approx((right - closed)[1:].mean())
     low, high = summary["accuracy_interval"]

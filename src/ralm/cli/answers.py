@@ -40,7 +40,7 @@ _CHOICE_METRICS = {
     **{category: (category, 100, ".1f") for category in CATEGORIES},
     "gold_log_prob": ("right choice", 1, ".2f"),
     "brier_score": ("Brier score", 1, ".3f"),
-    "expected_calibration_error": ("calibration error", 1, ".3f"),
+    "expected_calibration_error": ("ECE", 1, ".3f"),
     "confidence": ("confidence", 1, ".3f"),
 }
 """The same for multiple choice."""

@@ -24,7 +24,7 @@ from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
 from ralm.records import Hits, Passage, Passages
 
-_QUESTIONS_AT_ONCE: Final = 64
+_QUESTIONS_AT_ONCE: Final = 16
 """Questions whose prompts are in memory at a time."""
 
 

@@ -1,9 +1,9 @@
 """Multiple choice on disk: a folder with a row per question, its passages, and the summary.
 
 choices.parquet   question_id, subject, category, question, choices, gold (its letter), chosen (a letter or null),
-                  right, log_probs and probabilities (of each choice), answer (if it was generated), shares (of the
-                  probability of what was chosen, by passage), cut_demonstrations, cut_documents, passages (numbers,
-                  best first); with a baseline, the same of what was chosen without passages in closed_chosen, ...
+                  right, log_probs and probabilities (of each choice), answer (if it was generated),
+                  cut_demonstrations, cut_documents, passages (numbers, best first), shares (of the probability of what
+                  was chosen, by passage); with a baseline, what was chosen without passages in closed_chosen, ...
 passages.parquet  passage, document_id, title, text, metadata (as JSON) of every passage that was read
 summary.json      the measures with their intervals, and the configuration
 manifest.json     the configuration again, the environment, and a checksum of each file
@@ -41,7 +41,6 @@ _CHOSEN: Final = {
     "log_probs": pa.list_(pa.float64()),
     "probabilities": pa.list_(pa.float64()),
     "answer": pa.string(),
-    "shares": pa.list_(pa.float64()),
     "cut_demonstrations": pa.int64(),
     "cut_documents": pa.int64(),
 }
@@ -122,6 +121,10 @@ def choice_table(rows: Sequence[ChosenQuestion]) -> pa.Table:
             "gold": pa.array([one.letters[one.gold] for one in questions], pa.string()),
             **_chosen_columns(rows, [row.choice for row in rows], ""),
             "passages": pa.array([[one.number for one in row.passages] for row in rows], pa.list_(pa.int64())),
+            "shares": pa.array(
+                [[row.choice.shares.get(one.number, 0.0) for one in row.passages] for row in rows],
+                pa.list_(pa.float64()),
+            ),
             **_chosen_columns(rows, [row.closed for row in rows], "closed_"),
         }
     )
@@ -142,7 +145,6 @@ def _values(row: ChosenQuestion, choice: Choice) -> dict[str, Any]:
         "log_probs": None if choice.log_probs_C is None else choice.log_probs_C.tolist(),
         "probabilities": None if choice.probabilities_C is None else choice.probabilities_C.tolist(),
         "answer": choice.answer,
-        "shares": [choice.shares.get(one.number, 0.0) for one in row.passages],
         "cut_demonstrations": choice.cut.demonstrations,
         "cut_documents": choice.cut.documents,
     }
