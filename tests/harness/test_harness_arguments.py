@@ -7,7 +7,8 @@ import pytest
 from lm_eval.utils import simple_parse_args_string
 
 from ralm.errors import UsageError
-from ralm.harness.arguments import arguments, options_of
+from ralm.harness.arguments import kinds_of_arguments, options_of
+from ralm.harness.model import RalmLM
 from ralm.harness.options import HarnessOptions
 from ralm.harness.queries import QUESTION_FIELDS, holds, question_of
 from ralm.reading.concatenation import Concatenation
@@ -81,9 +82,15 @@ def test_what_is_refused(text: str, said: str) -> None:
         of(text)
 
 
+def test_an_argument_that_comes_twice_is_refused() -> None:
+    said = r"^`device` comes twice: give it as the harness's own argument \(--device\), not in `model_args`\.$"
+    with pytest.raises(UsageError, match=said):
+        RalmLM.create_from_arg_string("lm=gpt2,device=cpu", {"device": "cpu", "batch_size": None})
+
+
 def test_every_argument_is_listed_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "lm-evaluation-harness.md").read_text(encoding="utf-8")
-    assert [one.name for one in arguments() if f"`{one.name}`" not in page] == []
+    assert [name for name in kinds_of_arguments() if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,23 @@ def test_texts_are_written_as_by_ralm_generate(index: Path, tasks: Path, reader:
     assert all(found)
 
 
+def test_a_question_decides_the_passages_of_a_text_that_is_written(index: Path) -> None:
+    ours = RalmLM.create_from_arg_obj({"lm": "ralm-tiny", "index": str(index)})
+    asked = [
+        *requests(
+            "generate_until", ("The whales sing.", {"max_gen_toks": 12}), document={"question": "wool in the town"}
+        ),
+        *requests("generate_until", ("The whales sing.", {"max_gen_toks": 12}), document={"text": "wool in the town"}),
+    ]
+    model, source = load_language_model("ralm-tiny"), FromRetriever.of_index(index)
+    prompts = [Prompt("The whales sing.", "wool in the town"), Prompt("The whales sing.")]
+    written = ["", ""]
+    for number, piece in generate_many(prompts, model, GenerationOptions(new_tokens=12), source):
+        written[number] += piece.text
+    assert written[0] != written[1]
+    assert ours.generate_until(asked) == written
+
+
 def test_a_text_without_a_question_is_continued_as_by_ralm_generate(index: Path, tmp_path: Path) -> None:
     """The retriever is asked again with the end of the growing text."""
     arguments = {"lm": "ralm-tiny", "index": str(index), "retriever": "random", "document_tokens": 20}

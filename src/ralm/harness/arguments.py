@@ -5,14 +5,14 @@ soon as a record declares it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, get_origin
+from typing import Any, Final, Literal, get_origin
 
 from ralm.errors import UsageError
 from ralm.harness.options import HarnessOptions
-from ralm.options import Declared, Needs, Option, declared, without_none
+from ralm.options import Declared, Needs, declared, without_none
 from ralm.pipeline.options import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
@@ -22,21 +22,12 @@ _LEFT_OUT: Final[Mapping[type, tuple[str, ...]]] = {
     ReadingOptions: ("reranking", "rerank_lm"),
 }
 """Options of records that the harness does not have, or has elsewhere."""
-_SAID: Final = {bool: "True or False", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+_SAID: Final = {bool: "True or False", int: "a whole number", float: "a number"}
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """An argument by its flat name, the type of its values, and how its record declares it."""
-
-    name: str
-    kind: Any
-    option: Option
-
-
-def arguments() -> Iterator[Argument]:
-    """All arguments; a name comes once for each record that has it."""
-    return _arguments(HarnessOptions)
+def kinds_of_arguments() -> dict[str, Any]:
+    """The types of the values of all arguments, by name."""
+    return dict(_kinds(HarnessOptions))
 
 
 def options_of(given: Mapping[str, Any]) -> HarnessOptions:
@@ -46,11 +37,11 @@ def options_of(given: Mapping[str, Any]) -> HarnessOptions:
     raise.
     """
     given = {name: value for name, value in given.items() if value is not None}
-    known = {one.name: one for one in arguments()}
+    known = kinds_of_arguments()
     for name in given:
         if name not in known:
             raise UsageError(f"ralm has no argument `{name}`: {_instead(name, [*known])}.")
-    values = {name: _typed(known[name], value) for name, value in _with_batch_size(given).items()}
+    values = {name: _typed(name, known[name], value) for name, value in _with_batch_size(given).items()}
     if "lm" not in values:
         raise UsageError("ralm needs the argument `lm`: the language model to evaluate, a hub name or a folder.")
     options = _made(HarnessOptions(lm=values["lm"]), values)
@@ -66,12 +57,12 @@ def _with_batch_size(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if not (automatic and name == "batch_size")}
 
 
-def _arguments(record: type) -> Iterator[Argument]:
+def _kinds(record: type) -> Iterator[tuple[str, Any]]:
     for one in _parts(record):
         if is_dataclass(one.kind):
-            yield from _arguments(one.kind)  # type: ignore[arg-type]
+            yield from _kinds(one.kind)  # type: ignore[arg-type]
         else:
-            yield Argument(_name(one), one.kind, one.option)
+            yield _name(one), without_none(one.kind)
 
 
 def _parts(record: type) -> Iterator[Declared]:
@@ -98,18 +89,18 @@ def _made(base: Any, values: Mapping[str, Any]) -> Any:
         raise UsageError(_as_arguments(str(error), type(base))) from None
 
 
-def _typed(argument: Argument, value: Any) -> Any:
-    """A value as the harness parsed it, of the type of its argument."""
-    kind = without_none(argument.kind)
-    kind = str if get_origin(kind) is not None else kind
+def _typed(name: str, kind: Any, value: Any) -> Any:
+    """The value of an argument as the harness parsed it, of the argument's type."""
     if kind in (str, Path):
         return kind(str(value))
+    if get_origin(kind) is Literal:
+        return str(value)
     whole = isinstance(value, int) and not isinstance(value, bool)
     if (kind is bool and isinstance(value, bool)) or (kind is int and whole):
         return value
     if kind is float and (whole or isinstance(value, float)):
         return float(value)
-    raise UsageError(f"`{argument.name}` must be {_SAID[kind]}, not {value!r}.")
+    raise UsageError(f"`{name}` must be {_SAID[kind]}, not {value!r}.")
 
 
 def _refuse_idle(options: HarnessOptions, values: Mapping[str, Any]) -> None:

@@ -123,7 +123,9 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         """
         more = {name: value for name, value in (additional_config or {}).items() if value is not None}
         for name in more.keys() & arg_dict.keys():
-            raise UsageError(f"`{name}` is given twice: in `model_args` and by itself.")
+            raise UsageError(
+                f"`{name}` comes twice: give it as the harness's own argument (--{name}), not in `model_args`."
+            )
         return cls.of(options_of({**arg_dict, **more}))
 
     @classmethod
