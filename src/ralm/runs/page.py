@@ -1,7 +1,7 @@
 """Reports as self-contained pages.
 
-A page is a template with the data filled in, and the style that all pages share (page.css beside this file). It fetches
-nothing, and text in it is never treated as markup.
+A page is a template with the data filled in, and with the style and the functions that all pages share (page.css and
+page.js beside this file). It fetches nothing, and text in it is never treated as markup.
 """
 
 import html
@@ -15,7 +15,7 @@ from ralm.controls import one_line
 from ralm.runs.report import Report
 from ralm.runs.run import to_json
 
-_MARK: Final = re.compile(r"\{\{(?:title|style|data)\}\}")
+_MARK: Final = re.compile(r"\{\{(?:title|style|script|data)\}\}")
 
 
 def report_page(report: Report) -> str:
@@ -24,10 +24,11 @@ def report_page(report: Report) -> str:
 
 
 def page(package: str, template: str, title: str, data: JsonValue) -> str:
-    """A template of a package with its title, the shared style and the data filled in."""
+    """A template of a package with its title, the data, and what pages share filled in."""
     parts = {
         "{{title}}": html.escape(one_line(title)),
         "{{style}}": _text("ralm.runs", "page.css"),
+        "{{script}}": _text("ralm.runs", "page.js"),
         "{{data}}": to_json(data).replace("<", "\\u003c"),
     }
     # in one pass: the data may contain a mark
