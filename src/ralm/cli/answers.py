@@ -39,7 +39,7 @@ _CHOICE_METRICS = {
     "mean_of_subjects": ("mean of subjects", 100, ".1f"),
     **{category: (category, 100, ".1f") for category in CATEGORIES},
     "gold_log_prob": ("right choice", 1, ".2f"),
-    "brier_score": ("Brier score", 1, ".3f"),
+    "brier_score": ("Brier score", 1, ".2f"),
     "expected_calibration_error": ("ECE", 1, ".3f"),
     "confidence": ("confidence", 1, ".3f"),
 }
@@ -67,7 +67,8 @@ def print_choices(evaluation: ChoiceEvaluation, out: Path | None) -> None:
     summary = evaluation.summary()
     books = {name: _with_categories(summary.get(name)) for name in ("closed_book", "difference")}
     _print_books(_with_categories(summary) | books, evaluation.documents, _CHOICE_METRICS)
-    print_line("  accuracy in percent, with 95% intervals; right choice: natural logarithm of its probability")
+    explained = "; right choice: natural logarithm of its probability" if "gold_log_prob" in summary else ""
+    print_line(f"  accuracy in percent, with 95% intervals{explained}")
     notes = [f"{len(evaluation.rows):,} questions", f"chance {number(summary['chance']):.1%}"]
     if summary["no_choice"]:
         notes.append(f"{number(summary['no_choice']):,.0f} answers are no letter")
