@@ -110,8 +110,18 @@ def test_an_answer_does_not_depend_on_the_others(join: Any) -> None:
     assert [answer.text for _, answer, _ in scored] == alone
 
 
-def test_the_prompts_of_one_question_draw_apart() -> None:
-    """Two passages with the same text make equal prompts, which answer alike; a third answers for itself."""
+def test_other_prompts_draw_independently() -> None:
+    """The letters are as likely behind one question as behind the other: only the draws can differ."""
+    alike = [Question("1", "who is it?", ("ab",)), Question("2", "how is it?", ("ab",))]
+    options = AnswerOptions(new_tokens=12, temperature=1.0, stop=("-",))
+    one, other = answers(asked(questions=alike), options)
+    assert one.text != other.text
+    greedy, same = answers(asked(questions=alike), replace(options, temperature=0.0))
+    assert greedy.text == same.text
+
+
+def test_the_equal_prompts_of_one_question_answer_alike() -> None:
+    """Two passages with the same text make equal prompts; a third answers for itself."""
     same = [Passage(0, "0", "", "Hill."), Passage(1, "1", "", "Hill."), Passage(2, "2", "", "Hull.")]
     one = Asker(PROMPT, Bytes(), 300, Ensemble(documents=3, weights="uniform")).ask(
         QUESTIONS[0], [(number, 0.0) for number in range(3)], same

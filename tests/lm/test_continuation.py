@@ -13,6 +13,7 @@ from ralm.errors import ModelError
 from ralm.lm.local.continuation import CachedContinuations
 from ralm.lm.local.head import ChosenLogits
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.probe import keeps_rows
 from ralm.lm.local.replica import LOGITS_A_BATCH
 from ralm.records import FloatArray, IntArray, Pass
 from tests.tiny_models import FAMILIES, POSITIONS
@@ -122,7 +123,7 @@ def some_passes(texts: Sequence[IntArray], draw: np.random.Generator) -> list[Pa
 def check_scores(model: LocalLanguageModel, continuations: CachedContinuations, passes: Sequence[Pass]) -> None:
     for one, found_P in zip(passes, continuations.score(passes), strict=True):
         with torch.no_grad():
-            logits_NV = model.model(input_ids=torch.from_numpy(one.tokens_N)[None]).logits[0]
+            logits_NV = model.model(input_ids=torch.from_numpy(one.tokens_N[:-1])[None]).logits[0]
         expected_P = logits_NV.log_softmax(-1)[one.targets_P - 1, one.tokens_N[one.targets_P]]
         np.testing.assert_allclose(found_P, expected_P, rtol=1e-4, atol=1e-5)
 
@@ -141,6 +142,20 @@ def test_scores_between_steps_equal_those_of_whole_texts(model: LocalLanguageMod
             texts = [texts[3][:12], draw.integers(0, 250, size=3)]
     check_scores(model, continuations, [Pass(texts[0], np.array([1, 2, 7])), Pass(texts[1], np.arange(1, 3))])
     check(model.model, continuations, texts)
+
+
+def test_scores_behind_texts_of_which_one_fills_the_model(model: LocalLanguageModel) -> None:
+    """Padded to the longest rest, its positions would go beyond those of the model."""
+    full, short = np.arange(POSITIONS + 1), np.arange(20, 60)
+    passes = [Pass(full, np.array([POSITIONS])), Pass(short, np.arange(10, 40))]
+    check_scores(model, CachedContinuations(model.logits, POSITIONS), passes)
+
+
+def test_a_model_whose_scores_differ_is_read_anew(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert keeps_rows(model.logits, POSITIONS)
+    score = CachedContinuations.score
+    monkeypatch.setattr(CachedContinuations, "score", lambda *given: [one - 0.5 for one in score(*given)])
+    assert not keeps_rows(model.logits, POSITIONS)
 
 
 def test_scores_a_few_columns_at_a_time(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

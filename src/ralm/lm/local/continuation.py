@@ -92,7 +92,7 @@ class CachedContinuations:
             numbers_B = self._hold(
                 texts, max(len(one) - len(text) + 1 for one, text in zip(passes, texts, strict=True))
             )
-            found = dict(zip(numbers_B, self._read_targets([passes[number] for number in numbers_B]), strict=True))
+            found = dict(zip(numbers_B, self._read_rests([passes[number] for number in numbers_B]), strict=True))
         self._held = [texts[number][:-1] for number in numbers_B]
         return [found[number] for number in range(len(passes))]
 
@@ -162,9 +162,18 @@ class CachedContinuations:
         logits_BV = self._forward(last_B1[batch], torch.arange(len(lengths_B)), torch.zeros_like(lengths_B), **padding)
         return logits_BV.float().log_softmax(-1)
 
-    def _read_targets(self, passes: Sequence[Pass]) -> list[FloatArray]:
+    def _read_rests(self, passes: Sequence[Pass]) -> list[FloatArray]:
         """Read the rest of each pass behind its row, from the last token before its first target on; returns the
-        log-probabilities (float32, P) of its targets."""
+        log-probabilities (float32, P) of its targets. All are read together, or one by one if padding would make them
+        longer than the model reads."""
+        rest = max(len(one) - int(one.targets_P[0]) + 1 for one in passes)
+        together = rest + int(self._rows.lengths_B.max()) <= self._max_length
+        step = len(passes) if together else 1
+        batches = [slice(first, first + step) for first in range(0, len(passes), step)]
+        return [log_probs_P for batch in batches for log_probs_P in self._read_targets(passes[batch], batch)]
+
+    def _read_targets(self, passes: Sequence[Pass], batch: slice) -> list[FloatArray]:
+        """The log-probabilities of the targets of some rows."""
         counts = [len(one.targets_P) for one in passes]
         rests_BN = padded([one.tokens_N[one.targets_P[0] - 1 : -1] for one in passes])
         rest_B1 = torch.tensor([[len(one) - one.targets_P[0] + 1] for one in passes])
@@ -174,7 +183,7 @@ class CachedContinuations:
         found_P = torch.empty(len(row_P))
         for first, input_BN in self._columns(rests_BN):
             here = (column_P >= first) & (column_P < first + input_BN.shape[1])
-            padding = self._behind(first, input_BN.shape[1], rest_B1)
+            padding = self._behind(batch, first, input_BN.shape[1], rest_B1)
             logits_PV = self._forward(input_BN, row_P[here], column_P[here] - first, **padding)
             found_P[here] = torch.cat(
                 [found_P[:0], *(part.cpu() for part in target_log_probs(logits_PV, target_P[here]))]
@@ -183,23 +192,22 @@ class CachedContinuations:
         return np.split(found_P.numpy(), np.cumsum(counts)[:-1])
 
     def _columns(self, rests_BN: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """The rests of all rows, as many columns at a time as there is memory for logits, each with its first."""
+        """The rests of some rows, as many columns at a time as there is memory for logits, each with its first."""
         kind = self._logits.device.type
         logits = LOGITS_A_BATCH.get(kind, LOGITS_A_BATCH["cpu"])
         step = max(1, logits // self._logits.vocabulary // len(rests_BN))
         for first in range(0, rests_BN.shape[1], step):
             yield first, rests_BN[:, first : first + step]
 
-    def _behind(self, first: int, count: int, rest_B1: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Let the next pass continue all rows by `count` columns, `first` columns behind their ends; returns its
+    def _behind(self, batch: slice, first: int, count: int, rest_B1: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Let the next pass continue some rows by `count` columns, `first` columns behind their ends; returns its
         padding: on the left, and on the right behind the `rest_B1` tokens of a row."""
-        lengths_B1 = torch.from_numpy(self._rows.lengths_B)[:, None]
+        lengths_B1 = torch.from_numpy(self._rows.lengths_B[batch])[:, None]
         longest, end = int(lengths_B1.max()), self._rows.last
-        self._rows.extend_from(slice(0, len(lengths_B1)), end - longest, end + first)
+        self._rows.extend_from(batch, end - longest, end + first)
         columns_C = torch.arange(longest + first + count)
         mask_BC = (columns_C >= longest - lengths_B1) & (columns_C < longest + rest_B1)
-        positions_BN = lengths_B1 + torch.arange(first, first + count)
-        return self._padding(mask_BC, positions_BN.clamp(max=self._max_length - 1))
+        return self._padding(mask_BC, lengths_B1 + torch.arange(first, first + count))
 
     def _padding(self, mask_BC: torch.Tensor, positions_BN: torch.Tensor) -> dict[str, torch.Tensor]:
         """What tells the model which columns are not padding, and the position of each token."""

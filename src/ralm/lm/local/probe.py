@@ -18,9 +18,10 @@ from transformers import PreTrainedModel
 from ralm.errors import ModelError
 from ralm.lm.local.anew import ReadAnew
 from ralm.lm.local.continuation import CachedContinuations
+from ralm.lm.local.engine import lengths_read_apart
 from ralm.lm.local.files import first_line
 from ralm.lm.local.head import ChosenLogits
-from ralm.records import IntArray
+from ralm.records import IntArray, Pass
 
 _LENGTH: Final = 8
 """Tokens of a probe; fewer if the model cannot read as many."""
@@ -55,8 +56,8 @@ def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
 def keeps_rows(logits: ChosenLogits, max_length: int) -> bool:
     """Whether a model can continue from cached keys and values with the same probabilities as from the whole text.
 
-    Texts that grow, change and have different lengths are tried. The results differ for models that keep another kind
-    of state, such as state-space models, or that count positions by columns.
+    Texts that grow, change, are scored, and have different lengths are tried. The results differ for models that keep
+    another kind of state, such as state-space models, or that count positions by columns.
     """
     kept = _takes_rows(logits, max_length) and _agrees(logits, max_length)
     if not kept:
@@ -76,8 +77,10 @@ def _agrees(logits: ChosenLogits, max_length: int) -> bool:
     first = _texts(logits.model, [4, 6, 2], seed=0)
     grown = [np.append(text, text[0]) for text in first]
     changed = [grown[2], np.concatenate([grown[0][:3], grown[1][:4]]), np.append(grown[1], grown[0][1])]
+    scored = [] if lengths_read_apart(logits.model.config) else grown
     try:
-        return _apart(logits, max_length, [first, grown, changed]) <= _tolerance(logits.model)
+        apart = max(_apart(logits, max_length, [first, grown, changed]), _scores_apart(logits, max_length, scored))
+        return apart <= _tolerance(logits.model)
     except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception:  # noqa: BLE001  # a model family may fail in any way with a cache of another kind
@@ -93,6 +96,20 @@ def _apart(logits: ChosenLogits, max_length: int, calls: Sequence[Sequence[IntAr
     expected_BV = anew.next_tokens([text for texts in calls for text in texts]).log_probs_BC
     scale = np.abs(expected_BV - np.roll(expected_BV, 1, axis=0)).mean()
     return float(np.abs(found_BV - expected_BV).mean(-1).max() / max(scale, 1e-6))
+
+
+def _scores_apart(logits: ChosenLogits, max_length: int, texts: Sequence[IntArray]) -> float:
+    """The same for the scores of the second half of each text; 0 without texts."""
+    if not texts:
+        return 0.0
+    passes = [Pass(text, np.arange(len(text) // 2, len(text))) for text in texts]
+    found_P = np.concatenate(CachedContinuations(logits, max_length, _LENGTH).score(passes))
+    before = [one.tokens_N[:at] for one in passes for at in one.targets_P]
+    target_P = np.concatenate([one.tokens_N[one.targets_P] for one in passes])
+    anew_PV = ReadAnew(logits, max_length, _LENGTH).next_tokens(before).log_probs_BC
+    expected_P = anew_PV[np.arange(len(target_P)), target_P]
+    scale = np.abs(expected_P - np.roll(expected_P, 1)).mean()
+    return float(np.abs(found_P - expected_P).mean() / max(scale, 1e-6))
 
 
 def _texts(model: PreTrainedModel, lengths: Sequence[int], seed: int) -> list[IntArray]:
