@@ -39,7 +39,7 @@ def test_a_name_goes_to_every_record_that_has_it() -> None:
 def test_values_are_of_their_types_whatever_the_harness_makes_of_them() -> None:
     assert of("lm=7,index=2024").lm == "7"
     assert of("lm=7,index=2024").index == Path("2024")
-    assert of("lm=gpt2,index=none").index is None
+    assert options_of({"lm": "gpt2", "index": None}).index is None
 
 
 def test_dense_retrieval_asks_with_more_tokens() -> None:
