@@ -1,13 +1,20 @@
 """Prompts as tokens: special tokens, what is cut and in which order, and the question that is never cut."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from transformers import PreTrainedTokenizerFast
 
-from ralm.answering.prompt_tokens import Cut, PromptEncoder
+from ralm.answering.prompt_tokens import Cut, PromptEncoder, tokens_behind
 from ralm.answering.prompts import PromptText
 from ralm.errors import UsageError
+from ralm.lm.local.tokenization import ModelTokenizer
+from ralm.lm.tokenizer import full_tokenizer
 from ralm.records import IntArray, SpecialTokens
+from tests.tiny_models import byte_tokenizer
+from tests.tiny_tokenizers import llama_tokenizer
 
 
 class Letters:
@@ -71,3 +78,16 @@ def test_what_is_left_is_the_end(demonstrations: str, documents: str, question: 
     assert len(encoded.tokens) == min(room, 1 + len(text))
     dropped = len(text) - len(kept)
     assert encoded.cut == Cut(min(dropped, len(demonstrations)), max(0, dropped - len(demonstrations)))
+
+
+@pytest.mark.parametrize("make", [llama_tokenizer, lambda: byte_tokenizer(with_bos=True)])
+def test_an_answer_behind_a_prompt_has_the_tokens_of_the_whole_text(
+    make: Callable[[], PreTrainedTokenizerFast],
+) -> None:
+    """SentencePiece begins a text of its own with a space, which does not stand behind a prompt."""
+    tokenizer = ModelTokenizer(make())
+    first = full_tokenizer(tokenizer).special_tokens.before
+    for prompt, answer in (("question: who?\nanswer:", " the dog"), ("model:", "a"), ("a", "")):
+        tokens = np.concatenate([first, tokenizer.encode(prompt)])
+        behind = tokens_behind(tokens, answer, tokenizer)
+        assert [*tokens[len(first) :], *behind] == tokenizer.encode(prompt + answer).tolist()

@@ -1,6 +1,7 @@
 """Prompts against the published ones, and prompts of one's own."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,21 @@ def test_an_unknown_name_and_form(tmp_path: Path) -> None:
     with pytest.raises(QuestionFileError, match="question is 'upper'; it should be"):
         open_prompt(path)
     assert isinstance(prompt, QuestionPrompt)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("closed", "{documents} {question}", "closed has {documents}, which nothing is filled into there"),
+        ("document", "{text} {question}", "document has {question}"),
+        ("one", "{documents} {documents} {question}", "one has {documents} twice"),
+        ("chat", "yes", "chat is 'yes'; it should be true or false"),
+    ],
+)
+def test_places_that_nothing_fills(tmp_path: Path, name: str, text: str, said: str) -> None:
+    prompt = open_prompt(PROMPTS[1])
+    texts = {one: getattr(prompt, one) for one in ("closed", "one", "several", "document", "between")} | {name: text}
+    path = tmp_path / "own.toml"
+    path.write_text("".join(f"{one} = {json.dumps(value)}\n" for one, value in texts.items()))
+    with pytest.raises(QuestionFileError, match=re.escape(said)):
+        open_prompt(path)

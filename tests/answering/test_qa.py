@@ -17,7 +17,9 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.run import run_questions
+from ralm.answering.sources import GivenPassages
 from ralm.errors import QuestionFileError, UsageError
+from ralm.lm.journal import Journal
 from ralm.lm.local.options import ModelOptions
 from ralm.lm.named import load_language_model
 from ralm.lm.tokenizer import full_tokenizer
@@ -162,7 +164,7 @@ def test_a_question_among_the_demonstrations(model: WritingModel, join: Any) -> 
         assert one.judged.gold_log_prob == pytest.approx(other.judged.gold_log_prob, abs=1e-4)
     summary: Any = official.summary()
     assert summary["questions"] == 3
-    assert summary["exact_match"] == sum(row.judged.exact_match for row in official.rows[1:]) / 3
+    assert summary["exact_match"] == sum(bool(row.judged.exact_match) for row in official.rows[1:]) / 3
 
 
 def test_measures_are_those_of_the_rows(model: WritingModel) -> None:
@@ -269,3 +271,52 @@ def test_a_question_that_the_file_of_passages_lacks(model: WritingModel) -> None
         source.find(QUESTIONS, 1)
     with pytest.raises(UsageError, match="has no answer"):
         Asker(PROMPT, model.tokenizer, 100, None, [(Question("1", "known"), [])])
+
+
+def test_questions_without_gold_answers_are_answered_but_not_judged(model: WritingModel, tmp_path: Path) -> None:
+    asked = [*QUESTIONS[:2], Question("d", "who knows", ())]
+    evaluation = evaluate_questions(asked, model, PROMPT, source=Given(), baseline=True)
+    alone: Any = evaluate_questions(asked[:2], model, PROMPT, source=Given(), baseline=True).summary()
+    summary: Any = evaluation.summary()
+    assert summary["without_answers"] == 1
+    for name in ("exact_match", "token_match", "f1", "has_answer"):
+        assert summary[name] == pytest.approx(alone[name], abs=1e-6)
+    last = evaluation.rows[2].judged
+    assert (last.exact_match, last.token_match, last.f1, last.gold_log_prob) == (None, None, None, None)
+    run_questions(tmp_path / "run", asked, model, PROMPT, source=Given())
+    table = pq.read_table(tmp_path / "run" / "answers.parquet").to_pylist()
+    assert [row["exact_match"] is None for row in table] == [False, False, True]
+    assert "no gold answer" in ralm("report", tmp_path / "run").out
+
+
+def test_given_passages_of_questions_with_one_text() -> None:
+    paris, rome = (
+        Question(name, "What is the capital?", (name,), (RetrievedPassage(text=f"{name} is the capital."),))
+        for name in ("Paris", "Rome")
+    )
+    source = GivenPassages([paris, rome], {})
+    hits, passages = source.find([paris, rome], 1)
+    assert [passages[hits.of(row)[0][0]].text for row in range(2)] == ["Paris is the capital.", "Rome is the capital."]
+    with pytest.raises(QuestionFileError, match="several passages"):
+        source.find([Question("other", "What is the capital?")], 1)
+    unknown = Question("x", "Who?", (), paris.passages)
+    assert source.find([unknown], 1)[1][0].text == "Paris is the capital."  # those that it brings itself
+
+
+def test_an_answer_in_the_journal_ends_where_it_was_asked_to(model: WritingModel, tmp_path: Path) -> None:
+    asked = [Asker(PROMPT, model.tokenizer, 400).ask(QUESTIONS[0], [(0, 0.0)], PASSAGES)]
+    with Journal(tmp_path / "answers.journal") as journal:
+        for tokens in (2, 4):
+            [(_, answer)] = answer_all(asked, model, AnswerOptions(new_tokens=tokens, stop=("~",)), journal)
+            [(_, alone)] = answer_all(asked, model, AnswerOptions(new_tokens=tokens, stop=("~",)))
+            assert [one.token for one in answer.tokens] == [one.token for one in alone.tokens]
+            assert len(answer.tokens) == tokens
+
+
+def test_given_passages_are_read_with_the_named_fields(tmp_path: Path) -> None:
+    file = tmp_path / "own.json"
+    rows = [{"q": "who sings", "a": ["whales"], "ctxs": [{"text": "The whales sing."}]}]
+    file.write_text(json.dumps(rows))
+    fields = ("--question-field", "q", "--answers-field", "a")
+    found = ralm("qa", file, "--lm", "ralm-tiny", "--retrieved", file, *fields, "--new-tokens", 2, "--json")
+    assert json.loads(found.out)["has_answer"] == {"1": 1.0}

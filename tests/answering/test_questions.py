@@ -129,3 +129,9 @@ def test_published_files(path: tuple[str, ...], count: int, question: str, answe
     assert len(found) == count
     assert found[0].text == question
     assert answer in found[0].answers
+
+
+def test_aliases_that_are_one_text_are_one_answer(tmp_path: Path) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text(json.dumps({"question": "Who?", "answer": {"value": "United States", "aliases": "USA"}}) + "\n")
+    assert read_questions(file)[0].answers == ("United States", "USA")

@@ -148,3 +148,18 @@ def test_cached_requests_are_those_of_any_setting(
         for _ in range(2):
             assert answers("ralm", tasks, arguments, cache_requests=True) == expected
     assert any((tmp_path / "requests").iterdir())
+
+
+def test_draws_that_a_cache_would_make_equal_are_refused(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """The harness leaves requests out of its cache only for `do_sample=True`."""
+    ours = RalmLM.create_from_arg_obj({"lm": str(tiny_folders["bloom"])})
+    drawn = {"temperature": 0.8, "max_gen_toks": 3}
+    asked = [
+        Instance("generate_until", {}, ("The sea", more), 0, ("local", 0, 1))
+        for more in (drawn, {**drawn, "do_sample": True})
+    ]
+    kept = CachingLM(ours, str(tmp_path / "cache.db"))
+    with pytest.raises(UsageError, match="^`use_cache` would give every draw of a request the same answer"):
+        kept.generate_until(asked[:1])
+    assert len(kept.generate_until(asked[1:])) == 1
+    assert len(ours.generate_until(asked[1:])) == 1

@@ -16,7 +16,7 @@ import numpy as np
 
 from ralm.answering.likelihoods import Likelihood, likelihoods
 from ralm.answering.options import AnswerOptions, AnswerSemantics
-from ralm.answering.prompt_tokens import Cut, PromptEncoder
+from ralm.answering.prompt_tokens import Cut, PromptEncoder, tokens_behind
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.asking import check_length
@@ -269,7 +269,7 @@ def gold_log_probs(
     into `max_length` tokens (None: the model's).
     """
     longest = max_length or model.max_length
-    answers = [_gold_tokens(one.question, prompt, model.tokenizer) for one in asked]
+    answers = [_gold_tokens(one, prompt, model.tokenizer) for one in asked]
     fits = [
         0 < len(gold) <= longest + 1 - max((len(front.tokens) for front in one.fronts), default=longest + 1)
         for one, gold in zip(asked, answers, strict=True)
@@ -283,8 +283,10 @@ def _sum_and_count(gold: Likelihood) -> GoldScore:
     return gold.log_prob, gold.tokens
 
 
-def _gold_tokens(question: Question, prompt: QuestionPrompt, tokenizer: Tokenizer) -> IntArray:
-    return tokenizer.encode(prompt.answered(question.answers[0])) if question.answers else _NOTHING
+def _gold_tokens(asked: AskedQuestion, prompt: QuestionPrompt, tokenizer: Tokenizer) -> IntArray:
+    if not (asked.question.answers and asked.fronts):
+        return _NOTHING
+    return tokens_behind(asked.fronts[0].tokens, prompt.answered(asked.question.answers[0]), tokenizer)
 
 
 def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:
@@ -343,11 +345,16 @@ class _Writing:
         for key, drawn in zip(new, self._drawn(new) if new else [], strict=True):
             known[key] = drawn
             if self._journal is not None:
-                self._journal.add([(key, drawn)])
+                self._journal.add([(self._kept_as(key), drawn)])
         return [self._answer(fronts, known[key]) for key, fronts in zip(keys, texts, strict=True)]
 
     def _known(self, key: bytes) -> FloatArray | None:
-        return None if self._journal is None else self._journal.get(key)
+        return None if self._journal is None else self._journal.get(self._kept_as(key))
+
+    def _kept_as(self, key: bytes) -> bytes:
+        """The key of an answer in the journal: where an answer ends counts, too."""
+        ends = repr((self._options.new_tokens, self._options.stop))
+        return blake2b(key + ends.encode(), digest_size=_KEY_BYTES).digest()
 
     def _drawn(self, texts: Mapping[bytes, Sequence[Front]]) -> list[FloatArray]:
         """The tokens behind each group of prompts as numbers: of each token its id, its log-probability and the share

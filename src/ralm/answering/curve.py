@@ -118,9 +118,17 @@ def run_curve(
     check_numbers(numbers)
     check_output(Path(out), kind=KIND, force=force)
     check_plot()
-    reader = reader_of(max(1, *numbers)) if any(numbers) else None
-    config = questions_config(questions, model, prompt, source, reader, demonstrations, options, semantics)
-    config["numbers"] = list(numbers)
+    config = curve_config(
+        numbers,
+        questions,
+        model,
+        prompt,
+        source,
+        reader_of,
+        demonstrations=demonstrations,
+        options=options,
+        semantics=semantics,
+    )
     with kept_answers(out, config, force=force) as kept:
         curve = answer_curve(
             numbers,
@@ -136,6 +144,20 @@ def run_curve(
         )
         _write(Path(out), curve, config, force=force)
     return curve
+
+
+def curve_config(
+    numbers: Sequence[int],
+    questions: Sequence[Question],
+    model: WritingModel,
+    prompt: QuestionPrompt,
+    source: QuestionSource,
+    reader_of: Callable[[int], Reader] = several_in_context,
+    **how: Any,
+) -> dict[str, JsonValue]:
+    """Everything that determines a curve, by name; the reader is that of the largest number."""
+    reader = reader_of(max(1, *numbers))
+    return {**questions_config(questions, model, prompt, source, reader, **how), "numbers": [*numbers]}
 
 
 def _write(out: Path, curve: AnswerCurve, config: dict[str, JsonValue], *, force: bool) -> None:

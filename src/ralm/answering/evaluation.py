@@ -39,12 +39,12 @@ METRICS: Final = ("exact_match", "token_match", "f1", "gold_log_prob")
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Judged:
     """One answer and how it is judged: exact match, equal DPR tokens, F1; the natural log-probability of the first gold
-    answer and its tokens. None of the last two if the gold answer could not be scored."""
+    answer and its tokens. Without gold answers, none of them; the last two also not if it could not be scored."""
 
     answer: Answer
-    exact_match: bool
-    token_match: bool
-    f1: float
+    exact_match: bool | None
+    token_match: bool | None
+    f1: float | None
     gold_log_prob: float | None
     gold_tokens: int | None
 
@@ -77,11 +77,12 @@ class QuestionEvaluation:
         """The measures with 95% intervals over questions, as fractions; log-probabilities in nats a token."""
         found: dict[str, JsonValue] = {"questions": len(self.rows), **self._measures([row.judged for row in self.rows])}
         if self.documents:
-            ranks = [row.answer_at for row in self.rows]
+            ranks = [row.answer_at for row in self.rows if row.question.answers]
             found["has_answer"] = {
-                str(k): float(np.mean([rank is not None and rank <= k for rank in ranks]))
+                str(k): float(np.mean([rank is not None and rank <= k for rank in ranks])) if ranks else None
                 for k in range(1, self.documents + 1)
             }
+        found["without_answers"] = sum(not row.question.answers for row in self.rows)
         found["cut"] = sum(bool(row.cut) for row in self.rows)
         closed = [row.closed for row in self.rows if row.closed is not None]
         if closed:
@@ -116,13 +117,14 @@ class QuestionEvaluation:
 
 def _columns(judged: Sequence[Judged]) -> Mapping[str, tuple[NDArray[np.float64], IntArray]]:
     """For each metric the sum of every question and what it counts: 1, or the tokens of the gold answer."""
-    ones = np.ones(len(judged), dtype=np.int64)
     tokens = np.array([one.gold_tokens or 0 for one in judged], dtype=np.int64)
+    columns = {name: [getattr(one, name) for one in judged] for name in METRICS}
     return {
-        "exact_match": (np.array([float(one.exact_match) for one in judged]), ones),
-        "token_match": (np.array([float(one.token_match) for one in judged]), ones),
-        "f1": (np.array([one.f1 for one in judged]), ones),
-        "gold_log_prob": (np.array([one.gold_log_prob or 0.0 for one in judged]), tokens),
+        name: (
+            np.array([float(value or 0) for value in values]),
+            tokens if name == "gold_log_prob" else np.array([value is not None for value in values], dtype=np.int64),
+        )
+        for name, values in columns.items()
     }
 
 
@@ -199,12 +201,13 @@ def _judged(asked: Sequence[AskedQuestion], how: "_How", what: str) -> list[Judg
 
 def _judge(asked: AskedQuestion, answer: Answer, gold: GoldScore | None) -> Judged:
     """How an answer is judged; a question that was not asked is wrong, even where an empty answer would be right."""
+    known = bool(asked.question.answers)
     answers = asked.question.answers if asked.fronts else ()
     return Judged(
         answer=answer,
-        exact_match=exact_match(answer.text, answers),
-        token_match=token_match(answer.text, answers),
-        f1=f1(answer.text, answers),
+        exact_match=exact_match(answer.text, answers) if known else None,
+        token_match=token_match(answer.text, answers) if known else None,
+        f1=f1(answer.text, answers) if known else None,
         gold_log_prob=None if gold is None else gold[0],
         gold_tokens=None if gold is None else gold[1],
     )

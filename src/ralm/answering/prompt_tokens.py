@@ -18,6 +18,8 @@ from ralm.reading.beginning import first_tokens
 from ralm.records import IntArray
 
 _SAMPLE: Final = "Who?"
+_READ_BEHIND: Final = 8
+"""How many tokens of a prompt are read with a text that goes on behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +98,14 @@ def prompt_config(prompt: QuestionPrompt, tokenizer: Tokenizer) -> dict[str, Jso
     written = full_tokenizer(tokenizer).encode_chat(_SAMPLE) if prompt.chat else None
     template = None if written is None else blake2b(written[0].tobytes(), digest_size=8).hexdigest()
     return {**asdict(prompt), "chat_template": template}
+
+
+def tokens_behind(prompt: IntArray, text: str, tokenizer: Tokenizer) -> IntArray:
+    """The token ids (int64) of a text as it goes on behind a prompt (int64).
+
+    A text alone may have others: SentencePiece begins it with a space of its own.
+    """
+    before = tokenizer.decode(prompt[-_READ_BEHIND:])
+    begin, whole = tokenizer.encode(before), tokenizer.encode(before + text)
+    goes_on = np.array_equal(whole[: len(begin)], begin)
+    return whole[len(begin) :] if goes_on else tokenizer.encode(text)

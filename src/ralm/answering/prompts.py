@@ -37,6 +37,13 @@ _PLACES: Final = {
     "choice": ("letter", "choice"),
 }
 """What each text of a prompt must hold."""
+_MAY_HOLD: Final = {
+    "closed": ("choices",),
+    "one": ("choices",),
+    "several": ("choices",),
+    "document": ("title",),
+}
+"""What it may hold besides."""
 _ASKING: Final = ("closed", "one", "several")
 """The texts of a prompt that ask the question."""
 _CHOICES: Final = "{choices}"
@@ -160,20 +167,30 @@ def _parsed(content: str, where: str) -> QuestionPrompt:
     if missing := sorted(required - set(table)):
         raise QuestionFileError(f"{where} lacks {', '.join(missing)}.")
     for name, value in table.items():
-        if name == "chat":
-            if not isinstance(value, bool):
-                raise QuestionFileError(f"{where}: chat is {value!r}; it should be true or false.")
-            continue
-        if not isinstance(value, str):
-            raise QuestionFileError(f"{where}: {name} is not a text in quotes.")
-        if lacking := [place for place in _PLACES.get(name, ()) if f"{{{place}}}" not in value]:
-            raise QuestionFileError(f"{where}: {name} lacks {{{lacking[0]}}}.")
+        _check_value(name, value, where)
     _check_order(table, where)
     _check_choices(table, where)
     if table.get("question", "as it is") not in get_args(QuestionForm):
         forms = " or ".join(f'"{form}"' for form in get_args(QuestionForm))
         raise QuestionFileError(f"{where}: question is {table['question']!r}; it should be {forms}.")
     return QuestionPrompt(**table)
+
+
+def _check_value(name: str, value: object, where: str) -> None:
+    """Raise QuestionFileError if a value has another type, or if places in a text are missing or never filled."""
+    if name == "chat":
+        if not isinstance(value, bool):
+            raise QuestionFileError(f"{where}: chat is {value!r}; it should be true or false.")
+        return
+    if not isinstance(value, str):
+        raise QuestionFileError(f"{where}: {name} is not a text in quotes.")
+    held = _PLACE.findall(value)
+    if lacking := [place for place in _PLACES.get(name, ()) if place not in held]:
+        raise QuestionFileError(f"{where}: {name} lacks {{{lacking[0]}}}.")
+    if other := [place for place in held if place not in (*_PLACES.get(name, ()), *_MAY_HOLD.get(name, ()))]:
+        raise QuestionFileError(f"{where}: {name} has {{{other[0]}}}, which nothing is filled into there.")
+    if held.count("documents") > 1:
+        raise QuestionFileError(f"{where}: {name} has {{documents}} twice.")
 
 
 def _check_order(table: dict[str, str], where: str) -> None:

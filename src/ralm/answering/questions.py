@@ -238,7 +238,8 @@ def _listed(value: Any) -> list[Any] | None:
             return _listed(value["text"])
         values = [value[name] for name in _VALUES if name in value]
         aliases: Any = next((value[name] for name in _ALIASES if name in value), [])
-        return [*values, *aliases] if values and isinstance(aliases, Sequence) else None
+        listed = _listed(aliases) if isinstance(aliases, Sequence) else None
+        return None if listed is None or not values else [*values, *listed]
     if isinstance(value, Sequence):
         return list(value)
     return None

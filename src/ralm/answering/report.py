@@ -36,7 +36,7 @@ _READ: Final = {
     "cut_documents": pa.int64(),
     **_CLOSED,
 }
-_NULLABLE: Final = ("gold_log_prob", "gold_tokens", "answer_at", *_CLOSED)
+_NULLABLE: Final = ("exact_match", "token_match", "f1", "gold_log_prob", "gold_tokens", "answer_at", *_CLOSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,13 @@ from typing import Protocol, Self
 
 from pydantic import JsonValue
 
+from ralm.answering.options import QuestionFields
 from ralm.answering.questions import Question, read_questions
 from ralm.asking import ask
 from ralm.errors import QuestionFileError
 from ralm.pipeline.sources import FromRetriever, file_config
 from ralm.records import Hits, Passage, Passages
-from ralm.retrieval.retrieval_file import numbered_passages
+from ralm.retrieval.retrieval_file import RetrievedPassage, numbered_passages
 
 
 class QuestionSource(Protocol):
@@ -54,12 +55,12 @@ class GivenPassages:
     config: dict[str, JsonValue]
 
     @classmethod
-    def read(cls, file: Path | str) -> Self:
+    def read(cls, file: Path | str, fields: QuestionFields | None = None) -> Self:
         """The passages in a file of questions.
 
         Raises QuestionFileError if it is no such file, or if no question has passages.
         """
-        return cls.of_file(file, read_questions(file))
+        return cls.of_file(file, read_questions(file, fields))
 
     @classmethod
     def of_file(cls, file: Path | str, questions: Sequence[Question]) -> Self:
@@ -69,13 +70,26 @@ class GivenPassages:
         return cls(questions, file_config(Path(file)))
 
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
-        """Take the first k passages of each question from the file; QuestionFileError if a question is not there."""
-        by_text = {one.text: one.passages for one in self.questions}
-        for one in questions:
-            if one.text not in by_text:
-                raise QuestionFileError(f"the file of passages does not have question {one.id}: {one.text[:60]!r}.")
-        hits, passages = numbered_passages([by_text[one.text] for one in questions])
+        """Take the first k passages of each question from the file.
+
+        Raises QuestionFileError if a question is not there, or if its text is there twice with other passages, and no
+        id tells which is meant.
+        """
+        hits, passages = numbered_passages([self._of(one) for one in questions])
         return hits.first(k), passages
+
+    def _of(self, question: Question) -> Sequence[RetrievedPassage]:
+        """The passages of a question; those that it brings itself if the file does not have it."""
+        alike = [one for one in self.questions if one.text == question.text]
+        same = [one for one in alike if one.id == question.id] or alike
+        if not same and question.passages:
+            return question.passages
+        where = f"question {question.id}: {question.text[:60]!r}"
+        if not same:
+            raise QuestionFileError(f"the file of passages does not have {where}.")
+        if any(one.passages != same[0].passages for one in same):
+            raise QuestionFileError(f"the file of passages has several passages, by no id of a question, for {where}.")
+        return same[0].passages
 
 
 def found_passages(questions: Sequence[Question], source: QuestionSource | None, k: int) -> tuple[Hits, Passages]:

@@ -53,6 +53,8 @@ def print_answers(evaluation: QuestionEvaluation, out: Path | None) -> None:
     print_line("  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token")
     notes = [f"{len(evaluation.rows):,} questions"]
     held = summary.get("has_answer")
+    if summary["without_answers"]:
+        notes.append(f"{number(summary['without_answers']):,.0f} without gold answers, not judged")
     if isinstance(held, dict):
         notes.append("an answer is in the first " + ", ".join(f"{k}: {number(share):.1%}" for k, share in held.items()))
     if summary["cut"]:
@@ -196,7 +198,8 @@ def _verdict(judged: Mapping[str, Any]) -> str:
     said = one_line(judged["answer"]).strip() or "(nothing)"
     gold, tokens = judged["gold_log_prob"], judged["gold_tokens"]
     likely = f"; gold answer {gold / tokens:.2f} nats a token" if gold is not None and tokens else ""
-    return f"{said} ({'right' if judged['exact_match'] else 'wrong'}{likely})"
+    verdict = {None: "no gold answer", True: "right", False: "wrong"}[judged["exact_match"]]
+    return f"{said} ({verdict}{likely})"
 
 
 def _marked(text: str, spans: Sequence[Sequence[int]]) -> Text:

@@ -84,8 +84,7 @@ def ask(
     texts = read_asked(question, questions, "question")
     found = None if index is None else FromRetriever.of_index(index, retrieval)
     model = load_language_model(lm, model_options)
-    usual = "chat" if has_chat_template(model.tokenizer) else options.paper_prompt(reading)
-    chosen = open_prompt(prompt or usual)
+    chosen = open_prompt(prompt or ("chat" if has_chat_template(model.tokenizer) else options.paper_prompt(reading)))
     answerer = Answerer(
         model,
         chosen,

@@ -43,7 +43,14 @@ def curve(
     if not job.has_passages:
         raise UsageError("a curve reads passages: give `index` or `retrieved`.")
 
-    from ralm.answering.curve import KIND, answer_curve, check_numbers, run_curve, several_in_context
+    from ralm.answering.curve import (
+        KIND,
+        answer_curve,
+        check_numbers,
+        curve_config,
+        run_curve,
+        several_in_context,
+    )
     from ralm.cli.answers import print_curve
     from ralm.cli.output import print_cache, print_json
     from ralm.folders.outputs import check_output
@@ -65,7 +72,7 @@ def curve(
     else:
         made = run_curve(out, several, questions, model, prompt, source, force=force, **how)
     if json:
-        print_json({"rows": [*made.rows()]})
+        print_json({"rows": [*made.rows()], "config": curve_config(several, questions, model, prompt, source, **how)})
     else:
         print_curve(made, out)
     print_cache(asked.found)

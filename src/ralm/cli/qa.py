@@ -88,7 +88,7 @@ class QuestionJob(AskingJob):
             model=load_language_model(self.lm, self.model),
             prompt=prompt,
             found=found,
-            source=self.source(found, GivenPassages.read),
+            source=self.source(found, lambda file: GivenPassages.read(file, self.fields)),
             how={"demonstrations": shown, "options": self.answering, "semantics": self.semantics},
         )
 

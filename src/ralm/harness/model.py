@@ -247,6 +247,11 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             seed = (torch.initial_seed() + repeats[id(request)]) % MOST_SEEDS
             repeats[id(request)] += 1
             options = generation_options(request.args[1], self._plan, seed, bos=self._source is not None)
+            if self._cached and options.temperature > 0 and not request.args[1].get("do_sample"):
+                raise UsageError(
+                    "`use_cache` would give every draw of a request the same answer: set `do_sample` to True in "
+                    "`generation_kwargs`, which the cache leaves out, or leave out `use_cache`."
+                )
             grouped.setdefault(options, []).append(number)
         return grouped
 

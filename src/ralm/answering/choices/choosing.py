@@ -20,9 +20,10 @@ from ralm.answering.choices.questions import ChoiceQuestion
 from ralm.answering.likelihoods import Likelihood, likelihoods
 from ralm.answering.metrics import without_punctuation
 from ralm.answering.options import AnswerOptions, ChoiceOptions
-from ralm.answering.prompt_tokens import Cut
+from ralm.answering.prompt_tokens import Cut, PromptEncoder, tokens_behind
 from ralm.answering.prompts import QuestionPrompt
 from ralm.asking import check_length
+from ralm.bounds import MOST
 from ralm.errors import UsageError
 from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
@@ -134,13 +135,19 @@ class _ByLikelihood(ABC):
             log_probs_C=np.array([one.log_prob for one in found]),
             probabilities_C=_shares_of(np.array(worths)),
             shares={} if chosen is None else _by_passage(asked.fronts, found[chosen]),
-            cut=_cut(asked),
+            cut=asked.most_cut,
         )
 
     def _tokens(self, question: ChoiceQuestion) -> list[IntArray]:
         """The tokens of each choice behind the prompt; UsageError if the model cannot tell two choices apart."""
         texts = self.texts(question)
-        tokens = [self._scorer.tokenizer.encode(self._prompt.answered(text)) for text in texts]
+        tokenizer = self._scorer.tokenizer
+        asked = self._prompt.text(question.text, [], choices=question.choices)
+        prompt = PromptEncoder(tokenizer, MOST, chat=self._prompt.chat).encode(asked).tokens
+        tokens = [tokens_behind(prompt, self._prompt.answered(text), tokenizer) for text in texts]
+        for text, own in zip(texts, tokens, strict=True):
+            if len(own) == 0:
+                raise UsageError(f"choice {text!r} of question {question.id} has no tokens for {self._scorer.name}.")
         for one, other in combinations(sorted(set(_firsts(texts))), 2):
             if np.array_equal(tokens[one], tokens[other]):
                 raise UsageError(
@@ -200,7 +207,7 @@ class _ByWriting:
                 gold=question.gold,
                 answer=answers[number].text,
                 shares=answers[number].shares,
-                cut=_cut(one),
+                cut=one.most_cut,
             )
             for number, (question, one) in enumerate(asked)
         ]
@@ -232,11 +239,3 @@ def _by_passage(fronts: Sequence[Front], likelihood: Likelihood) -> dict[int, fl
     """The share of a text's probability that came from each passage, largest first."""
     shares = zip((front.passage for front in fronts), likelihood.shares_K.tolist(), strict=True)
     return dict(sorted(shares, key=lambda item: -item[1]))
-
-
-def _cut(asked: AskedQuestion) -> Cut:
-    """The most that was cut of the parts of a question's prompts."""
-    return Cut(
-        demonstrations=max(cut.demonstrations for cut in asked.cuts),
-        documents=max(cut.documents for cut in asked.cuts),
-    )

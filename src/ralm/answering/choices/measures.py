@@ -117,5 +117,7 @@ def _accuracy(accuracy_U: NDArray[np.float64]) -> dict[str, JsonValue]:
 
 
 def _mean_of_subjects(accuracy_U: NDArray[np.float64], subjects_U: NDArray[np.str_]) -> float:
-    """The mean of the accuracies of subjects: each counts the same, however many questions it has."""
-    return float(np.mean([accuracy_U[subjects_U == subject].mean() for subject in np.unique(subjects_U)]))
+    """The mean of the accuracies of subjects: each counts the same, however many questions it has. Questions without a
+    subject do not count, unless there are no others."""
+    subjects = [subject for subject in np.unique(subjects_U) if subject] or [""]
+    return float(np.mean([accuracy_U[subjects_U == subject].mean() for subject in subjects]))

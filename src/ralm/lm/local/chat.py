@@ -25,14 +25,16 @@ class ChatTemplate:
 
         Raises ModelError if the template fails, or changes more of the message than the white space around it.
         """
-        before, after = self._around
         written = self._written(message)
-        kept = written[len(before) : len(written) - len(after)]
-        if before + kept + after != written or kept.strip() != message.strip():
-            raise ModelError(
-                f"the chat template of this model changes the message {message[:40]!r}: choose another `prompt`."
-            )
-        return before, kept, after
+        for _ in range(2):  # a template may write the date, which changes at midnight
+            before, after = self._around
+            kept = written[len(before) : len(written) - len(after)]
+            if before + kept + after == written and kept.strip() == message.strip():
+                return before, kept, after
+            del self._around
+        raise ModelError(
+            f"the chat template of this model changes the message {message[:40]!r}: choose another `prompt`."
+        )
 
     @cached_property
     def _around(self) -> tuple[str, str]:

@@ -6,22 +6,23 @@ Works on text and token ids; knows nothing of the model's weights.
 import hashlib
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ralm.errors import ModelError, RalmWarning, TextError
 from ralm.lm.alignment import align
 from ralm.lm.local.chat import ChatTemplate
 from ralm.lm.local.cuts import Cuts
-from ralm.lm.local.files import check_tokenizer, loading_errors
+from ralm.lm.local.files import check_tokenizer, first_line, loading_errors
 from ralm.lm.pieces import Window, chunks_of, encode_in_pieces, join_pieces
 from ralm.records import EncodedPiece, IntArray, SpecialTokens
 
@@ -181,8 +182,10 @@ class ModelTokenizer:
                 add_generation_prompt=not goes_on,
                 continue_final_message=goes_on,
             )
-        except TemplateError as error:
-            raise ModelError(f"the chat template of the tokenizer refuses these messages: {error}") from None
+        except Exception as error:  # a template is a program of its own, with any error
+            raise ModelError(
+                f"the chat template of the tokenizer refuses these messages: {first_line(error)}"
+            ) from error
         return str(text)
 
     def chat_template(self, template: str | None = None) -> str:
@@ -202,6 +205,17 @@ class ModelTokenizer:
 
     def _read_as_text(self, text: str) -> tuple[IntArray, IntArray]:
         """The ids and spans of a text that holds no special tokens, only text that looks like them."""
+        added = set(self._tokenizer.get_added_vocab()) - set(self._tokenizer.all_special_tokens)
+        marks = [mark for mark in added if len(mark) > 1 and mark in text]  # would be read as one token: cut inside
+        cuts = sorted({found.start() + 1 for mark in marks for found in re.finditer(re.escape(mark), text)})
+        parts = [self._read_part(text[begin:end]) for begin, end in pairwise([0, *cuts, len(text)])]
+        spans_N2 = np.concatenate(
+            [spans + begin for (_, spans), begin in zip(parts, [0, *cuts], strict=True)], dtype=np.int64
+        )
+        return np.concatenate([ids for ids, _ in parts]), spans_N2
+
+    def _read_part(self, text: str) -> tuple[IntArray, IntArray]:
+        """The ids and spans of a text without special tokens."""
         as_text: Any = {"add_special_tokens": False, "split_special_tokens": True}
         if not self._tokenizer.is_fast:
             tokens = np.array(self._tokenizer.encode(text, **as_text), dtype=np.int64)
