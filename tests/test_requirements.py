@@ -12,8 +12,8 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 PINNED_ELSEWHERE = {"torch"}
 IMPORTED_AS = {"pystemmer": "Stemmer", "faiss-cpu": "faiss", "python-docx": "docx"}
-NEVER_IMPORTED = {"accelerate"}
-"""transformers imports it."""
+NEVER_IMPORTED = {"accelerate", "jinja2"}
+"""transformers imports them."""
 
 
 def declared() -> list[Requirement]:
