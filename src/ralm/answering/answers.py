@@ -24,7 +24,7 @@ from ralm.errors import UsageError
 from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
 from ralm.lm.shared import SharedCache
-from ralm.pipeline.decoding import Decoder
+from ralm.pipeline.decoding import Decoder, pieces_of
 from ralm.pipeline.options import GenerationOptions, Sampling
 from ralm.pipeline.prompt_rows import PromptState
 from ralm.pipeline.reading import fronts_of
@@ -242,14 +242,9 @@ def stream_answer(
     """The answer to one question, piece by piece, drawn from the average over its prompts for every token."""
     options = options or AnswerOptions()
     decoder = _decoder(model, options)
-    number = decoder.add(PromptState(_NOTHING, None, asked.fronts), _generator(_key(asked.fronts, options)))
+    decoder.add(PromptState(_NOTHING, None, asked.fronts), _generator(_key(asked.fronts, options)))
     text = StoppedText(asked.fronts[0].tokens, model.tokenizer, options.stop)
-    while decoder.unfinished:
-        for _, token in decoder.step():
-            yield from text.add(token)
-            if text.found:
-                decoder.end(number)
-    yield from text.rest()
+    return (piece for _, piece in pieces_of(decoder, [text]))
 
 
 def _texts(asked: AskedQuestion, options: AnswerOptions) -> list[Sequence[Front]]:

@@ -13,7 +13,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import regex
@@ -76,7 +76,7 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
     Answers without tokens are in no text.
     """
     held = dpr_tokens(text)
-    return any(_holds(held, dpr_tokens(answer)) for answer in answers)
+    return any(True for answer in answers for _ in _places(held, dpr_tokens(answer)))
 
 
 def answer_spans(text: str, answers: Iterable[str]) -> list[tuple[int, int]]:
@@ -85,13 +85,8 @@ def answer_spans(text: str, answers: Iterable[str]) -> list[tuple[int, int]]:
     Empty where `has_answer` says no. Places may overlap.
     """
     tokens, spans = _dpr_tokens_with_spans(text)
-    found = set()
-    for wanted in map(dpr_tokens, answers):
-        size = len(wanted)
-        for begin in range(len(tokens) - size + 1 if size else 0):
-            if tokens[begin : begin + size] == wanted:
-                found.add((spans[begin][0], spans[begin + size - 1][1]))
-    return sorted(found)
+    wanted = map(dpr_tokens, answers)
+    return sorted({(spans[begin][0], spans[end - 1][1]) for one in wanted for begin, end in _places(tokens, one)})
 
 
 def _dpr_tokens_with_spans(text: str) -> tuple[list[str], list[tuple[int, int]]]:
@@ -104,11 +99,12 @@ def _dpr_tokens_with_spans(text: str) -> tuple[list[str], list[tuple[int, int]]]
     return [place[0].lower() for place in places], spans
 
 
-def _holds(held: Sequence[str], wanted: Sequence[str]) -> bool:
+def _places(held: Sequence[str], wanted: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Where the wanted tokens stand among others, one after the other; nowhere if there are none."""
     size = len(wanted)
-    return size > 0 and any(
-        held[begin] == wanted[0] and held[begin : begin + size] == wanted for begin in range(len(held) - size + 1)
-    )
+    for begin in range(len(held) - size + 1 if size else 0):
+        if held[begin] == wanted[0] and held[begin : begin + size] == wanted:
+            yield begin, begin + size
 
 
 def has_substring(text: str, answers: Iterable[str]) -> bool:

@@ -125,11 +125,20 @@ def questions_config(
     return {
         "questions": _identified(questions),
         "demonstrations": _identified(demonstrations),
+        **asking_config(model, prompt, source, reader),
+        "options": {**asdict(options), "stop": list(options.stop), "semantics": semantics},
+    }
+
+
+def asking_config(
+    model: WritingModel, prompt: QuestionPrompt, source: QuestionSource | None, reader: Reader | None
+) -> dict[str, JsonValue]:
+    """What is asked, with which passages and in which prompt, by name."""
+    return {
         "model": config_of(model, "language model"),
         "passages": None if source is None else source.config,
         "reader": None if source is None else config_of(reader or InContext(), "reader"),
         "prompt": prompt_config(prompt, model.tokenizer),
-        "options": {**asdict(options), "stop": list(options.stop), "semantics": semantics},
     }
 
 

@@ -75,21 +75,24 @@ class GivenPassages:
         Raises QuestionFileError if a question is not there, or if its text is there twice with other passages, and no
         id tells which is meant.
         """
-        hits, passages = numbered_passages([self._of(one) for one in questions])
+        by_text: dict[str, list[Question]] = {}
+        for one in self.questions:
+            by_text.setdefault(one.text, []).append(one)
+        hits, passages = numbered_passages([_given_to(one, by_text.get(one.text, [])) for one in questions])
         return hits.first(k), passages
 
-    def _of(self, question: Question) -> Sequence[RetrievedPassage]:
-        """The passages of a question; those that it brings itself if the file does not have it."""
-        alike = [one for one in self.questions if one.text == question.text]
-        same = [one for one in alike if one.id == question.id] or alike
-        if not same and question.passages:
-            return question.passages
-        where = f"question {question.id}: {question.text[:60]!r}"
-        if not same:
-            raise QuestionFileError(f"the file of passages does not have {where}.")
-        if any(one.passages != same[0].passages for one in same):
-            raise QuestionFileError(f"the file of passages has several passages, by no id of a question, for {where}.")
-        return same[0].passages
+
+def _given_to(question: Question, alike: Sequence[Question]) -> Sequence[RetrievedPassage]:
+    """The passages of a question, of those in the file that have its text; without any, those that it brings itself."""
+    same = [one for one in alike if one.id == question.id] or alike
+    if not same and question.passages:
+        return question.passages
+    where = f"question {question.id}: {question.text[:60]!r}"
+    if not same:
+        raise QuestionFileError(f"the file of passages does not have {where}.")
+    if any(one.passages != same[0].passages for one in same):
+        raise QuestionFileError(f"the file of passages has several passages, by no id of a question, for {where}.")
+    return same[0].passages
 
 
 def found_passages(questions: Sequence[Question], source: QuestionSource | None, k: int) -> tuple[Hits, Passages]:

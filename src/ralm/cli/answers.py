@@ -14,7 +14,7 @@ from rich.text import Text
 from ralm.answering.choices.evaluation import ChoiceEvaluation
 from ralm.answering.choices.subjects import CATEGORIES
 from ralm.answering.curve import PLOT, TABLE, AnswerCurve
-from ralm.answering.evaluation import QuestionEvaluation
+from ralm.answering.evaluation import METRICS, QuestionEvaluation
 from ralm.answering.report import AnswersReport
 from ralm.answering.sourced import SourcedAnswer
 from ralm.cli.messages import note
@@ -57,9 +57,7 @@ def print_answers(evaluation: QuestionEvaluation, out: Path | None) -> None:
         notes.append(f"{number(summary['without_answers']):,.0f} without gold answers, not judged")
     if isinstance(held, dict):
         notes.append("an answer is in the first " + ", ".join(f"{k}: {number(share):.1%}" for k, share in held.items()))
-    if summary["cut"]:
-        notes.append(f"{number(summary['cut']):,.0f} prompts did not fit and were cut at the beginning")
-    print_line("  " + "; ".join(notes))
+    _print_notes(notes, summary)
     if out is not None:
         print_line(f"Every question with its answer and passages: {out}/answers.parquet")
 
@@ -74,11 +72,16 @@ def print_choices(evaluation: ChoiceEvaluation, out: Path | None) -> None:
     notes = [f"{len(evaluation.rows):,} questions", f"chance {number(summary['chance']):.1%}"]
     if summary["no_choice"]:
         notes.append(f"{number(summary['no_choice']):,.0f} answers are no letter")
-    if summary["cut"]:
-        notes.append(f"{number(summary['cut']):,.0f} prompts did not fit and were cut at the beginning")
-    print_line("  " + "; ".join(notes))
+    _print_notes(notes, summary)
     if out is not None:
         print_line(f"By subject: {out}/summary.json; every question with its choices: {out}/choices.parquet")
+
+
+def _print_notes(notes: Sequence[str], summary: Mapping[str, JsonValue]) -> None:
+    """Print what is to know of a table, and how many prompts were cut."""
+    cut = number(summary["cut"])
+    said = [f"{cut:,.0f} prompts did not fit and were cut at the beginning"] if cut else []
+    print_line("  " + "; ".join([*notes, *said]))
 
 
 def print_curve(curve: AnswerCurve, out: Path | None) -> None:
@@ -88,12 +91,12 @@ def print_curve(curve: AnswerCurve, out: Path | None) -> None:
     for label, _, _ in _ANSWER_METRICS.values():
         table.add_column(label, justify="right")
     table.add_column("has answer", justify="right")
-    evaluations = curve.evaluations.items()
-    for (documents, evaluation), row in zip(evaluations, curve.rows(), strict=True):
-        summary = evaluation.summary()
-        cells = [_with_interval(summary, name, factor, form) for name, (_, factor, form) in _ANSWER_METRICS.items()]
-        held = "" if row["has_answer"] is None else f"{number(row['has_answer']):.1%}"
-        table.add_row(str(documents), *cells, held)
+    for row in curve.rows():
+        ends: dict[str, JsonValue] = {f"{name}_interval": [row[f"{name}_low"], row[f"{name}_high"]] for name in METRICS}
+        known = {name: value for name, value in row.items() if value is not None} | ends
+        cells = [_with_interval(known, name, factor, form) for name, (_, factor, form) in _ANSWER_METRICS.items()]
+        held = f"{number(row['has_answer']):.1%}" if "has_answer" in known else ""
+        table.add_row(str(row["documents"]), *cells, held)
     Console(file=sys.stdout, highlight=False).print(table)
     print_line("  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token")
     if out is not None:

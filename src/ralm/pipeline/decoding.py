@@ -7,8 +7,9 @@ All fronts of all texts are read together. Works on token ids; knows nothing of 
 Shapes: K fronts of a text, V vocabulary, C tokens that a model gives.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -18,8 +19,9 @@ from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.prompt_rows import PromptState
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import mixture, posterior
-from ralm.reading.pieces import GeneratedToken
+from ralm.reading.pieces import GeneratedText, GeneratedToken
 from ralm.reading.sampling import sample
+from ralm.reading.stop import StoppedText
 from ralm.records import FloatArray, IntArray
 
 
@@ -120,6 +122,29 @@ class Decoder:
             )
         order = np.argsort(ids_KC, axis=1)
         return np.take_along_axis(log_probs_KC, order, axis=1), np.take_along_axis(ids_KC, order, axis=1)
+
+
+class Writes(Protocol):
+    """What continues texts, one token each per step, such as a `Decoder`."""
+
+    def step(self) -> list[tuple[int, GeneratedToken]]:
+        """The next token of every text that goes on, with the text's number; empty once all have ended."""
+
+    def end(self, number: int) -> None:
+        """Stop continuing this text."""
+
+
+def pieces_of(writer: Writes, texts: Sequence[StoppedText]) -> Iterator[tuple[int, GeneratedText]]:
+    """What is written, piece by piece, each with the number of its text, up to the stop strings."""
+    while written := writer.step():
+        for number, token in written:
+            for piece in texts[number].add(token):
+                yield number, piece
+            if texts[number].found:
+                writer.end(number)
+    for number, text in enumerate(texts):
+        for piece in text.rest():
+            yield number, piece
 
 
 @dataclass(frozen=True, slots=True, eq=False)

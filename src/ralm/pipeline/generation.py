@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ralm.asking import ask, check_length
 from ralm.errors import UsageError
-from ralm.pipeline.decoding import Decoder
+from ralm.pipeline.decoding import Decoder, pieces_of
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.prompt_rows import PromptRows, PromptState
 from ralm.pipeline.reading import check_room, chosen, fronts_of, hits_wanted
@@ -78,22 +78,7 @@ def generate_many(
     writer = TokenWriter(model, options, source, reader=reader, reranker=reranker)
     for text, prompt in zip(tokens, given, strict=True):
         writer.add(text, prompt.query)
-    return _as_text(writer, tokens, model, options)
-
-
-def _as_text(
-    writer: "TokenWriter", prompts: Sequence[IntArray], model: WritingModel, options: GenerationOptions
-) -> Iterator[tuple[int, GeneratedText]]:
-    texts = [StoppedText(prompt, model.tokenizer, options.stop) for prompt in prompts]
-    while written := writer.step():
-        for number, token in written:
-            for piece in texts[number].add(token):
-                yield number, piece
-            if texts[number].found:
-                writer.end(number)
-    for number, text in enumerate(texts):
-        for piece in text.rest():
-            yield number, piece
+    return pieces_of(writer, [StoppedText(text, model.tokenizer, options.stop) for text in tokens])
 
 
 class TokenWriter:

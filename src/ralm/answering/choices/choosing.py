@@ -99,6 +99,8 @@ class _ByLikelihood(ABC):
         self._prompt = prompt
         self._scorer = scorer
         self._length = length
+        self._encoder = PromptEncoder(scorer.tokenizer, MOST, chat=prompt.chat)
+        self._known: dict[tuple[str, tuple[str, ...]], list[IntArray]] = {}
 
     @abstractmethod
     def texts(self, question: ChoiceQuestion) -> Sequence[str]:
@@ -139,11 +141,17 @@ class _ByLikelihood(ABC):
         )
 
     def _tokens(self, question: ChoiceQuestion) -> list[IntArray]:
-        """The tokens of each choice behind the prompt; UsageError if the model cannot tell two choices apart."""
+        """The tokens of each choice behind the prompt, found once for a question; UsageError if the model cannot tell
+        two choices apart."""
+        key = question.text, question.choices
+        if key not in self._known:
+            self._known[key] = self._found(question)
+        return self._known[key]
+
+    def _found(self, question: ChoiceQuestion) -> list[IntArray]:
         texts = self.texts(question)
         tokenizer = self._scorer.tokenizer
-        asked = self._prompt.text(question.text, [], choices=question.choices)
-        prompt = PromptEncoder(tokenizer, MOST, chat=self._prompt.chat).encode(asked).tokens
+        prompt = self._encoder.encode(self._prompt.text(question.text, [], choices=question.choices)).tokens
         tokens = [tokens_behind(prompt, self._prompt.answered(text), tokenizer) for text in texts]
         for text, own in zip(texts, tokens, strict=True):
             if len(own) == 0:

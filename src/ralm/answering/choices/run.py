@@ -22,14 +22,11 @@ from ralm.answering.choices.evaluation import ChoiceEvaluation, ChosenQuestion, 
 from ralm.answering.choices.questions import ChoiceQuestion
 from ralm.answering.choices.subjects import category_of
 from ralm.answering.options import ChoiceOptions
-from ralm.answering.prompt_tokens import prompt_config
 from ralm.answering.prompts import QuestionPrompt
-from ralm.answering.run import PASSAGES, identified, kept_answers, passage_table, write_tables
+from ralm.answering.run import PASSAGES, asking_config, identified, kept_answers, passage_table, write_tables
 from ralm.answering.sources import QuestionSource
-from ralm.asking import config_of
 from ralm.folders.outputs import check_output
 from ralm.protocols import Reader, WritingModel
-from ralm.reading.in_context import InContext
 
 KIND: Final = "choices"
 FORMAT_VERSION: Final = 1
@@ -100,10 +97,7 @@ def choices_config(
     return {
         "questions": _identified(questions),
         "demonstrations": _identified(demonstrations),
-        "model": config_of(model, "language model"),
-        "passages": None if source is None else source.config,
-        "reader": None if source is None else config_of(reader or InContext(), "reader"),
-        "prompt": prompt_config(prompt, model.tokenizer),
+        **asking_config(model, prompt, source, reader),
         "options": asdict(options or ChoiceOptions()),
     }
 

@@ -1,10 +1,11 @@
-"""The chat template of a tokenizer: what it writes around a message of the user.
+"""The chat template of a tokenizer: messages as text, and what it writes around a message of the user.
 
 Works on text; knows nothing of token ids or models.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
@@ -45,7 +46,12 @@ class ChatTemplate:
 
     def _written(self, message: str) -> str:
         chat = [{"role": "user", "content": message}]
-        try:
-            return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
-        except Exception as error:  # a template is a program of its own, with any error
-            raise ModelError(f"the chat template of this model fails: {first_line(error)}") from error
+        return write_chat(self._tokenizer, chat, "the chat template of this model fails", add_generation_prompt=True)
+
+
+def write_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], failure: str, **how: Any) -> str:
+    """Messages as the tokenizer's chat template writes them; ModelError, which begins with `failure`, if it fails."""
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
+    except Exception as error:  # a template is a program of its own, with any error
+        raise ModelError(f"{failure}: {first_line(error)}") from error

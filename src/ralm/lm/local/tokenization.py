@@ -20,9 +20,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ralm.errors import ModelError, RalmWarning, TextError
 from ralm.lm.alignment import align
-from ralm.lm.local.chat import ChatTemplate
+from ralm.lm.local.chat import ChatTemplate, write_chat
 from ralm.lm.local.cuts import Cuts
-from ralm.lm.local.files import check_tokenizer, first_line, loading_errors
+from ralm.lm.local.files import check_tokenizer, loading_errors
 from ralm.lm.pieces import Window, chunks_of, encode_in_pieces, join_pieces
 from ralm.records import EncodedPiece, IntArray, SpecialTokens
 
@@ -173,20 +173,14 @@ class ModelTokenizer:
         The text ends where the model's answer begins; with `goes_on`, in the middle of the last message. Raises
         ModelError if the tokenizer has no such template, or if the template refuses the messages.
         """
-        wording = self.chat_template(template)
-        try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(one) for one in messages],
-                chat_template=wording,
-                tokenize=False,
-                add_generation_prompt=not goes_on,
-                continue_final_message=goes_on,
-            )
-        except Exception as error:  # a template is a program of its own, with any error
-            raise ModelError(
-                f"the chat template of the tokenizer refuses these messages: {first_line(error)}"
-            ) from error
-        return str(text)
+        return write_chat(
+            self._tokenizer,
+            [dict(one) for one in messages],
+            "the chat template of the tokenizer refuses these messages",
+            chat_template=self.chat_template(template),
+            add_generation_prompt=not goes_on,
+            continue_final_message=goes_on,
+        )
 
     def chat_template(self, template: str | None = None) -> str:
         """The chat template, or the one named `template`; ModelError if the tokenizer does not have it."""
