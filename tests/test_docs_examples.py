@@ -13,18 +13,25 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from ralm.lm.named import load_local_model
+from tests.api.backings import OfModel
+from tests.api.dialects.vllm import VLLM
+from tests.api.scripted_server import ScriptedServer
 from tests.cli.program import ralm
 from tests.tiny_encoders import save_tiny_bert
 from tests.tiny_models import save_tiny_model
 
 ROOT = Path(__file__).parents[1]
 GENERATED = ("command-line.md", "python-api.md")
+SERVER = "http://localhost:8000"
+"""Where the examples have a model behind an API, called gpt2."""
 MOST_EXCLUDED = 7
 """Blocks that may be excluded, on all pages together."""
 BLOCK = re.compile(
@@ -62,7 +69,7 @@ def commands(code: str) -> Iterator[list[str]]:
     """The arguments of every `ralm` command of a shell block."""
     for line in code.replace("\\\n", " ").splitlines():
         for command in line.split("&&"):
-            words = shlex.split(command, comments=True)
+            words = shlex.split(re.sub(r"(^|\s)#.*", "", command))  # a # inside of a word begins no comment
             if words[:1] == ["ralm"]:
                 yield words[1:]
 
@@ -110,17 +117,28 @@ def test_the_examples_of_a_page_run(
 ) -> None:
     shutil.copytree(what_examples_read, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("RALM_CACHE", str(tmp_path / "cache"))
     variables: dict[str, object] = {"__name__": "__main__"}
-    for block in PAGES[page]:
-        if block.reason:
-            continue
-        if block.language == "python":
-            exec(compile(block.code, page, "exec"), variables)
-        else:
-            for arguments in commands(block.code):
-                make_room(arguments)
-                answer = ralm(*arguments)
-                assert answer.status == 0, f"{page}: ralm {shlex.join(arguments)}\n{answer.err}"
+    with served(PAGES[page]) as run_blocks:
+        for block in run_blocks:
+            if block.language == "python":
+                exec(compile(block.code, page, "exec"), variables)
+            else:
+                for arguments in commands(block.code):
+                    make_room(arguments)
+                    answer = ralm(*arguments)
+                    assert answer.status == 0, f"{page}: ralm {shlex.join(arguments)}\n{answer.err}"
+
+
+@contextmanager
+def served(found: list[Block]) -> Iterator[list[Block]]:
+    """The blocks of a page that run; those that name a server ask one that has started here."""
+    found = [block for block in found if not block.reason]
+    if not any(SERVER in block.code for block in found):
+        yield found
+        return
+    with ScriptedServer(OfModel(load_local_model("gpt2")), VLLM(), model="gpt2") as server:
+        yield [replace(block, code=block.code.replace(SERVER, server.root)) for block in found]
 
 
 def make_room(arguments: list[str]) -> None:

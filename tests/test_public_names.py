@@ -11,6 +11,7 @@ NAMES = """
 AnswerOptions
 AnswerSource
 Answerer
+ApiOptions
 AskedRetriever
 BM25
 BM25Options

@@ -19,8 +19,8 @@ from tests.training.made_signals import save_signals
 
 ROOT = Path(__file__).parents[1]
 OF_EXTRAS = frozenset(
-    "accelerate datasets faiss huggingface_hub lm_eval matplotlib safetensors sentence_transformers tokenizers "
-    "torch transformers".split()
+    "accelerate datasets faiss httpx2 huggingface_hub lm_eval matplotlib openai safetensors sentence_transformers "
+    "tiktoken tokenizers torch transformers".split()
 )
 LIBRARY = ["the library"]
 """Stands for `use_the_library` among the commands."""

@@ -38,8 +38,9 @@ from .errors import RalmError as RalmError, RalmWarning as RalmWarning
 from .evaluation.measures import Measures as Measures
 from .evaluation.perplexity import Evaluation as Evaluation, evaluate_text as evaluate_text
 from .evaluation.sweep import SweepPoint as SweepPoint, sweep as sweep
-from .lm.local.options import ModelOptions as ModelOptions
+from .lm.api.options import ApiOptions as ApiOptions
 from .lm.named import load_language_model as load_language_model
+from .lm.options import ModelOptions as ModelOptions
 from .lm.scoring import Scorer as Scorer
 from .pipeline.generation import (
     Prompt as Prompt,

@@ -53,6 +53,12 @@ def check_length(model: LanguageModel, max_length: int) -> None:
         )
 
 
+def tells_scores(model: LanguageModel) -> bool:
+    """Whether a model tells the log-probabilities of given texts; some servers tell only what they write."""
+    tier = getattr(getattr(model, "model", model), "tier", "all")
+    return getattr(model, "bounds", None) is None and tier != "text"
+
+
 def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str:
     """What is wrong with hits; empty if they are valid."""
     if not isinstance(hits, Hits):

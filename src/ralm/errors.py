@@ -24,6 +24,8 @@ message and exits with `exit_status`. A traceback is always a bug in ralm.
     |   +-- RerankerError        a reranker returned invalid hits, or hits that it was not given
     |   +-- ReaderError          a reader returned invalid fronts or weights
     +-- ModelError               a language model, encoder or tokenizer cannot be loaded or used as asked
+    |   +-- ServerError          a model's server refused a request, went away, or answered with something else
+    +-- BudgetError              what may be asked or spent is used up; what was done is kept
     +-- MissingExtraError        an optional dependency is not installed
 
 `RalmWarning` is a warning that readers of a figure should see.
@@ -104,6 +106,31 @@ class WorkerError(RalmError):
 
 class ModelError(RalmError):
     """A language model, an encoder or a tokenizer cannot be loaded or used as asked."""
+
+
+class ServerError(ModelError):
+    """A model's server refused a request, went away, or answered with something else than its API says.
+
+    `status` is the HTTP status of its answer, or None if there was none.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def says_no(self) -> bool:
+        """Whether the server is there and answers, but not what it was asked."""
+        return self.status is not None and self.status not in (401, 403, 408, 409, 429) and not self.fails
+
+    @property
+    def fails(self) -> bool:
+        """Whether the server is there and fails, perhaps only now: some answer so to what they do not know."""
+        return self.status is not None and self.status >= 500
+
+
+class BudgetError(RalmError):
+    """What may be asked or spent is used up; what was done is kept, and a larger budget goes on from there."""
 
 
 class PartError(RalmError):

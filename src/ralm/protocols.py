@@ -90,10 +90,11 @@ class LanguageModel(Protocol):
     Scoring is enough for evaluation, reranking and ensembles over a text. `ralm.lm.scoring.Scorer` merges requests into
     passes, caches scores and checks what a model returns, so that a model does not have to.
 
-    A model may have two more members. `merges_prefixes` (bool) says whether the scores of a pass that is a prefix of
+    A model may have three more members. `merges_prefixes` (bool) says whether the scores of a pass that is a prefix of
     another may be taken from the longer one. The default, True, is right for every causal model except those that read
     a token differently depending on how many tokens follow it (LongRoPE). `vocabulary` (int) is the number of token
-    ids of the model; if it is given, ids outside of this range are rejected before the model is called.
+    ids of the model; if it is given, ids outside of this range are rejected before the model is called. `bounds`, if it
+    is not None, are two models whose scores are lower and upper bounds of those that this model cannot give.
     """
 
     @property
@@ -120,7 +121,7 @@ class LanguageModel(Protocol):
         """
 
 
-Tier: TypeAlias = Literal["all", "chosen", "likeliest"]
+Tier: TypeAlias = Literal["all", "chosen", "likeliest", "text"]
 """Which next tokens a model returns log-probabilities for; see `WritingModel.tier`."""
 
 
@@ -131,6 +132,9 @@ class Continuations(Protocol):
     the texts of the previous call, as the next call may reuse what it read. Question answering then reads a prompt
     once, for the answer and for the log-probability of the gold answer. It is not called if the model's
     `merges_prefixes` is False.
+
+    Another method that it may have is `read_ahead(several)`, with the `TextsAhead` of each average that will be asked
+    for next, so that one request can read several tokens. It changes no result.
     """
 
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
@@ -155,7 +159,7 @@ class WritingModel(LanguageModel, Protocol):
 
         `all`: the whole vocabulary without `wanted`, exactly the wanted ids with it. `chosen`: the k likeliest tokens
         without `wanted`, exactly the wanted ids with it. `likeliest`: the k likeliest tokens; `wanted` is not
-        supported.
+        supported. `text`: the greedy token alone, with NaN as its log-probability.
         """
 
     def continuations(self) -> Continuations:

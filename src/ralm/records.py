@@ -16,12 +16,15 @@ from ralm.errors import UsageError
 
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float32]
+DoubleArray: TypeAlias = NDArray[np.float64]
 Number = TypeVar("Number", np.int64, np.float32)
 Metadata: TypeAlias = Mapping[str, JsonValue]
 """The fields of a document beside its id, title and text, such as its url, page and date; never to be changed."""
 
 NO_PASSAGE = -1
 """The passage number that means no passage: a query with fewer hits than k, or a stride read without retrieval."""
+NOT_LISTED = -1
+"""The token id that means no token: a text of which a model lists fewer next tokens than of others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,15 +204,48 @@ class Pass:
 class NextTokens:
     """Predictions of the next token of B texts: the natural log-probabilities (float32) of C tokens each.
 
-    `tokens_BC` (int64) holds the ids of these tokens; None means the whole vocabulary in the order of ids.
+    `tokens_BC` (int64) holds the ids of these tokens; None means the whole vocabulary in the order of ids. Of a text
+    with fewer tokens than others, the last ones are `NOT_LISTED`. `rest_B` (float32) is the most that the
+    log-probability of any other token can be; None means the lowest one listed, or what the listed ones leave,
+    whichever is less.
     """
 
     log_probs_BC: FloatArray
     tokens_BC: IntArray | None = None
+    rest_B: FloatArray | None = None
 
     def __post_init__(self) -> None:
         assert self.log_probs_BC.ndim == 2
+        assert self.rest_B is None or self.rest_B.shape == self.log_probs_BC.shape[:1]
         assert self.tokens_BC is None or self.tokens_BC.shape == self.log_probs_BC.shape
+
+    def of(self, texts: slice | Sequence[int]) -> "NextTokens":
+        """The predictions of some of the texts."""
+        return NextTokens(
+            self.log_probs_BC[texts],
+            None if self.tokens_BC is None else self.tokens_BC[texts],
+            None if self.rest_B is None else self.rest_B[texts],
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextsAhead:
+    """Texts whose predictions are averaged, and the most greedy tokens that will be appended to all of them before they
+    change otherwise.
+
+    `texts` are B int64 vectors, of which the last `written` tokens were generated; `log_weights_B` (float64) are the
+    logarithms of their weights.
+    """
+
+    texts: Sequence[IntArray]
+    log_weights_B: DoubleArray
+    most: int
+    written: int = 0
+
+    @property
+    def likeliest(self) -> IntArray:
+        """The text with the largest weight, the first of equal ones."""
+        return self.texts[int(self.log_weights_B.argmax())]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,8 +12,8 @@ from ralm.answering.choices.run import run_choices
 from ralm.answering.options import ChoiceOptions
 from ralm.answering.prompts import open_prompt
 from ralm.errors import UsageError
-from ralm.lm.local.options import ModelOptions
 from ralm.lm.named import load_language_model
+from ralm.lm.options import ModelOptions
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble
 from tests.answering.test_choosing import PASSAGES, QUESTIONS, SHOWN, Given

@@ -15,8 +15,8 @@ from ralm.answering.questions import Question
 from ralm.answering.sources import GivenPassages
 from ralm.errors import FolderExistsError, UsageError
 from ralm.folders.manifest import read_manifest
-from ralm.lm.local.options import ModelOptions
 from ralm.lm.named import load_language_model
+from ralm.lm.options import ModelOptions
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble
 from ralm.retrieval.retrieval_file import RetrievedPassage

@@ -11,8 +11,8 @@ from ralm.answering.metrics import exact_match, has_substring
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question, read_questions
-from ralm.lm.local.options import ModelOptions
 from ralm.lm.named import load_language_model
+from ralm.lm.options import ModelOptions
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.records import Passage

@@ -14,8 +14,8 @@ from ralm.answering.questions import Question
 from ralm.answering.sourced import Answerer, SourcedAnswer
 from ralm.answering.sources import AskedRetriever
 from ralm.errors import UsageError
-from ralm.lm.local.options import ModelOptions
 from ralm.lm.named import load_language_model
+from ralm.lm.options import ModelOptions
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation

@@ -247,7 +247,7 @@ def test_generate_from_an_ensemble(work: Path, model: Path) -> None:
     assert list(result) == ["prompt", "spans", "tokens"]
     assert 0 < len(result["tokens"]) <= 9
     for token in result["tokens"]:
-        assert list(token) == ["token", "text", "log_prob", "passages", "posteriors"]
+        assert list(token) == ["token", "text", "log_prob", "passages", "posteriors", "certified"]
         assert token["log_prob"] <= 0
         assert 1 <= len(token["passages"]) == len(token["posteriors"]) <= 3
         assert sum(token["posteriors"]) == pytest.approx(1, abs=1e-5)

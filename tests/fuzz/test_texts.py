@@ -18,7 +18,7 @@ import pytest
 from ralm.errors import RalmError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.named import TINY, load_language_model
+from ralm.lm.named import TINY, load_local_model
 from ralm.pipeline.generation import generate
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever
@@ -103,9 +103,9 @@ def model(
 ) -> LocalLanguageModel:
     name = str(request.param)
     if name in tiny_folders:
-        return load_language_model(str(tiny_folders[name]))
+        return load_local_model(str(tiny_folders[name]))
     kind = name.removesuffix("-tokenizer")
-    return load_language_model(TINY if name == TINY else str(save_with_tokenizer(kind, tmp_path_factory.mktemp(kind))))
+    return load_local_model(TINY if name == TINY else str(save_with_tokenizer(kind, tmp_path_factory.mktemp(kind))))
 
 
 def kind_of(model: LocalLanguageModel) -> str:

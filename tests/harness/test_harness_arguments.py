@@ -120,3 +120,15 @@ def test_a_prompt_holds_a_question_with_other_white_space() -> None:
     assert holds("Q: who\n is it ?", " who is it ? ")
     assert not holds("Q: who is he?", "who is it?")
     assert len(set(QUESTION_FIELDS)) == len(QUESTION_FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"lm": "ralm-tiny", "retries": 3}, "runs here: leave out the arguments of models behind an API"),
+        ({"lm": "http://localhost:1#m", "dry_run": True}, "`dry_run` would give the harness figures"),
+    ],
+)
+def test_arguments_of_servers_go_with_servers(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        options_of(arguments)

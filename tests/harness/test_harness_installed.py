@@ -39,6 +39,7 @@ def test_a_newer_harness_is_taken(monkeypatch: pytest.MonkeyPatch, found: str) -
 def test_the_program_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(installed, "version", lambda _: "0.4.2")
     monkeypatch.setattr(sys, "argv", ["lm-eval", "run"])
+    monkeypatch.delitem(sys.modules, "ralm.harness.__main__", raising=False)  # as another test may have imported it
     with pytest.raises(SystemExit) as stopped:
         runpy.run_module("ralm.harness", run_name="__main__")
     assert stopped.value.code == 1

@@ -21,7 +21,7 @@ from lm_eval.tasks import TaskManager
 
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.harness.model import RalmLM
-from ralm.lm.named import load_language_model, model_folder
+from ralm.lm.named import load_local_model, model_folder
 from ralm.pipeline.generation import Prompt, generate_many
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever
@@ -167,7 +167,7 @@ def test_endings_are_scored_as_in_the_plain_loop(
     tiny_folders: dict[str, Path], index: Path, family: str, reader: Any
 ) -> None:
     """[d; x] for each passage of the question, without the oldest tokens of a context that does not fit."""
-    model, source = load_language_model(str(tiny_folders[family])), FromRetriever.of_index(index)
+    model, source = load_local_model(str(tiny_folders[family])), FromRetriever.of_index(index)
     plan = PlanOptions(document_tokens=14, max_length=63, query_tokens=20)
     ralm_lm = RalmLM(model, source, reader=reader, plan=plan)
     first = [256] if family == "llama" else []
@@ -226,7 +226,7 @@ def test_whole_texts_are_as_likely_as_ralm_eval_says(
 
 @pytest.mark.parametrize("reader", [InContext(), Ensemble(documents=2), Concatenation(documents=2)])
 def test_texts_are_written_as_by_ralm_generate(index: Path, tasks: Path, reader: Any) -> None:
-    model, source = load_language_model("ralm-tiny"), FromRetriever.of_index(index)
+    model, source = load_local_model("ralm-tiny"), FromRetriever.of_index(index)
     plan = PlanOptions(stride=5, query_tokens=30, document_tokens=20, max_length=200)
     found = answers(evaluated(RalmLM(model, source, reader=reader, plan=plan), tasks, ["writing"]), "writing")
     options = GenerationOptions(
@@ -248,7 +248,7 @@ def test_a_question_decides_the_passages_of_a_text_that_is_written(index: Path) 
         ),
         *requests("generate_until", ("The whales sing.", {"max_gen_toks": 12}), document={"text": "wool in the town"}),
     ]
-    model, source = load_language_model("ralm-tiny"), FromRetriever.of_index(index)
+    model, source = load_local_model("ralm-tiny"), FromRetriever.of_index(index)
     prompts = [Prompt("The whales sing.", "wool in the town"), Prompt("The whales sing.")]
     written = ["", ""]
     for number, piece in generate_many(prompts, model, GenerationOptions(new_tokens=12), source):
@@ -399,7 +399,7 @@ def test_how_a_whole_text_is_read_is_refused_elsewhere(tiny_folders: dict[str, P
 
 
 def test_a_model_without_passages_needs_no_room_for_them(tiny_folders: dict[str, Path], index: Path) -> None:
-    model = load_language_model(str(tiny_folders["gpt2"]))
+    model = load_local_model(str(tiny_folders["gpt2"]))
     assert RalmLM(model).settings["plan"]["max_length"] == 64  # type: ignore[index,call-overload]
     with pytest.raises(
         UsageError, match="`document_tokens` 256 and `stride` 4 do not fit together into `max_length` 64"

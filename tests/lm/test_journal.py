@@ -116,7 +116,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_two_copies_share_the_work(tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from ralm.lm.local.options import ModelOptions
+    from ralm.lm.options import ModelOptions
 
     one = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu"))
     two = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu,cpu"))

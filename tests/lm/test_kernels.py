@@ -11,7 +11,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ralm.lm.local.kernels import CAUSAL_BLOCKS, causal_blocks
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.lm.local.options import ModelOptions
+from ralm.lm.options import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
 

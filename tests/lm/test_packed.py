@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ralm.lm.local.model import load_language_model
-from ralm.lm.local.options import ModelOptions
 from ralm.lm.local.packed import PackedWeights, packable, processor_packs
+from ralm.lm.options import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
 from tests.tiny_models import FAMILIES

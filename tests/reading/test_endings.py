@@ -115,22 +115,25 @@ def test_something_must_stand_before_an_ending() -> None:
 
 
 class Likeliest:
-    """A model that gives its two likeliest tokens."""
+    """A model that lists its two likeliest tokens; behind the token 2 they are others."""
 
     def __init__(self) -> None:
         self.reads = 0
 
     def next_tokens(self, texts: list[IntArray], wanted: IntArray | None = None) -> NextTokens:
         self.reads += 1
-        return NextTokens(np.array([[-2, -1]] * len(texts), dtype=np.float32), np.array([[4, 7]] * len(texts)))
+        listed = [[5, 9] if text[0] == 2 else [4, 7] for text in texts]
+        return NextTokens(np.array([[-2, -1]] * len(texts), dtype=np.float32), np.array(listed))
 
     def continuations(self) -> "Likeliest":
         return self
 
 
-def test_the_likeliest_tokens_are_enough_for_one_front() -> None:
+def test_the_likeliest_tokens_are_enough_where_they_decide() -> None:
     endings = [Ending.after([Front(ids(1))], ids(2), ids(target), 9, None) for target in (4, 7)]
     assert are_greedy(endings, Likeliest()) == [False, True]  # type: ignore[arg-type]
-    two = Ending.after([Front(ids(1), (), np.log(0.5)), Front(ids(2), (), np.log(0.5))], ids(2), ids(7), 9, None)
-    with pytest.raises(UsageError, match="cannot be averaged over 2 passages"):
+    fronts = [Front(ids(number), (), np.log(0.5)) for number in (1, 2, 3)]
+    assert are_greedy([Ending.after(fronts[::2], ids(2), ids(7), 9, None)], Likeliest()) == [True]  # type: ignore[arg-type]
+    two = Ending.after(fronts[:2], ids(2), ids(7), 9, None)
+    with pytest.raises(UsageError, match="does not decide the likeliest of the average over 2 passages"):
         are_greedy([two], Likeliest())  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.prompt_tokens import Cut, PromptEncoder, tokens_behind
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
-from ralm.asking import check_length
+from ralm.asking import check_length, tells_scores
 from ralm.errors import UsageError
 from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
@@ -38,6 +38,8 @@ from ralm.records import NO_PASSAGE, FloatArray, Front, IntArray, Passage, Passa
 _TEXTS_AT_ONCE: Final = 32
 """Prompts that are continued together."""
 _KEY_BYTES: Final = 16
+_NUMBERS: Final = 4
+"""What the journal of answers holds of a token, besides the share of each prompt."""
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 
 GoldScore: TypeAlias = tuple[float, int]
@@ -78,8 +80,13 @@ class Answer:
 
     @property
     def log_prob(self) -> float:
-        """The natural log-probability of the answer's tokens."""
+        """The natural log-probability of the answer's tokens; NaN if the model gives text alone."""
         return float(sum(token.log_prob for token in self.tokens))
+
+    @property
+    def certified(self) -> float:
+        """The share of its tokens that are the likeliest for certain, see `GeneratedToken`; 1 if it has none."""
+        return float(np.mean([token.certified for token in self.tokens])) if self.tokens else 1.0
 
 
 class Asker:
@@ -260,9 +267,11 @@ def gold_log_probs(
 ) -> list[GoldScore | None]:
     """The natural log-probability of each question's first gold answer behind its prompts, and its number of tokens.
 
-    None for a question without answers or prompts, for an answer of no tokens, and where prompt and answer do not fit
-    into `max_length` tokens (None: the model's).
+    None for a question without answers or prompts, for an answer of no tokens, where prompt and answer do not fit into
+    `max_length` tokens (None: the model's), and for all if the model tells no log-probabilities of given texts.
     """
+    if not tells_scores(model):
+        return [None] * len(asked)
     longest = max_length or model.max_length
     answers = [_gold_tokens(one, prompt, model.tokenizer) for one in asked]
     fits = [
@@ -348,12 +357,13 @@ class _Writing:
 
     def _kept_as(self, key: bytes) -> bytes:
         """The key of an answer in the journal: where an answer ends counts, too."""
-        ends = repr((self._options.new_tokens, self._options.stop))
+        ends = repr((_NUMBERS, self._options.new_tokens, self._options.stop))
         return blake2b(key + ends.encode(), digest_size=_KEY_BYTES).digest()
 
     def _drawn(self, texts: Mapping[bytes, Sequence[Front]]) -> list[FloatArray]:
-        """The tokens behind each group of prompts as numbers: of each token its id, its log-probability and the share
-        of each prompt. An id is below 2^24, so float32 holds it exactly. The key of a group seeds its draws."""
+        """The tokens behind each group of prompts as numbers: of each token its id, the numbers of a `GeneratedToken`
+        and the share of each prompt. An id is below 2^24, so float32 holds it exactly. The key of a group seeds its
+        draws."""
         numbers = [
             self._decoder.add(PromptState(_NOTHING, None, fronts), _generator(key)) for key, fronts in texts.items()
         ]
@@ -361,8 +371,8 @@ class _Writing:
         drawn: dict[int, list[FloatArray]] = {number: [] for number in numbers}
         while self._decoder.unfinished:
             for number, token in self._decoder.step():
-                values = np.array([token.token, token.log_prob], dtype=np.float32)
-                drawn[number].append(np.concatenate([values, token.posteriors_K]))
+                values = [token.token, token.log_prob, token.unlisted, token.certified]
+                drawn[number].append(np.concatenate([np.array(values, dtype=np.float32), token.posteriors_K]))
                 written[number].add(token)
                 if written[number].found:
                     self._decoder.end(number)
@@ -373,8 +383,10 @@ class _Writing:
         passages_K = np.array([front.passage for front in fronts], dtype=np.int64)
         text = self._text_behind(fronts)
         found: list[GeneratedText] = []
-        for row in drawn.reshape(-1, 2 + len(fronts)):
-            found += text.add(GeneratedToken(int(row[0]), float(row[1]), passages_K, row[2:]))
+        for row in drawn.reshape(-1, _NUMBERS + len(fronts)):
+            token, log_prob, unlisted, certified = row[:_NUMBERS].tolist()
+            shares_K = row[_NUMBERS:]
+            found += text.add(GeneratedToken(int(token), log_prob, passages_K, shares_K, unlisted, certified == 1))
         return answer_of([*found, *text.rest()])
 
     def _text_behind(self, fronts: Sequence[Front]) -> StoppedText:
@@ -414,11 +426,9 @@ def _joined(answers: Sequence[Answer], asked: AskedQuestion, options: AnswerOpti
 def _added_up(answers: Sequence[Answer], fronts: Sequence[Front]) -> Answer:
     """Of the answers of several prompts the one with the largest sum of weight x exp(mean log-probability of a token);
     of equal ones the first. Answers are equal without the white space around them; an answer of no tokens counts 0.
+    All answers of a model that gives text alone are equally likely.
     """
-    worths = [
-        float(np.exp(front.log_weight + answer.log_prob / len(answer.tokens))) if answer.tokens else 0.0
-        for answer, front in zip(answers, fronts, strict=True)
-    ]
+    worths = [_worth(answer, front) for answer, front in zip(answers, fronts, strict=True)]
     totals: dict[str, float] = {}
     for answer, worth in zip(answers, worths, strict=True):
         totals[answer.text.strip()] = totals.get(answer.text.strip(), 0.0) + worth
@@ -429,3 +439,11 @@ def _added_up(answers: Sequence[Answer], fronts: Sequence[Front]) -> Answer:
         if answer.text.strip() == best and worth > 0:
             given[front.passage] = given.get(front.passage, 0.0) + worth / totals[best]
     return Answer(best, first.pieces, dict(sorted(given.items(), key=lambda item: -item[1])))
+
+
+def _worth(answer: Answer, front: Front) -> float:
+    """What an answer counts, by its prompt and its likelihood, if that is known."""
+    if not answer.tokens:
+        return 0.0
+    likelihood = 0.0 if np.isnan(answer.log_prob) else answer.log_prob / len(answer.tokens)
+    return float(np.exp(front.log_weight + likelihood))

@@ -82,6 +82,9 @@ class QuestionEvaluation:
                 str(k): float(np.mean([rank is not None and rank <= k for rank in ranks])) if ranks else None
                 for k in range(1, self.documents + 1)
             }
+        tokens = [token for row in self.rows for token in row.judged.answer.tokens]
+        if any(token.unlisted for token in tokens):
+            found["certified"] = float(np.mean([token.certified for token in tokens]))
         found["without_answers"] = sum(not row.question.answers for row in self.rows)
         found["cut"] = sum(bool(row.cut) for row in self.rows)
         closed = [row.closed for row in self.rows if row.closed is not None]

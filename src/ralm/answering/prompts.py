@@ -22,7 +22,7 @@ QuestionForm = Literal["as it is", "lower first letter, question mark"]
 """What a prompt does to a question. The second is that of In-Context RALM's code: a question mark is appended unless it
 is there, and the first letter is lowered."""
 
-PROMPTS: Final = ("in-context-ralm", "replug", "replug-choice", "replug-choice-code", "chat")
+PROMPTS: Final = ("in-context-ralm", "replug", "replug-choice", "replug-choice-code", "chat", "chat-choice")
 """The prompts that have a name: those of the two papers, and one for models with a chat template."""
 LETTERS: Final = string.ascii_uppercase
 """The letters of choices, in order."""

@@ -15,6 +15,7 @@ from ralm.answering.prompt_tokens import Cut
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import QuestionSource, found_passages
+from ralm.asking import tells_scores
 from ralm.errors import UsageError
 from ralm.evaluation.traces import TracedText, gain_as_json, identified, used_passages
 from ralm.lm.scoring import Scorer
@@ -62,6 +63,7 @@ class SourcedAnswer:
             "answer": self.answer.text,
             "log_prob": self.answer.log_prob,
             "tokens": [{"text": text, "log_prob": own, "baseline_log_prob": without} for text, own, without in tokens],
+            "certified": self.answer.certified,
             "cut": asdict(self.cut),
         }
         if self.sources:
@@ -143,10 +145,13 @@ class Answerer:
         )
 
     def _log_probs_without(self, question: Question, answer: Answer) -> FloatArray:
-        """The log-probabilities (float32, T) of the answer's tokens behind the prompt without passages."""
+        """The log-probabilities (float32, T) of the answer's tokens behind the prompt without passages; NaN if the
+        model does not tell them."""
         if self._source is None or not answer.tokens:
             return np.array([token.log_prob for token in answer.tokens], dtype=np.float32)
         tokens = np.array([token.token for token in answer.tokens], dtype=np.int64)
+        if not tells_scores(self._model):
+            return np.full(len(tokens), np.nan, dtype=np.float32)
         [front] = self._without.ask(question, [], ()).fronts
         [log_probs_T] = self._scorer.log_probs([Request(document=front.tokens, context=_NOTHING, targets=tokens)])
         return log_probs_T

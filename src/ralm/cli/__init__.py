@@ -22,6 +22,8 @@ from ralm.cli.flags import command
 from ralm.cli.generate import generate
 from ralm.cli.index import index
 from ralm.cli.messages import complain, library_messages, print_usage_error, print_whatever_comes, quietly
+from ralm.cli.models import close_models
+from ralm.cli.probe import probe
 from ralm.cli.qa import qa
 from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
@@ -81,6 +83,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "retrieve": retrieve,
     "generate": generate,
     "signals": signals,
+    "probe": probe,
     "check": check,
     "demo": demo,
 }
@@ -107,7 +110,10 @@ def main() -> None:
         if any("\0" in argument for argument in sys.argv):
             raise UsageError("an argument holds a NUL character; remove it.")
         with signals_unwind(), library_messages():
-            sys.exit(_run())
+            try:
+                sys.exit(_run())
+            finally:
+                close_models()
     except RalmError as error:
         complain(str(error))
         sys.exit(error.exit_status)

@@ -1,5 +1,6 @@
 """What commands print of answers to questions, for a person."""
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,8 @@ def print_answers(evaluation: QuestionEvaluation, out: Path | None) -> None:
         notes.append(f"{number(summary['without_answers']):,.0f} without gold answers, not judged")
     if isinstance(held, dict):
         notes.append("an answer is in the first " + ", ".join(f"{k}: {number(share):.1%}" for k, share in held.items()))
+    if "certified" in summary:
+        notes.append(f"{number(summary['certified']):.1%} of the tokens of answers are certified")
     _print_notes(notes, summary)
     if out is not None:
         print_line(f"Every question with its answer and passages: {out}/answers.parquet")
@@ -72,6 +75,8 @@ def print_choices(evaluation: ChoiceEvaluation, out: Path | None) -> None:
     notes = [f"{len(evaluation.rows):,} questions", f"chance {number(summary['chance']):.1%}"]
     if summary["no_choice"]:
         notes.append(f"{number(summary['no_choice']):,.0f} answers are no letter")
+    if "certified" in summary:
+        notes.append(f"{number(summary['certified']):.1%} of the choices are certified")
     _print_notes(notes, summary)
     if out is not None:
         print_line(f"By subject: {out}/summary.json; every question with its choices: {out}/choices.parquet")
@@ -158,7 +163,7 @@ def print_sources(answer: SourcedAnswer) -> None:
     """Print the passages that an answer was read with, what each gave to it, and how likely the answer is."""
     tokens = len(answer.answer.tokens)
     for rank, source in enumerate(answer.sources, 1):
-        gave = "in the same prompt" if source.gain is None else f"{source.share:.0%} {source.gain:+.2f} nats"
+        gave = "in the same prompt" if source.gain is None else f"{source.share:.0%}{_nats(source.gain)}"
         text = " ".join(source.passage.text.split())
         print_line(f"\n{rank:>3}. {gave if tokens else '-'}  {passage_name(source.passage)}")
         print_line(f"     {text[:_WIDTH]}{'...' if len(text) > _WIDTH else ''}")
@@ -166,8 +171,16 @@ def print_sources(answer: SourcedAnswer) -> None:
         print_line(f"\nThe prompt did not fit: {answer.cut.documents:,} tokens of passages were cut at the beginning.")
     if tokens:
         own, without = (float(one.mean(dtype="float64")) for one in (answer.text.log_probs_T, answer.text.baseline_T))
-        beside = f" with passages, {without:.2f} without" if answer.sources else ""
-        print_line(f"\nLog-probability of the answer: {own:.2f} nats a token{beside} ({tokens} tokens).")
+        beside = f" with passages, {without:.2f} without" if answer.sources and not math.isnan(without) else ""
+        if not math.isnan(own):
+            print_line(f"\nLog-probability of the answer: {own:.2f} nats a token{beside} ({tokens} tokens).")
+    if any(token.unlisted for token in answer.answer.tokens):
+        print_line(f"{answer.answer.certified:.0%} of its tokens are certified; the log-probability is at least this.")
+
+
+def _nats(gain: float) -> str:
+    """A gain, unless it is not known."""
+    return "" if math.isnan(gain) else f" {gain:+.2f} nats"
 
 
 def print_answers_report(report: AnswersReport) -> None:

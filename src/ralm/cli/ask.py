@@ -11,8 +11,9 @@ from ralm.answering.options import AnswerOptions
 from ralm.cli import options
 from ralm.cli.flags import Flags
 from ralm.cli.idle import Use, given_options, refuse_idle
+from ralm.cli.models import open_model
 from ralm.errors import UsageError
-from ralm.lm.local.options import ModelOptions
+from ralm.lm.options import ModelOptions
 from ralm.options import Option
 from ralm.pipeline.options import ReadingOptions
 from ralm.retrieval.options import RetrieverOptions
@@ -69,7 +70,14 @@ def ask(
     if (question is None) == (questions is None):
         raise UsageError("give either a `question` or `questions` FILE.")
     options.check_sources(index, None, reading)
-    refuse_idle(context, Use(retrieval, index is not None, "`index`"), Use(reading), Use(answering))
+    refuse_idle(
+        context,
+        Use(retrieval, index is not None, "`index`"),
+        Use(reading),
+        Use(answering),
+        Use(model_options),
+        *options.model_uses(lm),
+    )
 
     from ralm.answering.prompts import open_prompt
     from ralm.answering.sourced import Answerer
@@ -77,13 +85,12 @@ def ask(
     from ralm.cli.answers import print_pieces, print_sources
     from ralm.cli.asked import read_asked
     from ralm.cli.output import print_cache, print_json, print_line
-    from ralm.lm.named import load_language_model
     from ralm.lm.tokenizer import has_chat_template
     from ralm.pipeline.sources import FromRetriever
 
     texts = read_asked(question, questions, "question")
     found = None if index is None else FromRetriever.of_index(index, retrieval)
-    model = load_language_model(lm, model_options)
+    model = open_model(lm, model_options)
     chosen = open_prompt(prompt or ("chat" if has_chat_template(model.tokenizer) else options.paper_prompt(reading)))
     answerer = Answerer(
         model,

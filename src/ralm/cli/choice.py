@@ -10,7 +10,8 @@ from ralm.answering.options import ChoiceFields, ChoiceOptions
 from ralm.cli import options
 from ralm.cli.asking import AskingJob
 from ralm.cli.idle import Use, refuse_idle
-from ralm.lm.local.options import ModelOptions
+from ralm.cli.models import open_model
+from ralm.lm.options import ModelOptions
 from ralm.options import Needs, Option
 
 
@@ -32,7 +33,7 @@ class ChoiceJob(AskingJob):
     prompt: Annotated[
         str | None,
         Option(
-            "Prompt of a paper (replug-choice, replug-choice-code, replug), or a TOML file.",
+            "Prompt of a paper (replug-choice, replug-choice-code, replug), chat-choice, or a TOML file.",
             default_said="text: replug, which does not show the choices; else replug-choice",
         ),
     ] = None
@@ -88,6 +89,7 @@ def choice(
     refuse_idle(
         context,
         Use(job),
+        *options.model_uses(job.lm),
         Use("baseline", job.has_passages, "`index` or `retrieved`"),
         Use("force", out is not None, "`out`"),
     )
@@ -99,7 +101,6 @@ def choice(
     from ralm.cli.answers import print_choices
     from ralm.cli.output import print_cache, print_json
     from ralm.folders.outputs import check_output
-    from ralm.lm.named import load_language_model
 
     if out is not None:
         check_output(out, kind=KIND, force=force)
@@ -108,7 +109,7 @@ def choice(
     shown = [] if job.demonstrations is None else read_choice_questions(job.demonstrations, job.fields, limit=job.shots)
     found = job.retriever()
     source = job.source(found, lambda file: given_passages(file, job.fields))
-    model = load_language_model(job.lm, job.model)
+    model = open_model(job.lm, job.model)
     reader = job.reading.chosen_reader
     parts: Any = {
         "source": source,

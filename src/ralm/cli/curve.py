@@ -37,6 +37,7 @@ def curve(
         context,
         Use("documents", False, "`ralm qa`; here give `numbers`"),
         Use(job),
+        *options.model_uses(job.lm),
         Use("join", job.reading.reader == "ensemble", '`reader="ensemble"`'),
         Use("force", out is not None, "`out`"),
     )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from ralm.cli import options
 from ralm.cli.flags import Flags
-from ralm.lm.local.options import ModelOptions
+from ralm.lm.options import ModelOptions
 from ralm.options import Option
 from ralm.retrieval.options import RetrieverOptions
 
@@ -18,7 +18,7 @@ def demo(
     ] = _FOLDER,
     lm: Annotated[str, Option("Causal language model to read with.")] = "ralm-tiny",
     limit_tokens: Annotated[int, Option("Number of tokens of the held-out text to score.", least=2)] = 4000,
-    model_options: Annotated[ModelOptions, Flags(without=("compile",))] = _MODEL,
+    model_options: Annotated[ModelOptions, Flags(without=("compile", "api"))] = _MODEL,
     json: options.Json = False,
 ) -> None:
     """Index nine tenths of this Python's documentation, and score the last tenth with and without its passages."""

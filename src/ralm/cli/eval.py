@@ -10,8 +10,9 @@ import typer
 from ralm.cli import options
 from ralm.cli.flags import Flags
 from ralm.cli.idle import Use, given_options, refuse_idle
+from ralm.cli.models import open_model
 from ralm.errors import UsageError
-from ralm.lm.local.options import ModelOptions
+from ralm.lm.options import ModelOptions
 from ralm.options import Needs, Option, check_options
 from ralm.pipeline.options import ReadingOptions
 from ralm.reading.plan import PlanOptions
@@ -56,7 +57,8 @@ class Job:
     def uses(self) -> tuple[Use, ...]:
         """What its options need to have an effect."""
         asks = self.index is not None or self.plan.windows == "rolling"
-        return Use(self), Use("query_tokens", asks, "`index`")
+        models = options.model_uses(self.lm, self.reading.rerank_lm)
+        return Use(self), Use("query_tokens", asks, "`index`"), *models
 
     def settled(self, given: Container[str]) -> Self:
         """The same job with the defaults that depend on several options, without options that have no effect."""
@@ -89,7 +91,6 @@ def evaluate(
     from ralm.cli.output import print_cache, print_evaluation, print_json
     from ralm.evaluation.perplexity import evaluate_text
     from ralm.folders.outputs import check_output
-    from ralm.lm.named import load_language_model
     from ralm.pipeline.sources import open_source
     from ralm.pipeline.texts import read_beginning
     from ralm.runs.run import KIND, evaluation_config
@@ -99,8 +100,8 @@ def evaluate(
         check_output(out, kind=KIND, force=force)
     chunks, reading = open_text(job.text, job.limit_tokens), job.reading
     source = open_source(job.index, job.retrieved, job.retrieval) if job.has_passages else None
-    model = load_language_model(job.lm, job.model)
-    ranker = load_language_model(reading.rerank_lm, job.model) if reading.rerank_lm else None
+    model = open_model(job.lm, job.model)
+    ranker = open_model(reading.rerank_lm, job.model) if reading.rerank_lm else None
     content = read_beginning(chunks, model.tokenizer, job.limit_tokens)
     parts: Any = {
         "source": source,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_o
 import typer
 
 from ralm.cli.messages import with_flags
+from ralm.cli.rehearsing import rehearsal
 from ralm.errors import RalmError, UsageError
 from ralm.options import Option, annotation, without_none
 
@@ -87,7 +88,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     def run(**values: Any) -> None:
         try:
-            function(**{part.name: _value(part, values) for part in taken})
+            with rehearsal(values) as used:
+                function(**{part.name: _value(part, used) for part in taken})
         except RalmError as error:
             error.args = (with_flags(str(error), names),)
             raise

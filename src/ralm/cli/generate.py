@@ -9,8 +9,9 @@ from pydantic import JsonValue
 from ralm.cli import options
 from ralm.cli.flags import Flags
 from ralm.cli.idle import Use, given_options, refuse_idle
+from ralm.cli.models import open_model
 from ralm.errors import UsageError
-from ralm.lm.local.options import ModelOptions
+from ralm.lm.options import ModelOptions
 from ralm.options import Option
 from ralm.pipeline.options import GenerationOptions, ReadingOptions
 from ralm.retrieval.options import RetrieverOptions
@@ -56,6 +57,8 @@ def generate(
         context,
         Use("query_tokens stride", index is not None, "`index`"),
         Use(generation),
+        Use(model_options),
+        *options.model_uses(lm, reading.rerank_lm),
         Use(retrieval, index is not None, "`index`"),
         Use(reading),
         Use("force", report is not None, "`report`"),
@@ -68,7 +71,6 @@ def generate(
     from ralm.cli.shading import print_report, write_page
     from ralm.evaluation.generated import traced_generation
     from ralm.folders.outputs import check_output_file
-    from ralm.lm.named import load_language_model
     from ralm.pipeline.generation import generate_many
     from ralm.pipeline.sources import FromRetriever
     from ralm.runs.report import report_of_generation
@@ -77,13 +79,13 @@ def generate(
         check_output_file(report, force)
     texts = read_asked(prompt, prompts, "prompt")
     source = None if index is None else FromRetriever.of_index(index, retrieval)
-    model = load_language_model(lm, model_options)
-    reranker = reading.reranker(load_language_model(reading.ranks_with, model_options) if reading.ranks_with else None)
+    model = open_model(lm, model_options)
+    reranker = reading.reranker(open_model(reading.ranks_with, model_options) if reading.ranks_with else None)
     reader, passages = reading.chosen_reader, source.passages if source else ()
     pieces = generate_many(texts, model, settings, source, reader=reader, reranker=reranker)
     written = by_prompt(len(texts), pieces) if json else print_generations(texts, pieces, passages)
     config: dict[str, JsonValue] = {
-        "model": model.config,
+        "model": config_of(model, "language model"),
         "passages": source.config if source else None,
         "reranker": config_of(reranker, "reranker") if reranker else None,
         "reader": config_of(reader, "reader"),

@@ -5,7 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
+from ralm.cli.idle import Use
 from ralm.errors import UsageError
+from ralm.lm.api.endpoint import is_api
+from ralm.lm.api.options import ApiOptions
 from ralm.options import Option
 from ralm.pipeline.options import GenerationOptions, ReadingOptions
 from ralm.reading.plan import PlanOptions
@@ -14,7 +17,9 @@ from ralm.retrieval.options import RetrieverOptions
 from ralm.training.signal_options import ExampleOptions
 
 Index = Annotated[Path, Option("Folder that `ralm index` made.")]
-Model = Annotated[str, Option("Causal language model: a hub name, a local folder, or ralm-tiny.")]
+Model = Annotated[
+    str, Option("Causal language model: a hub name, a local folder, ralm-tiny, or URL#MODEL of a server's API.")
+]
 LimitTokens = Annotated[
     int | None,
     Option("Use only this many tokens from the beginning of the text.", least=2, default_said="the whole text"),
@@ -35,6 +40,15 @@ def check_sources(index: Path | None, retrieved: Path | None, reading: ReadingOp
         raise UsageError("`index` and `retrieved` are two sources of passages: give one of them.")
     if reading.reader != "in-context" and not (index or retrieved):
         raise UsageError(f'`reader="{reading.reader}"` reads passages: give `index` or `retrieved` too.')
+
+
+def model_uses(*models: str | None, runs: str = "dtype device compile") -> tuple[Use, ...]:
+    """What options of models need: those in `runs` a model that runs here, those of servers one behind an API."""
+    behind_api = [is_api(name) for name in models if name]
+    return (
+        Use(runs, not all(behind_api), "a model that runs here"),
+        Use(ApiOptions, any(behind_api), "a model behind an API"),
+    )
 
 
 def paper_prompt(reading: ReadingOptions) -> str:

@@ -1,5 +1,6 @@
 """What commands print on standard output: one JSON object, or text for a person."""
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -95,14 +96,27 @@ def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
         gain = 1 - number(measures["token_perplexity"]) / number(first["token_perplexity"])
         table.add_row(
             name,
-            *(f"{number(measures[measure]):.2f}" for measure in MEASURES),
-            "" if measures is first else f"{gain:+.1%}",
+            *(_measure(measures, measure) for measure in MEASURES),
+            "" if measures is first or not math.isfinite(gain) else f"{gain:+.1%}",
             f"{number(measures['seconds']):.1f}",
         )
     count = f"{number(first['tokens']):,.0f} tokens, {number(first['words']):,.0f} words"
     console = Console(file=sys.stdout, highlight=False)
     console.print(table)
     console.print(f"  {count}; gain: how much lower the token perplexity is", style="dim")
+    for name, measures in rows.items():
+        if "exact" in measures:
+            console.print(f"  {name}: {number(measures['exact']):.1%} of the tokens are known, the others by bounds")
+
+
+def _measure(measures: Mapping[str, JsonValue], name: str) -> str:
+    """A measure, or its bounds."""
+    bounds = measures.get("bounds")
+    found = bounds[name] if isinstance(bounds, dict) else None
+    if not isinstance(found, list):
+        return f"{number(measures[name]):.2f}"
+    least, most = map(number, found)
+    return f"{least:.2f} to {most:.2f}" if math.isfinite(most) else f">= {least:.2f}"
 
 
 def print_sweep(swept: Sweep, out: Path | None) -> None:
@@ -352,6 +366,8 @@ def _token_as_json(token: GeneratedToken, tokenizer: Tokenizer) -> dict[str, Jso
         "log_prob": token.log_prob,
         "passages": [None if number == NO_PASSAGE else number for number in token.passages_K.tolist()],
         "posteriors": token.posteriors_K.tolist(),
+        "certified": token.certified,
+        **({"unlisted": token.unlisted} if token.unlisted else {}),
     }
 
 

@@ -11,7 +11,8 @@ from ralm.answering.options import AnswerOptions, AnswerSemantics, QuestionField
 from ralm.cli import options
 from ralm.cli.asking import AskingJob
 from ralm.cli.idle import Use, refuse_idle
-from ralm.lm.local.options import ModelOptions
+from ralm.cli.models import open_model
+from ralm.lm.options import ModelOptions
 from ralm.options import Needs, Option
 
 if TYPE_CHECKING:
@@ -75,7 +76,6 @@ class QuestionJob(AskingJob):
         from ralm.answering.prompts import open_prompt
         from ralm.answering.questions import read_questions
         from ralm.answering.sources import GivenPassages
-        from ralm.lm.named import load_language_model
 
         prompt = open_prompt(self.prompt_name)
         questions = read_questions(self.questions, self.fields, limit=self.limit)
@@ -85,7 +85,7 @@ class QuestionJob(AskingJob):
         found = self.retriever()
         return OpenedQuestions(
             questions=questions,
-            model=load_language_model(self.lm, self.model),
+            model=open_model(self.lm, self.model),
             prompt=prompt,
             found=found,
             source=self.source(found, lambda file: GivenPassages.read(file, self.fields)),
@@ -123,6 +123,7 @@ def qa(
     refuse_idle(
         context,
         Use(job),
+        *options.model_uses(job.lm),
         Use("baseline", job.has_passages, "`index` or `retrieved`"),
         Use("join", job.reading.reader == "ensemble", '`reader="ensemble"`'),
         Use("force", out is not None, "`out`"),

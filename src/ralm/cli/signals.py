@@ -9,8 +9,9 @@ from ralm.cli import options
 from ralm.cli.corpus import KINDS
 from ralm.cli.flags import Flags
 from ralm.cli.idle import Use, given_options, refuse_idle
+from ralm.cli.models import open_model
 from ralm.corpus.fields import Fields
-from ralm.lm.local.options import ModelOptions
+from ralm.lm.options import ModelOptions
 from ralm.options import Option
 from ralm.retrieval.options import RetrieverOptions
 from ralm.training.signal_options import CandidateOptions, ExampleOptions
@@ -46,12 +47,11 @@ def signals(
     Rerun the command to resume after it was stopped. Start it several times to share the work among processes. At the
     end it prints what choosing among the passages can gain.
     """
-    refuse_idle(context, Use(retrieval), Use(sampled))
+    refuse_idle(context, Use(retrieval), Use(sampled), Use(model), *options.model_uses(lm))
     sampled = options.with_query_tokens(sampled, retrieval, given_options(context))
 
     from ralm.cli.output import print_json, print_worth
     from ralm.folders.outputs import check_output
-    from ralm.lm.named import load_language_model
     from ralm.retrieval.index import open_index
     from ralm.retrieval.opening import open_retriever
     from ralm.training.making import make_signals
@@ -64,7 +64,7 @@ def signals(
         out,
         sources,
         opened,
-        load_language_model(lm, model),
+        open_model(lm, model),
         sampled,
         candidates,
         retriever=open_retriever(opened, retrieval),

@@ -10,8 +10,9 @@ from ralm.cli import options
 from ralm.cli.eval import Job
 from ralm.cli.flags import Asked, kinds_of
 from ralm.cli.idle import Use, given_options, idle_options, refuse, refuse_idle
+from ralm.cli.models import open_model
 from ralm.errors import UsageError
-from ralm.lm.local.options import ModelOptions
+from ralm.lm.options import ModelOptions
 from ralm.options import Option
 from ralm.retrieval.options import RetrieverOptions
 
@@ -52,7 +53,6 @@ def sweep(
     from ralm.cli.output import print_cache, print_json, print_sweep
     from ralm.evaluation.sweep import SweepPoint, sweep as sweep_over
     from ralm.folders.outputs import check_output
-    from ralm.lm.named import load_language_model
     from ralm.lm.scoring import Scorer
     from ralm.pipeline.sources import open_source
     from ralm.pipeline.texts import read_beginning
@@ -67,10 +67,10 @@ def sweep(
     first = next(iter(jobs.values()))
     chunks = open_text(first.text, first.limit_tokens)
     sources = {_source_of(job): open_source(*_source_of(job)) for job in jobs.values()}
-    model = load_language_model(first.lm, first.model)
+    model = open_model(first.lm, first.model)
     content = read_beginning(chunks, model.tokenizer, first.limit_tokens)
     rerank_lm = next((job.reading.rerank_lm for job in jobs.values() if job.reading.rerank_lm), None)
-    ranker = Scorer(load_language_model(rerank_lm, first.model)) if rerank_lm else None
+    ranker = Scorer(open_model(rerank_lm, first.model)) if rerank_lm else None
     cross_encoders = {
         _choosing(job): PairScorer(job.reading.reranking.load()) for job in jobs.values() if _choosing(job)
     }

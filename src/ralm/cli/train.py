@@ -10,9 +10,10 @@ import typer
 from ralm.cli import options
 from ralm.cli.flags import Flags, kinds_of
 from ralm.cli.idle import Use, refuse_idle
+from ralm.cli.models import open_model
 from ralm.corpus.fields import Fields
 from ralm.errors import UsageError
-from ralm.lm.local.options import ModelOptions
+from ralm.lm.options import ModelOptions
 from ralm.options import Option
 from ralm.training.options import (
     REPLUG,
@@ -114,6 +115,7 @@ def retriever(
     refuse_idle(
         context,
         Use(training),
+        *options.model_uses(lm, runs="dtype compile"),
         Use("init reads", from_signals, "a folder of SIGNALS"),
         Use("lm candidates refresh_every refresh_device save_as skip_bad", not from_signals, text),
         *(Use(kind, not from_signals, text) for kind in (CandidateOptions, ModelOptions, Fields)),
@@ -125,7 +127,6 @@ def retriever(
         trained = train_query_encoder(sources[0], out, tuned, training, index=index, force=force)
         print_result = partial(print_query_encoder, trained)
     else:
-        from ralm.lm.named import load_language_model
         from ralm.retrieval.index import open_index
         from ralm.training.retriever import train_retriever
         from ralm.training.sampled import SampledExamples
@@ -133,7 +134,7 @@ def retriever(
         if index is None or lm is None:
             raise UsageError(f"{' '.join(sources)} is training text: give `index` and `lm` too.")
         opened = open_index(index)
-        scoring = load_language_model(lm, replace(model, device=training.device))
+        scoring = open_model(lm, replace(model, device=training.device))
         examples = SampledExamples(sources, opened, scoring, sampled, reading, fields=fields, skip_bad=skip_bad)
         trained = train_retriever(examples, opened, out, both, training, force=force)
         print_result = partial(print_encoders, trained, index, both.save_as or out.resolve().name)
@@ -153,6 +154,7 @@ def retriever(
 
 
 def bm25(
+    context: typer.Context,
     signals: Annotated[
         Path, typer.Argument(metavar="SIGNALS", help="Folder that `ralm signals` made.", show_default=False)
     ],
@@ -171,11 +173,12 @@ def bm25(
     Searching with the weights (`--weighting OUT`) stays exact. If they gain nothing on held-out examples, the result is
     plain BM25. Rerun the command after an interruption to resume.
     """
+    refuse_idle(context, Use(learning), Use(model), *options.model_uses(lm))
+
     from ralm.cli.output import print_json, print_weighting
-    from ralm.lm.named import load_language_model
     from ralm.training.bm25 import train_bm25
 
-    learned = train_bm25(signals, load_language_model(lm, model), out, learning, index=index, force=force)
+    learned = train_bm25(signals, open_model(lm, model), out, learning, index=index, force=force)
     if json:
         print_json(learned.as_json())
     else:

@@ -2,11 +2,16 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.asking import check_length
+from ralm.errors import UsageError
 from ralm.evaluation.measures import Measures, measure
 from ralm.evaluation.traces import TracedText, gain_as_json, used_passages
 from ralm.lm.scoring import Scorer
@@ -20,18 +25,40 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import provenance_of
 from ralm.records import Hits, Passages, ScoredTokens
 
+BOUNDED: Final = ("nll", "token_perplexity", "word_perplexity", "bits_per_byte")
+"""The measures that log-probabilities decide."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """The result of reading a text in one way, and how long it took (wall-clock seconds, without retrieval)."""
+    """The result of reading a text in one way, and how long it took (wall-clock seconds, without retrieval).
+
+    If the model gives bounds only, `scored` holds the lower bounds of log-probabilities, and `upper` the upper ones.
+    """
 
     scored: ScoredTokens
     measures: Measures
     seconds: float
+    upper: "Reading | None" = None
+
+    @property
+    def exact_T(self) -> NDArray[np.bool_]:
+        """Whether each target's log-probability is known."""
+        if self.upper is None:
+            return np.ones(len(self.scored), dtype=np.bool_)
+        return np.asarray(self.scored.log_probs_T == self.upper.scored.log_probs_T)
 
     def as_dict(self) -> dict[str, JsonValue]:
-        """The measures by name, with the seconds."""
-        return {**self.measures.as_dict(), "seconds": round(self.seconds, 3)}
+        """The measures by name, with the seconds. Of bounds these are the worst; `bounds` holds the best and the worst,
+        and `exact` the share of targets that are known."""
+        shown: dict[str, JsonValue] = {**self.measures.as_dict(), "seconds": round(self.seconds, 3)}
+        if self.upper is not None:
+            best = self.upper.measures.as_dict()
+            shown["bounds"] = {
+                name: [best[name], value] for name, value in self.measures.as_dict().items() if name in BOUNDED
+            }
+            shown["exact"] = float(self.exact_T.mean())
+        return shown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,11 +70,18 @@ class Evaluation:
     baseline: Reading | None
     passages: Passages
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether some log-probabilities are known by bounds only."""
+        return any(one is not None and one.upper is not None for one in (self.reading, self.baseline))
+
     def summary(self, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        """The measures and their configuration; with a baseline, also its measures and the gain over it."""
+        """The measures and their configuration; with a baseline, also its measures and the gain over it, if it is
+        known."""
         shown = {**self.reading.as_dict(), "config": config}
         if self.baseline is not None:
             shown["baseline"] = self.baseline.as_dict()
+        if self.baseline is not None and not self.is_bounded:
             shown["gain"] = gain_as_json(traced(self.prepared, self.reading, self.baseline, self.passages))
         return shown
 
@@ -69,7 +103,7 @@ def evaluate_text(
     kept. `reader` decides what is in front: the best passage (`InContext`, the default), each of several alone
     (`Ensemble`) or several together (`Concatenation`). You can write your own of both: see docs/extending.md. `model`
     may be a `Scorer`, so that evaluations share its cache. With `baseline` the same targets are scored without passages
-    too.
+    too. If the model lists its likeliest tokens only, the measures are bounds (`Reading.upper`).
 
     Raises UsageError if lengths do not fit into the model, TextError if the text is too short, ModelError if `bos` is
     always and the tokenizer has no BOS.
@@ -86,8 +120,8 @@ def evaluate_text(
         hits, passages = source.find(prepared, scorer.tokenizer, hits_wanted(reader, reranker))
     return Evaluation(
         prepared=prepared,
-        reading=timed(prepared, lambda: read(prepared, scorer, hits, passages, reader, reranker)),
-        baseline=timed(prepared, lambda: read(prepared, model)) if baseline else None,
+        reading=_reading(prepared, scorer, lambda one: read(prepared, one, hits, passages, reader, reranker)),
+        baseline=_reading(prepared, scorer, lambda one: read(prepared, one)) if baseline else None,
         passages=passages,
     )
 
@@ -114,6 +148,15 @@ def traced(prepared: PreparedText, reading: Reading, baseline: Reading, passages
     )
 
 
+def _reading(prepared: PreparedText, scorer: Scorer, read_with: Callable[[Scorer], ScoredTokens]) -> Reading:
+    """One way of reading a text; by two models where they are known to give its bounds."""
+    if scorer.bounds is None:
+        return timed(prepared, lambda: read_with(scorer))
+    lower, upper = (timed(prepared, partial(read_with, Scorer(one))) for one in scorer.bounds)
+    bounded = replace(lower, upper=upper)
+    return lower if bounded.exact_T.all() else bounded
+
+
 def timed(prepared: PreparedText, read_text: Callable[[], ScoredTokens]) -> Reading:
     """One way of reading a prepared text, measured and timed."""
     begin = time.perf_counter()
@@ -122,6 +165,11 @@ def timed(prepared: PreparedText, read_text: Callable[[], ScoredTokens]) -> Read
 
 
 def check_plan(model: LanguageModel, options: PlanOptions) -> None:
-    """Raise UsageError if a plan cannot be read, or needs a longer context than the model has."""
+    """Raise UsageError if a plan cannot be read, or needs a longer context than the model has, or if the model answers
+    messages and does not continue texts."""
+    if getattr(getattr(model, "model", model), "answers_only", False):
+        raise UsageError(
+            f"{model.name} answers messages, and a text that goes on is no answer: it cannot be scored by this server."
+        )
     options.check_documents(1)
     check_length(model, options.max_length)

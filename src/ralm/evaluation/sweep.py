@@ -67,6 +67,10 @@ def sweep(
     if not values or len(set(values)) < len(values):
         raise UsageError(f"`points` must have different values, at least one, not {', '.join(values)!r}.")
     scorer, sources = Scorer.of(model), _shared_sources(points)
+    if scorer.bounds is not None:
+        raise UsageError(
+            f"{scorer.name} gives bounds of log-probabilities, of which no gain can be told: use `ralm eval`."
+        )
     evaluations = {
         point.value: evaluate_text(
             text,

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.reading.provenance import Contribution, DoubleArray, Gain, contributions, gains, total_gain
-from ralm.records import NO_PASSAGE, FloatArray, Passage, Passages, Provenance
+from ralm.reading.provenance import Contribution, Gain, contributions, gains, total_gain
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Passage, Passages, Provenance
 
 TOP_PASSAGES: Final = 10
 

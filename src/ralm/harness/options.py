@@ -6,7 +6,9 @@ from typing import Annotated, Final
 
 from ralm.bounds import MOST
 from ralm.errors import UsageError
-from ralm.lm.local.options import ModelOptions
+from ralm.lm.api.endpoint import is_api
+from ralm.lm.api.options import ApiOptions
+from ralm.lm.options import ModelOptions
 from ralm.options import Needs, Option, check_options
 from ralm.pipeline.options import ReadingOptions
 from ralm.reading.plan import PlanOptions
@@ -58,3 +60,7 @@ class HarnessOptions:
         check_options(self)
         if self.reading.reader != "in-context" and self.index is None:
             raise UsageError(f'`reader="{self.reading.reader}"` reads passages: give `index` too.')
+        if self.model.api.dry_run:
+            raise UsageError("`dry_run` would give the harness figures that mean nothing: leave it out.")
+        if not is_api(self.lm) and self.model.api != ApiOptions():
+            raise UsageError(f"{self.lm} runs here: leave out the arguments of models behind an API.")

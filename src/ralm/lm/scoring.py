@@ -83,6 +83,11 @@ class Scorer:
         """The tokenizer of the model."""
         return self.model.tokenizer
 
+    @property
+    def bounds(self) -> tuple[LanguageModel, LanguageModel] | None:
+        """The model's own."""
+        return getattr(self.model, "bounds", None)
+
     def score(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
         """The model's own results, not cached."""
         return self._read_by.score(passes)

@@ -4,7 +4,7 @@
 
 All fronts of all texts are read together. Works on token ids; knows nothing of retrieval.
 
-Shapes: K fronts of a text, V vocabulary, C tokens that a model gives.
+Shapes: K fronts of a text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,14 +15,13 @@ import numpy as np
 
 from ralm.errors import UsageError
 from ralm.lm.shared import SharedCache
+from ralm.pipeline.drawing import draw_token
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.prompt_rows import PromptState
 from ralm.protocols import WritingModel
-from ralm.reading.ensemble import mixture, posterior
 from ralm.reading.pieces import GeneratedText, GeneratedToken
-from ralm.reading.sampling import sample
 from ralm.reading.stop import StoppedText
-from ralm.records import FloatArray, IntArray
+from ralm.records import DoubleArray, IntArray, NextTokens, TextsAhead
 
 
 class Decoder:
@@ -51,6 +50,11 @@ class Decoder:
     def add(self, state: PromptState, generator: np.random.Generator | None = None) -> int:
         """Add a text, to be continued from the next step on; returns its number. With its fronts it has at least one
         token."""
+        if len(state.fronts) > 1 and self._model.tier == "text":
+            raise UsageError(
+                f"{self._model.name} gives text alone, so that its predictions cannot be averaged over "
+                f"{len(state.fronts)} passages: read one passage, several in one context, or let each passage answer."
+            )
         self._going_on[self._added] = _Drawn(state, generator or np.random.default_rng(self._options.seed))
         self._added += 1
         return self._added - 1
@@ -64,13 +68,13 @@ class Decoder:
         going_on = list(self._going_on.items())
         if not going_on:
             return []
-        texts = [text for _, one in going_on for text in self._texts(one.state)]
-        given = self._continuations.next_tokens(texts)
+        texts = {number: self._texts(one.state) for number, one in going_on}
+        self._read_ahead([(one.state, texts[number]) for number, one in going_on])
+        given = self._continuations.next_tokens([text for some in texts.values() for text in some])
         written, row = [], 0
         for number, one in going_on:
             fronts = slice(row, row := row + len(one.state.fronts))
-            ids_KC = None if given.tokens_BC is None else given.tokens_BC[fronts]
-            token = self._write(one, given.log_probs_BC[fronts], ids_KC)
+            token = self._write(one, texts[number], given.of(fronts))
             if token.token not in self._model.end_tokens:
                 written.append((number, token))
             if token.token in self._model.end_tokens or one.state.written == self._options.new_tokens:
@@ -84,44 +88,40 @@ class Decoder:
         begins = [max(0, len(front) + len(state.text) + 1 - self._max_length) for front in fronts]
         return [np.concatenate([front, state.text[begin:]]) for front, begin in zip(fronts, begins, strict=True)]
 
-    def _write(self, one: "_Drawn", log_probs_KC: FloatArray, ids_KC: IntArray | None) -> GeneratedToken:
+    def _read_ahead(self, several: Sequence[tuple[PromptState, Sequence[IntArray]]]) -> None:
+        """Tell the model what it will be asked for, if it wants to know."""
+        read_ahead = getattr(self._continuations, "read_ahead", None)
+        if read_ahead is not None and self._options.temperature == 0:
+            read_ahead([self._ahead(state, texts) for state, texts in several])
+
+    def _ahead(self, state: PromptState, texts: Sequence[IntArray]) -> TextsAhead:
+        """The texts of an average, which only grow until they are retrieved for again or fill the model's length."""
+        left = min(state.fronts_end, self._options.new_tokens) - state.written
+        room = self._max_length - max(map(len, texts))
+        return TextsAhead(texts, _log_weights(state), min(left, room), state.written)
+
+    def _write(self, one: "_Drawn", texts: Sequence[IntArray], given: NextTokens) -> GeneratedToken:
         """Draw a token from the average of the distributions, and append it to the text."""
-        options, fronts = self._options, one.state.fronts
-        if ids_KC is not None:
-            log_probs_KC, ids_KC = self._listed(log_probs_KC, ids_KC)
-        log_weights_K = np.array([front.log_weight for front in fronts])
-        log_probs_C = mixture(log_probs_KC, log_weights_K)
-        drawn = sample(
-            log_probs_C,
+
+        def chosen(wanted: IntArray) -> NextTokens:
+            return self._continuations.next_tokens(texts, wanted)
+
+        drawn = draw_token(
+            given,
+            _log_weights(one.state),
             one.generator,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
+            self._options,
+            chosen if self._model.tier == "chosen" else None,
         )
-        token = drawn if ids_KC is None else int(ids_KC[0, drawn])
-        one.state.append(token)
-        posteriors_K = posterior(log_probs_KC[:, [drawn]], log_weights_K)[0]
-        passages_K = np.array([front.passage for front in fronts], dtype=np.int64)
-        return GeneratedToken(token, float(log_probs_C[drawn]), passages_K, posteriors_K)
+        one.state.append(drawn.token)
+        passages_K = np.array([front.passage for front in one.state.fronts], dtype=np.int64)
+        return GeneratedToken(
+            drawn.token, drawn.log_prob, passages_K, drawn.posteriors_K, drawn.unlisted, drawn.certified
+        )
 
-    def _listed(self, log_probs_KC: FloatArray, ids_KC: IntArray) -> tuple[FloatArray, IntArray]:
-        """The tokens that a model gives, the likeliest ones only, in the order of their ids.
 
-        Raises UsageError if other tokens are needed too: for an average, or for a draw from more tokens.
-        """
-        count = ids_KC.shape[1]
-        if len(ids_KC) > 1:
-            raise UsageError(
-                f"{self._model.name} gives only its {count} likeliest next tokens, which cannot be averaged over "
-                f"{len(ids_KC)} passages: read one passage."
-            )
-        if self._options.temperature > 0 and (self._options.top_k or count + 1) > count:
-            raise UsageError(
-                f"{self._model.name} gives only its {count} likeliest next tokens: set `top_k` to {count} or less, or "
-                "`temperature` to 0."
-            )
-        order = np.argsort(ids_KC, axis=1)
-        return np.take_along_axis(log_probs_KC, order, axis=1), np.take_along_axis(ids_KC, order, axis=1)
+def _log_weights(state: PromptState) -> DoubleArray:
+    return np.array([front.log_weight for front in state.fronts], dtype=np.float64)
 
 
 class Writes(Protocol):

@@ -15,8 +15,9 @@ import numpy as np
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Continuations, WritingModel
-from ralm.reading.ensemble import DoubleArray, mixture
-from ralm.records import FloatArray, Front, IntArray, NextTokens, Request
+from ralm.reading.bounds import bounds_of
+from ralm.reading.ensemble import mixture
+from ralm.records import DoubleArray, FloatArray, Front, IntArray, NextTokens, Request
 
 _TEXTS_AT_ONCE: Final = 32
 """Texts of which the next token is predicted together."""
@@ -78,7 +79,7 @@ def are_greedy(endings: Sequence[Ending], model: WritingModel) -> list[bool]:
     """Whether each ending is what greedy decoding writes: all its targets are the likeliest tokens.
 
     An ending is read up to its first target that is not. Those with the same context share its reading. Raises
-    UsageError if a distribution must be averaged over fronts and the model gives only its likeliest tokens.
+    UsageError if the model lists only its likeliest tokens, and they do not decide.
     """
     reader = model.continuations()
     return [greedy for group in _groups(endings) for greedy in _greedy(group, reader)]
@@ -115,7 +116,7 @@ def _likeliest(group: Sequence[Ending], place: int, reader: Continuations) -> li
     given = reader.next_tokens([*different.values()])
     rows = {text: row for row, text in enumerate(different)}
     return [
-        _likeliest_of(given, [rows[text.tobytes()] for text in texts], one.log_weights_K)
+        _likeliest_of(given.of([rows[text.tobytes()] for text in texts]), one.log_weights_K)
         for one, texts in zip(group, texts_K, strict=True)
     ]
 
@@ -124,12 +125,13 @@ def _text(request: Request, place: int) -> IntArray:
     return np.concatenate([request.document, request.context, request.targets[:place]])
 
 
-def _likeliest_of(given: NextTokens, rows_K: Sequence[int], log_weights_K: DoubleArray) -> int:
+def _likeliest_of(given: NextTokens, log_weights_K: DoubleArray) -> int:
     if given.tokens_BC is None:
-        return int(mixture(given.log_probs_BC[rows_K], log_weights_K).argmax())
-    if len(rows_K) > 1:
+        return int(mixture(given.log_probs_BC, log_weights_K).argmax())
+    bounds = bounds_of(given, log_weights_K)
+    if not bounds.certified:
         raise UsageError(
-            f"the model gives only its {given.tokens_BC.shape[1]} likeliest next tokens, which cannot be averaged over "
-            f"{len(rows_K)} passages: read one passage."
+            f"the model lists only its {given.tokens_BC.shape[1]} likeliest next tokens, which does not decide the "
+            f"likeliest of the average over {len(log_weights_K)} passages: read one passage."
         )
-    return int(given.tokens_BC[rows_K[0], given.log_probs_BC[rows_K[0]].argmax()])
+    return int(bounds.tokens_Y[bounds.best])

@@ -148,6 +148,7 @@ class TokenWriter:
             hits = chosen(self._reranker, rows, hits, source.passages, self._reader.hits)
         for row, prompt in enumerate(prompts):
             prompt.fronts = fronts_of(self._reader, hits.of(row), self._documents)
+            prompt.fronts_end = prompt.written + self._options.stride
             check_room(self._reader, prompt.fronts, self._options.stride, self._max_length)
 
 

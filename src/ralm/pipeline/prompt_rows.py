@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ralm.bounds import MOST
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.pipeline.options import GenerationOptions
@@ -19,12 +20,16 @@ from ralm.records import FloatArray, Front, IntArray, Passages, Request
 
 
 class PromptState:
-    """A growing text, the query that replaces it for the retriever (or None), and its current fronts."""
+    """A growing text, the query that replaces it for the retriever (or None), and its current fronts.
+
+    The fronts stay as they are until `fronts_end` tokens are written.
+    """
 
     def __init__(self, text: IntArray, query: str | None, fronts: Sequence[Front]) -> None:
         self.text = text
         self.query = query
         self.fronts = fronts
+        self.fronts_end = MOST
         self.written = 0
 
     def append(self, token: int) -> None:

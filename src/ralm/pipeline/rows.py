@@ -96,6 +96,11 @@ class StrideRows(TextRows):
 
         Rows without a choice are scored too, since they will be read as well and share passes.
         """
+        if getattr(self._scorer.model, "bound", None):
+            raise UsageError(
+                f"{self._scorer.name} gives bounds of log-probabilities, which do not rank passages: leave out "
+                "`rerank`, rank by another `rerank_lm`, or use a server that tells log-probabilities of given texts."
+            )
         tokens, plan = self._prepared.tokens, self._prepared.plan
         asked = {row for row, _ in candidates}
         rest = [row for row in rows_with_targets(plan) if row not in asked]

@@ -11,15 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Documents
-from ralm.records import NO_PASSAGE, FloatArray, Front, Hits
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Front, Hits
 
 Weights = Literal["similarity", "uniform"]
-DoubleArray = NDArray[np.float64]
 COLDEST: Final = 1e-6
 """The lowest temperature: the best document has all the weight, and the likeliest token is drawn."""
 

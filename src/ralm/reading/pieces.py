@@ -22,15 +22,21 @@ _LONGEST_CHARACTER = 4
 class GeneratedToken:
     """One generated token, and the documents it was read with.
 
-    `log_prob` is natural, under the mixture itself (before temperature, top-k and top-p). `passages_K` (int64) are the
-    passages of the K documents, or a single `NO_PASSAGE`. `posteriors_K` (float32) are the shares of the token's
-    probability that came from each; they sum to 1.
+    `log_prob` is natural, under the mixture itself (before temperature, top-k and top-p); NaN if the model gives text
+    alone. `passages_K` (int64) are the passages of the K documents, or a single `NO_PASSAGE`. `posteriors_K` (float32)
+    are the shares of the token's probability that came from each; they sum to 1.
+
+    Of a model that lists its likeliest tokens only, `log_prob` and the shares are those of the documents that list the
+    token; `unlisted` is what the others may add to its log-probability, 0 if all list it. `certified` says whether a
+    greedy token is the likeliest of the average for certain.
     """
 
     token: int
     log_prob: float
     passages_K: IntArray
     posteriors_K: FloatArray
+    unlisted: float = 0.0
+    certified: bool = True
 
     @property
     def passage(self) -> int:

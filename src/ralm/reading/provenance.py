@@ -19,9 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.records import NO_PASSAGE, FloatArray, Provenance, ScoredTokens
-
-DoubleArray = NDArray[np.float64]
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Provenance, ScoredTokens
 
 
 @dataclass(frozen=True, slots=True)

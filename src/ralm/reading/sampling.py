@@ -5,8 +5,7 @@ Works on log-probabilities; knows nothing of the model or the mixture that they 
 
 import numpy as np
 
-from ralm.reading.ensemble import DoubleArray
-from ralm.records import FloatArray, IntArray
+from ralm.records import DoubleArray, FloatArray, IntArray
 
 
 def sample(

@@ -1,8 +1,7 @@
 """A cache of retrievals in one file, keyed by index, retriever, query and k.
 
-An entry's key is a hash of everything that decides the entry, and the entry ends in a checksum. So an entry is never
-wrong or outdated: an altered entry counts as missing. The file is a SQLite database, which several processes may read
-and write at once.
+An entry's key is a hash of everything that decides the entry, so an entry is never wrong or outdated. The file is one
+of `folders/entries.py`. An earlier version kept entries without checksums in a table `hits`; those are ignored.
 """
 
 import hashlib
@@ -10,7 +9,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -18,18 +17,14 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.asking import ask, config_of
-from ralm.errors import InputError, StorageError, UsageError
+from ralm.errors import UsageError
+from ralm.folders.entries import create_entries, entry_errors, open_entries, read_entries, write_entries
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from ralm.retrieval.arguments import check_k, stable_hits
 from ralm.retrieval.random import RandomRetriever
 
 _LOG: Final = logging.getLogger(__name__)
-_SECONDS_TO_WAIT: Final = 60.0
-_AT_A_TIME: Final = 500
-_TABLE: Final = "CREATE TABLE IF NOT EXISTS entries (address BLOB PRIMARY KEY, entry BLOB) WITHOUT ROWID"
-"""An earlier version kept entries without checksums in a table `hits`; those are ignored."""
-_CHECKSUM_BYTES: Final = 16
 _HIT_BYTES: Final = 12
 """8 bytes for the passage number, 4 for the score."""
 
@@ -52,7 +47,7 @@ class CachedRetriever:
         self.asked = 0
         self.found = 0
         with self._open() as database:
-            database.execute(_TABLE)
+            create_entries(database)
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -72,7 +67,8 @@ class CachedRetriever:
         check_k(k)
         addresses = [self._address(query, k) for query in queries]
         with self._open() as database:
-            known = dict(_read(database, list(dict.fromkeys(addresses)), k))
+            read = read_entries(database, list(dict.fromkeys(addresses)))
+            known = {address: entry for address, entry in read if _is_entry(len(entry), k)}
         self.asked += len(queries)
         self.found += sum(address in known for address in addresses)
         missing = {address: query for address, query in zip(addresses, queries, strict=True) if address not in known}
@@ -86,8 +82,7 @@ class CachedRetriever:
                 )
             }
             with self._open() as database:
-                rows = ((address, entry + _checksum(address, entry)) for address, entry in fresh.items())
-                database.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?)", rows)
+                write_entries(database, fresh.items())
             known |= fresh
         return Hits.of_rows([_hits(known[address]) for address in addresses])
 
@@ -101,35 +96,12 @@ class CachedRetriever:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         """A connection for one transaction, which is atomic; waits while another process writes."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            database = sqlite3.connect(self.file, timeout=_SECONDS_TO_WAIT)
-            try:
-                with database:
-                    yield database
-            finally:
-                database.close()
-        except sqlite3.OperationalError as error:
-            raise StorageError(
-                f"the retrieval cache {self.file} cannot be used ({error}); choose another file, or go without one."
-            ) from error
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite's message may not decode
-            raise InputError(
-                f"{self.file} is not a retrieval cache ({error}); choose another file, or remove this one."
-            ) from error
-
-
-def _read(database: sqlite3.Connection, addresses: list[bytes], k: int) -> Iterator[tuple[bytes, bytes]]:
-    """The entries that are present and intact, without their checksums, by address."""
-    for begin in range(0, len(addresses), _AT_A_TIME):
-        some = addresses[begin : begin + _AT_A_TIME]
-        marks = ",".join("?" * len(some))
-        statement = f"SELECT address, entry FROM entries WHERE address IN ({marks})"  # noqa: S608  (only question marks)
-        for address, entry in database.execute(statement, some):
-            if isinstance(entry, bytes) and _is_entry(len(entry) - _CHECKSUM_BYTES, k):
-                content = entry[:-_CHECKSUM_BYTES]
-                if entry[-_CHECKSUM_BYTES:] == _checksum(address, content):
-                    yield address, content
+        with (
+            entry_errors(self.file, "retrieval cache", "choose another file, or go without one"),
+            closing(open_entries(self.file)) as database,
+            database,
+        ):
+            yield database
 
 
 def _is_entry(size: int, k: int) -> bool:
@@ -141,7 +113,3 @@ def _hits(entry: bytes) -> tuple[IntArray, FloatArray]:
     count = len(entry) // _HIT_BYTES
     numbers_K, scores_K = np.frombuffer(entry, "<i8", count), np.frombuffer(entry, "<f4", offset=8 * count)
     return numbers_K.astype(np.int64), scores_K.astype(np.float32)
-
-
-def _checksum(address: bytes, entry: bytes) -> bytes:
-    return hashlib.blake2b(address + entry, digest_size=_CHECKSUM_BYTES).digest()

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ralm.corpus.metadata import from_json, to_json
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.evaluation.perplexity import Evaluation
+from ralm.evaluation.perplexity import Evaluation, Reading
 from ralm.evaluation.traces import TracedText, used_passages
 from ralm.reading.provenance import contributions, gains, provenance_of
 from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passage, Passages, Provenance, ScoredTokens
@@ -34,6 +34,8 @@ READ_OF_PASSAGES: Final = {
     "text": pa.string(),
 }
 """The columns of passages that reports need."""
+_LOWER, _UPPER = "_lower", "_upper"
+"""How the columns of bounds end."""
 _WORTH: Final = {"gain": pa.float64(), "tokens": pa.int64(), "helped": pa.int64(), "hurt": pa.int64()}
 
 
@@ -53,7 +55,7 @@ def token_table(evaluation: Evaluation) -> pa.Table:
     """A row per target token: `text` is what it adds to the text; the text before the first is in the metadata.
 
     `passage`, `document_id` and `title` are null for a token that was read without a passage, `baseline_log_prob` and
-    `gain` without a baseline.
+    `gain` without a baseline. A log-probability that is known by bounds only is null, and two more columns hold them.
     """
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     numbers, inverse_T = np.unique(scored.passages_T, return_inverse=True)
@@ -65,9 +67,9 @@ def token_table(evaluation: Evaluation) -> pa.Table:
             "position": scored.positions_T,
             "token": scored.tokens_T,
             "text": pa.array(texts, pa.string()),
-            "log_prob": scored.log_probs_T,
-            "baseline_log_prob": none if baseline is None else baseline.scored.log_probs_T,
-            "gain": none if baseline is None else _gain(scored, baseline.scored),
+            **_log_prob_columns(evaluation.reading, ""),
+            **(_log_prob_columns(baseline, "baseline_") if baseline else {"baseline_log_prob": none}),
+            "gain": none if baseline is None or evaluation.is_bounded else _gain(scored, baseline.scored),
             "passage": pa.array(scored.passages_T, mask=scored.passages_T == NO_PASSAGE),
             "document_id": pa.array([s and s.document_id for s in sources], pa.string()).take(pa.array(inverse_T)),
             "title": pa.array([s and s.title for s in sources], pa.string()).take(pa.array(inverse_T)),
@@ -75,6 +77,15 @@ def token_table(evaluation: Evaluation) -> pa.Table:
         }
     )
     return table.replace_schema_metadata({_BEFORE: before.encode()})
+
+
+def _log_prob_columns(reading: Reading, prefix: str) -> dict[str, pa.Array]:
+    """The log-probabilities of targets, and their bounds if some are known by bounds only."""
+    lower_T, name = reading.scored.log_probs_T, f"{prefix}log_prob"
+    if reading.upper is None:
+        return {name: pa.array(lower_T)}
+    bounds = {f"{name}{_LOWER}": pa.array(lower_T), f"{name}{_UPPER}": pa.array(reading.upper.scored.log_probs_T)}
+    return {name: pa.array(lower_T, mask=~reading.exact_T), **bounds}
 
 
 def passage_table(evaluation: Evaluation) -> pa.Table:
@@ -85,7 +96,7 @@ def passage_table(evaluation: Evaluation) -> pa.Table:
     scored, baseline = evaluation.reading.scored, evaluation.baseline
     provenance = provenance_of(scored)
     used = used_passages(provenance, evaluation.passages)
-    if baseline is None:
+    if baseline is None or evaluation.is_bounded:
         return pa.table(
             {**passage_columns(list(used.values())), **{name: pa.nulls(len(used), of) for name, of in _WORTH.items()}}
         )
@@ -99,6 +110,7 @@ def tokens_of_run(run: Path, tokens: pa.Table) -> TokensOfRun:
 
     Raises DamagedFolderError if the table is not that of a run.
     """
+    _check_exact(run, tokens)
     tokens = checked_columns(run, tokens, _COMPARED)
     return TokensOfRun(
         before=_before(tokens),
@@ -115,6 +127,7 @@ def traced_text(run: Path, tokens: pa.Table, passages: pa.Table) -> TracedText:
     Raises UsageError if the run has no baseline, DamagedFolderError if the tables are not those of a run.
     """
     metadata = {"metadata": pa.string()} if "metadata" in passages.column_names else {}
+    _check_exact(run, tokens)
     tokens = checked_columns(run, tokens, _READ_OF_TOKENS, nullable=("baseline_log_prob",))
     passages = checked_columns(run, passages, {**READ_OF_PASSAGES, **metadata})
     if tokens["baseline_log_prob"].null_count:
@@ -171,6 +184,15 @@ def _provenance_columns(provenance: Provenance) -> dict[str, pa.Array]:
         "passages": pa.ListArray.from_arrays(offsets, provenance.passages_TK[found_TK]),
         "posteriors": pa.ListArray.from_arrays(offsets, provenance.posteriors_TK[found_TK]),
     }
+
+
+def _check_exact(run: Path, tokens: pa.Table) -> None:
+    """Raise UsageError if some log-probabilities of a run are known by bounds only."""
+    if f"log_prob{_UPPER}" in tokens.column_names or f"baseline_log_prob{_UPPER}" in tokens.column_names:
+        raise UsageError(
+            f"{run} holds bounds of log-probabilities, since its model lists its likeliest tokens only: they cannot be "
+            "compared or reported."
+        )
 
 
 def checked_columns(

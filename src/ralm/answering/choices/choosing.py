@@ -45,6 +45,9 @@ class Choice:
     `probabilities_C` (float64) the shares of the choices in what all of them have; both are None where an `answer` was
     generated, which is None otherwise. `shares` says how much of the probability of what was chosen came from each
     passage, largest first; `cut` is what was cut of the prompts.
+
+    Of a model that lists its likeliest tokens only, both are None unless the bounds of all choices agree, and
+    `certified` says whether the bounds decide what is chosen.
     """
 
     chosen: int | None
@@ -54,6 +57,7 @@ class Choice:
     answer: str | None = None
     shares: dict[int, float]
     cut: Cut
+    certified: bool = True
 
     @property
     def right(self) -> bool:
@@ -121,23 +125,33 @@ class _ByLikelihood(ABC):
     def choose(self, asked: Sequence[Asked]) -> list[Choice]:
         """The choice with the highest worth of each question."""
         texts = [(one.fronts, tokens) for question, one in asked for tokens in self._tokens(question)]
-        found = iter(likelihoods(texts, self._scorer))
+        found = iter(zip(*self._bounds(texts), strict=True))
         return [self._likeliest(question, one, [next(found) for _ in question.choices]) for question, one in asked]
 
-    def _likeliest(self, question: ChoiceQuestion, asked: AskedQuestion, found: Sequence[Likelihood]) -> Choice:
+    def _bounds(self, texts: Sequence[tuple[Sequence[Front], IntArray]]) -> Sequence[Sequence[Likelihood]]:
+        """The lower and the upper bounds of the likelihood of each text: the same where the model tells it."""
+        if self._scorer.bounds is None:
+            return (likelihoods(texts, self._scorer),) * 2
+        return [likelihoods(texts, Scorer(bound, progress=False)) for bound in self._scorer.bounds]
+
+    def _likeliest(
+        self, question: ChoiceQuestion, asked: AskedQuestion, found: Sequence[tuple[Likelihood, Likelihood]]
+    ) -> Choice:
+        """The choice with the highest worth, given the lower and upper bound of each; the first of equal ones."""
         firsts = _firsts(self.texts(question))
-        worths = [
-            self.worth(one) if first == place else -np.inf
-            for place, (one, first) in enumerate(zip(found, firsts, strict=True))
-        ]
-        chosen = None if np.isneginf(worths).all() else int(np.argmax(worths))
+        worths_2C = np.array([[self.worth(one) for one in bounds] for bounds in zip(*found, strict=True)])
+        worths_2C[:, [first != place for place, first in enumerate(firsts)]] = -np.inf
+        worths_C, uppers_C = worths_2C
+        chosen = None if np.isneginf(worths_C).all() else int(np.argmax(worths_C))
+        exact = np.array_equal(worths_C, uppers_C)
         return Choice(
             chosen=chosen,
             gold=firsts[question.gold],
-            log_probs_C=np.array([one.log_prob for one in found]),
-            probabilities_C=_shares_of(np.array(worths)),
-            shares={} if chosen is None else _by_passage(asked.fronts, found[chosen]),
+            log_probs_C=np.array([lower.log_prob for lower, _ in found]) if exact else None,
+            probabilities_C=_shares_of(worths_C) if exact else None,
+            shares={} if chosen is None else _by_passage(asked.fronts, found[chosen][0]),
             cut=asked.most_cut,
+            certified=exact or (chosen is not None and worths_C[chosen] >= np.delete(uppers_C, chosen).max()),
         )
 
     def _tokens(self, question: ChoiceQuestion) -> list[IntArray]:

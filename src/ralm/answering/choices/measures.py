@@ -44,11 +44,11 @@ def measures_of(choices: Sequence[Choice], closed: Sequence[Choice], subjects: S
 
 
 def _columns(choices: Sequence[Choice]) -> _Columns:
-    """Whether each choice is right; if choices have probabilities, the Brier score, and the natural logarithm of the
+    """Whether each choice is right; if all have probabilities, the Brier score, and the natural logarithm of the
     probability of the right one, unless that is 0 anywhere."""
     columns = {"accuracy": np.array([float(one.right) for one in choices])}
     known = [(one.probabilities_C, one.gold) for one in choices if one.probabilities_C is not None]
-    if known:
+    if known and len(known) == len(choices):
         columns["brier_score"] = np.array([brier_score(*one) for one in known])
         golds = np.array([probabilities_C[gold] for probabilities_C, gold in known])
         if golds.all():
@@ -61,18 +61,21 @@ def _difference(columns: _Columns, others: _Columns) -> _Columns:
 
 
 def _counts(choices: Sequence[Choice]) -> dict[str, JsonValue]:
-    """How often nothing was chosen, and how many questions had a prompt that was cut."""
-    return {
+    """How often nothing was chosen, and how many questions had a prompt that was cut; the share of choices that are
+    certified, if not all are."""
+    found: dict[str, JsonValue] = {
         "no_choice": sum(one.chosen is None for one in choices),
         "cut": sum(bool(one.cut) for one in choices),
     }
+    certified = float(np.mean([one.certified for one in choices]))
+    return found if certified == 1 else {**found, "certified": certified}
 
 
 def _calibration(choices: Sequence[Choice]) -> dict[str, JsonValue]:
     """Mean confidence (the probability of the likeliest choice), expected calibration error and its bins; nothing if
-    choices have no probabilities."""
+    not all choices have probabilities."""
     confidences_U = np.array([one.probabilities_C.max() for one in choices if one.probabilities_C is not None])
-    if not len(confidences_U):
+    if not len(confidences_U) or len(confidences_U) < len(choices):
         return {}
     bins = calibration_bins(confidences_U, np.array([one.right for one in choices]))
     return {

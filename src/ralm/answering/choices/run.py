@@ -38,6 +38,7 @@ _CHOSEN: Final = {
     "log_probs": pa.list_(pa.float64()),
     "probabilities": pa.list_(pa.float64()),
     "answer": pa.string(),
+    "certified": pa.bool_(),
     "cut_demonstrations": pa.int64(),
     "cut_documents": pa.int64(),
 }
@@ -139,6 +140,7 @@ def _values(row: ChosenQuestion, choice: Choice) -> dict[str, Any]:
         "log_probs": None if choice.log_probs_C is None else choice.log_probs_C.tolist(),
         "probabilities": None if choice.probabilities_C is None else choice.probabilities_C.tolist(),
         "answer": choice.answer,
+        "certified": choice.certified,
         "cut_demonstrations": choice.cut.demonstrations,
         "cut_documents": choice.cut.documents,
     }

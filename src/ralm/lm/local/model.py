@@ -18,11 +18,11 @@ from ralm.lm.local.files import check_folder, loading_errors
 from ralm.lm.local.fingerprint import settings_fingerprint, weights_fingerprint
 from ralm.lm.local.head import ChosenLogits
 from ralm.lm.local.kernels import speed_up
-from ralm.lm.local.options import ModelOptions
 from ralm.lm.local.packed import PackedWeights
 from ralm.lm.local.probe import check_causal, keeps_rows
 from ralm.lm.local.replica import Replica
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
+from ralm.lm.options import ModelOptions
 from ralm.protocols import Continuations
 from ralm.records import FloatArray, Pass
 

@@ -159,12 +159,12 @@ class ModelTokenizer:
         Ids that the tokenizer does not know, which a model may still generate, are skipped: slow (Python) tokenizers
         fail on some.
         """
-        known = tokens if self._tokenizer.is_fast else tokens[tokens <= self._last]
+        known = tokens if self._tokenizer.is_fast else tokens[tokens < self.vocabulary]
         return str(self._tokenizer.decode(known.tolist()))
 
     def decode_words(self, tokens: IntArray) -> str:
         """The same without special tokens."""
-        known = tokens if self._tokenizer.is_fast else tokens[tokens <= self._last]
+        known = tokens if self._tokenizer.is_fast else tokens[tokens < self.vocabulary]
         return str(self._tokenizer.decode(known.tolist(), skip_special_tokens=True))
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, template: str | None = None, goes_on: bool = False) -> str:
@@ -219,8 +219,9 @@ class ModelTokenizer:
         return np.array(encoded["input_ids"], dtype=np.int64), spans_N2
 
     @cached_property
-    def _last(self) -> int:
-        return max(self._tokenizer.get_vocab().values())
+    def vocabulary(self) -> int:
+        """How many token ids the tokenizer knows, those without a token included."""
+        return max(self._tokenizer.get_vocab().values()) + 1
 
     def _found(self, text: str, tokens: IntArray) -> list[tuple[int, int]]:
         """The spans of tokens, found by decoding them."""

@@ -1,0 +1,134 @@
+"""The name of a model behind an API, as an address, a model and a key.
+
+    http://localhost:8000#MODEL        a server; its key, if it wants one, is in RALM_API_KEY
+    https://host/some/path#MODEL       the same, with the path of its API if that is not /v1
+    openai:MODEL, together:MODEL ...   a provider; its key is in its own variable
+
+A key goes to the host that it belongs to and nowhere else: it is never part of a name, and a provider's key is never
+sent to a URL. Knows nothing of requests.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+from ralm.errors import UsageError
+
+URL_KEY: Final = "RALM_API_KEY"
+"""The environment variable with the key for a server that is named by its URL."""
+_URL: Final = re.compile("https?://", re.IGNORECASE)
+_KEY: Final = re.compile("[!-~]+")
+"""The characters that a header may hold."""
+_HOST: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\.?|[0-9a-f:]+(%\w+)?")
+"""A name, an IPv4 or an IPv6 address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """The base URL of a provider's API and the environment variable with its key."""
+
+    url: str
+    variable: str
+
+
+PROVIDERS: Final[Mapping[str, Provider]] = {
+    "deepseek": Provider("https://api.deepseek.com/v1", "DEEPSEEK_API_KEY"),
+    "fireworks": Provider("https://api.fireworks.ai/inference/v1", "FIREWORKS_API_KEY"),
+    "groq": Provider("https://api.groq.com/openai/v1", "GROQ_API_KEY"),
+    "mistral": Provider("https://api.mistral.ai/v1", "MISTRAL_API_KEY"),
+    "openai": Provider("https://api.openai.com/v1", "OPENAI_API_KEY"),
+    "openrouter": Provider("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
+    "together": Provider("https://api.together.ai/v1", "TOGETHER_API_KEY"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a model is asked.
+
+    `url` is the base URL without a slash at its end, `model` the server's name for the model. `variable` names the
+    environment variable that `key` came from, or that a key belongs in.
+    """
+
+    url: str
+    model: str
+    key: str | None = field(default=None, repr=False)
+    variable: str = URL_KEY
+
+    @property
+    def is_url(self) -> bool:
+        """Whether it was named by its URL, and not as that of a provider."""
+        return self.variable == URL_KEY
+
+    @property
+    def is_openai(self) -> bool:
+        """Whether it is OpenAI's own."""
+        return self.url == PROVIDERS["openai"].url
+
+    def address(self, path: str) -> str:
+        """The full URL of a path: below the base URL, or from the server's root if it begins with `//`."""
+        if path.startswith("//"):
+            parts = urlsplit(self.url)
+            return f"{parts.scheme}://{parts.netloc}{path[1:]}"
+        return self.url + path
+
+
+def is_api(name: str) -> bool:
+    """Whether the name of a language model is that of one behind an API."""
+    return _URL.match(name) is not None or name.partition(":")[0] in PROVIDERS.keys() - {name}
+
+
+def endpoint_of(name: str, environment: Mapping[str, str] = os.environ) -> Endpoint:
+    """The endpoint that a name stands for, with its key from the environment.
+
+    Raises UsageError if the name has no model, the URL is malformed or has a user or password in it, the key of a
+    provider is not set, or a key has characters that cannot be sent. No message holds a key or password.
+    """
+    provider, _, model = name.partition(":")
+    if provider not in PROVIDERS:
+        return _at_url(name, environment)
+    if not model.strip():
+        raise UsageError(f"{name} names no model; write {provider}:MODEL.")
+    variable = PROVIDERS[provider].variable
+    key = _key(variable, environment)
+    if key is None:
+        raise UsageError(f"{name} needs a key; put it into the environment variable {variable}.")
+    return Endpoint(PROVIDERS[provider].url, model.strip(), key, variable)
+
+
+def _at_url(name: str, environment: Mapping[str, str]) -> Endpoint:
+    url, _, model = name.partition("#")
+    parts = _parts(url)
+    if not model.strip():
+        raise UsageError(f"{url} names no model; write {url}#MODEL.")
+    base = f"{parts.scheme.lower()}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
+    return Endpoint(base, model.strip(), _key(URL_KEY, environment), URL_KEY)
+
+
+def _parts(url: str) -> SplitResult:
+    if "@" in url:
+        raise UsageError(f"a URL of a model may have no user or password in it; put the key into {URL_KEY}.")
+    try:
+        parts = urlsplit(url)
+        valid = bool(_HOST.fullmatch(parts.hostname or "")) and parts.port != 0 and url.isprintable() and " " not in url
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UsageError(f"{url} is not a URL; write http://HOST:PORT#MODEL.")
+    if parts.query:
+        raise UsageError(
+            f"the URL of a model may have no query; write {parts.scheme}://{parts.netloc}{parts.path}#MODEL."
+        )
+    return parts
+
+
+def _key(variable: str, environment: Mapping[str, str]) -> str | None:
+    key = environment.get(variable) or None
+    if key is not None and not _KEY.fullmatch(key):
+        raise UsageError(
+            f"the key in {variable} has a space, a line break or another character that no key has; set it again."
+        )
+    return key

@@ -1,0 +1,70 @@
+"""Options for asking a server; does not import openai, so that the command line starts fast."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ralm.errors import UsageError
+from ralm.options import Needs, Option, check_options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiOptions:
+    """How a server is asked, how much may be spent, and where its answers are kept.
+
+    `context_length` is for servers that do not say how much their model reads, some of which read too much of it
+    without a word; it can only lower what a server says.
+    `max_requests` counts requests without their retries. `max_cost` is in the currency of `prices`, a TOML file with
+    the price of a million tokens in and out for each model (see `PriceTable`). A `dry_run` sends nothing but what the
+    first contact with a server needs.
+
+    Raises UsageError if an option is out of bounds, or `max_cost` is given without `prices`.
+    """
+
+    tokenizer: Annotated[
+        str | None,
+        Option(
+            "Tokenizer of a model behind an API: hub name, folder, or tiktoken:NAME.", default_said="the server's own"
+        ),
+    ] = None
+    likeliest: Annotated[
+        int | None,
+        Option("Ask for this many of the likeliest next tokens.", most=1_000_000, default_said="as many as it lists"),
+    ] = None
+    context_length: Annotated[
+        int | None,
+        Option(
+            "Most tokens of a model behind an API, new ones included.", least=3, default_said="what the server says"
+        ),
+    ] = None
+    requests_at_once: Annotated[int, Option("Most requests to a server that are under way at once.", most=1000)] = 16
+    timeout: Annotated[
+        float, Option("Seconds that a server may be silent before a request is sent again.", above=True, most=86_400)
+    ] = 120.0
+    retries: Annotated[int, Option("Most times that a request is sent again.", least=0, most=100)] = 5
+    max_requests: Annotated[
+        int | None, Option("Stop before more requests than this are sent.", default_said="no limit")
+    ] = None
+    max_cost: Annotated[
+        float | None,
+        Option(
+            "Stop before more than this is spent.",
+            default_said="no limit",
+            needs=Needs("`prices`", lambda options: options.prices is not None),
+        ),
+    ] = None
+    prices: Annotated[
+        Path | None, Option("TOML file with the price of a million tokens for each model.", default_said="none")
+    ] = None
+    dry_run: Annotated[
+        bool, Option("Say how many requests and tokens the job would take at most, without sending one of them.")
+    ] = False
+    answers: Annotated[
+        Path | None,
+        Option("File that keeps the answers of servers, so that none is paid for twice.", default_said="in the cache"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.max_cost is not None and self.prices is None:
+            raise UsageError("`max_cost` needs `prices`, which say what a token costs.")

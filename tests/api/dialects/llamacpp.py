@@ -1,0 +1,246 @@
+"""llama.cpp's server (llama-server): its own completions, and OpenAI's as far as it has them.
+
+Facts, seen of a server of autumn 2026 and read in tools/server (README.md, server-task.cpp, server-common.cpp) of the
+repository ggml-org/llama.cpp: the list `completion_probabilities` has an entry for each new token, with id, token,
+bytes, logprob and top_logprobs, before temperature and biases; with `post_sampling_probs` these are prob and top_probs
+after them; OpenAI's routes give the same entries in `logprobs.content`. Nothing tells of the tokens of the prompt; echo
+is ignored (versions of 2025 answer with an error 500). 0 new tokens write one. A prompt is a text, a list of ids, a
+list of both, or a list of such; the first text of a prompt gets the BOS of the model, ids do not; an empty text writes
+nothing. The model that a request names is not looked at. Too long a prompt is an error 400 of type
+`exceed_context_size_error`. A log-probability of minus infinity is the lowest float. What was cut off with a stop
+string has no entries; the end of the text has one with an empty token; a token after which a character is unfinished
+has none. /health needs no key.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+import numpy as np
+
+from tests.api.dialects.base import Call, Dialect, Handler, bias_of, chat_text, stops_of
+from tests.api.dialects.openai import told_of, usage
+from tests.api.replies import Json, RefusedError
+from tests.api.writing import Row, Task, Written, unfinished
+
+LEAST = float(np.finfo(np.float32).min)
+_ENDINGS = {"length": "limit", "end": "eos", "stop": "word"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaCpp(Dialect):
+    """llama.cpp's server."""
+
+    echo: Literal["refused", "ignored"] = "ignored"
+
+    def routes(self) -> Mapping[tuple[str, str], Handler]:
+        return {
+            ("GET", "/health"): lambda call: {"status": "ok"},
+            ("GET", "/props"): self.props,
+            ("GET", "/v1/models"): self.models,
+            ("POST", "/tokenize"): self.tokenize,
+            ("POST", "/detokenize"): lambda call: {"content": call.decode(call.body["tokens"])},
+            ("POST", "/completion"): self.completion,
+            ("POST", "/v1/completions"): self.completions,
+            ("POST", "/v1/chat/completions"): self.chat,
+        }
+
+    def props(self, call: Call) -> Json:
+        return {
+            "default_generation_settings": {"n_ctx": call.backing.max_length},
+            "total_slots": 1,
+            "model_alias": call.model,
+            "model_path": call.model,
+            "build_info": call.fingerprint,
+        }
+
+    def models(self, call: Call) -> Json:
+        length = call.backing.max_length
+        meta = {"n_vocab": call.backing.vocabulary, "n_ctx": length, "n_ctx_train": length}
+        card = {"id": call.model, "object": "model", "created": 1700000000, "owned_by": "llamacpp", "meta": meta}
+        return {"object": "list", "data": [card]}
+
+    def tokenize(self, call: Call) -> Json:
+        tokens = call.encode(call.body["content"], special=call.body.get("add_special", False))
+        if call.body.get("with_pieces"):
+            return {"tokens": [{"id": token, "piece": self.piece(call, token)} for token in tokens]}
+        return {"tokens": tokens}
+
+    def piece(self, call: Call, token: int) -> str | list[int]:
+        """The text of a token, or its bytes if they are no whole characters."""
+        try:
+            return call.backing.piece(token).decode()
+        except UnicodeDecodeError:
+            return call.bytes_of(token)
+
+    def completion(self, call: Call) -> Json | list[Json]:
+        answers = [self.native(call, prompt, self.written(call, prompt)) for prompt in self.prompts(call)]
+        return answers[0] if len(answers) == 1 else [{**one, "index": i} for i, one in enumerate(answers)]
+
+    def completions(self, call: Call) -> Json:
+        if call.body.get("echo") and self.echo == "refused":
+            raise _refused(500, "Only no echo is supported", "server_error")
+        prompts = self.prompts(call)
+        written = [self.written(call, prompt) for prompt in prompts]
+        choices = [
+            {**self.openai_choice(call, one), "text": one.text, "index": index} for index, one in enumerate(written)
+        ]
+        return self.openai_answer(call, "text_completion", prompts, written, choices)
+
+    def chat(self, call: Call) -> Json:
+        if call.body.get("top_logprobs") is not None and not call.body.get("logprobs"):
+            raise _refused(400, "top_logprobs requires logprobs to be set to true", "invalid_request_error")
+        prompt = call.begun(call.encode(chat_text(call.body["messages"]), special=True))
+        written = self.written(call, prompt)
+        message = {"role": "assistant", "content": written.text}
+        choice = {**self.openai_choice(call, written), "message": message, "index": 0}
+        return self.openai_answer(call, "chat.completion", [prompt], [written], [choice])
+
+    def prompts(self, call: Call) -> list[list[int]]:
+        prompt = call.body["prompt"]
+        if prompt == []:
+            raise _refused(400, '"prompt" must not be empty', "invalid_request_error")
+        mixed = isinstance(prompt, list) and any(isinstance(part, int) for part in prompt)
+        every = [prompt] if mixed or isinstance(prompt, str) else prompt
+        return [call.begun(self.encoded(call, one)) for one in every]
+
+    def encoded(self, call: Call, prompt: str | list[int | str]) -> list[int]:
+        """A text, ids, or a list of both; a text that stands first gets the special tokens."""
+        parts = [prompt] if isinstance(prompt, str) else prompt
+        encoded = (
+            call.encode(part, special=place == 0) if isinstance(part, str) else [part]
+            for place, part in enumerate(parts)
+        )
+        tokens = list(chain.from_iterable(encoded))
+        if any(not 0 <= token < call.backing.vocabulary for token in tokens):
+            raise _refused(400, "Prompt contains invalid tokens", "invalid_request_error")
+        return tokens
+
+    def written(self, call: Call, prompt: list[int]) -> Written:
+        body, length = call.body, call.backing.max_length
+        if len(prompt) >= length:
+            text = (
+                f"request ({len(prompt)} tokens) exceeds the available context size ({length} tokens), "
+                "try increasing it"
+            )
+            raise _refused(400, text, "exceed_context_size_error", n_prompt_tokens=len(prompt), n_ctx=length)
+        most_new = body.get("n_predict", body.get("max_tokens", -1))
+        room = length - len(prompt) if prompt else 0
+        return call.write(
+            Task(
+                prompt=prompt,
+                most_new=room if most_new is None or most_new < 0 else min(max(most_new, 1), room),
+                temperature=body.get("temperature", 0.8),
+                seed=body.get("seed"),
+                stop=stops_of(body.get("stop")),
+                bias=bias_of(body.get("logit_bias")),
+            )
+        )
+
+    def listed(self, call: Call) -> int:
+        """How many likeliest tokens are asked for: `n_probs`, or as OpenAI's routes call it."""
+        logprobs = call.body.get("logprobs")
+        if logprobs is True:
+            logprobs = call.body.get("top_logprobs", 20)
+        return int(call.body.get("n_probs") or logprobs or 0)
+
+    def native(self, call: Call, prompt: list[int], written: Written) -> Json:
+        answer = {
+            "index": 0,
+            "content": written.text,
+            "tokens": [row.token for row in written.new] if call.body.get("return_tokens") else [],
+            "id_slot": 0,
+            "stop": True,
+            "model": call.model,
+            "tokens_predicted": len(written.new),
+            "tokens_evaluated": len(prompt),
+            "prompt": call.decode(prompt),
+            "has_new_line": "\n" in written.text,
+            "truncated": len(prompt) + len(written.new) == call.backing.max_length,
+            "stop_type": _ENDINGS[written.ended_by] if prompt else "none",
+            "stopping_word": written.stop or "",
+            "tokens_cached": len(prompt) + len(written.new) - 1,
+        }
+        listed = self.probabilities(call, written)
+        return {**answer, "completion_probabilities": listed} if listed else answer
+
+    def openai_choice(self, call: Call, written: Written) -> Json:
+        listed = self.probabilities(call, written)
+        return {"logprobs": {"content": listed} if listed else None, "finish_reason": written.finish}
+
+    def openai_answer(
+        self, call: Call, kind: str, prompts: list[list[int]], written: list[Written], choices: list[Json]
+    ) -> Json:
+        return {
+            "id": f"chatcmpl-{call.number}",
+            "object": kind,
+            "created": 1700000000 + call.number,
+            "model": call.model,
+            "system_fingerprint": call.fingerprint,
+            "choices": choices,
+            "usage": usage(len(prompts[0]), len(written[0].new)),  # of the first alone
+        }
+
+    def probabilities(self, call: Call, written: Written) -> list[Json]:
+        """The entry of each new token; none if no likeliest tokens were asked for.
+
+        A token after which a character is unfinished has none; the one that ends it has the text of all.
+        """
+        count = self.listed(call)
+        entries, unsent = list[Json](), b""
+        for row in told_of(call, written) if count else []:
+            unsent += b"" if row.token in call.backing.end_tokens else call.backing.piece(row.token)
+            if not unfinished(unsent):
+                entries.append(self.entry(call, row, count) | _spelled(unsent))
+                unsent = b""
+        return entries
+
+    def entry(self, call: Call, row: Row, count: int) -> Json:
+        assert row.log_prob is not None
+        if call.body.get("post_sampling_probs"):
+            probs = _sampled_from(row, call.body.get("temperature", 0.8))
+            top = [{**self.token(call, token), "prob": prob} for token, prob in probs[:count] if prob > 0]
+            return {**self.token(call, row.token), "prob": dict(probs)[row.token], "top_probs": top}
+        top = [{**self.token(call, token), "logprob": _told(log_prob)} for token, log_prob in row.likeliest(count)]
+        return {**self.token(call, row.token), "logprob": _told(row.log_prob), "top_logprobs": top}
+
+    def token(self, call: Call, token: int) -> Json:
+        return {"id": token, **_spelled(call.backing.piece(token))}
+
+    def failure(self, status: int) -> Any:
+        kinds = {503: ("Loading model", "unavailable_error"), 429: ("Too many requests", "rate_limit_error")}
+        message, kind = kinds.get(status, ("Internal error", "server_error"))
+        return {"error": {"code": status, "message": message, "type": kind}}
+
+    def wrong_key(self, key: str) -> RefusedError:
+        return _refused(401, "Invalid API Key", "authentication_error")
+
+    def needs_key(self, path: str) -> bool:
+        return path != "/health"
+
+    def not_found(self, path: str) -> RefusedError:
+        return _refused(404, "File Not Found", "not_found_error")
+
+
+def _sampled_from(row: Row, temperature: float) -> list[tuple[int, float]]:
+    """Every token with its probability after the temperature, likeliest first."""
+    assert row.log_probs_V is not None
+    if temperature <= 0:
+        return [(token, float(place == 0)) for place, (token, _) in enumerate(row.likeliest(len(row.log_probs_V)))]
+    scaled_V = row.log_probs_V / temperature
+    probs_V = np.exp(scaled_V - np.logaddexp.reduce(scaled_V))
+    order_V = np.argsort(-probs_V, kind="stable")
+    return [(int(token), float(probs_V[token])) for token in order_V]
+
+
+def _spelled(text: bytes) -> Json:
+    return {"token": text.decode(errors="replace"), "bytes": list(text)}
+
+
+def _told(log_prob: float) -> float:
+    return max(log_prob, LEAST)
+
+
+def _refused(status: int, message: str, kind: str, **more: int) -> RefusedError:
+    return RefusedError(status, {"error": {"code": status, "message": message, "type": kind, **more}})

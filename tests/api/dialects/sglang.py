@@ -1,0 +1,182 @@
+"""SGLang's server: its own /generate, and OpenAI's routes.
+
+Facts, from docs/basic_usage/sampling_params.md, managers/io_struct.py, scheduler_components and entrypoints/openai
+(serving_completions.py, utils.py) of the repository sgl-project/sglang: log-probabilities are lists of [logprob, id,
+text or null], the text only with `return_text_in_logprobs`; those of the prompt begin at `logprob_start_len`, and the
+first of them is always null; without it (-1) nothing is told of the prompt. `token_ids_logprob` asks for chosen ids, in
+the order asked, also in the place of every token of the prompt. A prompt may be scored with 0 new tokens. In OpenAI's
+completions, echo tells nothing of the prompt at `logprobs` 0, every text offset is -1, and of two tokens with the same
+text the likelier stays. The model that a request names is not looked at.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from tests.api.dialects.base import Call, Handler, stops_of
+from tests.api.dialects.openai import OpenAI
+from tests.api.replies import Json, RefusedError
+from tests.api.writing import Row, Task, Written
+
+Told: TypeAlias = list[float | int | str | None]
+"""A log-probability, an id and a text or null."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGLang(OpenAI):
+    """SGLang's server."""
+
+    def routes(self) -> Mapping[tuple[str, str], Handler]:
+        return {
+            **super().routes(),
+            ("GET", "/health"): lambda call: {},
+            ("GET", "/get_model_info"): self.info,
+            ("GET", "/model_info"): self.info,
+            ("POST", "/generate"): self.generate,
+        }
+
+    def info(self, call: Call) -> Json:
+        return {
+            "model_path": call.model,
+            "tokenizer_path": call.model,
+            "is_generation": True,
+            "weight_version": call.fingerprint,
+        }
+
+    def model_card(self, call: Call) -> Json:
+        card = {"owned_by": "sglang", "root": call.model, "parent": None, "max_model_len": call.backing.max_length}
+        return {**super().model_card(call), **card}
+
+    def generate(self, call: Call) -> Json | list[Json]:
+        given = call.body["input_ids"] if "input_ids" in call.body else call.body["text"]
+        one = isinstance(given, str) or isinstance(given[0], int)
+        encoded = [
+            call.encode(text, special=True) if isinstance(text, str) else text for text in ([given] if one else given)
+        ]
+        answers = [self.native(call, call.begun(prompt)) for prompt in encoded]
+        return answers[0] if one else answers
+
+    def native(self, call: Call, prompt: list[int]) -> Json:
+        options = call.body.get("sampling_params") or {}
+        most_new = options.get("max_new_tokens", 128)
+        length = call.backing.max_length
+        if len(prompt) + most_new > length:
+            raise RefusedError(400, {"error": {"message": _too_long(length, len(prompt), most_new)}})
+        written = call.write(
+            Task(
+                prompt=prompt,
+                most_new=most_new,
+                temperature=options.get("temperature", 1.0),
+                seed=options.get("sampling_seed"),
+                stop=stops_of(options.get("stop")),
+            )
+        )
+        meta = {
+            "id": f"request-{call.number}",
+            "finish_reason": _finish(written),
+            "prompt_tokens": len(prompt),
+            "completion_tokens": len(written.new),
+            "cached_tokens": 0,
+            "weight_version": call.fingerprint,
+            **(self.logprobs_of(call, written) if call.body.get("return_logprob") else {}),
+        }
+        return {"text": written.text, "output_ids": [row.token for row in written.new], "meta_info": meta}
+
+    def logprobs_of(self, call: Call, written: Written) -> Json:
+        """The lists of log-probabilities: of each token, of the likeliest and of the chosen ids."""
+        start = call.body.get("logprob_start_len", -1)
+        prompt = _from(written.prompt, start) if start >= 0 else []
+        top, chosen = call.body.get("top_logprobs_num", 0), call.body.get("token_ids_logprob")
+        told = {
+            "input_token_logprobs": [self.told_as(call, row.token, row.log_prob) for row in prompt],
+            "output_token_logprobs": [self.told_as(call, row.token, row.log_prob) for row in written.new],
+        }
+        if top:
+            told |= self.in_places(call, "top", prompt, written.new, lambda row: row.likeliest(top))
+        if chosen:
+            told |= self.in_places(call, "token_ids", prompt, written.new, lambda row: row.of(chosen))
+        return told
+
+    def in_places(
+        self, call: Call, kind: str, prompt: list[Row], new: list[Row], of: Callable[[Row], list[tuple[int, float]]]
+    ) -> Json:
+        """Some tokens in the place of each: null where nothing is known."""
+
+        def listed(row: Row) -> list[Told] | None:
+            return None if row.log_probs_V is None else [self.told_as(call, *pair) for pair in of(row)]
+
+        return {f"input_{kind}_logprobs": list(map(listed, prompt)), f"output_{kind}_logprobs": list(map(listed, new))}
+
+    def told_as(self, call: Call, token: int, log_prob: float | None) -> Told:
+        return [log_prob, token, call.text(token) if call.body.get("return_text_in_logprobs") else None]
+
+    def encoded(self, call: Call, text: str) -> list[int]:
+        return call.encode(text, special=True)
+
+    def choice(self, call: Call, index: int, prompt: list[int], written: Written) -> Json:
+        choice = super().choice(call, index, prompt, written)
+        if call.body.get("logprobs") != 0:
+            return choice
+        return {**choice, "logprobs": self.logprobs(call, self.told(call, written), 0)}
+
+    def logprobs(self, call: Call, rows: list[Row], offset: int) -> Json:
+        told = super().logprobs(call, rows, offset)
+        return {**told, "top_logprobs": told["top_logprobs"] or [], "text_offset": [-1] * len(rows)}
+
+    def listed(self, call: Call, row: Row, count: int) -> dict[str, float | None] | None:
+        """The likeliest alone, without the token itself; the likelier of two with the same text."""
+        if row.log_probs_V is None:
+            return None
+        return {call.text(token): log_prob for token, log_prob in reversed(row.likeliest(count))}
+
+    def name(self, call: Call, row: Row, token: int) -> str:
+        return call.text(token)
+
+    def check_model(self, call: Call) -> None:
+        """Any name will do."""
+
+    def check_completion(self, call: Call) -> None:
+        """Any number of likeliest tokens will do."""
+
+    def check_chat(self, call: Call) -> None:
+        """Any number of likeliest tokens will do."""
+
+    def check_length(self, call: Call, prompt: int, new: int) -> None:
+        length = call.backing.max_length
+        if prompt + new > length:
+            raise RefusedError(400, _error(_too_long(length, prompt, new), "BadRequestError", 400))
+
+    def failure(self, status: int) -> Any:
+        return _error("The server is overloaded or failed.", "InternalServerError", status)
+
+    def wrong_key(self, key: str) -> RefusedError:
+        return RefusedError(401, {"error": "Unauthorized"})
+
+    def needs_key(self, path: str) -> bool:
+        return path != "/health"
+
+    def not_found(self, path: str) -> RefusedError:
+        return RefusedError(404, {"detail": "Not Found"})
+
+
+def _from(prompt: list[Row], start: int) -> list[Row]:
+    """The tokens of a prompt from one on; nothing is told of that one."""
+    rows = prompt[start:]
+    return [replace(rows[0], log_prob=None, log_probs_V=None), *rows[1:]] if start and rows else rows
+
+
+def _finish(written: Written) -> Json:
+    if written.ended_by == "length":
+        return {"type": "length", "length": len(written.new)}
+    return {"type": "stop", "matched": written.stop if written.stop is not None else written.new[-1].token}
+
+
+def _too_long(length: int, prompt: int, new: int) -> str:
+    return (
+        f"Requested token count exceeds the model's maximum context length of {length} tokens. You requested a total "
+        f"of {prompt + new} tokens: {prompt} tokens from the input messages and {new} tokens for the completion."
+    )
+
+
+def _error(message: str, kind: str, code: int) -> Json:
+    return {"object": "error", "message": message, "type": kind, "param": None, "code": code}

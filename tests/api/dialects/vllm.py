@@ -1,0 +1,239 @@
+"""vLLM's server: OpenAI's completions and chats, and what it adds to them.
+
+Facts, seen of version 0.32 and read in vllm/entrypoints/openai/completion (protocol.py, serving.py),
+serve/tokenize/protocol.py and sampling_params.py of the repository vllm-project/vllm and its pull request 43463:
+`prompt_logprobs` stands in each choice, a null and then a dictionary from ids (as text) to logprob, rank and
+decoded_token, the actual token first, then the likeliest; echo fills it too. Echo may write 0 tokens (one is written
+and counted, but not told), nothing else may. `logprob_token_ids` is a list of at most 128 ids in the body, needs
+`logprobs`, replaces the likeliest in the place of each *new* token, and is refused with an echo that writes nothing. A
+list of likeliest begins with the sampled token and has one more entry than asked for if that is not among them.
+`return_tokens_as_token_ids` names tokens `token_id:17`; text offsets then count those names. Texts are read with the
+special tokens of the tokenizer unless `add_special_tokens` is false. At most `max_logprobs` (20) can be asked for. A
+prompt needs room for one new token; more are cut without a word. The key protects /v1 alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tests.api.dialects.base import Call, Handler
+from tests.api.dialects.openai import OpenAI, error, sent, usage
+from tests.api.replies import Json, RefusedError
+from tests.api.writing import Row, Task, Written
+
+_MOST_CHOSEN = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLLM(OpenAI):
+    """vLLM's server.
+
+    Without `knows_token_ids` it is of before May 2026 and ignores `logprob_token_ids`; without `template` the model has
+    no chat template.
+    """
+
+    max_logprobs: int = 20
+    knows_token_ids: bool = True
+    template: bool = True
+    version: str = "0.32.0"
+
+    def routes(self) -> Mapping[tuple[str, str], Handler]:
+        return {
+            **super().routes(),
+            ("GET", "/version"): lambda call: {"version": self.version},
+            ("GET", "/health"): lambda call: {},
+            ("POST", "/tokenize"): self.tokenize,
+            ("POST", "/detokenize"): lambda call: {"prompt": call.decode(call.body["tokens"])},
+        }
+
+    def model_card(self, call: Call) -> Json:
+        card = {"owned_by": "vllm", "root": call.model, "parent": None, "max_model_len": call.backing.max_length}
+        return {**super().model_card(call), **card}
+
+    def completions(self, call: Call) -> Json:
+        answer = super().completions(call)
+        if call.body.get("max_tokens") == 0:
+            answer["usage"] = usage(answer["usage"]["prompt_tokens"], len(answer["choices"]))
+        return answer
+
+    def prompts(self, call: Call) -> list[list[int]]:
+        if call.body.get("prompt") in (None, "", []):
+            raise _bad("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        prompts = super().prompts(call)
+        for prompt in prompts:
+            unknown = [token for token in prompt if not 0 <= token < call.backing.vocabulary]
+            if unknown:
+                raise _refused(f"Token id {unknown[0]} is out of vocabulary")
+            if not prompt:
+                raise _refused("The decoder prompt cannot be empty")
+        return prompts
+
+    def tokenize(self, call: Call) -> Json:
+        tokens = call.encode(call.body["prompt"], special=call.body.get("add_special_tokens", True))
+        names = [call.text(token) for token in tokens] if call.body.get("return_token_strs") else None
+        length = call.backing.max_length
+        return {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": names}
+
+    def head(self, call: Call, short: str, kind: str) -> Json:
+        return {**super().head(call, short, kind), "service_tier": None, "kv_transfer_params": None}
+
+    def encoded(self, call: Call, text: str) -> list[int]:
+        return call.encode(text, special=call.body.get("add_special_tokens", True))
+
+    def told(self, call: Call, written: Written) -> list[Row]:
+        """Every new token, the end of the text and what a stop string cut off included."""
+        return written.new
+
+    def choice(self, call: Call, index: int, prompt: list[int], written: Written) -> Json:
+        return {
+            **super().choice(call, index, prompt, written),
+            "stop_reason": written.stop,
+            "prompt_logprobs": self.prompt_logprobs(call, written),
+            **self.token_ids(call, prompt, written),
+        }
+
+    def token_ids(self, call: Call, prompt: list[int], written: Written) -> Json:
+        wanted = call.body.get("return_token_ids")
+        return {
+            "prompt_token_ids": prompt if wanted else None,
+            "token_ids": [row.token for row in written.new] if wanted else None,
+        }
+
+    def prompt_logprobs(self, call: Call, written: Written) -> list[Json | None] | None:
+        count = call.body.get("prompt_logprobs")
+        if count is None and call.body.get("echo") and not call.fault.ignores_echo:
+            count = call.body.get("logprobs")
+        if count is None:
+            return None
+        return [self.place(call, row, self.expanded(call, count)) for row in written.prompt]
+
+    def place(self, call: Call, row: Row, count: int) -> Json | None:
+        """What was expected in the place of one token of the prompt."""
+        if row.log_probs_V is None:
+            return None
+        told = {row.token: row.log_prob} | dict(row.likeliest(count)) | {row.token: row.log_prob}
+        return {
+            str(token): {"logprob": log_prob, "rank": row.rank(token), "decoded_token": _text_in(call, row, token)}
+            for token, log_prob in told.items()
+        }
+
+    def logprobs(self, call: Call, rows: list[Row], offset: int) -> Json:
+        """The four lists; offsets begin at 0, and one token is listed even if 0 were asked for."""
+        told = super().logprobs(call, rows, 0)
+        count = self.expanded(call, call.body["logprobs"])
+        return {**told, "top_logprobs": [self.listed(call, row, count) for row in rows]}
+
+    def width(self, call: Call, row: Row) -> int:
+        return len(self.name(call, row, row.token))
+
+    def listed(self, call: Call, row: Row, count: int) -> dict[str, float | None] | None:
+        if row.log_probs_V is None:
+            return None
+        return {self.name(call, row, token): sent(log_prob) for token, log_prob in self.in_place(call, row, count)}
+
+    def in_place(self, call: Call, row: Row, count: int) -> list[tuple[int, float | None]]:
+        """The actual token, then the chosen ids (of new tokens alone) or the likeliest."""
+        chosen = call.body.get("logprob_token_ids") if self.knows_token_ids else None
+        others = row.of(chosen) if chosen else row.likeliest(count)
+        return [(row.token, row.log_prob), *(other for other in others if other[0] != row.token)]
+
+    def chat_token(self, call: Call, row: Row) -> Json:
+        """As OpenAI's, but the list begins with the sampled token and is cut to what was asked for."""
+        count = self.expanded(call, call.body.get("top_logprobs") or 0)
+        in_place = self.in_place(call, row, count)
+        kept = in_place if self.knows_token_ids and call.body.get("logprob_token_ids") else in_place[:count]
+        return {
+            **self.chat_name(call, row, row.token),
+            "logprob": sent(row.log_prob),
+            "top_logprobs": [
+                {**self.chat_name(call, row, token), "logprob": sent(log_prob)} for token, log_prob in kept
+            ],
+        }
+
+    def name(self, call: Call, row: Row, token: int) -> str:
+        return f"token_id:{token}" if call.body.get("return_tokens_as_token_ids") else _text_in(call, row, token)
+
+    def expanded(self, call: Call, count: int) -> int:
+        """A number of tokens; -1 is all of them."""
+        return call.backing.vocabulary if count == -1 else count
+
+    def task(self, call: Call, prompt: list[int]) -> Task:
+        task = super().task(call, prompt)
+        if task.most_new < 1 and not call.body.get("echo"):
+            raise _bad(f"max_tokens must be at least 1, got {task.most_new}.", "max_tokens", task.most_new)
+        return replace(task, most_new=min(task.most_new, call.backing.max_length - len(prompt)))
+
+    def unknown_model(self, asked: str | None) -> RefusedError:
+        text = f"The model `{asked}` does not exist."
+        return RefusedError(404, error(text, "NotFoundError", "model", 404))
+
+    def check_completion(self, call: Call) -> None:
+        self.check_count(call, "logprobs", "sample")
+        self.check_count(call, "prompt_logprobs", "prompt")
+        if self.knows_token_ids:
+            self.check_chosen(call)
+
+    def check_chat(self, call: Call) -> None:
+        if not self.template:
+            raise _refused("As of transformers v4.44, default chat template is no longer allowed")
+        self.check_count(call, "top_logprobs", "sample")
+
+    def check_count(self, call: Call, field: str, kind: str) -> None:
+        most = self.expanded(call, self.max_logprobs)
+        count = self.expanded(call, call.body.get(field) or 0)
+        if count > most:
+            name = "prompt_logprobs" if kind == "prompt" else "logprobs"
+            raise _bad(f"Requested {kind} logprobs of {count}, which is greater than max allowed: {most}", name, count)
+
+    def check_chosen(self, call: Call) -> None:
+        chosen = call.body.get("logprob_token_ids")
+        if not chosen:
+            return
+        if call.body.get("logprobs") is None:
+            raise _bad("when using `logprob_token_ids`, `logprobs` must be set.", "logprob_token_ids")
+        if call.body.get("echo") and call.body.get("max_tokens") == 0:
+            text = "`logprob_token_ids` is not supported when `echo=True` and `max_tokens=0`"
+            raise _bad(f"{text} because no output tokens are generated.", "logprob_token_ids")
+        if len(chosen) > _MOST_CHOSEN:
+            most = f"which is greater than max allowed: {_MOST_CHOSEN}"
+            raise _bad(f"Requested logprob_token_ids of length {len(chosen)}, {most}", "logprob_token_ids", len(chosen))
+        unknown = [token for token in chosen if not 0 <= token < call.backing.vocabulary]
+        if unknown:
+            text = f"token_id(s) {unknown} in logprob_token_ids contain out-of-vocab token ids."
+            raise _bad(f"{text} Vocabulary size: {call.backing.vocabulary}", "logprob_token_ids", unknown)
+
+    def check_length(self, call: Call, prompt: int, new: int) -> None:
+        length = call.backing.max_length
+        if prompt > length:
+            text = f"This model's maximum context length is {length} tokens. However, your prompt contains {prompt}"
+            raise _bad(f"{text} input tokens. Please reduce the length of the input prompt.", "input_tokens", prompt)
+        if prompt == length:
+            text = f"The decoder prompt (length {prompt}) plus the number of requested output tokens (at least 1)"
+            raise _refused(f"{text} is longer than the maximum model length of {length}.")
+
+    def failure(self, status: int) -> Any:
+        return error("The server is overloaded or failed.", "InternalServerError", code=status)
+
+    def wrong_key(self, key: str) -> RefusedError:
+        return RefusedError(401, {"error": "Unauthorized"})
+
+    def needs_key(self, path: str) -> bool:
+        return path.startswith("/v1")
+
+    def not_found(self, path: str) -> RefusedError:
+        return RefusedError(404, {"detail": "Not Found"})
+
+
+def _text_in(call: Call, row: Row, token: int) -> str:
+    """A token's text in the place of a row: the character that it ends, or "" if it is a part that ends none."""
+    return (row.pending + call.backing.piece(token)).decode(errors="ignore")
+
+
+def _bad(text: str, param: str, value: object = None) -> RefusedError:
+    said = f"(parameter={param})" if value is None else f"(parameter={param}, value={value})"
+    return RefusedError(400, error(f"{text} {said}", "BadRequestError", param, 400))
+
+
+def _refused(text: str) -> RefusedError:
+    """A refusal that names no parameter."""
+    return RefusedError(400, error(text, "BadRequestError", code=400))

@@ -1,0 +1,93 @@
+"""Models behind a scripted server, opened as a user would: by the server's URL, with a probe."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ralm.lm.api import probe
+from ralm.lm.api.capabilities import Asking, Capabilities
+from ralm.lm.api.client import Client
+from ralm.lm.api.endpoint import Endpoint
+from ralm.lm.api.model import ApiModel
+from ralm.lm.api.names import TokenNames
+from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.probe import load_api_model
+from ralm.lm.api.tokenizers import ApiTokenizer, open_tokenizer
+from ralm.lm.api.ways.named import way_of
+from ralm.lm.api.ways.way import Way
+from ralm.lm.tokenizer import full_tokenizer
+from tests.api.backings import Backing, CharacterTokenizer, OfTable
+from tests.api.dialects.base import Dialect, Handler
+from tests.api.dialects.llamacpp import LlamaCpp
+from tests.api.dialects.openai import OpenAI
+from tests.api.dialects.sglang import SGLang
+from tests.api.dialects.vllm import VLLM
+from tests.api.scripted_server import ScriptedServer
+
+VOCABULARY = 192
+"""Characters of a table that knows the probe's text."""
+EXACT: dict[str, Dialect] = {"echo": OpenAI(), "vllm": VLLM(), "sglang": SGLang(), "llama.cpp": LlamaCpp()}
+"""Servers that tell log-probabilities of given texts, by the way of asking them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatsOnly(OpenAI):
+    """A hosted model that answers messages alone."""
+
+    def routes(self) -> Mapping[tuple[str, str], Handler]:
+        routes = super().routes()
+        return {route: routes[route] for route in routes if route[1] != "/v1/completions"}
+
+
+def opened(
+    server: ScriptedServer,
+    *,
+    load: Callable[[str, ApiOptions], ApiModel] = load_api_model,
+    model: str | None = None,
+    **options: Any,
+) -> ApiModel:
+    """The model of a server; a table's tokenizer cannot be named, so it is given here."""
+    name = f"{server.url}#{model or server.model}"
+    tokenizer = server.backing.tokenizer
+    if not isinstance(tokenizer, CharacterTokenizer):
+        return load(name, ApiOptions(**{"tokenizer": "ralm-tiny", **options}))
+    given = ApiTokenizer(full_tokenizer(tokenizer), "characters", len(tokenizer.spellings), tokenizer.fingerprint)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, open_tokenizer.__name__, lambda *_: given)
+        return load(name, ApiOptions(**options))
+
+
+@contextmanager
+def served(
+    backing: Backing, dialect: Dialect, *, options: dict[str, Any] | None = None, **server: Any
+) -> Iterator[tuple[ScriptedServer, ApiModel]]:
+    """A server in front of a model, and the model as it is seen through it."""
+    with ScriptedServer(backing, dialect, **server) as scripted:
+        model = opened(scripted, **(options or {}))
+        try:
+            yield scripted, model
+        finally:
+            model.client.close()
+
+
+def way_named(name: str, backing: OfTable, likeliest: int, *, as_ids: bool = True) -> Way:
+    """A way of asking the server of a table, as the probe would make it."""
+    asking = Asking(way=name, likeliest=likeliest, as_ids=as_ids)
+    return way_of(
+        asking, "scripted", full_tokenizer(backing.tokenizer), TokenNames(backing.tokenizer, backing.vocabulary)
+    )
+
+
+def unprobed(
+    server: ScriptedServer, backing: OfTable, name: str, likeliest: int = 5, *, as_ids: bool = True
+) -> ApiModel:
+    """The same as if it were probed, in no time; no answer is kept."""
+    way = way_named(name, backing, likeliest, as_ids=as_ids)
+    asking = Asking(way=name, likeliest=likeliest, as_ids=as_ids)
+    length = backing.max_length - way.margin
+    capabilities = Capabilities(asking=asking, max_length=length, greedy=(), identity="")
+    client = Client(Endpoint(server.url, server.model))
+    return ApiModel(f"{server.url}#{server.model}", client, way, full_tokenizer(backing.tokenizer), capabilities)

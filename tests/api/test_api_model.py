@@ -1,0 +1,334 @@
+"""A model behind a server that tells log-probabilities gives the figures of the same model in this process."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from ralm import (
+    Ensemble,
+    FromRetriever,
+    GenerationOptions,
+    InContext,
+    Oracle,
+    PlanOptions,
+    Question,
+    Reader,
+    ZeroShot,
+    evaluate_text,
+    generate,
+)
+from ralm.answering.answers import Asker, answer_and_score, room_for_prompts
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import open_prompt
+from ralm.errors import BudgetError, ServerError
+from ralm.lm.api.model import ApiModel
+from ralm.lm.named import load_local_model
+from ralm.lm.scoring import Scorer
+from ralm.protocols import WritingModel
+from ralm.reading.pieces import GeneratedToken
+from ralm.records import Request
+from tests.api.backings import Backing, OfModel, OfTable
+from tests.api.dialects.base import Dialect
+from tests.api.dialects.openai import OpenAI
+from tests.api.faults import Cut, Fault, HtmlPage, Slow, Status
+from tests.api.scripted_server import Request as Sent, ScriptedServer
+from tests.api.served import EXACT, VOCABULARY, opened, served
+from tests.fakes import SharedWordsRetriever, passages_of
+
+TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
+EXACT_AND_BIAS: dict[str, Dialect] = {**EXACT, "bias": OpenAI(echoes=False)}
+PASSAGES = passages_of(
+    "The city was built on a river by the sea",
+    "A list type is a mutable sequence of the language",
+    "The river floods the city in the spring",
+    "Sequences such as a list or a tuple have a length",
+    "The sea is cold in the spring",
+)
+TEXT = (
+    "The city by the river was built in the spring of a cold year . A list is a sequence and a tuple is a sequence "
+    "of the language too , and the length of a list is not the length of the river . In the sea there is a city ."
+)
+SOURCE = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
+
+
+@cache
+def tiny() -> Any:
+    return load_local_model("ralm-tiny")
+
+
+@cache
+def behind() -> Backing:
+    return OfModel(tiny())
+
+
+@pytest.fixture(scope="module", params=EXACT_AND_BIAS)
+def of_table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiModel]:
+    """The table behind each kind of server that tells the log-probabilities of given texts."""
+    answers = {"answers": tmp_path_factory.mktemp("answers") / "answers.sqlite"}
+    with served(TABLE, EXACT_AND_BIAS[request.param], options=answers) as (_, model):
+        assert model.way.name == request.param
+        yield model
+
+
+@pytest.fixture(scope="module", params=EXACT_AND_BIAS)
+def of_tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiModel]:
+    """The built-in model behind each of them."""
+    answers = {"answers": tmp_path_factory.mktemp("answers") / "answers.sqlite"}
+    with served(behind(), EXACT_AND_BIAS[request.param], options=answers) as (_, model):
+        yield model
+
+
+TOKENS = st.lists(st.integers(1, 20), max_size=6).map(lambda ids: np.array(ids, dtype=np.int64))
+TARGETS = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=5).map(lambda ids: np.array(ids))
+REQUESTS = st.builds(
+    lambda document, context, targets: Request(np.append(document, 7), context, targets), TOKENS, TOKENS, TARGETS
+)
+
+
+@settings(deadline=None, max_examples=25)
+@given(requests=st.lists(REQUESTS, min_size=1, max_size=6))
+def test_scores(of_table: ApiModel, requests: list[Request]) -> None:
+    found = Scorer(of_table, progress=False).log_probs(requests)
+    expected = Scorer(TABLE, progress=False).log_probs(requests)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_scores_of_every_kind_of_token(of_tiny: ApiModel) -> None:
+    """Parts of characters, white space, the end of a text, texts of one target."""
+    text = tiny().tokenizer.encode("caf\u00e9 \u2014 \u65e5\u672c \U0001f389\n\n\tx  = '\u00df'")
+    tokens = np.concatenate([[5], text, [0, 300], text[:4]]).astype(np.int64)
+    requests = [Request(tokens[:1], tokens[:0], tokens[1:]), Request(tokens[:3], tokens[3:9], tokens[9:10])]
+    if of_tiny.way.name == "bias":
+        requests = [Request(tokens[:1], tokens[:0], text)]  # the end of a text is never told
+    for one, other in zip(
+        Scorer(of_tiny, progress=False).log_probs(requests),
+        Scorer(tiny(), progress=False).log_probs(requests),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("reader", "reranker"),
+    [
+        (InContext(), None),
+        (Ensemble(documents=3), None),
+        (Ensemble(documents=2, weights="uniform"), None),
+        (InContext(), ZeroShot(candidates=3)),
+        (InContext(), Oracle(candidates=3)),
+    ],
+    ids=["in-context", "ensemble", "uniform", "zero-shot", "oracle"],
+)
+def test_evaluations(of_tiny: ApiModel, reader: Reader, reranker: Any) -> None:
+    options = PlanOptions(stride=6, query_tokens=12, document_tokens=16, max_length=40)
+    mine, theirs = (
+        evaluate_text(
+            TEXT, model, options, source=SOURCE, reader=reader, reranker=reranker, limit_tokens=48, baseline=True
+        )
+        for model in (of_tiny, tiny())
+    )
+    for found, expected in ((mine.reading, theirs.reading), (mine.baseline, theirs.baseline)):
+        assert found is not None
+        assert expected is not None
+        assert abs(found.scored.nll - expected.scored.nll) < 1e-4 * len(expected.scored)
+        np.testing.assert_allclose(found.scored.log_probs_T, expected.scored.log_probs_T, atol=1e-4)
+        np.testing.assert_array_equal(found.scored.passages_T, expected.scored.passages_T)
+
+
+def tokens_of(model: WritingModel, prompt: str, reader: Reader, **options: Any) -> list[GeneratedToken]:
+    chosen = GenerationOptions(**{"new_tokens": 12, "document_tokens": 16, **options})
+    pieces = generate(prompt, model, chosen, SOURCE, reader=reader)
+    return [token for piece in pieces for token in piece.tokens]
+
+
+def check_tokens(found: Sequence[GeneratedToken], expected: Sequence[GeneratedToken]) -> None:
+    assert [one.token for one in found] == [one.token for one in expected]
+    np.testing.assert_allclose([one.log_prob for one in found], [one.log_prob for one in expected], atol=1e-4)
+    for one, other in zip(found, expected, strict=True):
+        assert one.unlisted == 0
+        np.testing.assert_array_equal(one.passages_K, other.passages_K)
+        np.testing.assert_allclose(one.posteriors_K, other.posteriors_K, atol=1e-4)
+
+
+@pytest.mark.parametrize("reader", [InContext(), Ensemble(documents=2), Ensemble(documents=3, weights="uniform")])
+@pytest.mark.parametrize("prompt", ["The list of the river", "In the city the \u2014\u2014"])
+def test_what_is_generated(of_tiny: ApiModel, reader: Reader, prompt: str) -> None:
+    if of_tiny.way.name in ("echo", "bias") and "\u2014" in prompt:
+        with pytest.raises(ServerError, match="the text of several tokens or of none"):
+            tokens_of(of_tiny, prompt, reader)
+        return
+    check_tokens(tokens_of(of_tiny, prompt, reader), tokens_of(tiny(), prompt, reader))
+
+
+@pytest.mark.parametrize("documents", [None, 1, 3])
+def test_answers(of_tiny: ApiModel, documents: int | None) -> None:
+    questions = [
+        Question("0", "where is the city?", ("by the river",)),
+        Question("1", "what is a list?", ("a sequence", "a type")),
+        Question("2", "who knows?", ()),
+    ]
+    prompt, options = open_prompt("in-context-ralm"), AnswerOptions(new_tokens=6)
+    reader = InContext() if documents is None else Ensemble(documents=documents)
+    found = []
+    for model in (of_tiny, tiny()):
+        asker = Asker(prompt, model.tokenizer, room_for_prompts(tiny(), options) - 8, reader)
+        hits = [(0, 1.5), (2, 0.5), (4, 0.25)] if documents else []
+        asked = [asker.ask(question, hits, PASSAGES) for question in questions]
+        found.append(list(answer_and_score(asked, prompt, model, options)))
+    for (number, mine, gold), (other, theirs, expected) in zip(*found, strict=True):
+        assert (number, mine.text) == (other, theirs.text)
+        assert mine.log_prob == pytest.approx(theirs.log_prob, abs=1e-4)
+        assert mine.shares == pytest.approx(theirs.shares, abs=1e-4)
+        assert (gold is None) == (expected is None)
+        assert gold is None or gold == pytest.approx(expected, abs=1e-4)
+
+
+# Lengths
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp"])
+@pytest.mark.parametrize("length", [200, 223])
+def test_the_length_is_the_most_that_works(kind: str, length: int) -> None:
+    backing = OfTable(seed=4, vocabulary=VOCABULARY, max_length=length)
+    with served(backing, EXACT[kind]) as (_, model):
+        text = np.arange(length + 3) % 90 + 4
+        longest = model.max_length
+        assert length - 2 <= longest < length
+        full = Request(text[:1], text[1:longest], text[longest : longest + 1])
+        local = OfTable(seed=4, vocabulary=VOCABULARY, max_length=length)
+        [found], [expected] = (Scorer(one, progress=False).log_probs([full]) for one in (model, local))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        beyond = model.way.reading(text[: longest + 2]) if model.way.reads_prompts else None
+        beyond = beyond or model.way.choosing(text[: longest + 1], [7])
+        with pytest.raises(ServerError, match="refused a request"):
+            list(model.client.answers([beyond]))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp", "echo"])
+@pytest.mark.parametrize("reader", [InContext(), Ensemble(documents=2)])
+def test_generation_up_to_the_length(kind: str, reader: Reader) -> None:
+    """No request asks for more than fits, and the oldest tokens are dropped as a local model does."""
+    backing = OfTable(seed=4, vocabulary=VOCABULARY, max_length=240)
+    with served(backing, EXACT[kind]) as (_, model):
+        options = {"max_length": 238, "new_tokens": 40, "stride": 40, "document_tokens": 10}
+        prompt = "The river " * 21
+        check_tokens(tokens_of(model, prompt, reader, **options), tokens_of(backing, prompt, reader, **options))
+
+
+def test_a_text_that_is_too_long_for_a_server_that_does_not_say_its_length() -> None:
+    with served(OfTable(seed=4, vocabulary=VOCABULARY, max_length=200), OpenAI()) as (_, model):
+        text = np.arange(300) % 90 + 4
+        with pytest.raises(ServerError, match="maximum context length is 200 tokens"):
+            Scorer(model, progress=False).log_probs([Request(text[:1], text[1:100], text[100:])])
+
+
+# In the middle of a job
+
+OPTIONS = PlanOptions(stride=12, query_tokens=12, document_tokens=24, max_length=96)
+
+
+def evaluated(model: Any) -> Any:
+    reader = Ensemble(documents=3)
+    return evaluate_text(TEXT, model, OPTIONS, source=SOURCE, reader=reader, limit_tokens=90).reading.scored
+
+
+@cache
+def undisturbed() -> Any:
+    return evaluated(TABLE)
+
+
+def check_evaluation(model: ApiModel) -> None:
+    found = evaluated(model)
+    np.testing.assert_allclose(found.log_probs_T, undisturbed().log_probs_T, atol=1e-5)
+    np.testing.assert_array_equal(found.passages_T, undisturbed().passages_T)
+
+
+@pytest.mark.parametrize("kind", ["echo", "llama.cpp"])
+@pytest.mark.parametrize(
+    ("fault", "options"),
+    [
+        (Status(429, retry_after=0), {}),
+        (Status(500, retry_after=0), {}),
+        (Status(503, retry_after=0), {}),
+        (Slow(1), {"timeout": 0.5}),
+        (Cut(), {}),
+        (Cut(20), {}),
+    ],
+    ids=str,
+)
+def test_faults_in_the_middle_change_no_figure(kind: str, fault: Fault, options: dict[str, Any]) -> None:
+    failed: set[str] = set()
+
+    def now_and_then(sent: Sent) -> Fault | None:
+        """Every seventh request fails the first time that it is sent."""
+        if sent.method == "GET" or not disturbing or sent.asked in failed or len(failed) > 5 or sent.number % 7:
+            return None
+        failed.add(sent.asked)
+        return fault
+
+    disturbing = False
+    with served(TABLE, EXACT_AND_BIAS[kind], faults=now_and_then, options=options) as (server, model):
+        disturbing = True
+        check_evaluation(model)
+        assert failed
+        assert model.client.spent.retries >= len(failed)
+        assert all(server.times_asked[asked] >= 2 for asked in failed)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("fault", [Status(500, retry_after=0), HtmlPage(200)])
+def test_what_was_answered_before_a_failure_is_not_asked_again(kind: str, fault: Fault) -> None:
+    good = 5
+
+    def failing(sent: Sent) -> Fault | None:
+        return fault if sent.number >= begun + good else None
+
+    begun = 10_000
+    options: dict[str, Any] = {"retries": 1, "requests_at_once": 1}
+    with ScriptedServer(TABLE, EXACT[kind], faults=failing) as server:
+        model = opened(server, **options)
+        begun = len(server.posts)
+        with pytest.raises(ServerError) as raised:
+            evaluated(model)
+        check_sentence(raised.value)
+        model.client.close()
+        answered = [sent.asked for sent in server.posts[begun : begun + good]]
+        begun = 10_000
+        again = opened(server, **options)
+        before = server.times_asked
+        check_evaluation(again)
+        again.client.close()
+        assert all(server.times_asked[asked] == before[asked] == 1 for asked in answered)
+
+
+def check_sentence(error: Exception) -> None:
+    said = str(error)
+    assert said.endswith(".")
+    assert "Traceback" not in said
+    assert len(said) < 600, said
+
+
+@pytest.mark.parametrize("kind", EXACT_AND_BIAS)
+def test_a_budget_stops_a_job_and_a_rerun_asks_for_nothing_twice(kind: str) -> None:
+    with ScriptedServer(TABLE, EXACT_AND_BIAS[kind]) as server:
+        answered = set[str]()
+        for most in (20, 22, 1000):
+            model = opened(server, max_requests=most)
+            probed = len(server.posts)
+            try:
+                check_evaluation(model)
+            except BudgetError as error:
+                assert "raise `max_requests`" in str(error)  # noqa: PT017
+                assert model.client.spent.requests == most
+            finally:
+                model.client.close()
+            asked = {sent.asked for sent in server.posts[probed:]}
+            assert len(asked) == len(server.posts) - probed
+            assert not asked & answered
+            answered |= asked
+        assert most == 1000

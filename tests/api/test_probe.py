@@ -1,0 +1,337 @@
+"""What the probe finds out about each kind of server, and that no fault of a server becomes a wrong figure."""
+
+import math
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ralm.errors import ModelError, RalmError, ServerError, UsageError
+from ralm.lm.api.model import UNLIMITED, ApiModel
+from ralm.lm.api.probe import load_api_model, probe_server
+from ralm.lm.named import load_local_model
+from ralm.lm.scoring import Scorer
+from ralm.records import Request
+from tests.api.backings import Backing, OfModel, OfTable
+from tests.api.dialects.base import Dialect
+from tests.api.dialects.llamacpp import LlamaCpp
+from tests.api.dialects.llamacpp_python import LlamaCppPython
+from tests.api.dialects.ollama import Ollama
+from tests.api.dialects.openai import OpenAI
+from tests.api.dialects.sglang import SGLang
+from tests.api.dialects.text_only import TextOnly, TransformersServe
+from tests.api.dialects.vllm import VLLM
+from tests.api.faults import (
+    BeginAdded,
+    Cut,
+    EchoIgnored,
+    Fault,
+    HtmlPage,
+    InTheMiddle,
+    NoFirstNull,
+    NotJson,
+    OneLong,
+    OneShort,
+    SameText,
+    Status,
+    Swapped,
+    Ties,
+)
+from tests.api.scripted_server import Request as Sent, ScriptedServer
+from tests.api.served import EXACT, VOCABULARY, ChatsOnly, opened, served
+
+TABLE = OfTable(seed=3, vocabulary=VOCABULARY)
+SERVERS: dict[str, Dialect] = {
+    **EXACT,
+    "bias": OpenAI(echoes=False),
+    "llama-cpp-python": LlamaCppPython(),
+}
+
+
+@cache
+def tiny() -> Backing:
+    return OfModel(load_local_model("ralm-tiny"))
+
+
+def asked_how(model: ApiModel) -> tuple[str, int, bool, str, int]:
+    asking = model.capabilities.asking
+    return asking.way, asking.likeliest, asking.as_ids, model.tier, model.max_length
+
+
+@pytest.mark.parametrize(
+    ("dialect", "found"),
+    [
+        (OpenAI(), ("echo", 5, True, "chosen", UNLIMITED)),
+        (OpenAI(most_likeliest=20), ("echo", 20, True, "chosen", UNLIMITED)),
+        (OpenAI(most_likeliest=1), ("echo", 1, True, "chosen", UNLIMITED)),
+        (OpenAI(echoes=False), ("bias", 5, True, "chosen", UNLIMITED)),
+        (VLLM(), ("vllm", 20, True, "chosen", 254)),
+        (VLLM(max_logprobs=100), ("vllm", 100, True, "chosen", 254)),
+        (VLLM(max_logprobs=1), ("vllm", 1, True, "chosen", 254)),
+        (VLLM(knows_token_ids=False), ("echo", 20, True, "chosen", 254)),
+        (SGLang(), ("sglang", 100, True, "chosen", 254)),
+        (LlamaCpp(), ("llama.cpp", 100, True, "chosen", 255)),
+        (LlamaCpp(echo="refused"), ("llama.cpp", 100, True, "chosen", 255)),
+        (LlamaCppPython(), ("completions", 100, False, "likeliest", UNLIMITED)),
+        (LlamaCppPython(logits_all=False), ("text", 0, False, "text", UNLIMITED)),
+        (TextOnly(), ("text", 0, False, "text", UNLIMITED)),
+        (TextOnly(refuses=True), ("text", 0, False, "text", UNLIMITED)),
+        (TransformersServe(), ("text", 0, False, "text", UNLIMITED)),
+        (ChatsOnly(), ("chat", 20, False, "likeliest", UNLIMITED)),
+        (Ollama(), ("ollama", 20, False, "likeliest", 255)),
+        (Ollama(knows_logprobs=False), ("ollama text", 0, False, "text", 255)),
+    ],
+    ids=str,
+)
+def test_what_is_found(dialect: Dialect, found: Any) -> None:
+    with served(TABLE, dialect, options={"retries": 0}) as (server, model):
+        assert asked_how(model) == found
+        assert len(server.posts) < 30
+        check_figures(model, TABLE)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("likeliest", [1, 3, 1000])
+def test_as_many_likeliest_as_the_options_ask_for_and_the_server_lists(kind: str, likeliest: int) -> None:
+    most = {"echo": 5, "vllm": 20, "sglang": VOCABULARY, "llama.cpp": VOCABULARY}[kind]
+    with served(TABLE, EXACT[kind], options={"likeliest": likeliest}) as (_, model):
+        assert model.way.name == kind
+        assert model.way.likeliest == min(likeliest, most)
+        check_figures(model, TABLE)
+
+
+def requests() -> list[Request]:
+    random = np.random.default_rng(0)
+    return [Request(random.integers(2, 90, 5), random.integers(2, 90, 6), random.integers(2, 90, 4)) for _ in range(4)]
+
+
+def check_figures(model: ApiModel, backing: OfTable) -> None:
+    """The figures are exact, or bounds that hold, or there are none."""
+    expected = Scorer(backing, progress=False).log_probs(requests())
+    if model.tier == "chosen":
+        for one, other in zip(Scorer(model, progress=False).log_probs(requests()), expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+        return
+    with pytest.raises(UsageError, match="log-probability of a given text is not known"):
+        Scorer(model, progress=False).log_probs(requests())
+    for bound in () if model.answers_only else model.bounds or ():
+        for one, other in zip(Scorer(bound, progress=False).log_probs(requests()), expected, strict=True):
+            assert (one <= other + 1e-5 if bound.bound == "lower" else one >= other - 1e-5).all()  # type: ignore[attr-defined]
+
+
+FAULTS: Sequence[Fault] = [
+    EchoIgnored(),
+    BeginAdded(),
+    OneShort(),
+    OneLong(),
+    NoFirstNull(),
+    InTheMiddle(None),
+    InTheMiddle(math.nan),
+    InTheMiddle(0.5),
+    SameText(40, 41),
+]
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+def test_a_server_with_a_fault_gives_no_wrong_figure(kind: str, fault: Fault) -> None:
+    """The probe takes another way or refuses; what it then gives is right, or one sentence."""
+
+    def faulty(sent: Sent) -> Fault | None:
+        return fault if sent.method == "POST" else None
+
+    try:
+        with served(TABLE, SERVERS[kind], faults=faulty, options={"retries": 0}) as (_, model):
+            check_figures(model, TABLE)
+    except RalmError as error:
+        check_sentence(error)
+
+
+@pytest.mark.parametrize("kind", ["echo", "vllm", "sglang"])
+@pytest.mark.parametrize("fault", FAULTS[2:7], ids=lambda fault: type(fault).__name__)
+def test_a_fault_in_the_middle_of_a_job_gives_no_wrong_figure(kind: str, fault: Fault) -> None:
+    faulty = threading.Event()
+    with served(TABLE, EXACT[kind], faults=lambda sent: fault if faulty.is_set() else None) as (_, model):
+        faulty.set()
+        with pytest.raises(ServerError) as raised:
+            Scorer(model, progress=False).log_probs(requests())
+        check_sentence(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["echo", "vllm", "sglang"])
+def test_a_bos_from_the_middle_of_a_job_on_is_noticed(kind: str) -> None:
+    faulty = threading.Event()
+    with served(TABLE, EXACT[kind], faults=lambda sent: BeginAdded() if faulty.is_set() else None) as (_, model):
+        faulty.set()
+        with pytest.raises(ServerError) as raised:
+            Scorer(model, progress=False).log_probs(requests())
+        check_sentence(raised.value)
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_equally_likely_tokens(kind: str) -> None:
+    """Tokens that tie are listed in any order, and the figures of all are right."""
+    with served(TABLE, SERVERS[kind], faults=lambda sent: Ties(), options={"retries": 0}) as (_, model):
+        tied = Ties().backing(TABLE)
+        for one in requests():
+            tokens = np.concatenate([one.document, one.context])
+            given = model.continuations().next_tokens([tokens])
+            assert given.tokens_BC is not None
+            row_V = tied.log_probs(tokens.tolist())[-1]
+            np.testing.assert_allclose(given.log_probs_BC[0], row_V[given.tokens_BC[0]], atol=1e-5)
+            assert given.log_probs_BC[0].max() == pytest.approx(row_V.max(), abs=1e-5)
+
+
+def test_a_bos_that_the_server_puts_before_texts_is_taken_into_account() -> None:
+    """vLLM and the like do so with texts; ids are read as they are. Where only text is taken, the BOS is in front."""
+    begins = OfTable(seed=3, vocabulary=VOCABULARY, begins=True)
+    with served(begins, LlamaCppPython(), options={"retries": 0}) as (_, model):
+        assert model.capabilities.asking.begin == 1
+        tokens = np.append(1, begins.tokenizer.encode("The list"))
+        given = model.continuations().next_tokens([tokens])
+        row_V = begins.log_probs(tokens.tolist())[-1]
+        assert given.tokens_BC is not None
+        np.testing.assert_allclose(given.log_probs_BC[0], row_V[given.tokens_BC[0]], atol=1e-5)
+        with pytest.raises(ServerError, match="`bos`"):
+            model.continuations().next_tokens([tokens[1:]])
+    for dialect in EXACT.values():
+        with served(begins, dialect) as (_, model):
+            check_figures(model, begins)
+
+
+def check_sentence(error: Exception) -> None:
+    """One or two sentences without a traceback, which tell the user what was wrong."""
+    said = str(error)
+    assert said.endswith("."), said
+    assert "Traceback" not in said
+    assert "\n" not in said
+    assert ". ." not in said
+    assert ".." not in said.replace("...", ""), said
+    assert len(said) < 700, said
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Status(500), "failed (500: "),
+        (Status(503), "failed (503: "),
+        (Status(401), "asks for a key (401: "),
+        (Status(429, retry_after=0), "is asked too much (429: "),
+        (HtmlPage(502), "failed (502: <html>"),
+        (HtmlPage(200), "not with a JSON object; check that it is the URL of an API."),
+        (HtmlPage(404), "has no model scripted, or no "),
+        (NotJson(), "not with a JSON object"),
+        (Cut(), "cannot be reached or broke off"),
+        (Status(200, body={"choices": []}), "the server's answer has no "),
+    ],
+    ids=str,
+)
+def test_a_server_that_cannot_be_asked(kind: str, fault: Fault, said: str) -> None:
+    def failing(sent: Sent) -> Fault | None:
+        return fault if sent.method == "POST" else None
+
+    with ScriptedServer(TABLE, SERVERS[kind], faults=failing) as server:
+        with pytest.raises(ModelError) as raised:
+            opened(server, retries=0)
+        assert said in str(raised.value)
+        check_sentence(raised.value)
+
+
+def test_a_server_that_is_away() -> None:
+    with ScriptedServer(TABLE, OpenAI()) as server:
+        url = server.url
+    with pytest.raises(ServerError, match="cannot be reached or broke off .Connection refused.; tried") as raised:
+        load_api_model(f"{url}#m")
+    check_sentence(raised.value)
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_a_wrong_key(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScriptedServer(TABLE, SERVERS[kind], key="sekret") as server:
+        with pytest.raises(ServerError, match="asks for a key .401: .*RALM_API_KEY") as raised:
+            opened(server)
+        check_sentence(raised.value)
+        monkeypatch.setenv("RALM_API_KEY", "sk-wrong-0123456789")
+        with pytest.raises(ServerError, match="refused the key in the environment variable RALM_API_KEY") as raised:
+            opened(server)
+        check_sentence(raised.value)
+        assert "sk-wrong-0123456789" not in str(raised.value)
+        monkeypatch.setenv("RALM_API_KEY", "sekret")
+        model = opened(server, retries=0)
+        check_figures(model, TABLE)
+        model.client.close()
+
+
+@pytest.mark.parametrize("kind", ["echo", "vllm", "llama.cpp", "bias"])
+def test_an_unknown_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScriptedServer(TABLE, SERVERS[kind]) as server:
+        with pytest.raises(ModelError, match="has no model another") as raised:
+            opened(server, model="another")
+        check_sentence(raised.value)
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_tokenizer_of_another_model(kind: str, family: str, tiny_folders: dict[str, Path]) -> None:
+    folder = str(tiny_folders[family])
+    with ScriptedServer(tiny(), SERVERS[kind]) as server:
+        with pytest.raises(ModelError, match="name another `tokenizer`") as raised:
+            opened(server, tokenizer=folder, retries=0)
+        assert folder in str(raised.value)
+        check_sentence(raised.value)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_what_was_found_is_used_again(kind: str) -> None:
+    """A later process asks for the greedy tokens alone; if they are others, so is the model, and all is found anew."""
+    backing = OfTable(seed=3, vocabulary=VOCABULARY)
+    with ScriptedServer(backing, EXACT[kind]) as server, ExitStack() as models:
+
+        def load(**options: Any) -> tuple[ApiModel, int]:
+            before = len(server.posts)
+            model = opened(server, **options)
+            models.callback(model.client.close)
+            return model, len(server.posts) - before
+
+        first, asked = load()
+        again, asked_again = load()
+        assert asked > 3
+        assert asked_again == 1
+        assert again.capabilities == first.capabilities
+        anew, asked_anew = load(load=probe_server)
+        assert (anew.capabilities, asked_anew) == (first.capabilities, asked)
+        check_figures(first, backing)
+        scored = len(server.posts)
+        check_figures(again, backing)
+        assert len(server.posts) == scored
+
+        server.backing = OfTable(seed=4, vocabulary=VOCABULARY)
+        other, asked_other = load()
+        assert asked_other >= asked
+        assert other.capabilities.identity != first.capabilities.identity
+        check_figures(other, server.backing)
+
+
+def test_another_model_behind_a_dialect_that_swaps_it() -> None:
+    with ScriptedServer(TABLE, VLLM()) as server:
+        first = opened(server)
+        server.faults = lambda sent: Swapped()
+        other = opened(server)
+        assert other.capabilities.identity != first.capabilities.identity
+        first.client.close()
+        other.client.close()
+
+
+def test_a_way_that_failed_is_tried_again_by_the_next_process() -> None:
+    """A failure may be over by then; what was found without that way is not kept."""
+    with ScriptedServer(TABLE, OpenAI(), faults=[Status(500)] * 4) as server:
+        models = [opened(server, retries=0) for _ in range(2)]
+        assert [model.way.name for model in models] == ["bias", "echo"]
+        for model in models:
+            model.client.close()

@@ -1,0 +1,113 @@
+"""Scores of prompts: as few figures as possible are asked for, and those of some tokens are read alone."""
+
+import copy
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from ralm.errors import ServerError
+from ralm.lm.api.capabilities import Asking
+from ralm.lm.api.client import Asked, Client
+from ralm.lm.api.endpoint import Endpoint
+from ralm.lm.api.names import TokenNames
+from ralm.lm.api.predictions import log_prob_of, log_probs_of
+from ralm.lm.api.ways.named import way_of
+from ralm.lm.api.ways.way import Way
+from ralm.protocols import FullTokenizer
+from ralm.records import Pass
+from tests.api.backings import OfTable
+from tests.api.dialects.base import Dialect
+from tests.api.dialects.openai import OpenAI
+from tests.api.dialects.sglang import SGLang
+from tests.api.dialects.tgi import TGI
+from tests.api.dialects.vllm import VLLM
+from tests.api.scripted_server import ScriptedServer
+from tests.api.served import VOCABULARY, served, way_named
+
+TABLE = OfTable(seed=5, vocabulary=VOCABULARY)
+TEXT = TABLE.tokenizer.encode("A list of lists")
+READERS: dict[str, Dialect] = {"echo": OpenAI(), "vllm": VLLM(), "sglang": SGLang(), "tgi": TGI()}
+
+
+def way_for(name: str) -> Way:
+    """The way of asking a reader; TGI takes text alone."""
+    if name != "tgi":
+        return way_named(name, TABLE, 5)
+    names = TokenNames(TABLE.tokenizer, TABLE.vocabulary)
+    asking = Asking(way="tgi", likeliest=5, as_ids=False)
+    return way_of(asking, "scripted", cast("FullTokenizer", TABLE.tokenizer), names)
+
+
+def answered(dialect: Dialect, asked: Asked) -> Any:
+    with ScriptedServer(TABLE, dialect) as server, Client(Endpoint(server.url, server.model)) as client:
+        [answer] = client.answers([asked])
+        return answer
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("begin", [1, 4, len(TEXT) - 1, len(TEXT)])
+def test_the_end_of_a_prompt_is_read_as_with_the_rest(name: str, begin: int) -> None:
+    way = way_for(name)
+    answer = answered(READERS[name], way.reading(TEXT))
+    whole, end = way.read(answer, TEXT), way.read(answer, TEXT, begin)
+    assert len(end) == len(TEXT) - begin + 1
+    for one, other in zip(end, whole[begin - 1 :], strict=True):
+        assert (one.token, one.log_prob, one.rest) == (other.token, other.log_prob, other.rest)
+        assert one.tokens_C.tolist() == other.tokens_C.tolist()
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("places", [[1], [3, 4, 9], [len(TEXT) - 1], [*range(1, len(TEXT))]])
+def test_the_scores_of_some_tokens(name: str, places: list[int]) -> None:
+    way = way_for(name)
+    found = way.scored(answered(READERS[name], way.scoring(TEXT)), TEXT, np.array(places))
+    rows_NV = TABLE.log_probs(TEXT.tolist())
+    assert found == pytest.approx([rows_NV[place - 1, TEXT[place]] for place in places], abs=1e-5)
+
+
+def test_vllm_is_asked_for_no_other_tokens() -> None:
+    asked = way_for("vllm").scoring(TEXT)
+    answer = answered(VLLM(), asked)
+    assert [len(one) for one in answer["choices"][0]["prompt_logprobs"][1:]] == [1] * (len(TEXT) - 1)
+    assert answer["choices"][0]["logprobs"] is None
+
+
+def test_a_model_scores_by_such_requests() -> None:
+    with served(TABLE, VLLM()) as (server, model):
+        before = len(server.posts)
+        [found_P] = model.score([Pass(TEXT, np.array([2, 5]))])
+        [request] = server.posts[before:]
+    assert request.body["prompt_logprobs"] == 0
+    rows_NV = TABLE.log_probs(TEXT.tolist())
+    assert found_P == pytest.approx([rows_NV[1, TEXT[2]], rows_NV[4, TEXT[5]]], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_score_is_refused_if_a_token_before_it_is_another_one(name: str) -> None:
+    way = way_for(name)
+    answer = answered(READERS[name], way.scoring(TEXT))
+    other = TEXT.copy()
+    other[3] += 1
+    with pytest.raises(ServerError):
+        way.scored(answer, other, np.array([len(TEXT) - 1]))
+
+
+@pytest.mark.parametrize("figure", [None, 0.5, "-1.0", float("nan")])
+def test_a_score_that_is_no_log_probability_is_refused(figure: Any) -> None:
+    way = way_for("vllm")
+    answer = copy.deepcopy(answered(VLLM(), way.scoring(TEXT)))
+    answer["choices"][0]["prompt_logprobs"][4][str(TEXT[4])]["logprob"] = figure
+    with pytest.raises(ServerError):
+        way.scored(answer, TEXT, np.array([9]))
+
+
+@pytest.mark.parametrize("values", [[], [0], [-1, -2.5, 0.009], [-np.inf, -1.0]])
+def test_many_log_probabilities_are_those_of_each(values: list[float]) -> None:
+    assert log_probs_of(values, "it").tolist() == [log_prob_of(value, "it") for value in values]
+
+
+@pytest.mark.parametrize("value", [None, True, False, "-1", float("nan"), 0.02, []])
+def test_one_of_many_is_no_log_probability(value: Any) -> None:
+    with pytest.raises(ServerError):
+        log_probs_of([-1.0, value, -2.0], "it")

@@ -1,0 +1,128 @@
+"""What is counted, what it costs, and what a budget refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ralm.errors import BudgetError, InputError, UsageError
+from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.spending import Budget, PriceTable, Spent, Tokens, counted_tokens
+
+
+def table(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "prices.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_a_full_name_counts_before_wildcards_and_the_first_of_these_before_others(tmp_path: Path) -> None:
+    names = {"gpt-4o-*": (1, 2), "gpt-*": (3, 4), "gpt-4o-mini": (0.1, 0)}
+    tables = (f'["{name}"]\ninput = {price[0]}\noutput = {price[1]}\n' for name, price in names.items())
+    prices = PriceTable.read(table(tmp_path, "".join(tables)))
+    tokens = Tokens(1_000_000, 2_000_000)
+    for model, cost in (("gpt-4o-mini", "0.1"), ("gpt-4o-x", "5"), ("gpt-5", "11"), ("llama", None), ("GPT-5", None)):
+        price = prices.of(model)
+        assert (None if price is None else str(price.cost(tokens).normalize())) == cost
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("not toml", "are not a TOML file"),
+        ("input = 1\noutput = 2\n", 'must have a table \\["input"\\] with input and output'),
+        ("[m]\ninput = 1\n", 'must have a table \\["m"\\] with input and output'),
+        ("[m]\ninput = 1\noutput = 2\ncached = 3\n", "and nothing else"),
+        ("[m]\ninput = '1'\noutput = 2\n", 'the prices of "m" in .* must be numbers that are not negative'),
+        ("[m]\ninput = true\noutput = 2\n", "must be numbers"),
+        ("[m]\ninput = -0.1\noutput = 2\n", "must be numbers"),
+        ("[m]\ninput = nan\noutput = 2\n", "must be numbers"),
+        ("[m]\ninput = inf\noutput = 2\n", "must be numbers"),
+    ],
+)
+def test_tables_that_are_none(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        PriceTable.read(table(tmp_path, text))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name, said in (
+        ("missing", "cannot be read: No such file"),
+        ("", "cannot be read"),
+        ("binary", "not a TOML file"),
+    ):
+        with pytest.raises(InputError, match=said):
+            PriceTable.read(tmp_path / name)
+
+
+def test_options_that_have_no_effect_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="`max_cost` needs `prices`"):
+        ApiOptions(max_cost=1.0)
+    prices = table(tmp_path, "[other]\ninput = 1\noutput = 1\n")
+    with pytest.raises(UsageError, match=r'has no price for m; add a table \["m"\]'):
+        Budget("m", ApiOptions(prices=prices))
+
+
+@pytest.mark.parametrize("name", ["requests_at_once", "timeout", "max_requests", "max_cost", "retries"])
+def test_options_out_of_bounds(name: str, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {name: -1, "prices": tmp_path}
+    with pytest.raises(UsageError, match=f"`{name}` must be"):
+        ApiOptions(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("answer", "tokens"),
+    [
+        ({"usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}, (3, 2)),
+        ({"usage": {"prompt_tokens": 3, "total_tokens": 3}}, (3, 0)),
+        ({"usage": {"prompt_tokens": 3, "completion_tokens": None}}, (3, 0)),
+        ({"meta_info": {"prompt_tokens": 4, "completion_tokens": 1}, "usage": None}, (4, 1)),
+        ({"tokens_evaluated": 5, "tokens_predicted": 0}, (5, 0)),
+        ({"prompt_eval_count": 6, "eval_count": 7}, (6, 7)),
+        ({"usage": {"prompt_tokens": "3"}}, None),
+        ({"usage": {"prompt_tokens": True}}, None),
+        ({"usage": {"prompt_tokens": -1}}, None),
+        ({"usage": {}}, None),
+        ({}, None),
+    ],
+)
+def test_where_answers_say_how_many_tokens_they_took(answer: Any, tokens: Any) -> None:
+    assert counted_tokens(answer) == tokens
+
+
+def test_requests_are_counted_exactly() -> None:
+    budget = Budget("m", ApiOptions(max_requests=2))
+    for _ in range(2):
+        assert budget.affords(Tokens(10**9, 10**9))
+        budget.reserve(Tokens(10**9, 10**9))
+    assert not budget.affords(Tokens(0, 0))
+    with pytest.raises(BudgetError, match="2 requests sent.*raise `max_requests`"):
+        budget.reserve(Tokens(0, 0))
+    assert budget.spent == Spent(requests=2)
+
+
+def test_costs_are_bounded_exactly_and_those_under_way_count_at_their_worst(tmp_path: Path) -> None:
+    prices = table(tmp_path, "[m]\ninput = 0.1\noutput = 0.2\n")
+    budget = Budget("m", ApiOptions(prices=prices, max_cost=0.3))
+    worst = Tokens(1_000_000, 500_000)  # 0.2
+    budget.reserve(worst)
+    assert budget.affords(Tokens(1_000_000, 0)), "0.1 + 0.2 is 0.3, not more"
+    assert not budget.affords(Tokens(1_000_001, 0))
+    budget.failed(worst)
+    budget.reserve(worst)
+    budget.answered(worst, {"usage": {"prompt_tokens": 1_000_000, "completion_tokens": 0}})
+    assert budget.spent == Spent(requests=2, tokens_in=1_000_000, cost=0.1)
+    assert budget.affords(worst), "it took less than it might have"
+    budget.reserve(worst)
+    with pytest.raises(BudgetError, match="1,000,000 tokens in and 0 out, 0.1 spent.*raise `max_cost`"):
+        budget.reserve(Tokens(1, 0))
+
+
+def test_answers_without_a_count_are_counted_at_their_worst_and_said_to_be_estimates(tmp_path: Path) -> None:
+    prices = table(tmp_path, "[m]\ninput = 1\noutput = 1\n")
+    budget = Budget("m", ApiOptions(prices=prices))
+    budget.reserve(Tokens(20, 5))
+    budget.answered(Tokens(20, 5), {"choices": []})
+    assert budget.spent == Spent(requests=1, tokens_in=20, tokens_out=5, estimated=1, cost=25e-6)
+    assert budget.spent.said() == "1 requests sent and 0 reused, about 20 tokens in and 5 out, 2.5e-05 spent"

@@ -1,0 +1,286 @@
+"""Servers whose own endpoints take text alone: Text Generation Inference, and Ollama."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ralm import Ensemble, GenerationOptions, InContext, Reader, generate
+from ralm.errors import ModelError, ServerError
+from ralm.lm.api.model import UNLIMITED, ApiModel
+from ralm.lm.api.options import ApiOptions
+from ralm.lm.api.probe import load_api_model
+from ralm.lm.named import load_local_model
+from ralm.lm.scoring import Scorer
+from ralm.pipeline.sources import FromRetriever
+from ralm.protocols import LanguageModel, WritingModel
+from ralm.reading.pieces import GeneratedToken
+from ralm.records import FloatArray, Pass, Request
+from tests.api.backings import Backing, OfModel, OfTable
+from tests.api.dialects.base import Dialect
+from tests.api.dialects.ollama import Ollama
+from tests.api.dialects.openai import OpenAI
+from tests.api.dialects.tgi import TGI
+from tests.api.faults import BeginAdded, InTheMiddle, OneShort
+from tests.api.scripted_server import ScriptedServer
+from tests.api.served import VOCABULARY, opened, served
+from tests.fakes import SharedWordsRetriever, passages_of
+
+TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
+BEGUN = OfTable(seed=2, vocabulary=VOCABULARY, begins=True)
+TEXT = TABLE.tokenizer.encode("The list type has a method.")
+BOS = BEGUN.tokenizer.special_tokens.before
+OTHERS = np.array([1254, 3930])
+"""Tokens of ralm-tiny, whose text (" multicular") its tokenizer splits into two others."""
+PASSAGES = passages_of(
+    "The city was built on a river by the sea",
+    "A list type is a mutable sequence of the language",
+    "The river floods the city in the spring",
+)
+SOURCE = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
+
+
+@cache
+def tiny() -> Any:
+    return load_local_model("ralm-tiny")
+
+
+@cache
+def behind() -> Backing:
+    return OfModel(tiny())
+
+
+def scored(model: LanguageModel, tokens: Any) -> FloatArray:
+    """The log-probability of each token but the first."""
+    [found] = model.score([Pass(np.asarray(tokens), np.arange(1, len(tokens)))])
+    return found
+
+
+def bounded(model: ApiModel, tokens: Any) -> tuple[FloatArray, FloatArray]:
+    assert model.bounds is not None
+    lower, upper = (scored(bound, tokens) for bound in model.bounds)
+    return lower, upper
+
+
+def tokens_of(model: WritingModel, prompt: str, reader: Reader, new_tokens: int = 10) -> list[GeneratedToken]:
+    options = GenerationOptions(new_tokens=new_tokens, document_tokens=16, max_length=200)
+    return [token for piece in generate(prompt, model, options, SOURCE, reader=reader) for token in piece.tokens]
+
+
+def written(model: WritingModel, prompt: str, reader: Reader, new_tokens: int = 10) -> tuple[list[int], list[float]]:
+    tokens = tokens_of(model, prompt, reader, new_tokens)
+    return [one.token for one in tokens], [one.log_prob for one in tokens]
+
+
+# TGI that tells of prompts
+
+
+@pytest.mark.parametrize("backing", [TABLE, "ralm-tiny"])
+def test_tgi_scores_like_the_model_behind_it(backing: Any) -> None:
+    backing, local = (backing, backing) if isinstance(backing, OfTable) else (behind(), tiny())
+    text = backing.tokenizer.encode("The list type has a method.\n\nIt's 3.14 km from here.")
+    with served(backing, TGI()) as (server, model):
+        assert (model.way.name, model.tier, model.bounds) == ("tgi", "likeliest", None)
+        assert model.capabilities.tier.startswith("1")
+        np.testing.assert_allclose(scored(model, text), scored(local, text), atol=1e-4)
+        asked = server.posts[-1].body
+    assert asked["parameters"] == {
+        "max_new_tokens": 1,
+        "details": True,
+        "top_n_tokens": 5,
+        "decoder_input_details": True,
+    }
+
+
+@pytest.mark.parametrize("backing", [TABLE, "ralm-tiny"])
+@pytest.mark.parametrize("reader", [Ensemble(documents=2), Ensemble(documents=3, weights="uniform")])
+def test_what_tgi_writes_from_several_documents_is_certified_where_it_is_surely_right(
+    backing: Any, reader: Reader
+) -> None:
+    """Nothing is drafted, since it lists no likeliest tokens in a prompt, and no token is chosen, since text is split
+    in its own way."""
+    backing, local = (backing, backing) if isinstance(backing, OfTable) else (behind(), tiny())
+    with served(backing, TGI()) as (server, model):
+        sent = len(server.posts)
+        found, expected = (tokens_of(one, "The river ", reader) for one in (model, local))
+        assert not any(request.body["parameters"].get("decoder_input_details") for request in server.posts[sent:])
+    same = [one.token == other.token for one, other in zip(found, expected, strict=True)]
+    upto = same.index(False) if False in same else len(same)
+    assert upto == len(same) or not found[upto].certified
+    assert sum(one.certified for one in found[:upto]) > 4
+
+
+def test_the_bos_that_tgi_puts_before_a_text() -> None:
+    text = np.concatenate([BOS, TEXT])
+    with served(BEGUN, TGI()) as (server, model):
+        assert model.capabilities.asking.begin == BOS[0]
+        np.testing.assert_allclose(scored(model, text), scored(BEGUN, text), atol=1e-5)
+        assert server.posts[-1].body["inputs"] == "The list type has a method."
+        with pytest.raises(ServerError, match="read with `bos` always"):
+            scored(model, TEXT)
+
+
+def test_tokens_that_tgi_would_not_read_are_an_error() -> None:
+    """A text of which the tokenizer makes other tokens, as many or fewer."""
+    said = "splits the text into other tokens"
+    with served(behind(), TGI()) as (_, model), pytest.raises(ServerError, match=said):
+        scored(model, OTHERS)
+    shorter = np.append(tiny().tokenizer.encode(" hist"), tiny().tokenizer.encode("ory"))
+    with served(behind(), TGI()) as (_, model), pytest.raises(ServerError, match="log-probabilities for 2 tokens"):
+        scored(model, shorter)
+
+
+def test_tgi_reads_as_long_a_text_as_it_says() -> None:
+    backing = OfTable(seed=4, vocabulary=VOCABULARY, max_length=223)
+    with served(backing, TGI()) as (_, model):
+        text = np.arange(230) % 90 + 4
+        assert model.max_length == 221
+        [found], [expected] = (
+            Scorer(one, progress=False).log_probs([Request(text[:1], text[1:221], text[221:222])])
+            for one in (model, backing)
+        )
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        with pytest.raises(ServerError, match="refused a request"):
+            scored(model, text[:223])
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(OneShort(), "26 log-probabilities for 27 tokens"), (InTheMiddle(None), "TGI gives None where a log-probability")],
+)
+def test_a_wrong_list_of_tgi_is_an_error(fault: Any, said: str) -> None:
+    with served(TABLE, TGI()) as (server, model):
+        server.faults = lambda _: fault
+        with pytest.raises(ServerError, match=said):
+            scored(model, TEXT)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "said"),
+    [(TGI(), r"has no model theirs; it has mine\."), (Ollama(), "has no model theirs, or no .*found")],
+)
+def test_a_model_that_is_not_there(dialect: Dialect, said: str) -> None:
+    with ScriptedServer(behind(), dialect, model="mine") as server, pytest.raises(ServerError, match=said):
+        load_api_model(f"{server.url}#theirs", ApiOptions(tokenizer="ralm-tiny"))
+
+
+def test_the_one_model_of_tgi_goes_by_a_name_for_any() -> None:
+    with ScriptedServer(behind(), TGI(), model="mine") as server:
+        load_api_model(f"{server.url}#tgi", ApiOptions(tokenizer="ralm-tiny")).client.close()
+
+
+# Those that list the likeliest tokens
+
+
+LISTING: dict[str, Dialect] = {"tgi likeliest": TGI(prefill=False), "ollama": Ollama()}
+
+
+@pytest.mark.parametrize("kind", LISTING)
+def test_bounds_hold_and_are_tight_where_a_token_is_listed(kind: str) -> None:
+    text = tiny().tokenizer.encode("The list type has a method that sorts its items.")
+    with served(behind(), LISTING[kind]) as (_, model):
+        assert (model.way.name, model.tier, model.max_length) == (kind, "likeliest", 1023)
+        lower, upper = bounded(model, text)
+        listed = model.way.likeliest
+    exact = scored(tiny(), text)
+    assert (lower <= exact + 1e-4).all()
+    assert (exact <= upper + 1e-4).all()
+    ranks = [int((row > row[token]).sum()) for row, token in zip(behind().log_probs(text), text[1:], strict=False)]
+    known = np.array(ranks) < listed
+    assert known.any()
+    np.testing.assert_allclose(lower[known], exact[known], atol=1e-4)
+    np.testing.assert_allclose(upper[known], exact[known], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", LISTING)
+def test_nothing_is_bounded_behind_tokens_that_are_not_read_as_such(kind: str) -> None:
+    """They are others to the server, and as many."""
+    with served(behind(), LISTING[kind]) as (_, model):
+        lower, upper = bounded(model, np.append(OTHERS, 5))
+    assert lower[-1] == -np.inf
+    assert upper[-1] == 0
+
+
+@pytest.mark.parametrize("kind", LISTING)
+def test_the_bos_before_a_text_whose_likeliest_tokens_are_listed(kind: str) -> None:
+    text = np.concatenate([BOS, TEXT])
+    with served(BEGUN, LISTING[kind]) as (_, model):
+        assert model.capabilities.asking.begin == BOS[0]
+        lower, upper = bounded(model, text)
+    exact = scored(BEGUN, text)
+    assert (lower <= exact + 1e-5).all()
+    assert (exact <= upper + 1e-5).all()
+    assert (lower == upper).any()
+
+
+@pytest.mark.parametrize("kind", LISTING)
+@pytest.mark.parametrize("seed", [2, 3])
+def test_greedy_texts_of_likeliest_tokens(kind: str, seed: int) -> None:
+    """The first one ends after 15 tokens, the second one does not end."""
+    backing = OfTable(seed=seed, vocabulary=VOCABULARY, ends=True)
+    with served(backing, LISTING[kind]) as (server, model):
+        (found, log_probs), (expected, own) = (written(one, "The river ", InContext(), 40) for one in (model, backing))
+        asked = server.posts[-1].body
+    assert found == expected
+    assert len(found) == (15 if seed == 2 else 40)
+    np.testing.assert_allclose(log_probs, own, atol=1e-4)
+    if kind == "ollama":
+        assert asked["raw"] is True
+        assert asked["truncate"] is False
+        assert asked["options"]["repeat_penalty"] == 1
+
+
+def test_why_tgi_does_not_score_is_told() -> None:
+    with served(TABLE, TGI(prefill=False)) as (_, model):
+        [(what, why)] = model.capabilities.ruled_out
+        assert what == "tgi"
+        assert "without --enable-prefill-logprobs" in why
+        assert model.capabilities.tier.startswith("2")
+        assert model.way.likeliest == 5
+    with served(TABLE, TGI(prefill=False, max_top_n_tokens=30)) as (_, model):
+        assert model.way.likeliest == 20
+
+
+# Ollama
+
+
+def test_an_ollama_that_lists_nothing_gives_raw_text() -> None:
+    with served(TABLE, Ollama(knows_logprobs=False)) as (server, model):
+        assert (model.way.name, model.tier) == ("ollama text", "text")
+        assert model.capabilities.tier.startswith("3")
+        found, _ = written(model, "The river ", InContext())
+        assert {request.path for request in server.posts} == {"/api/generate"}
+        assert all(request.body.get("raw") for request in server.posts if request.body.get("prompt"))
+    assert found == written(TABLE, "The river ", InContext())[0]
+
+
+def test_an_ollama_that_lists_nothing_puts_the_bos_before_a_text_itself() -> None:
+    with served(BEGUN, Ollama(knows_logprobs=False)) as (server, model):
+        found, _ = written(model, "The river ", InContext())
+        assert server.posts[-1].body["prompt"].startswith("The ")
+    assert found == written(BEGUN, "The river ", InContext())[0]
+
+
+def test_ollama_refuses_what_is_too_long() -> None:
+    """It would read the end of a text alone, and say nothing."""
+    with served(OfTable(seed=4, vocabulary=VOCABULARY, max_length=220), Ollama()) as (_, model):
+        assert model.max_length == 219
+        text = np.arange(230) % 90 + 4
+        assert list(model.client.answers([model.way.writing(text[:219], 1)]))
+        with pytest.raises(ServerError, match="exceeds the context length"):
+            list(model.client.answers([model.way.writing(text[:220], 1)]))
+
+
+def test_a_bos_without_a_word_is_noticed() -> None:
+    """The table has no BOS, and its server reads one more token than the text has."""
+    said = "it is that of another model; name another `tokenizer`"
+    adding = ScriptedServer(TABLE, Ollama(), faults=lambda request: BeginAdded())
+    with adding as server, pytest.raises(ModelError, match=said):
+        opened(server)
+
+
+def test_a_server_of_another_kind_is_not_taken_for_one() -> None:
+    with served(TABLE, OpenAI()) as (_, model):
+        assert model.way.name == "echo"
+        assert model.max_length == UNLIMITED

@@ -1,0 +1,335 @@
+"""How answers are read: exact where they say all, never wrong, and never a traceback whatever they hold."""
+
+import copy
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from ralm.errors import RalmError, ServerError
+from ralm.lm.api.client import Asked, Client
+from ralm.lm.api.endpoint import Endpoint
+from ralm.lm.api.names import TokenNames
+from ralm.lm.api.predictions import Prediction, log_prob_of, prediction_of
+from ralm.lm.api.prompts import PromptForm
+from ralm.lm.api.ways.way import END, JsonObject, Way
+from ralm.lm.tokenizer import full_tokenizer
+from tests.api.backings import OfTable
+from tests.api.dialects.base import Dialect
+from tests.api.dialects.llamacpp import LlamaCpp
+from tests.api.dialects.ollama import Ollama
+from tests.api.dialects.openai import OpenAI
+from tests.api.dialects.sglang import SGLang
+from tests.api.dialects.text_only import TextOnly
+from tests.api.dialects.vllm import VLLM
+from tests.api.scripted_server import ScriptedServer
+from tests.api.served import VOCABULARY, way_named
+
+TABLE = OfTable(seed=5, vocabulary=VOCABULARY)
+TEXT = TABLE.tokenizer.encode("The list type")
+ROW_V = TABLE.log_probs(TEXT.tolist())[-1]
+DIALECTS: dict[str, Dialect] = {
+    "completions": OpenAI(),
+    "echo": OpenAI(),
+    "bias": OpenAI(),
+    "vllm": VLLM(),
+    "sglang": SGLang(),
+    "llama.cpp": LlamaCpp(),
+    "chat": Ollama(),
+    "text": TextOnly(),
+    "text chat": TextOnly(),
+}
+READERS = ("echo", "vllm", "sglang")
+CHOOSERS = ("bias", "vllm", "sglang", "llama.cpp")
+
+
+def answered(dialect: Dialect, asked: Asked, backing: OfTable = TABLE) -> Any:
+    """What a server of this dialect answers."""
+    with ScriptedServer(backing, dialect) as server, Client(Endpoint(server.url, server.model)) as client:
+        [answer] = client.answers([asked])
+        return answer
+
+
+def way(name: str, likeliest: int = 5, backing: OfTable = TABLE) -> Way:
+    return way_named(name, backing, likeliest)
+
+
+@pytest.mark.parametrize("name", ["completions", "echo", "bias", "vllm", "sglang", "llama.cpp"])
+@pytest.mark.parametrize("most", [1, 4])
+def test_what_is_written(name: str, most: int) -> None:
+    one = way(name)
+    written = one.written(answered(DIALECTS[name], one.writing(TEXT, most)), most)
+    text = TEXT
+    for found in written:
+        check_prediction(found, TABLE.log_probs(text.tolist())[-1], 5)
+        assert found.token == TABLE.log_probs(text.tolist())[-1].argmax()
+        text = np.append(text, found.token)
+    assert len(written) == most
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("likeliest", [1, 5])
+def test_what_is_read(name: str, likeliest: int) -> None:
+    one = way(name, likeliest)
+    read = one.read(answered(DIALECTS[name], one.reading(TEXT)), TEXT)
+    rows_NV = TABLE.log_probs(TEXT.tolist())
+    assert [found.token for found in read] == [*TEXT[1:].tolist(), rows_NV[-1].argmax()]
+    for found, row_V in zip(read, rows_NV, strict=True):
+        check_prediction(found, row_V, likeliest)
+
+
+def check_prediction(found: Prediction, row_V: Any, likeliest: int) -> None:
+    """The figures are the model's, the likeliest are all there, and the rest is bounded by the last of them."""
+    assert found.log_prob == pytest.approx(row_V[found.token], abs=1e-5)
+    np.testing.assert_allclose(found.log_probs_C, row_V[found.tokens_C], atol=1e-5)
+    order = np.argsort(-row_V)
+    assert {*order[:likeliest].tolist()} <= {*found.tokens_C.tolist()}
+    others_V = np.delete(row_V, found.tokens_C)
+    assert others_V.max() <= found.rest + 1e-6
+    left = math.log(1 - np.exp(row_V[order[:likeliest]].astype(np.float64)).sum() + 1e-5)
+    assert found.rest <= min(row_V[order[likeliest - 1]], left) + 1e-5
+
+
+@pytest.mark.parametrize("name", CHOOSERS)
+def test_what_is_chosen(name: str) -> None:
+    one = way(name)
+    for tokens in ([7], [101], [3, 150, 90][: one.chooses]):
+        found = one.chosen(answered(DIALECTS[name], one.choosing(TEXT, tokens)), tokens)
+        assert found == pytest.approx(ROW_V[tokens].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["completions", "echo", "bias", "vllm", "sglang", "llama.cpp"])
+def test_the_end_of_a_text(name: str) -> None:
+    """A server that ends a text says so, with a token of its own or without; nothing is told of what is behind."""
+    backing = next(table for seed in range(100) if len(ends_of(table := ending(seed))) in (2, 3))
+    expected = ends_of(backing)
+    one = way(name, 5, backing)
+    written = one.written(answered(DIALECTS[name], one.writing(TEXT, 6), backing), 6)
+    tokens = [found.token for found in written]
+    assert [END if token == 0 else token for token in tokens][: len(expected)] == [*expected[:-1], END]
+    assert tokens[len(expected) :] in ([], [END])
+    unknown = [found for found in written if found.token == END]
+    assert all(found.rest == 0 and found.log_prob == -np.inf for found in unknown)
+
+
+def ending(seed: int) -> OfTable:
+    return OfTable(seed=seed, vocabulary=VOCABULARY, ends=True)
+
+
+def ends_of(backing: OfTable) -> list[int]:
+    """The greedy tokens until the end of the text, which is 0; at most 6."""
+    text = TEXT.tolist()
+    while len(text) < len(TEXT) + 6 and 0 not in text[len(TEXT) :]:
+        text.append(int(backing.log_probs(text)[-1].argmax()))
+    return text[len(TEXT) :] if 0 in text[len(TEXT) :] else []
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("likeliest", [1, 5])
+def test_an_end_behind_a_prompt(name: str, likeliest: int) -> None:
+    """Some servers do not tell the end; the prompt is read all the same."""
+    backing = next(table for seed in range(1000) if ends_of(table := ending(seed)) == [0])
+    one = way(name, likeliest, backing)
+    read = one.read(answered(DIALECTS[name], one.reading(TEXT), backing), TEXT)
+    rows_NV = backing.log_probs(TEXT.tolist())
+    assert [found.token for found in read] in (TEXT[1:].tolist(), [*TEXT[1:].tolist(), 0])
+    for found, row_V in zip(read, rows_NV, strict=False):
+        check_prediction(found, row_V, likeliest)
+
+
+NUMBERS = st.lists(st.floats(-8, 0, width=32), min_size=6, max_size=12)
+
+
+@given(NUMBERS, st.data())
+def test_bounds_of_lists_hold_whatever_is_added_or_lost(numbers: list[float], data: st.DataObject) -> None:
+    """The k likeliest, the token itself, one of two with the same name: the rest is no less than what is left out."""
+    logits = np.array(numbers)
+    row_V = logits - np.logaddexp.reduce(logits)
+    count = data.draw(st.integers(1, len(row_V)))
+    token = data.draw(st.integers(0, len(row_V) - 1))
+    order = np.argsort(-row_V, kind="stable")
+    listed = {int(other): float(row_V[other]) for other in order[:count]} | {token: float(row_V[token])}
+    shared = data.draw(st.sampled_from([None, *range(len(row_V) - 1)]))
+    named: list[tuple[int | None, float]] = [*listed.items()]
+    if shared is not None:  # two tokens share a name: one of them is lost, and the id of the other is not known
+        both = [other for other in (shared, shared + 1) if other in listed]
+        lost = data.draw(st.sampled_from(both)) if len(both) == 2 else None
+        named = [(None if other in both else other, value) for other, value in listed.items() if other != lost]
+    found = prediction_of(token, float(row_V[token]), data.draw(st.permutations(named)), count)
+    for other in range(len(row_V)):
+        known = found.listed(other)
+        assert known is None or known == pytest.approx(row_V[other], abs=1e-5)
+        assert known is not None or row_V[other] <= found.rest + 1e-5
+    assert found.listed(token) == pytest.approx(row_V[token], abs=1e-5)
+
+
+@given(NUMBERS, st.data())
+def test_lists_of_ids_bound_as_tightly_as_they_can(numbers: list[float], data: st.DataObject) -> None:
+    """r = min(the k-th likeliest, 1 - sum of those that are listed)"""
+    logits = np.array(numbers)
+    row_V = logits - np.logaddexp.reduce(logits)
+    count = data.draw(st.integers(1, len(row_V)))
+    token = data.draw(st.integers(0, len(row_V) - 1))
+    order = np.argsort(-row_V, kind="stable")
+    listed = {int(other): float(row_V[other]) for other in order[:count]} | {token: float(row_V[token])}
+    found = prediction_of(token, float(row_V[token]), [*listed.items()], count)
+    left = np.log(max(0.0, 1 - np.exp([*listed.values()]).sum()) + 1e-6)
+    assert np.exp(found.rest) == pytest.approx(np.exp(min(row_V[order[count - 1]], left)), abs=1e-6)
+
+
+def test_a_name_of_two_tokens_is_noticed_by_its_figures() -> None:
+    """The token has -1, and the only entry of its name has the -3 of another: that one is of a token without a name."""
+    found = prediction_of(7, -1.0, [(7, -3.0), (8, -0.6)], 2)
+    assert found.listed(7) == -1.0
+    assert found.rest >= -3.0
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, 0.02, 5, "-1", [], {}, True, False, -(10**400)])
+def test_what_is_no_log_probability(value: Any) -> None:
+    with pytest.raises((ServerError, OverflowError)):
+        log_prob_of(value, "it")
+
+
+def test_what_is_one() -> None:
+    assert [log_prob_of(value, "it") for value in (-2, -0.5, 0, 0.001, -math.inf)] == [-2, -0.5, 0, 0, -math.inf]
+
+
+# Answers of another form
+
+
+def parsed(name: str) -> Iterator[tuple[str, JsonObject, Callable[[JsonObject], Any]]]:
+    """What is asked in a way, the answer, and how it is read."""
+    one = way(name)
+
+    def written(answer: JsonObject, most: int) -> Any:
+        return one.written(answer, most), one.text_of(answer), one.counted(answer)
+
+    for most in (1, 3):
+        yield f"writing {most}", answered(DIALECTS[name], one.writing(TEXT, most)), partial(written, most=most)
+    if one.reads_prompts:
+        yield "reading", answered(DIALECTS[name], one.reading(TEXT)), lambda answer: one.read(answer, TEXT)
+    if one.chooses:
+        yield "choosing", answered(DIALECTS[name], one.choosing(TEXT, [40])), lambda answer: one.chosen(answer, [40])
+
+
+def places_of(value: Any) -> Iterator[tuple[Any, ...]]:
+    """The paths of everything inside a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, one in inner:
+        yield (step,)
+        yield from ((step, *rest) for rest in places_of(one))
+
+
+def changed(answer: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """An answer with something else in one place; `...` takes it out."""
+    other = copy.deepcopy(answer)
+    inside = other
+    for step in path[:-1]:
+        inside = inside[step]
+    if new is ...:
+        del inside[path[-1]]
+    else:
+        inside[path[-1]] = new
+    return other
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_whatever_an_answer_holds_it_is_read_or_refused(name: str) -> None:
+    """Every place of every answer, with something else in it: an error that says so, or figures."""
+    for what, answer, parse in parsed(name):
+        parse(answer)
+        for path in places_of(answer):
+            for new in (..., None, "x", "", [], {}, -1, 0.5, math.nan, True, [None], {"a": None}, 10**400):
+                try:
+                    parse(changed(answer, path, new))
+                except RalmError as error:
+                    assert str(error), (what, path, new)  # noqa: PT017
+                except Exception as error:
+                    raise AssertionError((what, path, new)) from error
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("new", [None, math.nan, 0.5, "-1.0", ...], ids=str)
+def test_a_figure_that_is_none_is_never_read(name: str, new: Any) -> None:
+    """A log-probability of a prompt's token that is not there, or no number, or above 0."""
+    one = way(name)
+    answer = answered(DIALECTS[name], one.reading(TEXT))
+    figures = {
+        "echo": ("choices", 0, "logprobs", "token_logprobs", 3),
+        "vllm": ("choices", 0, "prompt_logprobs", 3, str(TEXT[3]), "logprob"),
+        "sglang": ("meta_info", "input_token_logprobs", 3, 0),
+    }
+    with pytest.raises(ServerError):
+        one.read(changed(answer, figures[name], new), TEXT)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("change", ["one less", "one more", "shifted", "another token"])
+def test_log_probabilities_of_other_tokens_are_refused(name: str, change: str) -> None:
+    one = way(name)
+    answer = answered(DIALECTS[name], one.reading(TEXT))
+    tokens = TEXT.copy()
+    if change == "another token":
+        tokens[4] = tokens[4] + 1
+    else:
+        lists: dict[str, list[tuple[Any, ...]]] = {
+            "echo": [("choices", 0, "logprobs", key) for key in ("tokens", "token_logprobs", "top_logprobs")],
+            "vllm": [("choices", 0, "prompt_logprobs")],
+            "sglang": [("meta_info", key) for key in ("input_token_logprobs", "input_top_logprobs")],
+        }
+        for path in lists[name]:
+            told: list[Any] = inside(answer, path)
+            new = {"one less": told[:-1], "one more": [*told, told[-1]], "shifted": [*told[1:], told[-1]]}[change]
+            answer = changed(answer, path, new)
+    with pytest.raises(ServerError):
+        one.read(answer, tokens)
+
+
+def inside(answer: Any, path: tuple[Any, ...]) -> Any:
+    for step in path:
+        answer = answer[step]
+    return answer
+
+
+def test_a_list_for_the_chat_form_of_log_probabilities() -> None:
+    """llama.cpp answers completions so."""
+    one = way("completions")
+    written = one.written(answered(LlamaCpp(), one.writing(TEXT, 2)), 2)
+    assert written[0].token == ROW_V.argmax()
+    check_prediction(written[0], ROW_V, 5)
+
+
+# Names and prompts
+
+
+def test_names_of_tokens() -> None:
+    names = TokenNames(TABLE.tokenizer, VOCABULARY)
+    assert names.id_of("token_id:17") == 17
+    assert names.id_of("T") == TEXT[0]
+    assert names.id_of("") is names.id_of("Th") is names.id_of("\ufffd") is names.id_of("bytes:\\xe2") is None
+
+
+def test_a_server_that_puts_a_bos_before_texts() -> None:
+    form = PromptForm(tokenizer=full_tokenizer(TABLE.tokenizer), as_ids=False, begin=1)
+    assert form.sent(np.append(1, TEXT)) == "The list type"
+    with pytest.raises(ServerError, match="read with `bos` always"):
+        form.sent(TEXT)
+    assert replace(form, begin=None).sent(TEXT) == "The list type"
+    assert replace(form, as_ids=True).sent(TEXT) == TEXT.tolist()
+
+
+def test_texts_that_are_tokenised_again_end_only_where_nothing_is_cut() -> None:
+    one = way("text")
+    answer = {"choices": [{"text": "abcdef", "finish_reason": "stop"}]}
+    tokens = TABLE.tokenizer.encode("abcdef").tolist()
+    assert [found.token for found in one.written(answer, 4)] == tokens[:4]
+    assert [found.token for found in one.written(answer, 6)] == tokens
+    assert [found.token for found in one.written(answer, 7)] == [*tokens, END]
+    cut = json.loads(json.dumps(answer).replace("stop", "length"))
+    assert [found.token for found in one.written(cut, 7)] == tokens

@@ -1,0 +1,128 @@
+"""How a scripted server reads and writes, before any dialect: rows of log-probabilities of a prompt and of new tokens.
+
+V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from ralm.records import FloatArray
+from tests.api.backings import Backing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A token, and what was expected in its place; nothing is known of the first token of a text.
+
+    `pending` are the bytes of a character that the tokens before it began and did not end.
+    """
+
+    token: int
+    log_prob: float | None
+    log_probs_V: FloatArray | None
+    pending: bytes = b""
+
+    def likeliest(self, count: int) -> list[tuple[int, float]]:
+        """The likeliest tokens, likeliest first; the lower id first where two are as likely."""
+        assert self.log_probs_V is not None
+        return self.of(np.argsort(-self.log_probs_V, kind="stable")[:count].tolist()) if count else []
+
+    def of(self, tokens: Sequence[int]) -> list[tuple[int, float]]:
+        """The log-probabilities of some tokens."""
+        assert self.log_probs_V is not None
+        return [(token, float(self.log_probs_V[token])) for token in tokens]
+
+    def rank(self, token: int) -> int:
+        """1 for the likeliest token; more where a token is less likely."""
+        assert self.log_probs_V is not None
+        return int((self.log_probs_V > self.log_probs_V[token]).sum()) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt, and how it is to be continued. `temperature` 0 takes the likeliest token; `bias` is added to
+    the logits of some tokens before, and changes no log-probability that is told."""
+
+    prompt: Sequence[int]
+    most_new: int
+    temperature: float = 1.0
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    bias: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """The rows of the prompt and of the new tokens, the new text up to a stop string, and why it ended."""
+
+    prompt: list[Row]
+    new: list[Row]
+    text: str
+    ended_by: Literal["length", "end", "stop"]
+    stop: str | None = None
+
+    @property
+    def finish(self) -> Literal["length", "stop"]:
+        """The reason as OpenAI calls it."""
+        return "length" if self.ended_by == "length" else "stop"
+
+
+def rows_of(backing: Backing, tokens: Sequence[int]) -> list[Row]:
+    """The row of each token of a text."""
+    if not tokens:
+        return []
+    first = Row(tokens[0], None, None)
+    if len(tokens) == 1:
+        return [first]
+    before_NV = backing.log_probs(tokens[:-1])
+    return [first, *(_row(backing, tokens, place, row_V) for place, row_V in enumerate(before_NV, start=1))]
+
+
+def write(backing: Backing, task: Task) -> Written:
+    """Read the prompt and continue it until the end, a stop string or `most_new` tokens."""
+    tokens, new = list(task.prompt), list[Row]()
+    prompt = rows_of(backing, tokens)
+    text = ""
+    while len(new) < task.most_new:
+        row_V = backing.log_probs(tokens)[-1]
+        token = _chosen(row_V, task, len(tokens))
+        tokens.append(token)
+        new.append(_row(backing, tokens, len(tokens) - 1, row_V))
+        if token in backing.end_tokens:
+            return Written(prompt, new, text, "end")
+        text = backing.tokenizer.decode(np.array(tokens[len(task.prompt) :]))
+        found = next((stop for stop in task.stop if stop in text), None)
+        if found is not None:
+            return Written(prompt, new, text[: text.index(found)], "stop", found)
+    return Written(prompt, new, text, "length")
+
+
+def _row(backing: Backing, tokens: Sequence[int], place: int, log_probs_V: FloatArray) -> Row:
+    """The row of the token in one place of a text."""
+    token = tokens[place]
+    before = b"".join(map(backing.piece, tokens[max(0, place - 3) : place]))
+    return Row(token, float(log_probs_V[token]), log_probs_V, unfinished(before))
+
+
+def unfinished(text: bytes) -> bytes:
+    """The beginning of a character at the end of some bytes, or nothing."""
+    for length in range(1, min(4, len(text) + 1)):
+        byte = text[-length]
+        if byte >= 0xC0:  # the first byte of a character of 2, 3 or 4 bytes
+            return text[-length:] if length < 2 + (byte >= 0xE0) + (byte >= 0xF0) else b""
+    return b""
+
+
+def _chosen(log_probs_V: FloatArray, task: Task, position: int) -> int:
+    """The next token: the likeliest, or one drawn with the seed and the position (Gumbel's trick)."""
+    biased_V = log_probs_V.copy()
+    for token, bias in task.bias.items():
+        biased_V[token] += bias
+    if task.temperature <= 0:
+        return int(biased_V.argmax())
+    seed = [task.seed, position] if task.seed is not None else None
+    noise_V = np.random.default_rng(seed).gumbel(size=len(biased_V))
+    return int((biased_V / task.temperature + noise_V).argmax())
