@@ -11,6 +11,7 @@
 # make bench-learning    signals and training against plain loops
 # make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
 # make bench-answering   answers to questions with 16 demonstrations and ten passages against the plain loop of prompts
+# make bench-api         requests to models behind an API, certified tokens, reading ahead
 # make docs    write docs/command-line.md from the program's own help, and docs/python-api.md from the docstrings
 # make test-lowest   run the fast tests with the lowest versions of dependencies that pyproject.toml allows
 # make clean   remove what make made
@@ -26,7 +27,7 @@ SEED ?= 0
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo test test-fast test-lowest lint kills fuzz bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering docs clean
+.PHONY: demo test test-fast test-lowest lint kills fuzz bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-api docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -78,6 +79,9 @@ bench-ensembles: $(VENV)/installed-dev
 
 bench-answering: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.answering
+
+bench-api: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.api
 
 fuzz: $(VENV)/installed-dev
 	RALM_FUZZ=5000 $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/fuzz

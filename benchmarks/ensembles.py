@@ -20,7 +20,7 @@ import torch
 
 from benchmarks import plain_loop
 from benchmarks.scoring import LENGTH, Material, materials, prepared_for, rows_from
-from ralm.lm.local.options import Dtype
+from ralm.lm.options import Dtype
 from ralm.lm.scoring import Scorer
 from ralm.pipeline.sources import retrieve
 from ralm.pipeline.texts import PreparedText

@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicCache
 
 from benchmarks.scoring import gpt2_tokenizer
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.lm.local.options import Dtype, ModelOptions
+from ralm.lm.options import Dtype, ModelOptions
 from ralm.pipeline.generation import TokenWriter
 from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever

@@ -25,7 +25,7 @@ from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.named import TINY, load_language_model, model_folder
+from ralm.lm.named import TINY, load_local_model, model_folder
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reranker
 from ralm.reading.documents import PassageDocuments
@@ -48,7 +48,7 @@ CANDIDATES = CandidateOptions()
 
 def measure_signals(index: Index, documents: Sequence[Document], examples: int) -> None:
     """A row for each number of examples a sequence."""
-    model = load_language_model(TINY)
+    model = load_local_model(TINY)
     plain = AutoModelForCausalLM.from_pretrained(model_folder(TINY), dtype=torch.float32).eval()
     print(f"{'examples a sequence':<22}{'plain loop, pairs/s':>20}{'engine, pairs/s':>18}{'ratio':>8}")
     for per_sequence in (1, 4, 8, 16, 32):
@@ -65,7 +65,7 @@ def measure_signals(index: Index, documents: Sequence[Document], examples: int) 
 
 def rerank_strides(index: Index, encoder_name: str, strides: int) -> None:
     """Milliseconds a stride, with candidates and texts of the same plan."""
-    model = load_language_model(TINY)
+    model = load_local_model(TINY)
     tokens = PlanOptions().stride * strides
     source = FromRetriever.of_index(index)
     text = held_out_text(split_held_out(standard_library_documentation())[1])

@@ -28,8 +28,8 @@ from ralm.corpus.passages import make_passages
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.lm.local.model import LocalLanguageModel
-from ralm.lm.local.options import Dtype, ModelOptions
-from ralm.lm.named import load_language_model, model_folder
+from ralm.lm.named import load_local_model, model_folder
+from ralm.lm.options import Dtype, ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.pipeline.sources import retrieve
 from ralm.pipeline.texts import PreparedText, prepare_text
@@ -250,7 +250,7 @@ def materials(name: str, dtypes: Sequence[Dtype]) -> Iterator[Iterator[Material]
 
         def each() -> Iterator[Material]:
             for dtype in dtypes:
-                model = load_language_model(place, ModelOptions(dtype=dtype))
+                model = load_local_model(place, ModelOptions(dtype=dtype))
                 plain = AutoModelForCausalLM.from_pretrained(model_folder(place), dtype=model.model.dtype)
                 plain = plain.eval().to(model.model.device)
                 meters = Meter(model.model), Meter(plain)

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
 
-from ralm.lm.local.options import Dtype, ModelOptions
 from ralm.lm.local.replica import LOGITS_A_BATCH, LOGITS_A_CHUNK
-from ralm.lm.named import load_language_model
+from ralm.lm.named import load_local_model
+from ralm.lm.options import Dtype, ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
 
@@ -47,9 +47,9 @@ def workspace(config: PreTrainedConfig, length: int, positions: int, bytes_a_num
 
 def measure(folder: str, dtype: Dtype, targets: int) -> dict[str, float]:
     """Score in this process; memory in MiB."""
-    Scorer(load_language_model("ralm-tiny")).log_probs([_request(targets, 4096)])  # lets libraries initialise
+    Scorer(load_local_model("ralm-tiny")).log_probs([_request(targets, 4096)])  # lets libraries initialise
     start = _peak()
-    model = load_language_model(folder, ModelOptions(dtype=dtype, device="cpu"))
+    model = load_local_model(folder, ModelOptions(dtype=dtype, device="cpu"))
     config, size = model.model.config, model.model.dtype.itemsize
     weights = sum(parameter.numel() for parameter in model.model.parameters()) * size
     Scorer(model).log_probs([_request(targets, config.vocab_size)])
@@ -77,7 +77,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             torch.manual_seed(0)
             AutoModelForCausalLM.from_config(GPT2Config(**shape)).save_pretrained(folder)
-            tokenizer = Path(load_language_model("ralm-tiny").model.name_or_path)
+            tokenizer = Path(load_local_model("ralm-tiny").model.name_or_path)
             for file in ("tokenizer.json", "tokenizer_config.json"):
                 (Path(folder) / file).write_bytes((tokenizer / file).read_bytes())
             for dtype in ("float32", "bfloat16"):

@@ -1,0 +1,135 @@
+"""How much of an ensemble is known if each document lists its k likeliest tokens only: greedy tokens, and targets.
+
+The model runs in this process and predicts its whole vocabulary, of which the k likeliest are listed.
+
+Letters of shapes: K documents, V vocabulary, T targets, S steps, C numbers of tokens that are listed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.api.material import Material, percent
+from ralm.asking import ask
+from ralm.pipeline.drawing import draw_token
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.reading import fronts_of
+from ralm.pipeline.sources import retrieve
+from ralm.reading.beginning import first_tokens
+from ralm.reading.documents import PassageDocuments
+from ralm.reading.ensemble import Ensemble, Weights, mixture
+from ralm.reading.in_context import stride_request
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Front, IntArray, NextTokens, Request
+
+LISTED = (5, 20, 100)
+DOCUMENTS = (2, 5, 10)
+TEXT_STRIDES = 1000
+GREEDY = GenerationOptions(new_tokens=32)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The whole predictions (float32, K x V) behind each document for one token, and the documents' weights."""
+
+    log_probs_KV: FloatArray
+    log_weights_K: DoubleArray
+
+    @property
+    def best(self) -> int:
+        """The greedy token of the average."""
+        return int(mixture(self.log_probs_KV, self.log_weights_K).argmax())
+
+    def drawn(self, listed: int) -> tuple[bool, bool]:
+        """Whether the greedy token is certified if each document lists so many tokens, and whether it is right."""
+        given = likeliest(self.log_probs_KV, listed)
+        token = draw_token(given, self.log_weights_K, np.random.default_rng(0), GREEDY)
+        return token.certified, token.token == self.best
+
+
+def likeliest(log_probs_KV: FloatArray, count: int) -> NextTokens:
+    """The likeliest tokens of each prediction, and nothing of the others."""
+    tokens_KC = np.argsort(-log_probs_KV, axis=1, kind="stable")[:, :count]
+    return NextTokens(np.take_along_axis(log_probs_KV, tokens_KC, axis=1), tokens_KC)
+
+
+def greedy_steps(material: Material, prompt: IntArray, reader: Ensemble, options: GenerationOptions) -> Iterator[Step]:
+    """The steps of greedy generation behind a prompt, with whole predictions."""
+    model, source, text = material.model, material.source, prompt
+    first = first_tokens(model.tokenizer, options.bos)
+    documents = PassageDocuments(source.passages, model.tokenizer, options.document_tokens, first)
+    continuations = model.continuations()
+    fronts: Sequence[Front] = []
+    for written in range(options.new_tokens):
+        if written % options.stride == 0:
+            query = model.tokenizer.decode(text[-options.query_tokens :])
+            hits = ask(source.retriever, [query], reader.hits, len(source.passages)).of(0)
+            fronts = fronts_of(reader, hits, documents)
+        given = continuations.next_tokens([np.concatenate([front.tokens, text]) for front in fronts])
+        step = Step(given.log_probs_BC, np.array([front.log_weight for front in fronts]))
+        yield step
+        if step.best in model.end_tokens:
+            return
+        text = np.append(text, step.best)
+
+
+def certified_table(
+    material: Material, prompts: int, several: Sequence[int] = DOCUMENTS
+) -> Iterator[dict[str, object]]:
+    """A row for each number of documents and kind of weights."""
+    given = material.prompts(prompts)
+    weights: Weights
+    for weights in ("similarity", "uniform"):
+        for documents in several:
+            reader = Ensemble(documents=documents, weights=weights)
+            counts = (*LISTED, material.model.vocabulary)
+            steps = (step for prompt in given for step in greedy_steps(material, prompt, reader, GREEDY))
+            drawn_SC2 = np.array([[step.drawn(count) for count in counts] for step in steps])
+            found = dict(zip(counts, drawn_SC2.swapaxes(0, 1), strict=True))
+            yield {
+                "weights": weights,
+                "documents": documents,
+                "tokens": len(drawn_SC2),
+                **{f"certified, k = {count}": percent(drawn_S2[:, 0].mean()) for count, drawn_S2 in found.items()},
+                **{f"others right, k = {count}": _others_right(drawn_S2) for count, drawn_S2 in found.items()},
+            }
+
+
+def _others_right(drawn_S2: NDArray[np.bool_]) -> str:
+    """How many of the tokens that are not certified are right."""
+    others = drawn_S2[~drawn_S2[:, 0], 1]
+    return f"{others.sum()} of {len(others)}"
+
+
+def scored_table(material: Material, strides: int) -> Iterator[dict[str, object]]:
+    """A row for each number of documents: targets that all of them list, and targets that none lists."""
+    prepared = material.prepared(TEXT_STRIDES)
+    hits = retrieve(prepared, material.model.tokenizer, material.source.retriever, max(DOCUMENTS))
+    documents = PassageDocuments.planned(material.source.passages, material.model.tokenizer, prepared.plan.options)
+    full = np.flatnonzero((hits.numbers_QK != NO_PASSAGE).all(axis=1))
+    rows = full[:: max(1, len(full) // strides)].tolist()
+    read = [
+        [stride_request(prepared.tokens, prepared.plan, row, documents[number]) for number, _ in hits.of(row)]
+        for row in rows
+    ]
+    places_KT = np.concatenate([np.stack([places(material, one) for one in some]) for some in read], axis=1)
+    for count in (1, *DOCUMENTS):
+        first_KT = places_KT[:count]
+        yield {
+            "documents": count,
+            "targets": first_KT.shape[1],
+            **{f"exact, k = {k}": percent((first_KT < k).all(axis=0).mean()) for k in LISTED},
+            **{f"listed by none, k = {k}": percent((first_KT >= k).all(axis=0).mean()) for k in LISTED},
+        }
+
+
+@torch.inference_mode()
+def places(material: Material, one: Request) -> IntArray:
+    """The place (int64, T) of each target of a request among all tokens, from 0 for the likeliest."""
+    tokens = torch.from_numpy(np.concatenate([one.document, one.context, one.targets])[:-1])
+    found = material.model.model(input_ids=tokens[None], use_cache=False, logits_to_keep=len(one.targets))
+    logits_TV = found.logits[0].float()
+    own_T1 = logits_TV.gather(1, torch.from_numpy(one.targets)[:, None])
+    return np.asarray((logits_TV > own_T1).sum(dim=1))
