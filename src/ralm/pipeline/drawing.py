@@ -40,7 +40,8 @@ def draw_token(
     sampling: Sampling,
     chosen: Callable[[IntArray], NextTokens] | None = None,
 ) -> DrawnToken:
-    """The next token, drawn from the average of K predictions. `chosen` asks for the tokens of these ids in addition.
+    """The next token, drawn from the average of K predictions. `chosen` asks for the tokens of these ids in addition;
+    it gives NaN where a log-probability cannot be had.
 
     Raises UsageError if a draw needs more than the tokens that are listed.
     """
@@ -83,7 +84,9 @@ def _greedy(bounds: Bounds, chosen: Callable[[IntArray], NextTokens] | None) -> 
     """The token with the highest lower bound; with `chosen`, all that may be likelier are asked for first."""
     if chosen is not None and not (bounds.certified and bounds.exact):
         contenders = bounds.contenders[bounds.contenders >= 0]  # the end of a text may have no id
-        bounds = bounds.knowing(contenders, chosen(contenders).log_probs_BC)
+        log_probs_KC = chosen(contenders).log_probs_BC
+        told_C = ~np.isnan(log_probs_KC).any(axis=0)
+        bounds = bounds.knowing(contenders[told_C], log_probs_KC[:, told_C])
     best = bounds.best
     shares_K = posterior(bounds.log_probs_KY[:, [best]].astype(np.float32), bounds.log_weights_K)[0]
     return DrawnToken(

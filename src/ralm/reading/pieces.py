@@ -39,6 +39,11 @@ class GeneratedToken:
     certified: bool = True
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether bounds decided the token, or are all that is known of its log-probability."""
+        return self.unlisted > 0 or not self.certified
+
+    @property
     def passage(self) -> int:
         """The passage that contributed most of the token's probability; may be `NO_PASSAGE`."""
         return int(self.passages_K[self.posteriors_K.argmax()])

@@ -93,7 +93,7 @@ class _Probe:
         self._said: Origin | None = None
         self._length = _length(client, server)
         said = [client.endpoint.url, client.endpoint.model, tokenizer.fingerprint, str(client.options.likeliest)]
-        self._key = sha256(json.dumps(["capabilities", *said]).encode()).digest()
+        self._key = sha256(json.dumps(["capabilities", *said, server.weights]).encode()).digest()
 
     def kept(self) -> ApiModel | None:
         """The model as it was found before, if it is still the same."""
@@ -220,7 +220,9 @@ class _Probe:
     def _capabilities(self, asking: Asking) -> Capabilities:
         """What a server can do that is asked so."""
         greedy = () if "chat" in asking.way else self._tokens(self._written(asking))
-        said = [asdict(asking), self._client.endpoint.model, self._tokenizer.fingerprint, greedy]
+        endpoint = self._client.endpoint
+        known = [*greedy] or endpoint.url  # of a chat no text is known, and another server may use the same name
+        said = [asdict(asking), endpoint.model, self._tokenizer.fingerprint, known, self._server.weights]
         return Capabilities(
             asking=asking,
             max_length=self._max_length(asking),
