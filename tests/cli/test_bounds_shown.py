@@ -1,4 +1,6 @@
-"""What is said of figures that are known by bounds only."""
+"""What is said of figures that are known by bounds only, and what is refused."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,17 @@ from ralm.answering.evaluation import AnsweredQuestion, Judged, QuestionEvaluati
 from ralm.answering.prompt_tokens import Cut
 from ralm.answering.questions import Question
 from ralm.cli.output import print_measures
+from ralm.lm.named import load_local_model
 from ralm.reading.pieces import GeneratedText, GeneratedToken
+from ralm.retrieval.building import build_index
+from tests.api.backings import OfModel
+from tests.api.dialects.base import Dialect
+from tests.api.dialects.ollama import Ollama
+from tests.api.dialects.text_only import TextOnly
+from tests.api.scripted_server import ScriptedServer
+from tests.cli.program import ralm
+from tests.cli.test_cli import failed
+from tests.fakes import passages_of
 
 
 def answered(*tokens: GeneratedToken) -> QuestionEvaluation:
@@ -30,6 +42,18 @@ def test_the_share_of_certified_tokens_is_told_also_if_all_log_probabilities_are
     assert answered(token(), token(certified=False)).summary()["certified"] == 0.5
     assert answered(token(unlisted=0.1)).summary()["certified"] == 1
     assert "certified" not in answered(token()).summary()
+
+
+@pytest.mark.parametrize("dialect", [Ollama(), TextOnly()], ids=str)
+def test_what_needs_scores_is_refused_before_anything_is_written(dialect: Dialect, tmp_path: Path) -> None:
+    build_index(passages_of("The list is a river", "A tuple"), tmp_path / "index")
+    with ScriptedServer(OfModel(load_local_model("ralm-tiny")), dialect) as server:
+        command = ["generate", "The list", "--lm", f"{server.url}#{server.model}", "--tokenizer", "ralm-tiny"]
+        command += ["--index", str(tmp_path / "index"), "--answers", str(tmp_path / "answers.sqlite")]
+        failed(ralm(*command, "--report", tmp_path / "report.html"), 2, "which --report needs: leave it out.")
+        sent = len(server.posts)
+        failed(ralm(*command, "--baseline", "--json"), 2, "which --baseline needs: leave it out.")
+        assert len(server.posts) <= sent + 2
 
 
 def test_no_gain_is_told_of_bounds(capsys: pytest.CaptureFixture[str]) -> None:
