@@ -122,7 +122,13 @@ class Decoder:
         one.state.append(drawn.token)
         passages_K = np.array([front.passage for front in one.state.fronts], dtype=np.int64)
         return GeneratedToken(
-            drawn.token, drawn.log_prob, passages_K, drawn.posteriors_K, drawn.unlisted, drawn.certified
+            drawn.token,
+            drawn.log_prob,
+            passages_K,
+            drawn.posteriors_K,
+            drawn.unlisted,
+            drawn.certified,
+            drawn.likeliest,
         )
 
 
