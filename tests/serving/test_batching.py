@@ -55,7 +55,7 @@ class Job:
 
     def tokens(self, model: WritingModel) -> list[GeneratedToken]:
         source = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
-        written = []
+        written: list[GeneratedToken] = []
         for piece in generate(self.prompt, model, self.options, source, reader=self.reader):
             time.sleep(self.pauses)
             written += piece.tokens
@@ -132,7 +132,7 @@ def test_passes_are_scored_as_by_the_model(model: LocalLanguageModel) -> None:
         found, *written = together(
             [
                 lambda: [shared.score(passes) for passes in jobs],
-                *(lambda passes=passes: shared.score(passes) for passes in jobs),  # type: ignore[misc]
+                *(lambda passes=passes: shared.score(passes) for passes in jobs),
                 lambda: writing.tokens(shared),
             ]
         )
@@ -162,7 +162,7 @@ class Recorded(CountingModel):
     bad: int = -1
     seconds: float = 0.0
 
-    def continuations(self) -> "RecordedContinuations":  # type: ignore[override]
+    def continuations(self) -> "RecordedContinuations":
         return RecordedContinuations(self)
 
     def score(self, passes: Sequence[Pass]) -> list[FloatArray]:
@@ -225,7 +225,7 @@ def test_what_cannot_be_read_fails_alone() -> None:
             continuations, text = shared.continuations(), text_of(first, first)
             for _ in range(10):
                 text = np.append(text, continuations.next_tokens([text]).log_probs_BC[0].argmax())
-            return text.tolist()
+            return [*map(int, text)]
 
         def scores(token: int) -> list[FloatArray]:
             return shared.score([Pass(text_of(token, 1), text_of(1))])
