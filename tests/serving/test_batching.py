@@ -27,7 +27,8 @@ from ralm.reading.pieces import GeneratedToken
 from ralm.records import FloatArray, IntArray, NextTokens, Pass
 from ralm.serving.batching.batcher import Closed
 from ralm.serving.batching.lines import Line, equal_shares, that_fit
-from ralm.serving.batching.model import BatchedModel, BatchOptions, ending_with
+from ralm.serving.batching.model import BatchedModel, ending_with
+from ralm.serving.batching.options import BatchOptions
 from tests.fakes import CountingModel, SharedWordsRetriever, UnigramContinuations, WordTokenizer, passages_of
 
 PASSAGES = passages_of("the red fox", "a fox and a hill", "the sea is wide", "hill by the sea", "a red stone")
@@ -37,7 +38,7 @@ SECONDS = 60
 
 @contextmanager
 def batched(model: WritingModel, chunk: int = 512, cache: int = 1 << 16) -> Iterator[BatchedModel]:
-    shared = BatchedModel(model, BatchOptions(chunk=chunk, cache=cache))
+    shared = BatchedModel(model, BatchOptions(chunk_tokens=chunk, cached_tokens=cache))
     try:
         yield shared
     finally:

@@ -8,14 +8,13 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from ralm.errors import ModelError
-from ralm.options import Option, check_options
 from ralm.protocols import Tier, Tokenizer, WritingModel
 from ralm.records import FloatArray, IntArray, NextTokens, Pass
 from ralm.serving.batching.batcher import Batcher, Caller, Counts
+from ralm.serving.batching.options import BatchOptions
 
 _PASSES_AT_ONCE: Final = 8
 """Passes whose distributions over the vocabulary are held at once."""
@@ -33,22 +32,6 @@ def ending_with(gone: threading.Event) -> Iterator[None]:
         _GONE.reset(token)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchOptions:
-    """How much a model reads at a time.
-
-    `chunk` is how many tokens of new prompts are read between two tokens of the others: a small one lets the others
-    wait less, a large one reads faster. `cache` is how many tokens are held in memory, padding included; what does not
-    fit waits.
-    """
-
-    chunk: Annotated[int, Option("Most tokens of new prompts that are read between two tokens of the others.")] = 512
-    cache: Annotated[int, Option("Most tokens whose keys and values are held; what does not fit waits.")] = 65_536
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
 class BatchedModel:
     """A `WritingModel` that reads with `model`, from any number of threads; close it to end its own thread.
 
@@ -62,7 +45,7 @@ class BatchedModel:
         options = options or BatchOptions()
         assert model.tier == "all", "servers batch by themselves"
         self._model = model
-        self._batcher = Batcher(model, options.chunk, options.cache)
+        self._batcher = Batcher(model, options.chunk_tokens, options.cached_tokens)
         self.name = model.name
         self.max_length = model.max_length
         self.tokenizer: Tokenizer = model.tokenizer
