@@ -26,11 +26,12 @@ PROMPT_TOKENS = 64
 
 @dataclass(frozen=True)
 class Material:
-    """The model in this process, the held-out text, and its source of passages."""
+    """The model in this process, the held-out text, its source of passages, and the folder of their index."""
 
     model: LocalLanguageModel
     text: str
     source: FromRetriever
+    index: Path
 
     def prepared(self, strides: int, windows: Windows = "sliding") -> PreparedText:
         """The first strides of the text."""
@@ -52,7 +53,8 @@ def material_of(demo: Path | None) -> Iterator[Material]:
         if demo is None:
             build_demo_folder(folder)
         text = (folder / HELD_OUT).read_text(encoding="utf-8")
-        yield Material(load_local_model(TINY), text, FromRetriever.of_index(folder / INDEX))
+        index = folder / INDEX
+        yield Material(load_local_model(TINY), text, FromRetriever.of_index(index), index)
 
 
 @contextmanager
