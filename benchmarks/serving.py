@@ -96,10 +96,10 @@ class Load:
             first = first or time.perf_counter() - begin
         return 1000 * first
 
-    async def first_tokens(self, short: Sequence[str], long: Sequence[str], clients: int) -> list[float]:
+    async def first_tokens(self, short: list[str], long: list[str], clients: int) -> list[float]:
         """Those of short requests, one after another, while clients send long ones."""
 
-        async def send(prompts: Sequence[str]) -> None:
+        async def send(prompts: list[str]) -> None:
             for prompt in cycle(prompts):
                 await self.tokens(prompt)
 

@@ -44,6 +44,23 @@ class ChatsOnly(OpenAI):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NewChatsOnly(ChatsOnly):
+    """One of OpenAI's newer models: other words for some fields; it may tell no log-probabilities, or write no greedy
+    text."""
+
+    tells: bool = True
+    greedy: bool = True
+
+    def check_chat(self, call: Call) -> None:
+        super().check_chat(call)
+        for name, refused in (("logprobs", not self.tells), ("temperature", not self.greedy), ("max_tokens", True)):
+            if refused and name in call.body:
+                text = f"Unsupported parameter: '{name}' is not supported with this model."
+                more = " Use 'max_completion_tokens' instead." if name == "max_tokens" else ""
+                raise RefusedError(400, error(text + more, "invalid_request_error", name))
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextsOnly(OpenAI):
     """A server that echoes prompts, and takes none as token ids."""
 

@@ -38,7 +38,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     index: Path = tmp_path_factory.mktemp("material") / "index"
     build_index([Passage(number, f"d{number}", "", text) for number, text in enumerate(TEXTS)], index)
     text = " ".join(TEXTS[::-1]) * 4
-    return Material(load_local_model(TINY), text, FromRetriever.of_index(index))
+    return Material(load_local_model(TINY), text, FromRetriever.of_index(index), index)
 
 
 @pytest.fixture(scope="module")

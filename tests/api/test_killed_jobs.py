@@ -19,6 +19,7 @@ from tests.api.backings import OfModel
 from tests.api.faults import Fault, Slow
 from tests.api.scripted_server import Request, ScriptedServer
 from tests.api.served import EXACT
+from tests.cli.program import ralm
 from tests.cli.test_cli import STORIES, TEXT
 from tests.cli.test_signals import wait_until
 
@@ -37,27 +38,32 @@ class Job:
         passages = [Passage(number, name, title, text) for number, (name, title, text) in enumerate(STORIES)]
         build_index(passages, folder / "index")
 
-    def start(self, *more: str, lm: str | None = None, options: Sequence[str] = OPTIONS) -> "subprocess.Popen[str]":
-        arguments = ["eval", "text.txt", "--index", "index", "--lm", lm or self.model, *options, "--json", *more]
+    def start(self, *more: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-m", "ralm", *arguments],
+            [sys.executable, "-m", "ralm", *self.arguments(self.model, OPTIONS, more)],
             cwd=self.folder,
-            env={**os.environ, "RALM_CACHE": str(self.folder / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
     def nll(self, *more: str, lm: str | None = None, options: Sequence[str] = OPTIONS) -> float:
-        """The figure of a whole run."""
-        process = self.start(*more, lm=lm, options=options)
-        out, errors = process.communicate()
-        assert process.returncode == 0, errors
-        return float(json.loads(out)["nll"])
+        """The figure of a whole run, in this process."""
+        answer = ralm(*self.arguments(lm or self.model, options, more))
+        assert answer.status == 0, answer.err
+        return float(json.loads(answer.out)["nll"])
+
+    def arguments(self, lm: str, options: Sequence[str], more: Sequence[str]) -> list[str]:
+        return ["eval", "text.txt", "--index", "index", "--lm", lm, *options, "--json", *more]
 
 
 @pytest.mark.parametrize(("kind", "enough", "kept"), [("vllm", 25, []), ("llama.cpp", 70, ["--out", "run"])])
-def test_a_killed_evaluation(kind: str, enough: int, kept: list[str], tmp_path: Path) -> None:
+def test_a_killed_evaluation(
+    kind: str, enough: int, kept: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RALM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
     begun, killed = threading.Event(), threading.Event()
 
     def slowly(request: Request) -> Fault | None:

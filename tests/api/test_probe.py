@@ -45,7 +45,7 @@ from tests.api.faults import (
 )
 from tests.api.replies import Json
 from tests.api.scripted_server import Request as Sent, ScriptedServer
-from tests.api.served import EXACT, VOCABULARY, ChatsOnly, opened, served
+from tests.api.served import EXACT, VOCABULARY, ChatsOnly, NewChatsOnly, opened, served
 
 TABLE = OfTable(seed=3, vocabulary=VOCABULARY)
 SERVERS: dict[str, Dialect] = {
@@ -85,6 +85,8 @@ def asked_how(model: ApiModel) -> tuple[str, int, bool, str, int]:
         (TextOnly(refuses=True), ("text", 0, False, "text", UNLIMITED)),
         (TransformersServe(), ("text", 0, False, "text", UNLIMITED)),
         (ChatsOnly(), ("chat", 20, False, "likeliest", UNLIMITED)),
+        (NewChatsOnly(), ("new chat", 20, False, "likeliest", UNLIMITED)),
+        (NewChatsOnly(tells=False), ("new text chat", 0, False, "text", UNLIMITED)),
         (Ollama(), ("ollama", 20, False, "likeliest", 255)),
         (Ollama(knows_logprobs=False), ("ollama text", 0, False, "text", 255)),
     ],
@@ -95,6 +97,12 @@ def test_what_is_found(dialect: Dialect, found: Any) -> None:
         assert asked_how(model) == found
         assert len(server.posts) < 30
         check_figures(model, TABLE)
+
+
+def test_a_model_that_writes_no_greedy_text_is_refused_with_the_reason() -> None:
+    refused = pytest.raises(ModelError, match="'temperature' is not supported with this model")
+    with refused, served(TABLE, NewChatsOnly(greedy=False), options={"retries": 0}):
+        pass
 
 
 @pytest.mark.parametrize("kind", EXACT)

@@ -27,12 +27,13 @@ from ralm.lm.api.store import JsonObject
 from ralm.lm.api.tokenizers import ApiTokenizer, open_tokenizer
 from ralm.lm.api.trials import GREEDY, Trials
 from ralm.lm.api.watching import KnownText, Watch
+from ralm.lm.api.ways.chat import NewChat, NewTextChat
 from ralm.lm.api.ways.ollama import Ollama, OllamaText
 from ralm.lm.api.ways.tgi import Tgi, TgiLikeliest
 
 _OF_TEXT: Final = {"tgi": (Tgi.name, TgiLikeliest.name), "ollama": (Ollama.name, OllamaText.name)}
 """The ways of servers whose own ways take text and no token ids, the best first."""
-_BARE: Final = ("chat", "text", "text chat", OllamaText.name)
+_BARE: Final = ("chat", "text", "text chat", NewChat.name, NewTextChat.name, OllamaText.name)
 """The ways in which a server puts its special tokens before a prompt without a word of them."""
 
 
@@ -112,8 +113,11 @@ class _Probe:
         if kind := self._server.kind:
             yield from (Asking(way=way, as_ids=kind not in _OF_TEXT) for way in _OF_TEXT.get(kind, (kind,)))
         by_ids = (("echo", True), ("bias", True), ("echo", False), ("completions", True))
-        by_text = ((way, False) for way in ("completions", "chat", "text", "text chat"))
-        yield from (Asking(way=way, as_ids=as_ids) for way, as_ids in (*by_ids, *by_text))
+        yield from (Asking(way=way, as_ids=as_ids) for way, as_ids in by_ids)
+        for way in ("completions", "chat", "text", "text chat"):
+            yield Asking(way=way, as_ids=False)
+            if "chat" in way and NewChat.most_name in str(self._ruled_out[-1][1]):
+                yield Asking(way=f"new {way}", as_ids=False)
 
     def _capabilities(self, asking: Asking) -> Capabilities:
         """What a server can do that is asked so."""

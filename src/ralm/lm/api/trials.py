@@ -61,7 +61,7 @@ class Trials:
             self.written(asking)
             return asking
         asking = self._with_likeliest(asking)
-        if asking.way != "chat":
+        if "chat" not in asking.way:
             asking = self._with_beginning(asking)
         way, text, greedy = self.way(asking), self.prompt(asking), self.written(asking)
         self._check_text(way, text, greedy)

@@ -23,6 +23,8 @@ class Chat(Completions):
     name: ClassVar[str] = "chat"
     names_parts: ClassVar[bool] = True
     goes_on: ClassVar[bool] = False
+    most_name: ClassVar[str] = "max_tokens"
+    """What the API calls the most tokens of an answer."""
 
     def writing(self, text: IntArray, most: int) -> Asked:
         """A greedy answer with `top_logprobs`."""
@@ -41,7 +43,7 @@ class Chat(Completions):
         body: dict[str, JsonValue] = {
             "model": self.model,
             "messages": [{"role": "user", "content": self.form.tokenizer.decode(text)}],
-            "max_tokens": most,
+            self.most_name: most,
             "temperature": 0,
             **more,
         }
@@ -63,3 +65,19 @@ class TextChat(Chat):
         """One prediction without log-probabilities for each token of the answer."""
         choice = part_of(answer, "choices", 0)
         return retokenised(self.text_of(answer) or "", choice.get("finish_reason"), self.form, most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewChat(Chat):
+    """The same of models that refuse `max_tokens`, such as OpenAI's newer ones."""
+
+    name: ClassVar[str] = "new chat"
+    most_name: ClassVar[str] = "max_completion_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTextChat(TextChat):
+    """Those of them that give text alone."""
+
+    name: ClassVar[str] = "new text chat"
+    most_name: ClassVar[str] = NewChat.most_name

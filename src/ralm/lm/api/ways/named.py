@@ -3,7 +3,7 @@
 from ralm.lm.api.capabilities import Asking
 from ralm.lm.api.names import TokenNames
 from ralm.lm.api.prompts import PromptForm
-from ralm.lm.api.ways.chat import Chat, TextChat
+from ralm.lm.api.ways.chat import Chat, NewChat, NewTextChat, TextChat
 from ralm.lm.api.ways.completions import Biased, Completions, Echo, TextCompletions, Vllm
 from ralm.lm.api.ways.llamacpp import LlamaCpp
 from ralm.lm.api.ways.ollama import Ollama, OllamaText
@@ -12,9 +12,8 @@ from ralm.lm.api.ways.tgi import Tgi, TgiLikeliest
 from ralm.lm.api.ways.way import Way
 from ralm.protocols import FullTokenizer
 
-_SPOKEN = {
-    kind.name: kind for kind in (Completions, Echo, Biased, Vllm, TextCompletions, Chat, TextChat, Ollama, OllamaText)
-}
+_CHATS = (Chat, TextChat, NewChat, NewTextChat)
+_SPOKEN = {kind.name: kind for kind in (Completions, Echo, Biased, Vllm, TextCompletions, *_CHATS, Ollama, OllamaText)}
 _TGI = {kind.name: kind for kind in (Tgi, TgiLikeliest)}
 
 
