@@ -5,6 +5,7 @@ message and exits with `exit_status`. A traceback is always a bug in ralm.
 
     RalmError                    all errors below
     +-- UsageError               an option or argument is invalid (exit status 2)
+    |   +-- LengthError          a prompt does not fit into the model beside what is to be written
     +-- InputError               an input file is missing or malformed
     |   +-- CorpusError          a source of documents
     |   +-- TextError            a text to evaluate
@@ -43,6 +44,10 @@ class UsageError(RalmError):
     """An option or argument is invalid; the message names the value and the choices."""
 
     exit_status = 2
+
+
+class LengthError(UsageError):
+    """A prompt does not fit into the model beside what is to be written; the message says how long it is."""
 
 
 class InputError(RalmError):

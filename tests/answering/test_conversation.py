@@ -112,7 +112,9 @@ def test_passages_of_one_prompt_share_the_credit_as_an_ensemble_would(
 ) -> None:
     reader = Concatenation(documents=2)
     [whole] = Answerer(model, PROMPT, source, reader=reader, options=OPTIONS).answers([Conversation(SAID)])
-    [answer] = Answerer(model, PROMPT, source, reader=reader, options=OPTIONS, apart=True).answers([Conversation(SAID)])
+    [answer] = Answerer(model, PROMPT, source, reader=reader, options=OPTIONS, credit="passages").answers(
+        [Conversation(SAID)]
+    )
     log_probs_KT = np.stack([log_probs(model, prompt_ids(folder, SAID, [number]), answer) for number in (1, 2)])
     expected = (np.exp(log_probs_KT) / np.exp(log_probs_KT).sum(axis=0)).T
     np.testing.assert_allclose(answer.text.provenance.posteriors_TK, expected, atol=1e-3)

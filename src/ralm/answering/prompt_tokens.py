@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from ralm.answering.conversation import Conversation
 from ralm.answering.prompts import PromptText, QuestionPrompt
-from ralm.errors import ChatError, UsageError
+from ralm.errors import ChatError, LengthError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer
 from ralm.reading.beginning import first_tokens
@@ -66,8 +66,8 @@ class PromptEncoder:
         """The tokens of a prompt behind its demonstrations; of a chat, as the message that is answered in a
         conversation, or else as the only one.
 
-        Raises UsageError, naming the question, if the part of the prompt that asks it does not fit alone, or if a
-        prompt without a chat is given other messages.
+        Raises LengthError, naming the question, if the part of the prompt that asks it does not fit alone; ChatError
+        if a prompt without a chat is given other messages, or a model has no chat template or refuses them.
         """
         before, documents = len(demonstrations), len(demonstrations) + len(prompt.documents)
         tokens, spans_N2 = self._encoded(demonstrations + str(prompt), conversation)
@@ -82,7 +82,7 @@ class PromptEncoder:
             kept = first if self._keep_first else 0
             if conversation is not None and not conversation.is_one_message:
                 name, first, kept = "the conversation", 0, 0
-            raise UsageError(
+            raise LengthError(
                 f"{name} has {len(tokens) - first - in_documents} tokens with its instructions, and only "
                 f"{max(0, self._room - kept)} fit into the model beside the answer: shorten it."
             )

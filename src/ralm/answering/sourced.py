@@ -6,6 +6,7 @@ Knows prompts, sources of passages and models; knows nothing of terminals, or of
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 import numpy as np
 from pydantic import JsonValue
@@ -27,6 +28,8 @@ from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, texts_of_tokens
 from ralm.records import FloatArray, IntArray, Passage, Passages, Provenance, Request
 
+Credit = Literal["none", "prompts", "passages"]
+"""What the gain of an answer is credited to, see `Answerer`."""
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 
 
@@ -84,8 +87,11 @@ class Answerer:
 
     A question may be the last message of the user in a `Conversation`, if `prompt` is a chat. The passages are those of
     `source`, without it there are none; `reader` says how they are read, one in context by default. An ensemble is
-    averaged for every token. The first of several passages in one prompt has the credit for all of them; with `apart`,
-    the answer is scored behind each of them alone too, and they share the credit as if they were an ensemble. Raises
+    averaged for every token.
+
+    `credit` says what the gain of an answer over the prompt without passages is credited to: with `prompts`, the first
+    of several passages in one prompt has the credit for all of them; with `passages`, the answer is scored behind each
+    of them alone too, and they share the credit as if they were an ensemble; with `none`, it is not measured. Raises
     UsageError if the options do not fit the model.
     """
 
@@ -97,7 +103,7 @@ class Answerer:
         *,
         reader: Reader | None = None,
         options: AnswerOptions | None = None,
-        apart: bool = False,
+        credit: Credit = "prompts",
     ) -> None:
         self._model = model
         self._options = options or AnswerOptions()
@@ -105,11 +111,11 @@ class Answerer:
             raise UsageError('answers with their sources are drawn token by token: leave out `join="answers"`.')
         self._source = source
         self._reader = reader or InContext()
-        self._scorer = Scorer.of(model)
+        self._scorer = Scorer(model, progress=False)
         room = room_for_prompts(model, self._options)
         self._with_passages = Asker(prompt, model.tokenizer, room, self._reader)
         self._alone = Asker(prompt, model.tokenizer, room)
-        self._apart = apart and tells_scores(model)
+        self._credit = credit if tells_scores(model) else "none"
 
     def answers(self, questions: Sequence[str | Conversation]) -> Iterator[SourcedAnswer]:
         """The answers to questions, in their order; some are answered together.
@@ -170,7 +176,7 @@ class Answerer:
     def _credited(self, asked: AskedQuestion, passages: Passages, answer: Answer) -> Sequence[GeneratedToken]:
         """The tokens of an answer with the passages that each came from."""
         numbers = [number for front in asked.fronts for number in front.passages]
-        if not (self._apart and answer.tokens and len(numbers) > len(asked.fronts)):
+        if self._credit != "passages" or not answer.tokens or len(numbers) <= len(asked.fronts):
             return answer.tokens
         scored = [self._log_probs(asked, answer, [(number, 0.0)], passages) for number in numbers]
         shares_TK = posterior(np.stack(scored), np.zeros(len(numbers), dtype=np.float64))
@@ -181,11 +187,11 @@ class Answerer:
         ]
 
     def _log_probs_without(self, asked: AskedQuestion, answer: Answer) -> FloatArray:
-        """The log-probabilities (float32, T) of the answer's tokens behind the prompt without passages; NaN if the
-        model does not tell them."""
+        """The log-probabilities (float32, T) of the answer's tokens behind the prompt without passages; NaN if they are
+        not measured."""
         if self._source is None or not answer.tokens:
             return np.array([token.log_prob for token in answer.tokens], dtype=np.float32)
-        if not tells_scores(self._model):
+        if self._credit == "none":
             return np.full(len(answer.tokens), np.nan, dtype=np.float32)
         return self._log_probs(asked, answer, [], ())
 

@@ -1,0 +1,127 @@
+"""What a request for a chat does: the last message of the user is answered, with passages in it.
+
+A generator of events, for a thread; knows nothing of HTTP.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from ralm.serving.completion import Began, Reads
+from ralm.serving.errors import RequestError
+from ralm.serving.models import Watched
+from ralm.serving.options import Limits
+from ralm.serving.workers import Check
+from ralm.serving.writing import Ended, Wrote
+
+from ralm.answering.conversation import Conversation
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import QuestionPrompt
+from ralm.answering.sourced import Answerer, SourcedAnswer
+from ralm.answering.sources import AskedRetriever
+from ralm.bounds import MOST_SEEDS
+from ralm.errors import ChatError, LengthError
+from ralm.lm.tokenizer import full_tokenizer, has_chat_template
+from ralm.protocols import Tokenizer, WritingModel
+
+_SHARE: Final = 4
+"""An answer has at most one of so many parts of what the model reads at once, if a request does not say."""
+_IDLE: Final = ("stride", "query_tokens", "document_tokens")
+"""Choices that change nothing in a chat: passages are found once, with the whole message, and read whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """What is asked for: `times` answers to a conversation, each of `new_tokens` tokens at most (None: a quarter of what
+    the model reads).
+
+    With `measured`, the answers are scored without passages too, so that they cite what gave something. `sampling` holds the options of
+    `ralm.pipeline.options.Sampling` and `stop`.
+    """
+
+    conversation: Conversation
+    new_tokens: int | None
+    times: int
+    measured: bool
+    sampling: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answered:
+    """An answer with what each of its passages gave to it."""
+
+    choice: int
+    answer: SourcedAnswer
+
+
+Event: TypeAlias = Began | Wrote | Ended | Answered
+
+
+def answered(
+    asked: Chat, model: WritingModel, reads: Reads, prompt: QuestionPrompt, limits: Limits, check: Check
+) -> Iterator[Event]:
+    """Do what is asked, event by event; the choices have the seeds from that of `sampling` on.
+
+    Raises RequestError if the conversation cannot be asked or does not fit, or if the retriever is not to be had.
+    """
+    length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
+    options = AnswerOptions(new_tokens=_new_tokens(asked, limits, length), max_length=length, **asked.sampling)
+    answerer = Answerer(
+        Watched(model, check),
+        prompt,
+        None if reads.source is None else AskedRetriever(reads.source),
+        reader=reads.reader,
+        options=options,
+        credit="passages" if asked.measured else "none",
+    )
+    seeds = [(options.seed + time) % (MOST_SEEDS + 1) for time in range(asked.times)]
+    try:
+        streams = answerer.streams(asked.conversation, seeds)
+    except LengthError as error:
+        raise RequestError(str(error), param="messages", code="context_length_exceeded") from None
+    except ChatError as error:
+        raise RequestError(str(error), param="messages") from None
+    yield Began((), _own_tokens(asked.conversation, model.tokenizer, prompt))
+    for choice, piece in streams:
+        yield Wrote(choice, piece)
+    for choice in range(asked.times):
+        answer = streams.sourced(choice)
+        yield Ended(choice, "stop" if streams.is_complete(choice) else "length", len(answer.answer.tokens))
+        if reads.source is not None:
+            yield Answered(choice, answer)
+
+
+def check_chat(model: WritingModel, prompt: QuestionPrompt, reads: Reads, choice: dict[str, Any]) -> None:
+    """Raise RequestError if the model cannot chat, or if a request chooses something that changes nothing in a chat."""
+    if prompt.chat and not has_chat_template(model.tokenizer):
+        raise RequestError(
+            f"the model {model.name} has no chat template: ask /v1/completions, or have the server started with a "
+            "`--prompt` that needs none.",
+            code="no_chat_template",
+        )
+    for name in _IDLE:
+        if name in choice:
+            raise RequestError(f"`{name}` does nothing in a chat: leave it out.", param=f"ralm.{name}")
+    if reads.reranker is not None:
+        raise RequestError(
+            'a chat reads passages in the order in which they were found: set `ralm` to {"rerank": "none"}.',
+            param="ralm.rerank",
+        )
+
+
+def _new_tokens(asked: Chat, limits: Limits, length: int) -> int:
+    """The most tokens of an answer; RequestError if no message would fit beside it."""
+    usual = min(max(1, length // _SHARE), limits.new_tokens or length)
+    new_tokens = usual if asked.new_tokens is None else asked.new_tokens
+    if new_tokens >= length:
+        raise RequestError(
+            f"`max_tokens` {new_tokens:,} leaves no room for a message: at most {length:,} tokens are read and written.",
+            param="max_tokens",
+        )
+    return new_tokens
+
+
+def _own_tokens(conversation: Conversation, tokenizer: Tokenizer, prompt: QuestionPrompt) -> int:
+    """How many tokens a conversation has without passages."""
+    chat = full_tokenizer(tokenizer).encode_chat(conversation.messages) if prompt.chat else None
+    return len(tokenizer.encode(conversation.question) if chat is None else chat[0])
