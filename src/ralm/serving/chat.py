@@ -32,17 +32,19 @@ _IDLE: Final = ("stride", "query_tokens", "document_tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """What is asked for: `times` answers to a conversation, each of `new_tokens` tokens at most (None: a quarter of what
-    the model reads).
+    """What is asked for: `times` answers to a conversation, each of `new_tokens` tokens at most (None: a quarter of
+    what the model reads).
 
-    With `measured`, the answers are scored without passages too, so that they cite what gave something. `sampling` holds the options of
-    `ralm.pipeline.options.Sampling` and `stop`.
+    With `measured`, the answers are scored without passages too, so that they cite what gave something. `likeliest` is
+    how many likely tokens are listed for each token. `sampling` holds the options of `ralm.pipeline.options.Sampling`
+    and `stop`.
     """
 
     conversation: Conversation
     new_tokens: int | None
     times: int
     measured: bool
+    likeliest: int = 0
     sampling: dict[str, Any]
 
 
@@ -115,7 +117,8 @@ def _new_tokens(asked: Chat, limits: Limits, length: int) -> int:
     new_tokens = usual if asked.new_tokens is None else asked.new_tokens
     if new_tokens >= length:
         raise RequestError(
-            f"`max_tokens` {new_tokens:,} leaves no room for a message: at most {length:,} tokens are read and written.",
+            f"`max_tokens` {new_tokens:,} leaves no room for a message: at most {length:,} tokens are read and "
+            "written.",
             param="max_tokens",
         )
     return new_tokens

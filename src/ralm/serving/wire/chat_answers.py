@@ -10,14 +10,22 @@ from typing import Final
 from pydantic import JsonValue
 
 from ralm.answering.citations import Citation, citations, name_of, sources_text, web_address
-from ralm.answering.sourced import SourcedAnswer
+from ralm.answering.sourced import AnswerSource, SourcedAnswer
 from ralm.reading.pieces import GeneratedToken
 from ralm.records import Passage
 from ralm.serving.chat import Answered, Chat, Event
 from ralm.serving.completion import Began, Reads
 from ralm.serving.names import TokenNames
 from ralm.serving.wire.completions import Head, Usage
-from ralm.serving.wire.sources import Json, PassagesTold, finite, gain_told, log_prob_told
+from ralm.serving.wire.sources import (
+    Json,
+    PassagesTold,
+    finite,
+    log_prob_told,
+    passage_told,
+    result_told,
+    traced_told,
+)
 from ralm.serving.writing import Ended, Wrote
 
 _WHOLE: Final = "chat.completion"
@@ -136,13 +144,14 @@ class ChatAnswer:
         return {"content": [self._token(one) for one in tokens], "refusal": None}
 
     def _token(self, token: GeneratedToken) -> JsonValue:
-        likeliest: list[JsonValue] = [self._named(number, log_prob) for number, log_prob in token.likeliest]
+        likeliest: list[JsonValue] = [self._named(*one) for one in likeliest_of(token)]
         return {**self._named(token.token, token.log_prob), "top_logprobs": likeliest}
 
     def _named(self, token: int, log_prob: float) -> Json:
-        name, is_text = self._names.of(token), self._names.is_text(token)
-        told: list[JsonValue] | None = [*name.encode()] if is_text else None
-        return {"token": name, "logprob": log_prob_told(log_prob), "bytes": told}
+        name = self._names.of(token)
+        told: list[JsonValue] = [*name.encode()]
+        is_text = name != self._names.of(token, as_id=True)
+        return {"token": name, "logprob": log_prob_told(log_prob), "bytes": told if is_text else None}
 
     def _annotations(self, choice: _Choice) -> list[JsonValue]:
         """The parts of a text that come from passages, in the order of the text."""
@@ -172,19 +181,16 @@ class ChatAnswer:
             return {}
         choices: list[JsonValue] = []
         for number, choice in enumerate(self._choices):
-            told: Json = {"index": number}
-            if whole:
-                told["tokens"] = self._told.tokens(choice.tokens)
-            choices.append({**told, **self._gave(choice)})
-        read = {one.passage.number: one.passage for choice in self._choices for one in _sources_of(choice)}
-        passages = self._told.all(read)
-        results: list[JsonValue] = [self._told.result(one, self._url(one)) for one in passages]
+            self._told.note([one.passage.number for one in _sources_of(choice)])
+            tokens: Json = {"tokens": self._told.tokens(choice.tokens)} if whole else {}
+            choices.append({"index": number, **tokens, **self._gave(choice)})
+        passages = self._told.known.values()
         ralm: Json = {
             **self._reads.settings.config,
-            "passages": [self._told.passage(one) for one in passages],
+            "passages": [passage_told(one) for one in passages],
             "choices": choices,
         }
-        return {"ralm": ralm, "search_results": results}
+        return {"ralm": ralm, "search_results": [result_told(one, self._url(one)) for one in passages]}
 
     def _gave(self, choice: _Choice) -> Json:
         """What each passage gave to an answer."""
@@ -200,7 +206,7 @@ class ChatAnswer:
             }
             for one in _sources_of(choice)
         ]
-        return {**gain_told(choice.answer.text), "sources": sources, "cut": choice.answer.cut.documents}
+        return {**traced_told(choice.answer.text), "sources": sources, "cut": choice.answer.cut.documents}
 
 
 def _sources_of(choice: _Choice) -> Sequence[AnswerSource]:

@@ -20,6 +20,7 @@ _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "function_call": (None, "none"),
     "functions": (None, []),
     "logit_bias": (None, {}),
+    "metadata": (None, {}),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
@@ -102,7 +103,7 @@ class ChatRequest(Body):
     logprobs: bool | None = None
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
-    metadata: dict[str, str] | None = None
+    metadata: JsonValue = None
     modalities: JsonValue = None
     n: int | None = None
     parallel_tool_calls: bool | None = None
@@ -155,7 +156,8 @@ def chat_of(body: ChatRequest, limits: Limits) -> Chat:
         new_tokens=_new_tokens(body, limits),
         times=count("n", body.n, 1, limits.texts, default=1),
         measured=choice.get("gain", True),
-        sampling={**sampling_of(body, 1.0), "likeliest": likeliest},
+        likeliest=likeliest,
+        sampling=sampling_of(body, 1.0),
     )
 
 
