@@ -28,6 +28,7 @@ from ralm.cli.qa import qa
 from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
+from ralm.cli.serve import serve
 from ralm.cli.signals import signals
 from ralm.cli.sweep import sweep
 from ralm.cli.train import bm25, reranker, retriever
@@ -82,6 +83,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "retrieve": retrieve,
     "generate": generate,
+    "serve": serve,
     "signals": signals,
     "probe": probe,
     "check": check,

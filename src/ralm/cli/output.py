@@ -19,7 +19,7 @@ from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE
 from ralm.demo.demonstration import Demonstration, most_gained, prompt_where_retrieval_helps
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.sweep import Sweep
-from ralm.evaluation.traces import TracedText, gain_as_json, identified
+from ralm.evaluation.traces import TracedText, gain_as_json, identified, token_as_json
 from ralm.folders.manifest import Manifest
 from ralm.folders.outputs import MANIFEST
 from ralm.pipeline.generation import generate
@@ -360,12 +360,9 @@ def by_prompt(count: int, pieces: Iterable[tuple[int, GeneratedText]]) -> list[l
 
 def _token_as_json(token: GeneratedToken, tokenizer: Tokenizer) -> dict[str, JsonValue]:
     """A token with its log-probability, its passages, and the share of the probability from each."""
+    text = tokenizer.decode(np.array([token.token]))
     return {
-        "token": token.token,
-        "text": tokenizer.decode(np.array([token.token])),
-        "log_prob": token.log_prob,
-        "passages": [None if number == NO_PASSAGE else number for number in token.passages_K.tolist()],
-        "posteriors": token.posteriors_K.tolist(),
+        **token_as_json(token.token, text, token.log_prob, token.passages_K, token.posteriors_K),
         "certified": token.certified,
         **({"unlisted": token.unlisted} if token.unlisted else {}),
     }
@@ -406,21 +403,6 @@ def metadata_line(passage: Passage) -> str:
     )
     line = one_line(", ".join(fields))
     return line if len(line) <= _LONGEST_METADATA else f"{line[:_LONGEST_METADATA]}..."
-
-
-def hits_as_json(hits: Iterable[tuple[Passage, float]]) -> list[JsonValue]:
-    """Hits as JSON."""
-    return [
-        {
-            "passage": passage.number,
-            "score": round(score, 4),
-            "document_id": passage.document_id,
-            "title": passage.title,
-            "text": passage.text,
-            "metadata": dict(passage.metadata),
-        }
-        for passage, score in hits
-    ]
 
 
 def number(value: JsonValue) -> float:

@@ -35,7 +35,8 @@ def search(
     """Find the passages of an index that best match a query."""
     from ralm.asking import ask
     from ralm.cli.asked import read_asked
-    from ralm.cli.output import hits_as_json, print_cache, print_json, print_passages
+    from ralm.cli.output import print_cache, print_json, print_passages
+    from ralm.evaluation.traces import hits_as_json
     from ralm.pipeline.sources import FromRetriever
 
     if (query is None) == (queries is None):

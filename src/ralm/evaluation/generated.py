@@ -12,7 +12,7 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel
 from ralm.reading.beginning import Bos, first_tokens, without_first
 from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
-from ralm.records import FloatArray, Passages, Provenance, Request
+from ralm.records import FloatArray, IntArray, Passages, Provenance, Request
 
 
 def traced_generation(
@@ -36,18 +36,24 @@ def traced_generation(
         before=prompt + before,
         texts=texts,
         log_probs_T=np.array([token.log_prob for token in tokens], dtype=np.float32),
-        baseline_T=_without_documents(prompt, tokens, model, max_length or model.max_length, bos),
+        baseline_T=without_passages(model.tokenizer.encode(prompt), tokens, model, max_length, bos),
         provenance=provenance,
         passages=used_passages(provenance, passages),
     )
 
 
-def _without_documents(
-    prompt: str, tokens: Sequence[GeneratedToken], model: LanguageModel, max_length: int, bos: Bos
+def without_passages(
+    prompt: IntArray,
+    tokens: Sequence[GeneratedToken],
+    model: LanguageModel,
+    max_length: int | None = None,
+    bos: Bos = "auto",
 ) -> FloatArray:
-    """The log-probability (float32, T) of each token given the text before it; the engine reads them in one pass."""
+    """The log-probability (float32, T) of each generated token given the prompt (int64) and the text before it, read as
+    `traced_generation` says; the engine reads them in one pass."""
+    max_length = max_length or model.max_length
     first = first_tokens(model.tokenizer, bos)
-    begin = without_first(model.tokenizer.encode(prompt), first)
+    begin = without_first(prompt, first)
     text = np.concatenate([begin, np.array([token.token for token in tokens], dtype=np.int64)])
     requests = [
         Request(first, text[max(0, len(first) + place + 1 - max_length) : place], text[place : place + 1])

@@ -4,7 +4,7 @@ Knows tokens as text, their log-probabilities with and without documents, and th
 files or how reports look.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.reading.provenance import Contribution, Gain, contributions, gains, total_gain
-from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Passage, Passages, Provenance
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray, Passage, Passages, Provenance
 
 TOP_PASSAGES: Final = 10
 
@@ -77,6 +77,34 @@ def contribution_as_json(row: Contribution, passages: Mapping[int, Passage]) -> 
     """What identifies a passage, and what it contributed."""
     worth: dict[str, JsonValue] = {"gain": row.gain, "tokens": row.tokens, "helped": row.helped, "hurt": row.hurt}
     return {**identified(passages[row.passage]), **worth}
+
+
+def token_as_json(
+    token: int, text: str, log_prob: float | None, passages_K: IntArray, posteriors_K: FloatArray
+) -> dict[str, JsonValue]:
+    """A token with its log-probability, its passages, and the share of the probability from each."""
+    return {
+        "token": token,
+        "text": text,
+        "log_prob": log_prob,
+        "passages": [None if number == NO_PASSAGE else number for number in passages_K.tolist()],
+        "posteriors": posteriors_K.tolist(),
+    }
+
+
+def hits_as_json(hits: Iterable[tuple[Passage, float]]) -> list[JsonValue]:
+    """Passages that were found, with their scores."""
+    return [
+        {
+            "passage": passage.number,
+            "score": round(score, 4),
+            "document_id": passage.document_id,
+            "title": passage.title,
+            "text": passage.text,
+            "metadata": dict(passage.metadata),
+        }
+        for passage, score in hits
+    ]
 
 
 def identified(passage: Passage) -> dict[str, JsonValue]:

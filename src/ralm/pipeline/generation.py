@@ -9,6 +9,8 @@ passages the plain model. Works on token ids; knows nothing of terminals.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ralm.asking import ask, check_length
 from ralm.errors import UsageError
 from ralm.pipeline.decoding import Decoder, pieces_of
@@ -114,15 +116,17 @@ class TokenWriter:
         self._documents = PassageDocuments(passages, model.tokenizer, self._options.document_tokens, self._first)
         self._decoder = Decoder(model, self._options, self._max_length)
 
-    def add(self, prompt: IntArray, query: str | None = None) -> int:
+    def add(self, prompt: IntArray, query: str | None = None, seed: int | None = None) -> int:
         """Add a prompt of at least one token id (int64), to be continued from the next step on; returns its number.
 
-        The retriever is asked with `query`; by default with the last tokens of the growing text.
+        The retriever is asked with `query`; by default with the last tokens of the growing text. `seed` is that of the
+        prompt's own random draws; by default that of the options.
         """
         if len(prompt) == 0:
             raise UsageError("the prompt is empty: give at least one token to continue.")
         text = without_first(prompt, self._first)
-        return self._decoder.add(PromptState(text, query, fronts_of(self._reader, [], self._documents)))
+        state = PromptState(text, query, fronts_of(self._reader, [], self._documents))
+        return self._decoder.add(state, None if seed is None else np.random.default_rng(seed))
 
     def end(self, number: int) -> None:
         """Stop continuing this prompt."""

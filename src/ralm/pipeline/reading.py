@@ -57,6 +57,20 @@ def read(
 
     Raises ReaderError or RerankerError if one of them breaks its contract, UsageError if lengths do not fit.
     """
+    scorer = Scorer.of(model)
+    rows, fronts_R = rows_and_fronts(prepared, scorer, hits, passages, reader, reranker)
+    return _scored(prepared, scorer, rows, fronts_R)
+
+
+def rows_and_fronts(
+    prepared: PreparedText,
+    model: LanguageModel,
+    hits: Hits | None = None,
+    passages: Passages = (),
+    reader: Reader | None = None,
+    reranker: Reranker | None = None,
+) -> tuple[StrideRows, list[Sequence[Front]]]:
+    """The rows of a text, and the fronts of each row that has targets; arguments and errors are those of `read`."""
     scorer, reader = Scorer.of(model), reader or InContext()
     options = prepared.plan.options
     documents = PassageDocuments.planned(passages, scorer.tokenizer, options)
@@ -66,7 +80,7 @@ def read(
         hits = chosen(reranker, rows, hits, passages, reader.hits)
     fronts_R = [fronts_of(reader, hits.of(row), documents) for row in rows_with_targets(prepared.plan)]
     check_room(reader, [front for fronts in fronts_R for front in fronts], options.after_document, options.max_length)
-    return _scored(prepared, scorer, rows, fronts_R)
+    return rows, fronts_R
 
 
 def chosen(reranker: Reranker, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:

@@ -1,0 +1,183 @@
+"""`ralm serve`: answers OpenAI's API with a model that reads passages."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ralm.cli import options
+from ralm.cli.flags import Flags
+from ralm.cli.idle import Use, given_options, refuse_idle
+from ralm.cli.messages import note
+from ralm.cli.models import open_model
+from ralm.errors import UsageError
+from ralm.lm.options import ModelOptions
+from ralm.options import Option
+from ralm.pipeline.options import ReadingOptions
+from ralm.reading.plan import PlanOptions
+from ralm.retrieval.options import RetrieverOptions
+from ralm.serving.options import ServeOptions
+
+_RETRIEVAL, _READING, _SERVING = RetrieverOptions(), ReadingOptions(), ServeOptions()
+_PLAN, _MODEL, _DEMO = PlanOptions(), ModelOptions(), Path("ralm-demo")
+_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "starlette")
+
+
+def _with_settings(context: typer.Context, file: Path | None) -> Path | None:
+    """Take the values in a settings file as defaults of the flags."""
+    if file is not None:
+        context.default_map = _settings(context, file)
+    return file
+
+
+def _settings(context: typer.Context, file: Path) -> dict[str, Any]:
+    """The values in a TOML file, by the names of parameters; UsageError if it is not such a file."""
+    try:
+        given = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} is not a file of settings: {error}.") from None
+    command: Any = context.command
+    known = {
+        name.removeprefix("--").replace("-", "_"): one.name
+        for one in command.params
+        for name in one.opts
+        if name.startswith("--")
+    }
+    settings = {name.replace("-", "_"): value for name, value in given.items()}
+    for name in settings:
+        if name not in known or name in ("settings", "help"):
+            raise UsageError(f"{file} sets {name}, which is no option of `ralm serve`.")
+    return {known[name]: value for name, value in settings.items()}
+
+
+def serve(
+    context: typer.Context,
+    lm: Annotated[
+        str | None,
+        Option(
+            "Causal language model: a hub name, a local folder, ralm-tiny, or URL#MODEL of a server's API.",
+            default_said="ralm-tiny with --demo",
+        ),
+    ] = None,
+    index: Annotated[
+        tuple[str, ...],
+        Option(
+            "Read with passages from this index, DIR or NAME=DIR; repeatable: requests choose by name, by default the "
+            "first."
+        ),
+    ] = (),
+    demo: Annotated[bool, Option("Serve the index of `ralm demo`, made in ./ralm-demo, and print requests to try.")] = (
+        False
+    ),
+    settings: Annotated[  # noqa: ARG001  # read before the others, by its callback
+        Path | None,
+        typer.Option(
+            "--settings",
+            help="TOML file with values for these options, by name: what the command line does not say.",
+            callback=_with_settings,
+            is_eager=True,
+        ),
+    ] = None,
+    serving: ServeOptions = _SERVING,
+    retrieval: RetrieverOptions = _RETRIEVAL,
+    reading: ReadingOptions = _READING,
+    plan: Annotated[
+        PlanOptions,
+        Flags(without=("max_length", "semantics", "windows", "block"), default_said=options.QUERY_TOKENS_SAID),
+    ] = _PLAN,
+    max_length: Annotated[
+        int | None, Option("Most tokens that the model reads at once, passage included.", default_said="the model's")
+    ] = None,
+    model_options: Annotated[ModelOptions, Flags(without=("compile", "dry_run"))] = _MODEL,
+) -> None:
+    """Answer OpenAI's API with a model that reads retrieved passages: completions, log-probabilities, sources.
+
+    Clients need no change: they send requests to http://HOST:PORT/v1. Listens on this computer alone, unless told.
+    """
+    if demo and index:
+        raise UsageError("`demo` serves its own index: leave out `index`.")
+    if lm is None and not demo:
+        raise UsageError("name a language model: give `lm`, or `demo`.")
+    lm, has_passages = lm or "ralm-tiny", demo or bool(index)
+    refuse_idle(
+        context,
+        *options.model_uses(lm, reading.rerank_lm),
+        Use(model_options),
+        Use("stride query_tokens document_tokens", has_passages, "`index`"),
+        Use(retrieval, has_passages, "`index`"),
+        Use(reading, has_passages, "`index`"),
+    )
+    plan = options.with_query_tokens(plan, retrieval, given_options(context))
+
+    from ralm.extras import extra
+
+    with extra("serve", "serving needs", _PACKAGES):
+        from ralm.serving.running import bound_socket, serve as serve_until_ended
+        from ralm.serving.security import key_of
+        from ralm.serving.service import Service
+        from ralm.serving.settings import settings_of
+
+    key = key_of(serving.host)
+    folders = _demo_index() if demo else _folders(index)
+    with bound_socket(serving.host, serving.port) as listening:
+        model = open_model(lm, model_options)
+        service = Service(
+            model,
+            serving,
+            settings_of(retrieval, reading, plan),
+            folders,
+            ranker=open_model(reading.ranks_with, model_options) if reading.ranks_with else None,
+            key=key,
+            max_length=max_length,
+        )
+
+        def ready(url: str) -> None:
+            note(f"serving {service.name} at {url}/v1")
+            if demo:
+                _print_requests(url, service.name)
+
+        serve_until_ended(service, listening, ready)
+
+
+def _folders(given: tuple[str, ...]) -> dict[str, Path]:
+    """The folders of indexes by name; UsageError if two have the same name."""
+    folders: dict[str, Path] = {}
+    for one in given:
+        name, _, folder = one.rpartition("=")
+        path = Path(folder)
+        name = name or path.resolve().name
+        if name in folders:
+            raise UsageError(f"two indexes are called {name!r}: give NAME=DIR to tell them apart.")
+        folders[name] = path
+    return folders
+
+
+def _demo_index() -> dict[str, Path]:
+    from ralm.demo.demonstration import INDEX, build_demo_folder
+
+    if not (_DEMO / INDEX).exists():
+        note(f"making {_DEMO}, the documentation of this Python as an index")
+        build_demo_folder(_DEMO)
+    return {"python": _DEMO / INDEX}
+
+
+def _print_requests(url: str, model: str) -> None:
+    """Print requests to try."""
+    from ralm.cli.output import print_line
+
+    ask: dict[str, Any] = {"model": model, "prompt": "The function open() opens a", "max_tokens": 24, "temperature": 0}
+    plain = {**ask, "ralm": {"index": None}}
+    several = {**ask, "ralm": {"reader": "ensemble", "documents": 4, "gain": True}}
+    streamed = {**ask, "stream": True}
+    for said, body in (
+        ("with the passage that BM25 finds, every 4 tokens", ask),
+        ("without passages", plain),
+        ("with four passages, averaged, and the gain from each", several),
+        ("as a stream", streamed),
+    ):
+        print_line(f"\n# {said}")
+        print_line(f"curl -s {url}/v1/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
+    print_line(f"\ncurl -s '{url}/search?q=open+a+file&k=3'")
+    print_line(f"curl -s {url}/v1/models")

@@ -1,0 +1,180 @@
+"""What a request for completions does: its prompts are scored if they are echoed, and continued.
+
+A generator of events, for a thread; knows nothing of HTTP.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ralm.evaluation.generated import without_passages
+from ralm.lm.scoring import Scorer
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.sources import FromRetriever
+from ralm.protocols import Reader, Reranker, WritingModel
+from ralm.reading.pieces import GeneratedToken
+from ralm.reading.provenance import gains
+from ralm.records import DoubleArray, Passages
+from ralm.serving.errors import RequestError
+from ralm.serving.models import Watched
+from ralm.serving.options import Limits, Settings
+from ralm.serving.prompts import ServedPrompt, check_prompt, read_prompt
+from ralm.serving.scoring import ScoredToken, score_prompt
+from ralm.serving.settings import generation_of
+from ralm.serving.workers import Check
+from ralm.serving.writing import Ended, Wrote, write
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reads:
+    """How a request reads: its settings, and what they stand for."""
+
+    settings: Settings
+    source: FromRetriever | None = None
+    reader: Reader | None = None
+    reranker: Reranker | None = None
+
+    @property
+    def passages(self) -> Passages:
+        """The passages that may be read, by number."""
+        return () if self.source is None else self.source.passages
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The parts by the names that the library has for them."""
+        return {"source": self.source, "reader": self.reader, "reranker": self.reranker}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Completion:
+    """What is asked for: each prompt (text or token ids) is continued `times` times by `new_tokens` tokens at most.
+
+    `echo` gives the tokens of the prompts too, scored if `scored`. `likeliest` is how many likely tokens are listed for
+    each token. `query` replaces the text as the query. With `gain`, every token has its gain over reading without
+    passages. `sampling` holds the options of `ralm.pipeline.options.Sampling` and `stop`.
+    """
+
+    prompts: Sequence[str | Sequence[int]]
+    new_tokens: int
+    times: int = 1
+    echo: bool = False
+    scored: bool = False
+    likeliest: int = 0
+    query: str | None = None
+    gain: bool = False
+    sampling: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The prompts are read: the text of each, and how many tokens they have together."""
+
+    texts: tuple[str, ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Echoed:
+    """The tokens of a prompt, for one choice."""
+
+    choice: int
+    tokens: Sequence[ScoredToken]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gained:
+    """The gain (float64, in nats) of each generated token of a choice."""
+
+    choice: int
+    tokens: Sequence[GeneratedToken]
+    gain_T: DoubleArray
+
+
+Event: TypeAlias = Began | Echoed | Wrote | Ended | Gained
+
+
+def completed(asked: Completion, model: WritingModel, reads: Reads, limits: Limits, check: Check) -> Iterator[Event]:
+    """Do what is asked, event by event.
+
+    Raises RequestError if a prompt is empty, too long or has unknown tokens, or if the model does not tell what is
+    asked for; and what `generate` and `evaluate_text` raise.
+    """
+    watched = Watched(model, check)
+    prompts = [read_prompt(given, model) for given in asked.prompts]
+    settings = [prompt.settings(reads.settings) for prompt in prompts]
+    for prompt, read_with in zip(prompts, settings, strict=True):
+        check_prompt(prompt, asked.new_tokens, limits, read_with.plan.max_length)
+    yield Began(tuple(prompt.text for prompt in prompts), sum(len(prompt.tokens) for prompt in prompts))
+    if asked.echo:
+        yield from _echoed(asked, prompts, watched, reads)
+    if asked.new_tokens == 0:
+        for choice in range(len(prompts) * asked.times):
+            yield Ended(choice, "length", 0)
+        return
+    # prompts of a request are all text, or all token ids, so that they are read in one way
+    told_ends = model.end_tokens if asked.echo else frozenset[int]()
+    writing = Watched(model, check, ends=not asked.echo)
+    yield from _written(asked, prompts, settings[0], writing, told_ends, reads)
+
+
+def _echoed(asked: Completion, prompts: Sequence[ServedPrompt], model: WritingModel, reads: Reads) -> Iterator[Event]:
+    for number, prompt in enumerate(prompts):
+        settings = prompt.settings(reads.settings)
+        begin = prompt.beginning(settings)
+        if asked.scored:
+            tokens = score_prompt(
+                prompt, begin, model, settings.plan, likeliest=asked.likeliest, gain=asked.gain, **reads.parts
+            )
+        else:
+            tokens = []
+        for time in range(asked.times):
+            yield Echoed(number * asked.times + time, tokens)
+
+
+def _written(
+    asked: Completion,
+    prompts: Sequence[ServedPrompt],
+    settings: Settings,
+    model: WritingModel,
+    ends: frozenset[int],
+    reads: Reads,
+) -> Iterator[Event]:
+    """The continuations. Where the prompt is echoed the end of a text is told as a token, since clients of that count
+    on one more token than the prompt has."""
+    options = _with_likeliest(generation_of(settings, new_tokens=asked.new_tokens, **asked.sampling), asked.likeliest)
+    texts = [prompt.tokens[prompt.beginning(settings) :] for prompt in prompts]
+    tokens: dict[int, list[GeneratedToken]] = {}
+    how: Any = {"query": asked.query, "times": asked.times, "told_ends": ends, **reads.parts}
+    for event in write(texts, model, options, **how):
+        if isinstance(event, Wrote):
+            tokens.setdefault(event.choice, []).extend(event.piece.tokens)
+        yield event
+    if not asked.gain:
+        return
+    scorer = Scorer(model, progress=False)
+    for choice, own in tokens.items():
+        text = texts[choice // asked.times]
+        baseline_T = without_passages(text, own, scorer, options.max_length, options.bos)
+        log_probs_T = np.array([token.log_prob for token in own], dtype=np.float32)
+        yield Gained(choice, own, gains(log_probs_T, baseline_T))
+
+
+def _with_likeliest(options: GenerationOptions, likeliest: int) -> GenerationOptions:
+    """The options with as many likely tokens, where generation can list them."""
+    if likeliest and hasattr(options, "likeliest"):
+        listing: Any = {"likeliest": likeliest}
+        return replace(options, **listing)
+    return options
+
+
+def check_sources(asked: Completion, settings: Settings) -> None:
+    """Raise RequestError if a query or a gain is asked for that would mean nothing."""
+    if asked.echo and asked.query is not None:
+        raise RequestError(
+            "`ralm.query` goes with text that is written: the passages of an echoed prompt are those of its strides.",
+            param="ralm.query",
+        )
+    if asked.gain and settings.index is None:
+        raise RequestError("`ralm.gain` is the gain from passages: it goes with an index.", param="ralm.gain")

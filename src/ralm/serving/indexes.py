@@ -1,0 +1,144 @@
+"""The indexes that are served, by name, with their retrievers, which are opened when they are first used.
+
+An open index stays as it is when its folder changes; `reload` takes what is there then. Requests that run keep what
+they began with. Knows folders and records of options; knows nothing of requests.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import RLock
+from typing import Any, Final
+
+from ralm.errors import RalmError, UsageError
+from ralm.lm.scoring import Scorer
+from ralm.pipeline.options import ReadingOptions
+from ralm.pipeline.sources import FromRetriever
+from ralm.protocols import LanguageModel, Reranker, Retriever, Rows
+from ralm.records import FloatArray, Hits, Passages
+from ralm.reranking.options import RerankOptions
+from ralm.reranking.pairs import CrossEncoder
+from ralm.retrieval.index import Index, open_index
+from ralm.retrieval.options import RetrieverOptions
+
+_SAFE: Final = ("bm25", "random")
+"""Retrievers that many threads may ask at once."""
+
+
+class Indexes:
+    """Open indexes by name, in the order that the operator gave; the first is the default one.
+
+    Raises what `open_index` raises.
+    """
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        self._folders = dict(folders)
+        self._lock = RLock()
+        self._open = {name: open_index(folder) for name, folder in self._folders.items()}
+        self._sources: dict[tuple[str, RetrieverOptions], FromRetriever] = {}
+        self._encoders: dict[str, Any] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, the default one first."""
+        return tuple(self._folders)
+
+    def index(self, name: str) -> Index:
+        """The open index of a name."""
+        with self._lock:
+            return self._open[name]
+
+    def dense_names(self) -> tuple[str, ...]:
+        """The names of the indexes that have vectors."""
+        with self._lock:
+            return tuple(name for name, index in self._open.items() if index.vectors)
+
+    def source(self, name: str, options: RetrieverOptions) -> FromRetriever:
+        """What searches an index so; raises what opening a retriever raises, UsageError if the index cannot be searched
+        so."""
+        with self._lock:
+            if (name, options) not in self._sources:
+                source = FromRetriever.of_index(self._open[name], options)
+                if options.retriever not in _SAFE:
+                    source = source.asking(OneQueryAtATime(source.retriever))
+                self._sources[name, options] = source
+            return self._sources[name, options]
+
+    def encoded(self, name: str, texts: Sequence[str]) -> FloatArray:
+        """The vectors (float32, Q x D) of texts as queries of an index that has vectors."""
+        from ralm.retrieval.dense.loading import load_encoder
+
+        with self._lock:
+            if name not in self._encoders:
+                self._encoders[name] = load_encoder(self._open[name].encoder_options())
+            found: FloatArray = self._encoders[name].encode_queries(texts)
+            return found
+
+    def reload(self) -> dict[str, str]:
+        """Open every index anew; those that cannot be opened stay as they are. Returns what became of each."""
+        said, opened = {}, {}
+        for name, folder in self._folders.items():
+            try:
+                opened[name] = open_index(folder)
+            except RalmError as error:
+                said[name] = f"kept as it was: {error}"
+        with self._lock:
+            for name, index in opened.items():
+                same = index.fingerprint == self._open[name].fingerprint and index.vectors == self._open[name].vectors
+                said[name] = "unchanged" if same else "changed"
+            self._open |= opened
+            self._sources.clear()
+            self._encoders.clear()
+        return said
+
+
+class OneQueryAtATime:
+    """A retriever that many threads share: one call after the other."""
+
+    def __init__(self, retriever: Retriever) -> None:
+        self._retriever = retriever
+        self._lock = RLock()
+        self.config = retriever.config
+        if hasattr(retriever, "stable"):
+            self.stable: int = retriever.stable
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        """The other retriever's own."""
+        with self._lock:
+            return self._retriever.retrieve(queries, k)
+
+
+class Rerankers:
+    """The rerankers of requests; models and cross-encoders are loaded once, when the operator's settings are read.
+
+    `ranker` is the model of `rerank_lm`.
+    """
+
+    def __init__(self, reading: ReadingOptions, ranker: LanguageModel | None = None) -> None:
+        self._ranker = ranker
+        self._cross_encoder: CrossEncoder | None = None
+        if reading.reranking.method == "predictive":
+            self._cross_encoder = reading.reranking.load()
+        self._lock = RLock()
+
+    def of(self, options: RerankOptions) -> Reranker | None:
+        """The reranker that options describe; None for none. UsageError if it needs what the operator did not load."""
+        if options.method == "predictive":
+            if self._cross_encoder is None:
+                raise UsageError('`rerank="predictive"` needs a cross-encoder, and the operator named none.')
+            chooses = options.reranker(None, self._cross_encoder)
+            assert chooses is not None
+            return _OneChoiceAtATime(chooses, self._lock)
+        ranker = None if self._ranker is None else Scorer(self._ranker, progress=False)
+        return options.reranker(ranker)
+
+
+class _OneChoiceAtATime:
+    def __init__(self, reranker: Reranker, lock: Any) -> None:
+        self._reranker = reranker
+        self._lock = lock
+        self.config = reranker.config
+        self.candidates = reranker.candidates
+
+    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
+        with self._lock:
+            return self._reranker.choose(rows, hits, passages, k)

@@ -1,0 +1,102 @@
+"""A prompt as a request gives it, text or token ids, and how it begins.
+
+Works on tokenizers; knows nothing of HTTP or of what is done with the prompt.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ralm.lm.tokenizer import full_tokenizer
+from ralm.protocols import Tokenizer, WritingModel
+from ralm.reading.beginning import first_tokens
+from ralm.records import IntArray
+from ralm.serving.errors import RequestError
+from ralm.serving.options import Limits, Settings
+
+_MOST_IDS = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class ServedPrompt:
+    """A prompt: its tokens (int64, N) as the client counts them, and its text if it was given as text."""
+
+    tokens: IntArray
+    given: str | None
+    tokenizer: Tokenizer
+
+    @cached_property
+    def text(self) -> str:
+        """The text."""
+        return self.tokenizer.decode(self.tokens) if self.given is None else self.given
+
+    def settings(self, settings: Settings) -> Settings:
+        """How it is read: token ids without an index are read as they are, and nothing is put in front."""
+        if self.given is None and settings.index is None:
+            return replace(settings, plan=replace(settings.plan, bos="never"))
+        return settings
+
+    def beginning(self, settings: Settings) -> int:
+        """How many of its first tokens are special ones that begin a reading, and are not part of the text.
+
+        Of token ids that passages are put in front of, these are what the tokenizer puts first, or one BOS or
+        end-of-text token.
+        """
+        if self.given is not None or settings.index is None:
+            return 0
+        first = first_tokens(self.tokenizer, settings.plan.bos)
+        if len(first) and np.array_equal(self.tokens[: len(first)], first):
+            return len(first)
+        full = full_tokenizer(self.tokenizer)
+        return int(len(self.tokens) > 1 and int(self.tokens[0]) in (full.special_tokens.begin, full.end_token))
+
+
+def read_prompt(given: str | Sequence[int], model: WritingModel, param: str = "prompt") -> ServedPrompt:
+    """The prompt that a request gives.
+
+    Raises RequestError if it is empty, has a token that the model does not know, or holds half a character.
+    """
+    tokenizer = model.tokenizer
+    if isinstance(given, str):
+        check_text(given, param)
+        tokens = tokenizer.encode(given)
+    else:
+        vocabulary = getattr(model, "vocabulary", _MOST_IDS)
+        for token in given:
+            if not 0 <= token < vocabulary:
+                raise RequestError(
+                    f"`{param}` has the token {_short(token)}, and the model knows 0 to {vocabulary - 1:,}.",
+                    param=param,
+                )
+        tokens = np.array(given, dtype=np.int64)
+    if len(tokens) == 0:
+        raise RequestError(f"`{param}` is empty: give at least one word or token.", param=param)
+    return ServedPrompt(tokens, given if isinstance(given, str) else None, tokenizer)
+
+
+def check_prompt(prompt: ServedPrompt, new_tokens: int, limits: Limits, max_length: int) -> None:
+    """Raise RequestError if a prompt and what is to be written after it are longer than a request may be."""
+    most = limits.prompt_tokens or max_length
+    length = len(prompt.tokens)
+    if length + new_tokens > most:
+        fits = max(0, most - new_tokens)
+        raise RequestError(
+            f"the prompt has {length:,} tokens and {new_tokens:,} are to be written, together {length + new_tokens:,}; "
+            f"at most {most:,} fit here: send a prompt of at most {fits:,} tokens, or lower `max_tokens`.",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+
+
+def check_text(text: str, param: str) -> None:
+    """Raise RequestError if a text holds half a character (a lone surrogate)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"`{param}` holds half a character, a lone surrogate.", param=param) from None
+
+
+def _short(number: int) -> str:
+    return f"{number:,}" if abs(number) < 10**18 else "of more than 18 digits"

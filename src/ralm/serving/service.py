@@ -1,0 +1,141 @@
+"""What a server serves: one model, its indexes, and how requests read with them.
+
+Knows the parts; knows nothing of HTTP. Everything here may be called by many threads.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from ralm.errors import UsageError
+from ralm.protocols import LanguageModel, WritingModel
+from ralm.retrieval.options import RetrieverOptions
+from ralm.serving.completion import Reads
+from ralm.serving.errors import RequestError
+from ralm.serving.indexes import Indexes, Rerankers
+from ralm.serving.metrics import Metrics
+from ralm.serving.models import OneAtATime
+from ralm.serving.names import TokenNames
+from ralm.serving.options import ServeOptions, Settings
+from ralm.serving.settings import changed, check_documents, fitted, generation_of
+from ralm.serving.workers import Workers
+from ralm.serving.writing import write
+
+_LOG: Final = logging.getLogger("ralm.serving")
+_LOGGED: Final = 200
+"""Characters, or tokens, of a prompt that the log holds at most."""
+
+
+class Service:
+    """A model that reads passages of `folders` (by name, the first by default) as `settings` say.
+
+    `ranker` is the model of `rerank_lm`; `key` is what clients must send, if anything. `max_length` is how many tokens
+    the model reads at once, by default as many as it can. Raises what opening the indexes and their retrievers raises,
+    and UsageError if lengths do not fit into the model.
+    """
+
+    def __init__(
+        self,
+        model: WritingModel,
+        options: ServeOptions | None = None,
+        settings: Settings | None = None,
+        folders: Mapping[str, Path] | None = None,
+        *,
+        ranker: LanguageModel | None = None,
+        key: str | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        self.options = options or ServeOptions()
+        self.key = key
+        self.created = int(time.time())
+        self.name = self.options.name or _last_part(model.name)
+        self.model: WritingModel = OneAtATime(model)
+        self.indexes = Indexes(folders or {})
+        default = next(iter(self.indexes.names), None)
+        self.settings = fitted(replace(settings or Settings(), index=default), model, max_length)
+        check_documents(self.settings.reading, self.options.limits)
+        self._rerankers = Rerankers(self.settings.reading, ranker)
+        self.names = TokenNames(self.model.tokenizer)
+        self.metrics = Metrics()
+        self.reads({})  # what cannot be opened is said now
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens the model reads at once."""
+        return self.settings.plan.max_length
+
+    def warm_up(self) -> None:
+        """Do once what only a first request would wait for: compiling, probing, opening."""
+        if self.model.tier != "all":
+            return  # it is behind an API, and every request costs
+        reads = self.reads({})
+        options = generation_of(self.settings, new_tokens=1)
+        prompt = self.model.tokenizer.encode("The first request must not wait.")
+        for _ in write([prompt], self.model, options, **reads.parts):
+            pass
+
+    def workers(self) -> Workers:
+        """The threads of requests, for the event loop that runs."""
+        limits = self.options.limits
+        workers = Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds)
+        self.metrics.watch("requests_under_way", "Requests that are computed.", lambda: workers.under_way)
+        self.metrics.watch("requests_waiting", "Requests that wait for a place.", lambda: workers.waiting)
+        return workers
+
+    def check_model(self, name: str) -> None:
+        """Raise RequestError if a model is not the one that is served."""
+        if name != self.name:
+            raise RequestError(
+                f"the model {name!r} is not served; there is: {self.name}.",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+
+    def log_prompts(self, prompts: Sequence[str | Sequence[int]]) -> None:
+        """Log the beginning of each prompt, if the operator wants that."""
+        for prompt in prompts if self.options.log_prompts else ():
+            _LOG.info("prompt: %s", repr(prompt[:_LOGGED]))
+
+    def count_tokens(self, read: int, written: int) -> None:
+        """Add tokens of prompts, and tokens that were written, to the figures."""
+        self.metrics.tokens.labels("prompt").inc(read)
+        self.metrics.tokens.labels("written").inc(written)
+
+    def reads(self, choice: Mapping[str, Any]) -> Reads:
+        """How a request reads that chooses this; RequestError if it may not, or if there is no such thing."""
+        try:
+            settings = changed(self.settings, choice, self.options, self.indexes.names)
+            if settings.index is None:
+                return Reads(settings)
+            reranker = self._rerankers.of(settings.reading.reranking)
+        except RequestError:
+            raise
+        except UsageError as error:
+            named = next((name for name in choice if f"`{name}" in str(error)), None)
+            raise RequestError(str(error), param=None if named is None else f"ralm.{named}") from None
+        source = self.indexes.source(settings.index, self._possible(settings.index, settings.retrieval))
+        return Reads(settings, source, settings.reading.chosen_reader, reranker)
+
+    def _possible(self, name: str, options: RetrieverOptions) -> RetrieverOptions:
+        """The options, if the index of a name was built for them; else RequestError."""
+        index = self.indexes.index(name)
+        lacking = []
+        if options.retriever in ("bm25", "hybrid") and index.bm25_options is None:
+            lacking.append("words")
+        if options.is_dense and not index.vectors:
+            lacking.append("vectors")
+        if lacking:
+            raise RequestError(
+                f"the index {name!r} has no {lacking[0]}, which `retriever` {options.retriever} searches: choose "
+                "another one.",
+                param="ralm.retriever",
+            )
+        return options
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition("#")[2].rstrip("/").rpartition("/")[2] or name

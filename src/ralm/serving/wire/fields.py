@@ -1,0 +1,47 @@
+"""What the bodies of requests have in common: unknown fields are refused, and what a request chooses in `ralm`."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from ralm.serving.settings import choices
+
+
+class Body(BaseModel):
+    """The body of a request: JSON types are not converted, and unknown fields are errors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    """What a stream tells beside the text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+def _chosen() -> type[Body]:
+    fields: dict[str, Any] = {name: (Annotated[one.kind | None, one.option], None) for name, one in choices().items()}
+    own = {
+        "index": "The name of the index to read with; null: none.",
+        "query": "What the retriever is asked with, instead of the end of the text.",
+    }
+    for name, said in own.items():
+        fields[name] = (Annotated[str | None, Field(description=said)], None)
+    said = "Also tell what passages changed for each token, in nats."
+    fields["gain"] = (Annotated[bool | None, Field(description=said)], None)
+    return create_model("Chosen", __base__=Body, __doc__="What a request chooses of how it is read.", **fields)
+
+
+if TYPE_CHECKING:
+    Chosen = Body
+else:
+    Chosen = _chosen()
+
+
+def chosen(given: Chosen | None) -> dict[str, Any]:
+    """What a request chooses, by name; null is a choice of the index alone, and the default elsewhere."""
+    if given is None:
+        return {}
+    values = {name: getattr(given, name) for name in given.model_fields_set}
+    return {name: value for name, value in values.items() if value is not None or name == "index"}
