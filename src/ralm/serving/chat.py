@@ -7,13 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from ralm.serving.completion import Began, Reads
-from ralm.serving.errors import RequestError
-from ralm.serving.models import Watched
-from ralm.serving.options import Limits
-from ralm.serving.workers import Check
-from ralm.serving.writing import Ended, Wrote
-
 from ralm.answering.conversation import Conversation
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import QuestionPrompt
@@ -23,6 +16,12 @@ from ralm.bounds import MOST_SEEDS
 from ralm.errors import ChatError, LengthError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
 from ralm.protocols import Tokenizer, WritingModel
+from ralm.serving.completion import Began, Reads, with_likeliest
+from ralm.serving.errors import RequestError
+from ralm.serving.models import Watched
+from ralm.serving.options import Limits
+from ralm.serving.workers import Check
+from ralm.serving.writing import Ended, Wrote
 
 _SHARE: Final = 4
 """An answer has at most one of so many parts of what the model reads at once, if a request does not say."""
@@ -67,7 +66,7 @@ def answered(
     Raises RequestError if the conversation cannot be asked or does not fit, or if the retriever is not to be had.
     """
     length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
-    options = AnswerOptions(new_tokens=_new_tokens(asked, limits, length), max_length=length, **asked.sampling)
+    options = _options(asked, limits, length)
     answerer = Answerer(
         Watched(model, check),
         prompt,
@@ -109,6 +108,12 @@ def check_chat(model: WritingModel, prompt: QuestionPrompt, reads: Reads, choice
             'a chat reads passages in the order in which they were found: set `ralm` to {"rerank": "none"}.',
             param="ralm.rerank",
         )
+
+
+def _options(asked: Chat, limits: Limits, length: int) -> AnswerOptions:
+    """How answers are drawn, in a model that reads so many tokens."""
+    options = AnswerOptions(new_tokens=_new_tokens(asked, limits, length), max_length=length, **asked.sampling)
+    return with_likeliest(options, asked.likeliest)
 
 
 def _new_tokens(asked: Chat, limits: Limits, length: int) -> int:

@@ -5,13 +5,13 @@ A generator of events, for a thread; knows nothing of HTTP.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from ralm.evaluation.generated import without_passages
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.options import Sampling
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.pieces import GeneratedToken
@@ -92,6 +92,7 @@ class Gained:
     gain_T: DoubleArray
 
 
+Draws = TypeVar("Draws", bound=Sampling)
 Event: TypeAlias = Began | Echoed | Wrote | Ended | Gained
 
 
@@ -143,7 +144,7 @@ def _written(
 ) -> Iterator[Event]:
     """The continuations. Where the prompt is echoed the end of a text is told as a token, since clients of that count
     on one more token than the prompt has."""
-    options = _with_likeliest(generation_of(settings, new_tokens=asked.new_tokens, **asked.sampling), asked.likeliest)
+    options = with_likeliest(generation_of(settings, new_tokens=asked.new_tokens, **asked.sampling), asked.likeliest)
     texts = [prompt.tokens[prompt.beginning(settings) :] for prompt in prompts]
     tokens: dict[int, list[GeneratedToken]] = {}
     how: Any = {"query": asked.query, "times": asked.times, "told_ends": ends, **reads.parts}
@@ -161,7 +162,7 @@ def _written(
         yield Gained(choice, own, gains(log_probs_T, baseline_T))
 
 
-def _with_likeliest(options: GenerationOptions, likeliest: int) -> GenerationOptions:
+def with_likeliest(options: Draws, likeliest: int) -> Draws:
     """The options with as many likely tokens, where generation can list them."""
     if likeliest and hasattr(options, "likeliest"):
         listing: Any = {"likeliest": likeliest}

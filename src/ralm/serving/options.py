@@ -84,6 +84,13 @@ class ServeOptions:
             default_said="all of these",
         ),
     ] = CHOICES
+    prompt: Annotated[
+        str,
+        Option(
+            "Prompt of chats, which puts passages into the question, by name or from a TOML file; one without chat is "
+            "for models without a chat template."
+        ),
+    ] = "chat"
     log_prompts: Annotated[bool, Option("Write the beginning of each prompt to the log.")] = False
     limits: Annotated[Limits, Option("How much a request may ask for.")] = field(default_factory=Limits)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from ralm.answering.prompts import open_prompt
 from ralm.errors import UsageError
 from ralm.protocols import LanguageModel, WritingModel
 from ralm.retrieval.options import RetrieverOptions
@@ -33,8 +34,8 @@ class Service:
     """A model that reads passages of `folders` (by name, the first by default) as `settings` say.
 
     `ranker` is the model of `rerank_lm`; `key` is what clients must send, if anything. `max_length` is how many tokens
-    the model reads at once, by default as many as it can. Raises what opening the indexes and their retrievers raises,
-    and UsageError if lengths do not fit into the model.
+    the model reads at once, by default as many as it can. Raises what opening the indexes, their retrievers and the
+    prompt of chats raises, and UsageError if lengths do not fit into the model.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Service:
         self.settings = fitted(replace(settings or Settings(), index=default), model, max_length)
         check_documents(self.settings.reading, self.options.limits)
         self._rerankers = Rerankers(self.settings.reading, ranker)
+        self.prompt = open_prompt(self.options.prompt)
         self.names = TokenNames(self.model.tokenizer)
         self.metrics = Metrics()
         self.reads({})  # what cannot be opened is said now

@@ -5,6 +5,7 @@ Knows events of a chat; knows nothing of HTTP. Runs in the thread of the request
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from secrets import token_hex
 from typing import Final
 
 from pydantic import JsonValue
@@ -21,6 +22,7 @@ from ralm.serving.wire.sources import (
     Json,
     PassagesTold,
     finite,
+    likeliest_of,
     log_prob_told,
     passage_told,
     result_told,
@@ -58,7 +60,7 @@ class ChatAnswer:
         sources_as_text: bool,
     ) -> None:
         self.usage = Usage()
-        self._head = Head(model, _WHOLE, "chatcmpl-")
+        self._head = Head(model, _WHOLE, f"chatcmpl-{token_hex(12)}")
         self._reads = reads
         self._names = names
         self._address = address
@@ -196,13 +198,13 @@ class ChatAnswer:
         """What each passage gave to an answer."""
         if choice.answer is None:
             return {}
-        cited = {one.passage.number: [[*span] for span in one.spans] for one in choice.cited}
+        cited: dict[int, JsonValue] = {one.passage.number: [[*span] for span in one.spans] for one in choice.cited}
         sources: list[JsonValue] = [
             {
                 "passage": one.passage.number,
                 "share": finite(one.share),
                 "gain": finite(one.gain),
-                "spans": [*cited.get(one.passage.number, [])],
+                "spans": cited.get(one.passage.number, []),
             }
             for one in _sources_of(choice)
         ]

@@ -11,8 +11,8 @@ from ralm.serving.chat import Chat
 from ralm.serving.errors import RequestError
 from ralm.serving.options import Limits
 from ralm.serving.prompts import check_text
-from ralm.serving.wire.completions import count, refuse_idle, sampling_of
-from ralm.serving.wire.fields import Body, Chosen, StreamOptions, chosen
+from ralm.serving.wire.completions import sampling_of
+from ralm.serving.wire.fields import Body, Chosen, StreamOptions, check_stream, chosen, count, refuse_idle
 
 _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (None,),
@@ -147,6 +147,7 @@ def chat_of(body: ChatRequest, limits: Limits) -> Chat:
     Raises RequestError if a value is wrong, beyond the limits, or asks for something that there is not.
     """
     refuse_idle(body, _IDLE)
+    check_stream(body)
     likeliest = count("top_logprobs", body.top_logprobs, 0, limits.likeliest, default=0)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("`top_logprobs` goes with `logprobs`: true.", param="top_logprobs")

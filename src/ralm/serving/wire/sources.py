@@ -14,30 +14,34 @@ from ralm.reading.pieces import GeneratedToken
 from ralm.reading.provenance import total_gain
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Passages, Provenance
 from ralm.serving.names import TokenNames
+from ralm.serving.scoring import Likeliest, ScoredToken
 
 LEAST: Final = -9999.0
 """What OpenAI's API gives for the log-probability of an impossible token; JSON has no infinity."""
 Json: TypeAlias = dict[str, JsonValue]
+Token: TypeAlias = ScoredToken | GeneratedToken
 
 
 class PassagesTold:
     """Tells tokens with their passages, and remembers which passages these were, in the order of the text."""
 
-    def __init__(self, passages: Passages, names: TokenNames) -> None:
+    def __init__(self, passages: Passages, names: TokenNames, *, as_ids: bool = False) -> None:
         self.known: dict[int, Passage] = {}
         self._passages = passages
         self._names = names
+        self._as_ids = as_ids
 
-    def tokens(self, tokens: Sequence[GeneratedToken]) -> list[JsonValue]:
+    def tokens(self, tokens: Sequence[Token]) -> list[JsonValue]:
         """Tokens with the passages that each came from."""
-        for token in tokens:
-            self.note(token.passages_K.tolist())
-        return [
-            token_as_json(
-                one.token, self._names.of(one.token), log_prob_told(one.log_prob), one.passages_K, one.posteriors_K
-            )
-            for one in tokens
-        ]
+        return [self._token(one) for one in tokens]
+
+    def _token(self, token: Token) -> Json:
+        self.note(token.passages_K.tolist())
+        name, log_prob = self._names.of(token.token, as_id=self._as_ids), log_prob_told(token.log_prob)
+        told = token_as_json(token.token, name, log_prob, token.passages_K, token.posteriors_K)
+        if (gain := getattr(token, "gain", None)) is not None:
+            told["gain"] = gain
+        return told
 
     def note(self, numbers: Sequence[int]) -> None:
         """Remember passages by their numbers."""
@@ -45,7 +49,7 @@ class PassagesTold:
             if number != NO_PASSAGE and number not in self.known:
                 self.known[number] = self._passages[number]
 
-    def piece(self, choice: int, tokens: Sequence[GeneratedToken]) -> Json:
+    def piece(self, choice: int, tokens: Sequence[Token]) -> Json:
         """Some tokens of a choice, and the passages of which no piece has told yet."""
         before = len(self.known)
         told = self.tokens(tokens)
@@ -83,6 +87,12 @@ def gain_told(provenance: Provenance, gain_T: DoubleArray) -> Json:
 def traced_told(text: TracedText) -> Json:
     """The gain of a text with its passages; nothing if none of it is known."""
     return {} if np.isnan(text.gain_T).all() else gain_told(text.provenance, text.gain_T)
+
+
+def likeliest_of(token: Token) -> Likeliest:
+    """The ids and log-probabilities of the likeliest tokens, as many as were asked for and the model lists."""
+    listed: Likeliest = getattr(token, "likeliest", ())
+    return listed
 
 
 def log_prob_told(log_prob: float | None) -> float | None:
