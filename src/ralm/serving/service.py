@@ -21,7 +21,7 @@ from ralm.serving.metrics import Metrics
 from ralm.serving.models import OneAtATime
 from ralm.serving.names import TokenNames
 from ralm.serving.options import ServeOptions, Settings
-from ralm.serving.settings import changed, check_documents, fitted, generation_of
+from ralm.serving.settings import changed, check_documents, check_room, fitted, generation_of
 from ralm.serving.workers import Workers
 from ralm.serving.writing import write
 
@@ -107,10 +107,15 @@ class Service:
         self.metrics.tokens.labels("prompt").inc(read)
         self.metrics.tokens.labels("written").inc(written)
 
-    def reads(self, choice: Mapping[str, Any]) -> Reads:
-        """How a request reads that chooses this; RequestError if it may not, or if there is no such thing."""
+    def reads(self, choice: Mapping[str, Any], *, in_strides: bool = True) -> Reads:
+        """How a request reads that chooses this; RequestError if it may not, or if there is no such thing.
+
+        A text is read in strides, of which each has to fit beside its passages; a chat is not.
+        """
         try:
             settings = changed(self.settings, choice, self.options, self.indexes.names)
+            if in_strides and settings.index is not None:
+                check_room(settings)
             if settings.index is None:
                 return Reads(settings)
             reranker = self._rerankers.of(settings.reading.reranking)

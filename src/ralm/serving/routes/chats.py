@@ -41,7 +41,7 @@ def _job(request: Request, body: ChatRequest, service: Service) -> Job:
         service.check_model(body.model)
         limits = service.options.limits
         asked = chat_of(body, limits)
-        reads = service.reads(body.chosen)
+        reads = service.reads(body.chosen, in_strides=False)
         check_chat(service.model, service.prompt, reads, body.chosen)
         service.log_prompts([asked.conversation.question])
 

@@ -32,6 +32,8 @@ from ralm.serving.writing import Ended, Wrote
 
 _WHOLE: Final = "chat.completion"
 _PIECE: Final = "chat.completion.chunk"
+_CONFIG: Final = ("index", "retriever", "reader", "documents")
+"""What of how a request reads there is in a chat."""
 
 
 @dataclass
@@ -188,7 +190,7 @@ class ChatAnswer:
             choices.append({"index": number, **tokens, **self._gave(choice)})
         passages = self._told.known.values()
         ralm: Json = {
-            **self._reads.settings.config,
+            **{name: value for name, value in self._reads.settings.config.items() if name in _CONFIG},
             "passages": [passage_told(one) for one in passages],
             "choices": choices,
         }

@@ -40,6 +40,7 @@ _IDLE_IN_MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
     "function_call": (None,),
     "name": (None,),
     "refusal": (None,),
+    "tool_call_id": (None,),
     "tool_calls": (None, []),
 }
 """The same of messages; an answer of this server may be sent back as it is."""
@@ -78,6 +79,7 @@ class MessageBody(Body):
     function_call: JsonValue = None
     name: str | None = None
     refusal: str | None = None
+    tool_call_id: str | None = None
     tool_calls: JsonValue = None
 
 
