@@ -1,8 +1,10 @@
 """POST /v1/chat/completions over loopback, asked by the clients that people have: as the library answers."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -404,3 +406,46 @@ def test_a_model_without_a_chat_template(index: Path) -> None:
         found = httpx.post(f"{url}/v1/chat/completions", json={**body, "messages": SAID})
         assert found.status_code == 400
         assert "has 4 messages, and this prompt asks one question" in found.json()["error"]["message"]
+
+
+@pytest.mark.skipif(
+    "likeliest" not in {one.name for one in fields(AnswerOptions)}, reason="decoding does not list likely tokens yet"
+)
+def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingModel, index: Path) -> None:
+    plain = asked(client, SAID, logprobs=True)
+    found = asked(client, SAID, logprobs=True, top_logprobs=3)
+    assert found.choices[0].message == plain.choices[0].message
+    expected = answered(model, index, SAID, likeliest=3)
+    listed = found.choices[0].logprobs.content
+    assert len(listed) == len(expected.answer.tokens)
+    for one, token in zip(listed, expected.answer.tokens, strict=True):
+        assert [other.logprob for other in one.top_logprobs] == pytest.approx([value for _, value in token.likeliest])
+        assert one.top_logprobs[0].token == one.token  # greedy
+        assert one.top_logprobs[0].logprob == one.logprob
+        assert one.bytes is None or bytes(one.bytes).decode() == one.token
+    assert all(one.top_logprobs == [] for one in plain.choices[0].logprobs.content)
+
+
+def test_many_chats_at_once_are_answered_as_alone(url: str, model: WritingModel, index: Path) -> None:
+    readers = [READERS[n % len(READERS)] for n in range(12)]
+    said = [[SAID, QUESTION, SAID[3:], SAID[1:2]][n % 4] for n in range(12)]
+
+    async def ask_all() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as clients:
+            return await asyncio.gather(
+                *(
+                    clients.chat.completions.create(
+                        model="tiny-chat",
+                        messages=said[n],
+                        max_tokens=16,
+                        temperature=n % 2,
+                        seed=n,
+                        extra_body={"ralm": readers[n][0]},
+                    )
+                    for n in range(12)
+                )
+            )
+
+    for n, found in enumerate(asyncio.run(ask_all())):
+        expected = answered(model, index, said[n], readers[n][1], new_tokens=16, temperature=float(n % 2), seed=n)
+        assert found.choices[0].message.content == expected.answer.text
