@@ -75,6 +75,7 @@ Reader
 ReadingOptions
 Removals
 Request
+RerankedPassages
 Reranker
 RerankerOptions
 Retriever

@@ -30,7 +30,11 @@ from .answering.sourced import (
     AnswerSource as AnswerSource,
     SourcedAnswer as SourcedAnswer,
 )
-from .answering.sources import AskedRetriever as AskedRetriever, GivenPassages as GivenPassages
+from .answering.sources import (
+    AskedRetriever as AskedRetriever,
+    GivenPassages as GivenPassages,
+    RerankedPassages as RerankedPassages,
+)
 from .corpus.decontamination import Decontamination as Decontamination, Removals as Removals
 from .corpus.left_out import LeftOut as LeftOut
 from .corpus.passages import make_passages as make_passages

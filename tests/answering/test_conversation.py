@@ -7,22 +7,25 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from ralm.answering.citations import citations
 from ralm.answering.conversation import Conversation
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.sourced import Answerer, SourcedAnswer
-from ralm.answering.sources import AskedRetriever
+from ralm.answering.sources import AskedRetriever, RerankedPassages
 from ralm.errors import ChatError, UsageError
 from ralm.lm.api.bare import BareTokenizer
 from ralm.lm.named import load_language_model
 from ralm.lm.options import ModelOptions
 from ralm.lm.tokenizer import full_tokenizer
+from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
 from ralm.records import Message, Passage
+from ralm.reranking.likelihood import Oracle, ZeroShot
 from tests.chat_models import chat, save_chat_model
 from tests.fakes import SharedWordsRetriever
 
@@ -124,6 +127,12 @@ def test_passages_of_one_prompt_share_the_credit_as_an_ensemble_would(
     assert whole.sources[1].gain is None
 
 
+def test_an_answer_whose_gain_is_not_measured(model: WritingModel, source: AskedRetriever) -> None:
+    [answer] = Answerer(model, PROMPT, source, options=OPTIONS, credit="none").answers([Conversation(SAID)])
+    assert np.isnan(answer.text.baseline_T).all()
+    assert citations(answer.text) == []
+
+
 def test_several_answers_to_one_conversation(model: WritingModel, source: AskedRetriever) -> None:
     options = AnswerOptions(new_tokens=8, stop=(), temperature=1.0)
     streams = Answerer(model, PROMPT, source, options=options).streams(Conversation(SAID), [3, 4, 3])
@@ -157,6 +166,32 @@ def test_a_question_is_a_conversation_of_one_message(model: WritingModel, source
     [more] = answerer.answers([Conversation(SAID)])
     assert one.as_json() == other.as_json()
     assert more.as_json() != one.as_json()
+
+
+def test_a_reranker_chooses_the_passage_before_which_the_question_is_likeliest(
+    model: WritingModel, source: AskedRetriever, retriever: SharedWordsRetriever
+) -> None:
+    question = SAID[-1].content
+    first, asked = [256], model.tokenizer.encode(question).tolist()
+    worths = []
+    for passage in PASSAGES:
+        text = [*first, *model.tokenizer.encode(passage.contents).tolist(), *asked]
+        texts = [np.array(text[:place], dtype=np.int64) for place in range(len(text) - 6, len(text))]
+        worths.append(
+            sum(
+                model.continuations().next_tokens([one]).log_probs_BC[0][token]
+                for one, token in zip(texts, text[-6:], strict=True)
+            )
+        )
+    reranked = RerankedPassages(
+        FromRetriever(retriever, PASSAGES), ZeroShot(candidates=3, tokens=6), model, GenerationOptions()
+    )
+    [answer] = Answerer(model, PROMPT, reranked, options=OPTIONS).answers([Conversation(SAID)])
+    assert answer.sources[0].passage.number == int(np.argmax(worths))
+    assert reranked.config["reranker"] == "zero-shot"
+    looks_ahead = RerankedPassages(FromRetriever(retriever, PASSAGES), Oracle(candidates=3), model, GenerationOptions())
+    with pytest.raises(UsageError, match="looks at the text to be predicted"):
+        next(Answerer(model, PROMPT, looks_ahead, options=OPTIONS).answers([Conversation(SAID)]))
 
 
 def test_conversations_are_answered_together(model: WritingModel, source: AskedRetriever) -> None:

@@ -19,16 +19,19 @@ from ralm.answering.conversation import Conversation
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.sourced import Answerer, SourcedAnswer
-from ralm.answering.sources import AskedRetriever
+from ralm.answering.sources import AskedRetriever, RerankedPassages
 from ralm.lm.named import load_language_model
 from ralm.lm.options import ModelOptions
 from ralm.lm.tokenizer import full_tokenizer
+from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever
-from ralm.protocols import Reader, WritingModel
+from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
 from ralm.records import Message
+from ralm.reranking.likelihood import ZeroShot
+from ralm.reranking.random import RandomChoice
 from ralm.serving.options import ServeOptions
 from ralm.serving.service import Service
 from tests.chat_models import POSITIONS, save_chat_model
@@ -146,6 +149,21 @@ def test_the_answer_is_that_of_the_library(
     assert {one["passage"] for one in found.model_extra["search_results"]} == {
         one["passage"] for one in told["passages"]
     }
+
+
+def test_passages_may_be_chosen_by_a_reranker(client: openai.OpenAI, model: WritingModel, index: Path) -> None:
+    source = FromRetriever.of_index(index)
+    read = set()
+    rerankers: dict[str, Reranker] = {"zero-shot": ZeroShot(candidates=3), "random": RandomChoice(candidates=3)}
+    for method, reranker in rerankers.items():
+        chosen = RerankedPassages(source, reranker, model, GenerationOptions())
+        answerer = Answerer(model, open_prompt("chat"), chosen, options=AnswerOptions(stop=(), new_tokens=24))
+        for said in (SAID, QUESTION, SAID[3:], SAID[1:2]):
+            [expected] = answerer.answers([Conversation([Message(one["role"], one["content"]) for one in said])])
+            found = asked(client, said, extra_body={"ralm": {"rerank": method, "candidates": 3}})
+            assert found.choices[0].message.content == expected.answer.text
+            read.add(expected.sources[0].passage.number)
+    assert len(read) > 1
 
 
 @pytest.mark.parametrize(("chosen", "reader"), READERS)
@@ -347,7 +365,8 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content", "lone surrogate"),
         ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "not supported"),
         ({"ralm": {"stride": 4}}, "ralm.stride", "does nothing in a chat"),
-        ({"ralm": {"rerank": "random"}}, "ralm.rerank", "rerank"),
+        ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
+        ({"ralm": {"rerank": "predictive"}}, "ralm.rerank", "rerank"),
         ({"ralm": {"sources": "footnotes"}}, "ralm.sources", "sources"),
         ({"ralm": {"query": " "}}, "ralm.query", "is empty"),
         ({"ralm": {"index": "../other"}}, "ralm.index", "is not served"),
@@ -359,7 +378,7 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_refused(url: str, more: dict[str, Any], param: str, said: str, stream: bool) -> None:
+def test_what_is_refused(url: str, more: dict[str, Any], param: str | None, said: str, stream: bool) -> None:
     body = {"model": "tiny-chat", "messages": SAID, "stream": stream or None, **more}
     if stream and "stream_options" in more:
         return
@@ -418,7 +437,8 @@ def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingMo
     expected = answered(model, index, SAID, likeliest=3)
     listed = found.choices[0].logprobs.content
     assert len(listed) == len(expected.answer.tokens)
-    for one, token in zip(listed, expected.answer.tokens, strict=True):
+    tokens: list[Any] = [*expected.answer.tokens]
+    for one, token in zip(listed, tokens, strict=True):
         assert [other.logprob for other in one.top_logprobs] == pytest.approx([value for _, value in token.likeliest])
         assert one.top_logprobs[0].token == one.token  # greedy
         assert one.top_logprobs[0].logprob == one.logprob

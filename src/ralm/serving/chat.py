@@ -11,7 +11,7 @@ from ralm.answering.conversation import Conversation
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.sourced import Answerer, SourcedAnswer
-from ralm.answering.sources import AskedRetriever
+from ralm.answering.sources import AskedRetriever, QuestionSource, RerankedPassages
 from ralm.bounds import MOST_SEEDS
 from ralm.errors import ChatError, LengthError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
@@ -20,6 +20,7 @@ from ralm.serving.completion import Began, Reads, with_likeliest
 from ralm.serving.errors import RequestError
 from ralm.serving.models import Watched
 from ralm.serving.options import Limits
+from ralm.serving.settings import generation_of
 from ralm.serving.workers import Check
 from ralm.serving.writing import Ended, Wrote
 
@@ -67,10 +68,11 @@ def answered(
     """
     length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
     options = _options(asked, limits, length)
+    watched = Watched(model, check)
     answerer = Answerer(
-        Watched(model, check),
+        watched,
         prompt,
-        None if reads.source is None else AskedRetriever(reads.source),
+        _source(reads, watched),
         reader=reads.reader,
         options=options,
         credit="passages" if asked.measured else "none",
@@ -92,7 +94,16 @@ def answered(
             yield Answered(choice, answer)
 
 
-def check_chat(model: WritingModel, prompt: QuestionPrompt, reads: Reads, choice: dict[str, Any]) -> None:
+def _source(reads: Reads, model: WritingModel) -> QuestionSource | None:
+    """Where the passages come from."""
+    if reads.source is None:
+        return None
+    if reads.reranker is None:
+        return AskedRetriever(reads.source)
+    return RerankedPassages(reads.source, reads.reranker, model, generation_of(reads.settings))
+
+
+def check_chat(model: WritingModel, prompt: QuestionPrompt, choice: dict[str, Any]) -> None:
     """Raise RequestError if the model cannot chat, or if a request chooses something that changes nothing in a chat."""
     if prompt.chat and not has_chat_template(model.tokenizer):
         raise RequestError(
@@ -103,11 +114,6 @@ def check_chat(model: WritingModel, prompt: QuestionPrompt, reads: Reads, choice
     for name in _IDLE:
         if name in choice:
             raise RequestError(f"`{name}` does nothing in a chat: leave it out.", param=f"ralm.{name}")
-    if reads.reranker is not None:
-        raise RequestError(
-            'a chat reads passages in the order in which they were found: set `ralm` to {"rerank": "none"}.',
-            param="ralm.rerank",
-        )
 
 
 def _options(asked: Chat, limits: Limits, length: int) -> AnswerOptions:

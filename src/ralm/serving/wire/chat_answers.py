@@ -32,7 +32,7 @@ from ralm.serving.writing import Ended, Wrote
 
 _WHOLE: Final = "chat.completion"
 _PIECE: Final = "chat.completion.chunk"
-_CONFIG: Final = ("index", "retriever", "reader", "documents")
+_CONFIG: Final = ("index", "retriever", "reader", "documents", "rerank")
 """What of how a request reads there is in a chat."""
 
 
