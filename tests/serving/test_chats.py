@@ -36,7 +36,7 @@ from ralm.serving.options import ServeOptions
 from ralm.serving.service import Service
 from tests.chat_models import POSITIONS, save_chat_model
 from tests.cli.program import ralm
-from tests.serving.chat_server import served
+from tests.serving.served import serving
 
 CORPUS = [
     {
@@ -83,7 +83,7 @@ def service(model: WritingModel, index: Path) -> Service:
 
 @pytest.fixture(scope="module")
 def url(service: Service) -> Iterator[str]:
-    with served(service) as address:
+    with serving(service) as address:
         yield address
 
 
@@ -362,7 +362,7 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
             "of the type image_url; only text is read",
         ),
         ({"messages": [{"role": "user", "content": ["a"]}]}, "messages.0.content.0", "only text is read"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content", "lone surrogate"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "lone surrogate"),
         ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "not supported"),
         ({"ralm": {"stride": 4}}, "ralm.stride", "does nothing in a chat"),
         ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
@@ -407,12 +407,12 @@ def test_a_passage_that_there_is_not(url: str) -> None:
 
 def test_a_model_without_a_chat_template(index: Path) -> None:
     tiny = load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
-    with served(Service(tiny, folders={"texts": index})) as url:
+    with serving(Service(tiny, folders={"texts": index})) as url:
         body = {"model": "ralm-tiny", "messages": QUESTION, "max_tokens": 8}
         found = httpx.post(f"{url}/v1/chat/completions", json=body)
         assert found.status_code == 400
         assert "ralm-tiny has no chat template: ask /v1/completions" in found.json()["error"]["message"]
-    with served(Service(tiny, ServeOptions(prompt="replug"), folders={"texts": index})) as url:
+    with serving(Service(tiny, ServeOptions(prompt="replug"), folders={"texts": index})) as url:
         answerer = Answerer(
             tiny,
             open_prompt("replug"),

@@ -122,8 +122,7 @@ class Service:
         except RequestError:
             raise
         except UsageError as error:
-            named = next((name for name in choice if f"`{name}" in str(error)), None)
-            raise RequestError(str(error), param=None if named is None else f"ralm.{named}") from None
+            raise RequestError(str(error), param=_first_named(str(error), choice)) from None
         source = self.indexes.source(settings.index, self._possible(settings.index, settings.retrieval))
         return Reads(settings, source, settings.reading.chosen_reader, reranker)
 
@@ -142,6 +141,12 @@ class Service:
                 param="ralm.retriever",
             )
         return options
+
+
+def _first_named(message: str, choice: Mapping[str, Any]) -> str | None:
+    """The choice that a message names first."""
+    places = {message.find(f"`{name}"): name for name in choice if f"`{name}" in message}
+    return f"ralm.{places[min(places)]}" if places else None
 
 
 def _last_part(name: str) -> str:

@@ -74,6 +74,8 @@ def changed(settings: Settings, choice: Mapping[str, Any], options: ServeOptions
     if index is not None and index not in indexes:
         raise UsageError(f"`index` {index!r} is not served; there is: {', '.join(indexes) or 'none'}.")
     values = {name: value for name, value in choice.items() if name not in _OWN}
+    if values.get("rerank") == "predictive" and settings.reading.reranking.cross_encoder is None:
+        raise UsageError('`rerank="predictive"` needs a cross-encoder, and the operator named none.')
     settings = _ARGUMENTS.changed(replace(settings, index=index), values)
     if index is None:
         idle = [name for name in choice if name != "index"]

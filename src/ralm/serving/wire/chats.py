@@ -10,7 +10,6 @@ from ralm.records import Message
 from ralm.serving.chat import Chat
 from ralm.serving.errors import RequestError
 from ralm.serving.options import Limits
-from ralm.serving.prompts import check_text
 from ralm.serving.wire.completions import sampling_of
 from ralm.serving.wire.fields import Body, Chosen, StreamOptions, check_stream, chosen, count, refuse_idle
 
@@ -185,10 +184,8 @@ def _conversation(given: list[MessageBody], query: str | None) -> Conversation:
         raise RequestError("`messages` has no message with the role user, which is answered.", param="messages")
     if not asked[-1].strip():
         raise RequestError("the last message of the user is empty: ask with at least one word.", param="messages")
-    if query is not None:
-        check_text(query, "ralm.query")
-        if not query.strip():
-            raise RequestError("`ralm.query` is empty: leave it out, or give at least one word.", param="ralm.query")
+    if query is not None and not query.strip():
+        raise RequestError("`ralm.query` is empty: leave it out, or give at least one word.", param="ralm.query")
     return Conversation(messages, query)
 
 
@@ -196,9 +193,7 @@ def _message(given: MessageBody, where: str) -> Message:
     if given.role in ("tool", "function"):
         raise RequestError(f"`{where}` is the answer of a tool, and tools are not supported.", param=where)
     refuse_idle(given, _IDLE_IN_MESSAGES, f"{where}.")
-    content = _text(given.content, f"{where}.content")
-    check_text(content, f"{where}.content")
-    return Message(_ROLES.get(given.role, given.role), content)
+    return Message(_ROLES.get(given.role, given.role), _text(given.content, f"{where}.content"))
 
 
 def _text(given: Any, where: str) -> str:

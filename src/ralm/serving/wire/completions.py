@@ -108,6 +108,8 @@ def completion_of(body: CompletionRequest, limits: Limits) -> Completion:
 def sampling_of(body: Any, temperature: float) -> dict[str, Any]:
     """The options of sampling and stopping of a request, by the names of `GenerationOptions`; `temperature` is the
     default one. Raises RequestError if a value is wrong."""
+    if body.seed is not None and abs(body.seed) > MOST_SEEDS:
+        raise RequestError("`seed` must be a whole number of 64 bits.", param="seed")
     given: dict[str, Any] = {
         "temperature": float(temperature if body.temperature is None else body.temperature),
         "top_k": body.top_k,

@@ -18,6 +18,8 @@ _SAID: Final = {
     "string_unicode": "holds half a character, a lone surrogate",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a whole number of fewer digits",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
     "list_type": "must be a list",
@@ -43,6 +45,8 @@ def first_fault(errors: Sequence[Mapping[str, Any]], known: Sequence[str] = ()) 
     kind = error["type"]
     if kind == "json_invalid":
         return "the body is not JSON; send one JSON object.", None
+    if kind in ("surrogates", "nested"):
+        return f"the body {error['msg']}.", None
     if param is None:
         return "the body must be a JSON object; send it with the header Content-Type: application/json.", None
     if kind == "extra_forbidden":

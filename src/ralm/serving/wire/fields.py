@@ -1,9 +1,11 @@
 """What the bodies of requests have in common: unknown fields are refused, and what a request chooses in `ralm`."""
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic_core import PydanticCustomError
 
 from ralm.serving.errors import RequestError
 from ralm.serving.settings import choices
@@ -13,6 +15,20 @@ class Body(BaseModel):
     """The body of a request: JSON types are not converted, and unknown fields are errors."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _checked(cls, value: Any) -> Any:
+        """The same value; PydanticCustomError if it is no text that can be sent on."""
+        if not isinstance(value, dict):
+            return value  # pydantic says what is wrong
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise PydanticCustomError("surrogates", "holds half a character, a lone surrogate") from None
+        except (RecursionError, ValueError):
+            raise PydanticCustomError("nested", "is nested too deeply, or has a number that is too long") from None
+        return value
 
 
 class StreamOptions(Body):

@@ -1,0 +1,43 @@
+"""The server that most tests of serving ask."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ralm.serving.service import Service
+from tests.serving.served import save_index, serving, tiny
+
+
+@pytest.fixture(scope="session")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of a few documents."""
+    return save_index(tmp_path_factory.mktemp("served") / "index")
+
+
+@pytest.fixture(scope="session")
+def service(index: Path) -> Service:
+    """The built-in model with this index."""
+    return Service(tiny(), folders={"few": index})
+
+
+@pytest.fixture(scope="session")
+def url(service: Service) -> Iterator[str]:
+    """The address of a server with an index, which it reads by default."""
+    with serving(service) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def plain_url() -> Iterator[str]:
+    """The address of a server without an index."""
+    with serving(Service(tiny())) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def client(url: str) -> Iterator[httpx.Client]:
+    """A client of the server with an index."""
+    with httpx.Client(base_url=url, timeout=60) as http:
+        yield http

@@ -1,0 +1,96 @@
+"""A server in this process, over loopback, and what the tests of serving ask it."""
+
+import json
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ralm import build_index
+from ralm.corpus.passages import make_passages
+from ralm.lm.local.model import LocalLanguageModel
+from ralm.lm.named import load_local_model
+from ralm.records import Document, FloatArray, Pass
+from ralm.serving.running import Server, address_of, bound_socket
+from ralm.serving.service import Service
+
+MODEL = "ralm-tiny"
+DOCUMENTS = [
+    Document("hill", "The Hill", "The dog keeps the sheep together on the green hill.", metadata={"url": "http://h"}),
+    Document("sea", "The Sea", "The whales sing in the deep blue sea by night."),
+    Document("town", "", "Fish, wool and bread are sold in the town."),
+    Document("night", "", "By night the dog sleeps and the town is dark."),
+    Document("open", "open", "The function open() opens a file and returns a file object. The mode w is for writing."),
+]
+PROMPTS = [
+    "The function open() opens a",
+    "By night the dog sleeps. The whales sing in the",
+    "def read(self, size):\n    return self.file.",
+    "caf\u00e9 \u2014 \u65e5\u672c \U0001f389 and the sea",
+    "The",
+    "The dog keeps the sheep together on the green hill. The town is dark, and fish are sold there by day. " * 3,
+]
+
+
+class Told:
+    """What one token of a plain model has: a stand-in for `distributions` of models that lack it."""
+
+    def __init__(self, model: LocalLanguageModel) -> None:
+        self._model = model
+
+    @torch.inference_mode()
+    def __call__(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
+        for one in passes:
+            logits_1NV = self._model.model(input_ids=torch.from_numpy(one.tokens_N[:-1])[None], use_cache=False).logits
+            log_probs_NV = np.asarray(logits_1NV[0].float().log_softmax(-1))
+            yield log_probs_NV[one.targets_P - 1]
+
+
+@cache
+def tiny() -> LocalLanguageModel:
+    """The built-in model, which also tells distributions."""
+    model: Any = load_local_model(MODEL)
+    if not hasattr(model, "distributions"):
+        model.distributions = Told(model)
+    return model  # type: ignore[no-any-return]
+
+
+def save_index(folder: Path, documents: Sequence[Document] = DOCUMENTS) -> Path:
+    """An index of a few documents."""
+    build_index(make_passages(documents), folder)
+    return folder
+
+
+@contextmanager
+def serving(service: Service) -> Iterator[str]:
+    """The address of a server of this service."""
+    started, addresses = threading.Event(), list[str]()
+
+    def ready(url: str) -> None:
+        addresses.append(url)
+        started.set()
+
+    with bound_socket("127.0.0.1", 0) as listening:
+        server = Server(service, listening, ready)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            assert started.wait(30)
+            assert addresses == [address_of(listening)]
+            yield addresses[0]
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def events_of(text: str) -> list[Any]:
+    """The JSON of server-sent events, up to the end that must come."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]

@@ -1,0 +1,203 @@
+"""Everything that is wrong with a request is one clear sentence and a status of 4xx, never an error of the server."""
+
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from ralm.serving.service import Service
+from tests.api.backings import OfTable
+from tests.serving.served import MODEL, serving
+
+ASK: dict[str, Any] = {"model": MODEL, "prompt": "The sea", "max_tokens": 2, "temperature": 0}
+JSON = {"Content-Type": "application/json"}
+
+
+def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"].endswith((".", "..."))
+    assert "\n" not in error["message"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "said"),
+    [
+        ({"prompt": None}, "prompt", "`prompt` must be text, a list of texts, a list of token ids"),
+        ({"prompt": []}, "prompt", "none empty"),
+        ({"prompt": [[]]}, "prompt", "none empty"),
+        ({"prompt": ["a", 1]}, "prompt", "`prompt` must be"),
+        ({"prompt": [True]}, "prompt", "`prompt` must be"),
+        ({"prompt": ""}, "prompt", "`prompt` is empty"),
+        ({"prompt": [-1]}, "prompt", "`prompt` has the token -1, and the model knows 0 to 4,095."),
+        ({"prompt": [10**40]}, "prompt", "of more than 18 digits"),
+        ({"prompt": "word " * 2000}, "prompt", "are to be written, together"),
+        ({"max_tokens": -1}, "max_tokens", "`max_tokens` must be from 0"),
+        ({"max_tokens": 1024}, "prompt", "at most 1,024 fit here: send a prompt of at most 0 tokens"),
+        ({"max_tokens": 1.5}, "max_tokens", "`max_tokens` must be a whole number."),
+        ({"max_tokens": "2"}, "max_tokens", "`max_tokens` must be a whole number."),
+        ({"n": 0}, "n", "`n` must be from 1 to 128."),
+        ({"n": 100, "prompt": ["a", "b"]}, "n", "2 prompts `n` 100 times are more than the 128 texts"),
+        ({"best_of": 3}, "best_of", "`best_of` is not supported"),
+        ({"suffix": "x"}, "suffix", "`suffix` is not supported"),
+        ({"logit_bias": {"1": 2}}, "logit_bias", "`logit_bias` is not supported"),
+        ({"presence_penalty": 1}, "presence_penalty", "`presence_penalty` is not supported"),
+        ({"frequency_penalty": 0.1}, "frequency_penalty", "`frequency_penalty` is not supported"),
+        ({"temperature": -1}, "temperature", "`temperature` must be at least 0"),
+        ({"temperature": 1e-9}, "temperature", "`temperature` must be 0 \\(greedy\\)"),
+        ({"top_p": 0}, "top_p", "`top_p` must be above 0"),
+        ({"top_p": 1.1}, "top_p", "`top_p` must be"),
+        ({"top_k": 0}, "top_k", "`top_k` must be at least 1"),
+        ({"logprobs": 21}, "logprobs", "`logprobs` must be from 0 to 20."),
+        ({"stop": ["a", ""]}, "stop", "`stop` must not hold an empty text."),
+        ({"stop": ["a"] * 65}, "stop", "`stop` has 65 texts"),
+        ({"stop": 1}, "stop", "`stop`"),
+        ({"stream": "yes"}, "stream", "`stream` must be true or false."),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "`stream_options` goes with `stream`: true."),
+        ({"tempreature": 1}, "tempreature", "not a field of this request; the nearest is `temperature`."),
+        ({"ralm": {"documnets": 2}}, "ralm.documnets", "the nearest is `documents`."),
+        ({"ralm": {"index": "other"}}, "ralm.index", "`index` 'other' is not served; there is: few."),
+        ({"ralm": {"index": "../few"}}, "ralm.index", "is not served"),
+        ({"ralm": {"documents": 2}}, "ralm.documents", "`documents` does nothing here: it goes with `reader"),
+        ({"ralm": {"reader": "ensemble", "documents": 101}}, "ralm.documents", "`documents` must be at most 100 here"),
+        ({"ralm": {"reader": "ensemble", "documents": 0}}, "ralm.documents", "`documents` must be at least 1"),
+        ({"ralm": {"reader": "concatenation", "documents": 9}}, "ralm.documents", "do not fit"),
+        ({"ralm": {"stride": 10**30}}, "ralm.stride", "`stride` must be at most"),
+        ({"ralm": {"retriever": "dense"}}, "ralm.retriever", "the index 'few' has no vectors"),
+        ({"ralm": {"retriever": "google"}}, "ralm.retriever", "is wrong"),
+        ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
+        ({"ralm": {"rerank": "predictive"}}, "ralm.rerank", "needs a cross-encoder, and the operator named none."),
+        ({"ralm": {"index": None, "stride": 2}}, "ralm.stride", "`stride` does nothing here: it goes with an `index`."),
+        ({"ralm": {"index": None, "gain": True}}, "ralm.gain", "goes with an `index`"),
+        ({"ralm": {"query": "a"}, "echo": True}, "ralm.query", "`ralm.query` goes with text that is written"),
+        ({"ralm": {"cache": "/tmp/x"}}, "ralm.cache", "is not a field of this request"),
+        ({"ralm": []}, "ralm", "`ralm` must be an object."),
+        ({"user": 1}, "user", "`user` must be text."),
+        ({"seed": 0.5}, "seed", "`seed` must be a whole number."),
+    ],
+)
+def test_a_wrong_value(client: httpx.Client, change: dict[str, Any], param: str | None, said: str) -> None:
+    for more in ({}, {"stream": True}):
+        if "stream" in change or "stream_options" in change:
+            more = {}
+        error = refused(client.post("/v1/completions", json={**ASK, **more, **change}))
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == param
+        assert re.search(said, error["message"]), error["message"]
+
+
+@pytest.mark.parametrize("model", ["gpt-5", "", "../../etc/passwd", "http://example.com#x", "x\u202e", "\x1b[2J"])
+def test_an_unknown_model(client: httpx.Client, model: str) -> None:
+    error = refused(client.post("/v1/completions", json={**ASK, "model": model}), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert not {"\u202e", "\x1b"} & set(error["message"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b'{"model": "ralm-tiny", "prompt": "a", "temperature": NaN}',
+        b'{"model": "ralm-tiny", "prompt": "a", "temperature": 1e999}',
+        b'{"model": "ralm-tiny", "prompt": "a", "temperature": -Infinity}',
+        b'{"model": "ralm-tiny", "prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+        b'{"model": "ralm-tiny", "prompt": "a", "seed": ' + b"9" * 4000 + b"}",
+        b'{"model": "ralm-tiny", "prompt": "\\ud800"}',
+        b'{"model": "\\udfff", "prompt": "a"}',
+        b'{"model": "ralm-tiny", "prompt": "a", "stop": "\\ud83d"}',
+        b'{"model": "ralm-tiny", "prompt": "a", "ralm": {"query": "\\ud83d"}}',
+        b'{"model": "ralm-tiny", "prompt": ["a", "\\ud83d"]}',
+        b'{"model": "ralm-tiny", "prompt": "a", "\\ud83d": 1}',
+        b'{"model": "ralm-tiny", "prompt": "a", "ralm": {"\\ud83d": 1}}',
+    ],
+)
+def test_a_body_that_is_no_request(client: httpx.Client, body: bytes) -> None:
+    refused(client.post("/v1/completions", content=body, headers=JSON))
+
+
+def test_a_body_of_another_kind(client: httpx.Client) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/xml", ""):
+        answer = client.post("/v1/completions", content=json.dumps(ASK), headers={"Content-Type": kind})
+        assert "Content-Type: application/json" in refused(answer)["message"]
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/none"), ("GET", "/v1/models/none"), ("POST", "/../etc")])
+def test_what_is_not_there(client: httpx.Client, method: str, path: str) -> None:
+    refused(client.request(method, path), 404)
+
+
+def test_a_method_that_is_not_there(client: httpx.Client) -> None:
+    assert "does not take GET requests" in refused(client.get("/v1/completions"), 405)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": 1}),
+        ("/tokenize", {"prompt": "a", "other": 1}),
+        ("/detokenize", {"tokens": "a"}),
+        ("/detokenize", {"tokens": [4096]}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [10**40]}),
+        ("/v1/embeddings", {"model": 1, "input": "a"}),
+        ("/v1/embeddings", {"model": "few"}),
+    ],
+)
+def test_other_bodies(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    refused(client.post(path, json=body))
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({}, "`q` is missing."),
+        ({"q": "a", "k": "0"}, "`k` must be from 1 to 100."),
+        ({"q": "a", "k": "101"}, "`k` must be from 1 to 100."),
+        ({"q": "a", "k": "x"}, "`k` must be a whole number."),
+        ({"q": "a", "index": "/etc"}, "`index` '/etc' is not served; there is: few."),
+        ({"q": "a", "retriever": "dense"}, "the index 'few' has no vectors"),
+        ({"q": "a", "retriever": "x"}, "`retriever` must be one of"),
+    ],
+)
+def test_a_wrong_search(client: httpx.Client, query: dict[str, str], said: str) -> None:
+    assert said in refused(client.get("/search", params=query))["message"]
+
+
+def test_likeliest_tokens_of_a_prompt_that_the_model_does_not_tell() -> None:
+    with serving(Service(OfTable(seed=1))) as url:
+        body = {"model": "table-1", "prompt": "abc", "echo": True, "max_tokens": 0, "logprobs": 1}
+        error = refused(httpx.post(f"{url}/v1/completions", json=body))
+        assert "with `echo`, set `logprobs` to 0 or leave it out." in error["message"]
+        body |= {"logprobs": 0}
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+
+
+def test_what_clients_send_for_nothing_is_taken(client: httpx.Client) -> None:
+    body = {
+        **ASK,
+        "n": 1,
+        "best_of": 1,
+        "echo": False,
+        "suffix": None,
+        "logit_bias": {},
+        "logprobs": None,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "stop": None,
+        "stream": False,
+        "user": "me",
+        "ralm": None,
+    }
+    assert client.post("/v1/completions", json=body).status_code == 200

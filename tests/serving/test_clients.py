@@ -1,0 +1,136 @@
+"""Clients as they are: openai's (sync, async, streams), LangChain's, curl, and our own API models."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from pydantic import SecretStr
+
+from ralm import Ensemble, FromRetriever, GenerationOptions, InContext, PlanOptions, evaluate_text, generate
+from ralm.lm.api.options import ApiOptions
+from ralm.lm.named import load_language_model
+from ralm.lm.options import ModelOptions
+from ralm.lm.scoring import Scorer
+from ralm.serving.service import Service
+from tests.serving.served import MODEL, PROMPTS, tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+WRITTEN = {"max_tokens": 12, "temperature": 0}
+
+
+def expected(service: Service, prompt: str, new_tokens: int = 12) -> str:
+    source = FromRetriever.of_index(service.indexes.index("few"))
+    return "".join(one.text for one in generate(prompt, tiny(), GenerationOptions(new_tokens=new_tokens), source))
+
+
+@pytest.fixture
+def of_openai(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
+
+
+def test_openai(of_openai: openai.OpenAI, service: Service) -> None:
+    answer = of_openai.completions.create(model=MODEL, prompt=PROMPTS[0], logprobs=1, **WRITTEN)  # type: ignore[call-overload]
+    assert answer.choices[0].text == expected(service, PROMPTS[0])
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == len(answer.choices[0].logprobs.tokens) == 12
+    assert answer.ralm["index"] == "few"  # clients keep fields that they do not know
+    assert [one.id for one in of_openai.models.list()] == [MODEL]
+    assert of_openai.models.retrieve(MODEL).id == MODEL
+
+
+def test_openai_chooses_how_it_is_read(of_openai: openai.OpenAI) -> None:
+    body: Any = {"model": MODEL, "prompt": PROMPTS[0], **WRITTEN}
+    plain = of_openai.completions.create(**body, extra_body={"ralm": {"index": None}})
+    pieces = generate(PROMPTS[0], tiny(), GenerationOptions(new_tokens=12))
+    assert plain.choices[0].text == "".join(one.text for one in pieces)
+    with pytest.raises(openai.BadRequestError, match="`index` 'none' is not served; there is: few") as refused:
+        of_openai.completions.create(**body, extra_body={"ralm": {"index": "none"}})
+    assert refused.value.param == "ralm.index"
+    with pytest.raises(openai.NotFoundError) as unknown:
+        of_openai.completions.create(**{**body, "model": "gpt-5"})
+    assert unknown.value.code == "model_not_found"
+
+
+def test_openai_streams(of_openai: openai.OpenAI, service: Service) -> None:
+    stream = of_openai.completions.create(
+        model=MODEL,
+        prompt=PROMPTS[1],
+        stream=True,
+        stream_options={"include_usage": True},
+        max_tokens=12,
+        temperature=0,
+    )
+    pieces = list(stream)
+    text = "".join(one.choices[0].text for one in pieces if one.choices)
+    assert text == expected(service, PROMPTS[1])
+    assert len(pieces) > 6
+    usage = pieces[-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == 12
+
+
+def test_openai_async(url: str, service: Service) -> None:
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any") as client:
+
+            async def one(prompt: str) -> str:
+                stream = await client.completions.create(
+                    model=MODEL, prompt=prompt, stream=True, max_tokens=12, temperature=0
+                )
+                return "".join([piece.choices[0].text async for piece in stream])
+
+            return await asyncio.gather(*map(one, PROMPTS))
+
+    assert asyncio.run(ask()) == [expected(service, prompt) for prompt in PROMPTS]
+
+
+def test_langchain(url: str, service: Service) -> None:
+    from langchain_openai import OpenAI
+
+    model = OpenAI(base_url=f"{url}/v1", api_key=SecretStr("any"), model=MODEL, temperature=0, max_tokens=12)
+    assert model.invoke(PROMPTS[0]) == expected(service, PROMPTS[0])
+    assert "".join(model.stream(PROMPTS[1])) == expected(service, PROMPTS[1])
+    plain = model.bind(extra_body={"ralm": {"index": None}}).invoke(PROMPTS[0])
+    assert plain == "".join(one.text for one in generate(PROMPTS[0], tiny(), GenerationOptions(new_tokens=12)))
+
+
+def test_curl(url: str, service: Service) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    body = json.dumps({"model": MODEL, "prompt": PROMPTS[0], **WRITTEN})
+    headers = ["-H", "Content-Type: application/json"]
+    command = ["curl", "-s", f"{url}/v1/completions", *headers, "-d", body]
+    answer = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+    assert answer["choices"][0]["text"] == expected(service, PROMPTS[0])
+    without = json.loads(subprocess.run([*command[:3], "-d", body], capture_output=True, check=True).stdout)
+    assert "Content-Type: application/json" in without["error"]["message"]
+
+
+def test_our_own_api_model_is_of_the_first_tier(plain_url: str, service: Service, tmp_path: Path) -> None:
+    """Scores, ensembles and generation through the server are those of the same model in this process."""
+    options = ApiOptions(answers=tmp_path / "answers.sqlite", tokenizer=MODEL)
+    model: Any = load_language_model(f"{plain_url}/v1#{MODEL}", ModelOptions(api=options))
+    try:
+        assert model.way.name == "echo"
+        assert model.capabilities.tier.startswith("1:")
+        source = FromRetriever.of_index(service.indexes.index("few"))
+        plan = PlanOptions(max_length=512, document_tokens=64)
+        for reader in (InContext(), Ensemble(documents=2)):
+            one, other = (
+                evaluate_text(PROMPTS[1], Scorer(each, progress=False), plan, source=source, reader=reader)
+                for each in (model, tiny())
+            )
+            np.testing.assert_allclose(one.reading.scored.log_probs_T, other.reading.scored.log_probs_T, atol=1e-4)
+        written = [
+            "".join(piece.text for piece in generate(PROMPTS[0], each, GenerationOptions(new_tokens=6), source))
+            for each in (model, tiny())
+        ]
+        assert written[0] == written[1]
+    finally:
+        model.client.close()

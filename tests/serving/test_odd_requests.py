@@ -1,0 +1,189 @@
+"""Thousands of odd requests, made from the server's own description of itself: never an error of the server.
+
+`RALM_FUZZ` sets how many; by default a few hundred of each kind.
+"""
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from tests.serving.served import MODEL
+
+COUNT = int(os.environ.get("RALM_FUZZ", "300"))
+ODD_TEXTS = [
+    "",
+    "a",
+    "\x00",
+    "\ud800",
+    "\u202e",
+    "e" * 3000,
+    "../../etc/passwd",
+    "http://localhost",
+    "<script>",
+    "\U0001f389",
+]
+ODD_NUMBERS = [0, -1, 1, 2, 20, 2**31, 2**63, -(2**63), 10**400, 0.5, 1e308, -0.0]
+ODD_RAW = ["NaN", "Infinity", "-Infinity", "1e999", "1" * 5000, "{", "]", '"\\ud800"', "'a'", "\x00", "[" * 20000]
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from(ODD_NUMBERS),
+    st.sampled_from(ODD_TEXTS),
+    st.integers(),
+    st.text(max_size=9),
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+USUAL: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"model": MODEL, "prompt": "The sea", "max_tokens": 1, "temperature": 0},
+    "/v1/embeddings": {"model": "few", "input": "The sea"},
+    "/tokenize": {"prompt": "The sea"},
+    "/detokenize": {"tokens": [1, 2]},
+}
+
+
+def described(client: httpx.Client) -> dict[str, Any]:
+    found: dict[str, Any] = client.get("/openapi.json").json()
+    return found
+
+
+def resolved(schema: Any, whole: dict[str, Any]) -> Any:
+    while "$ref" in schema:
+        schema = whole["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    return schema
+
+
+def values_of(schema: Any, whole: dict[str, Any], depth: int = 0) -> st.SearchStrategy[Any]:
+    """Values that a description allows, or nearly."""
+    schema = resolved(schema, whole)
+    if "anyOf" in schema:
+        return st.one_of([values_of(one, whole, depth) for one in schema["anyOf"]])
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    match schema.get("type"):
+        case "integer":
+            return st.integers(schema.get("minimum", -3), min(schema.get("maximum", 9), 9)) | st.sampled_from([10**9])
+        case "number":
+            return st.floats(0, 2, allow_nan=False)
+        case "string":
+            return st.sampled_from([MODEL, "few", "The sea", *ODD_TEXTS])
+        case "boolean":
+            return st.booleans()
+        case "array":
+            return st.lists(values_of(schema.get("items", {}), whole, depth + 1), max_size=3)
+        case "object":
+            fields = {name: values_of(one, whole, depth + 1) for name, one in schema.get("properties", {}).items()}
+            return st.fixed_dictionaries({}, optional=fields)
+    return ANYTHING
+
+
+@pytest.fixture(scope="module")
+def bodies(client: httpx.Client) -> dict[str, st.SearchStrategy[Any]]:
+    """For each POST route, bodies like those that it describes: whole ones, and usual ones with some odd fields."""
+    whole = described(client)
+    found = {}
+    for path, usual in USUAL.items():
+        schema = whole["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        fields = {name: values_of(one, whole) | ANYTHING for name, one in resolved(schema, whole)["properties"].items()}
+        some = st.fixed_dictionaries({}, optional=fields)
+        changed = st.builds(lambda odd, usual=usual: {**usual, **odd}, some)
+        few = st.builds(
+            lambda name, odd, usual=usual: {**usual, name: odd.get(name)}, st.sampled_from(sorted(fields)), some
+        )
+        found[path] = few | changed | some | ANYTHING
+    return found
+
+
+def posted(client: httpx.Client, path: str, content: bytes) -> httpx.Response:
+    return client.post(path, content=content, headers={"Content-Type": "application/json"})
+
+
+def check(answer: httpx.Response, content: object) -> None:
+    assert answer.status_code < 500, (answer.status_code, answer.text, content)
+    assert "Traceback" not in answer.text
+    if answer.status_code >= 400:
+        error = answer.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert 0 < len(error["message"]) <= 1100
+
+
+def test_every_post_route_is_asked(client: httpx.Client) -> None:
+    posts = {path for path, one in described(client)["paths"].items() if "requestBody" in one.get("post", {})}
+    assert {path for path in posts if not path.startswith("/v1/chat")} == USUAL.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("path", USUAL)
+def test_odd_bodies(client: httpx.Client, bodies: dict[str, st.SearchStrategy[Any]], path: str) -> None:
+    @settings(max_examples=COUNT, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(body=bodies[path])
+    def ask(body: Any) -> None:
+        content = json.dumps(body).encode()
+        check(posted(client, path, content), content)
+
+    ask()
+
+
+def damaged(draw: random.Random) -> Iterator[bytes]:
+    """Bodies that are broken as bytes: cut, with bytes that changed, with parts that are no JSON."""
+    usual = json.dumps({**USUAL["/v1/completions"], "stop": ["a"], "ralm": {"stride": 2}}).encode()
+    while True:
+        body = bytearray(usual)
+        for _ in range(draw.randint(1, 4)):
+            place = draw.randrange(len(body) + 1)
+            match draw.randrange(4):
+                case 0:
+                    body = body[:place]
+                case 1:
+                    body[place : place + 1] = bytes([draw.randrange(256)])
+                case 2:
+                    body[place:place] = draw.choice(ODD_RAW).encode("utf-8", "surrogatepass")
+                case _:
+                    body[place:place] = body[: draw.randrange(40)]
+        yield bytes(body)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_damaged_bodies(client: httpx.Client) -> None:
+    made = damaged(random.Random(1))
+    for content, _ in zip(made, range(COUNT * 2), strict=False):
+        check(posted(client, "/v1/completions", content), content)
+
+
+@pytest.mark.slow
+def test_odd_searches(client: httpx.Client) -> None:
+    draw = random.Random(2)
+    values = [
+        *[text for text in ODD_TEXTS if text.isascii()],
+        "few",
+        "bm25",
+        "random",
+        "\u202e",
+        *map(str, ODD_NUMBERS),
+    ]
+    for _ in range(COUNT):
+        names = draw.sample(["q", "k", "index", "retriever", "other"], draw.randint(0, 4))
+        check(client.get("/search", params={name: draw.choice(values) for name in names}), names)
+
+
+def test_odd_paths(client: httpx.Client) -> None:
+    for path in (
+        "/v1/models/" + "a" * 5000,
+        "/v1/models/%00",
+        "/v1/models/%ff",
+        "/%2e%2e/etc/passwd",
+        "//",
+        "/v1/models/",
+    ):
+        check(client.get(path), path)
