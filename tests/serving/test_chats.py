@@ -29,24 +29,18 @@ from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
-from ralm.records import Message
+from ralm.records import Document, Message
 from ralm.reranking.likelihood import ZeroShot
 from ralm.reranking.random import RandomChoice
 from ralm.serving.options import ServeOptions
 from ralm.serving.service import Service
 from tests.chat_models import POSITIONS, save_chat_model
-from tests.cli.program import ralm
-from tests.serving.served import serving
+from tests.serving.served import save_index, serving
 
 CORPUS = [
-    {
-        "id": "hill",
-        "title": "The Hill",
-        "text": "The dog keeps the sheep on the hill.",
-        "url": "https://a.example/hill",
-    },
-    {"id": "sea", "title": "The Sea", "text": "The whales sing in the sea.", "url": "/etc/passwd"},
-    {"id": "town", "title": "The Town", "text": "Fish and bread are sold by the sea."},
+    Document("hill", "The Hill", "The dog keeps the sheep on the hill.", metadata={"url": "https://a.example/hill"}),
+    Document("sea", "The Sea", "The whales sing in the sea.", metadata={"url": "/etc/passwd"}),
+    Document("town", "The Town", "Fish and bread are sold by the sea."),
 ]
 SAID: list[Any] = [
     {"role": "system", "content": "Be brief."},
@@ -70,10 +64,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> WritingModel:
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, CORPUS)))
-    assert ralm("index", folder / "corpus.jsonl", "--out", folder / "index").status == 0
-    return folder / "index"
+    return save_index(tmp_path_factory.mktemp("chats") / "index", CORPUS)
 
 
 @pytest.fixture(scope="module")
