@@ -20,6 +20,7 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.sourced import Answerer, SourcedAnswer
 from ralm.answering.sources import AskedRetriever, RerankedPassages
+from ralm.errors import QuestionFileError, UsageError
 from ralm.lm.named import load_language_model
 from ralm.lm.options import ModelOptions
 from ralm.lm.tokenizer import full_tokenizer
@@ -35,6 +36,7 @@ from ralm.reranking.random import RandomChoice
 from ralm.serving.options import ServeOptions
 from ralm.serving.service import Service
 from tests.chat_models import POSITIONS, save_chat_model
+from tests.fakes import CountingModel, WordTokenizer
 from tests.serving.served import save_index, serving
 
 CORPUS = [
@@ -460,3 +462,31 @@ def test_many_chats_at_once_are_answered_as_alone(url: str, model: WritingModel,
     for n, found in enumerate(asyncio.run(ask_all())):
         expected = answered(model, index, said[n], readers[n][1], new_tokens=16, temperature=float(n % 2), seed=n)
         assert found.choices[0].message.content == expected.answer.text
+
+
+def test_prompts_that_are_none_of_chats(model: WritingModel) -> None:
+    with pytest.raises(UsageError, match="chat-choice shows choices"):
+        Service(model, ServeOptions(prompt="chat-choice"))
+    with pytest.raises(QuestionFileError, match="is no prompt"):
+        Service(model, ServeOptions(prompt="absent"))
+
+
+def test_a_model_that_gives_text_alone(index: Path) -> None:
+    tokenizer = WordTokenizer()
+    tokenizer.encode("Question: Answer: Knowledge: The whales sing in the sea. Who sings?")
+    model = CountingModel(tokenizer, tier="text", name="words", max_length=400)
+    service = Service(model, ServeOptions(prompt="replug"), folders={"texts": index})
+    with serving(service) as url:
+        body = {
+            "model": "words",
+            "messages": [{"role": "user", "content": "Who sings?"}],
+            "max_tokens": 2,
+            "temperature": 0,
+        }
+        refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "logprobs": True})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"] == "the model words tells no log-probabilities: leave out `logprobs`."
+        ensemble = {"reader": "ensemble", "documents": 2}
+        refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "ralm": ensemble})
+        assert refused.status_code == 400
+        assert "gives text alone" in refused.json()["error"]["message"]

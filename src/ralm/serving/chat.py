@@ -3,17 +3,17 @@
 A generator of events, for a thread; knows nothing of HTTP.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from ralm.answering.conversation import Conversation
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import QuestionPrompt
+from ralm.answering.prompts import QuestionPrompt, open_prompt
 from ralm.answering.sourced import Answerer, SourcedAnswer
 from ralm.answering.sources import AskedRetriever, QuestionSource, RerankedPassages
 from ralm.bounds import MOST_SEEDS
-from ralm.errors import ChatError, LengthError
+from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
 from ralm.protocols import Tokenizer, WritingModel
 from ralm.serving.completion import Began, Reads, with_likeliest
@@ -103,8 +103,22 @@ def _source(reads: Reads, model: WritingModel) -> QuestionSource | None:
     return RerankedPassages(reads.source, reads.reranker, model, generation_of(reads.settings))
 
 
-def check_chat(model: WritingModel, prompt: QuestionPrompt, choice: dict[str, Any]) -> None:
-    """Raise RequestError if the model cannot chat, or if a request chooses something that changes nothing in a chat."""
+def open_chat_prompt(name: str) -> QuestionPrompt:
+    """The prompt of chats, by name or from a file; raises what `open_prompt` raises, and UsageError if it is for
+    questions with choices."""
+    prompt = open_prompt(name)
+    if prompt.shows_choices:
+        raise UsageError(f"the `prompt` {name} shows choices, which a chat does not have: give another one.")
+    return prompt
+
+
+def check_chat(model: WritingModel, prompt: QuestionPrompt, choice: Mapping[str, Any], *, logprobs: bool) -> None:
+    """Raise RequestError if the model cannot do what a chat asks for, or if a request chooses something that changes
+    nothing in a chat."""
+    if logprobs and model.tier == "text":
+        raise RequestError(
+            f"the model {model.name} tells no log-probabilities: leave out `logprobs`.", param="logprobs"
+        )
     if prompt.chat and not has_chat_template(model.tokenizer):
         raise RequestError(
             f"the model {model.name} has no chat template: ask /v1/completions, or have the server started with a "

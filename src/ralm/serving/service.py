@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from ralm.answering.prompts import open_prompt
 from ralm.errors import UsageError
 from ralm.protocols import LanguageModel, WritingModel
 from ralm.retrieval.options import RetrieverOptions
+from ralm.serving.chat import open_chat_prompt
 from ralm.serving.completion import Reads
 from ralm.serving.errors import RequestError
 from ralm.serving.indexes import Indexes, Rerankers
@@ -59,7 +59,7 @@ class Service:
         self.settings = fitted(replace(settings or Settings(), index=default), model, max_length)
         check_documents(self.settings.reading, self.options.limits)
         self._rerankers = Rerankers(self.settings.reading, ranker)
-        self.prompt = open_prompt(self.options.prompt)
+        self.prompt = open_chat_prompt(self.options.prompt)
         self.names = TokenNames(self.model.tokenizer)
         self.metrics = Metrics()
         self.reads({})  # what cannot be opened is said now

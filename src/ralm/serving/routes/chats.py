@@ -42,7 +42,7 @@ def _job(request: Request, body: ChatRequest, service: Service) -> Job:
         limits = service.options.limits
         asked = chat_of(body, limits)
         reads = service.reads(body.chosen, in_strides=False)
-        check_chat(service.model, service.prompt, body.chosen)
+        check_chat(service.model, service.prompt, body.chosen, logprobs=bool(body.logprobs))
         service.log_prompts([asked.conversation.question])
 
         def address(one: Passage) -> str:
