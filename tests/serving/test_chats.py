@@ -473,13 +473,13 @@ def test_prompts_that_are_none_of_chats(model: WritingModel) -> None:
 
 def test_a_model_that_gives_text_alone(index: Path) -> None:
     tokenizer = WordTokenizer()
-    tokenizer.encode("Question: Answer: Knowledge: The whales sing in the sea. Who sings?")
+    tokenizer.encode("Question: Answer: Knowledge: The whales sing in the sea. Who sings by the sea?")
     model = CountingModel(tokenizer, tier="text", name="words", max_length=400)
     service = Service(model, ServeOptions(prompt="replug"), folders={"texts": index})
     with serving(service) as url:
         body = {
             "model": "words",
-            "messages": [{"role": "user", "content": "Who sings?"}],
+            "messages": [{"role": "user", "content": "Who sings by the sea?"}],
             "max_tokens": 2,
             "temperature": 0,
         }
