@@ -410,7 +410,7 @@ def test_a_model_without_a_chat_template(index: Path) -> None:
             tiny,
             open_prompt("replug"),
             AskedRetriever(FromRetriever.of_index(index)),
-            options=AnswerOptions(new_tokens=8, stop=()),
+            options=AnswerOptions(new_tokens=8),
         )
         [expected] = answerer.answers([QUESTION[0]["content"]])
         found = httpx.post(f"{url}/v1/chat/completions", json={**body, "temperature": 0})

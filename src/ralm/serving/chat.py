@@ -67,7 +67,7 @@ def answered(
     Raises RequestError if the conversation cannot be asked or does not fit, or if the retriever is not to be had.
     """
     length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
-    options = _options(asked, limits, length)
+    options = _options(asked, prompt, limits, length)
     watched = Watched(model, check)
     answerer = Answerer(
         watched,
@@ -130,9 +130,13 @@ def check_chat(model: WritingModel, prompt: QuestionPrompt, choice: Mapping[str,
             raise RequestError(f"`{name}` does nothing in a chat: leave it out.", param=f"ralm.{name}")
 
 
-def _options(asked: Chat, limits: Limits, length: int) -> AnswerOptions:
-    """How answers are drawn, in a model that reads so many tokens."""
-    options = AnswerOptions(new_tokens=_new_tokens(asked, limits, length), max_length=length, **asked.sampling)
+def _options(asked: Chat, prompt: QuestionPrompt, limits: Limits, length: int) -> AnswerOptions:
+    """How answers are drawn, in a model that reads so many tokens. Behind a prompt that is no chat, models do not end
+    an answer by themselves: without stop strings, it ends with the line, as in `ralm ask`."""
+    sampling = dict(asked.sampling)
+    if not (prompt.chat or sampling["stop"]):
+        sampling["stop"] = AnswerOptions().stop
+    options = AnswerOptions(new_tokens=_new_tokens(asked, limits, length), max_length=length, **sampling)
     return with_likeliest(options, asked.likeliest)
 
 
