@@ -180,13 +180,17 @@ class ChatAnswer:
         return web_address(passage) or self._address(passage)
 
     def _sources(self, *, whole: bool) -> Json:
-        """Where the answers came from, if any passages were read; the tokens too if the answer is `whole`."""
+        """Where the answers came from, if any passages were read.
+
+        The tokens are told too if the answer is `whole`, or if its passages shared a prompt: then the pieces had only
+        the first one of them.
+        """
         if self._reads.source is None:
             return {}
         choices: list[JsonValue] = []
         for number, choice in enumerate(self._choices):
             self._told.note([one.passage.number for one in _sources_of(choice)])
-            tokens: Json = {"tokens": self._told.tokens(choice.tokens)} if whole else {}
+            tokens: Json = {"tokens": self._told.tokens(_credited(choice))} if whole or _shares(choice) else {}
             choices.append({"index": number, **tokens, **self._gave(choice)})
         passages = self._told.known.values()
         ralm: Json = {
@@ -211,6 +215,20 @@ class ChatAnswer:
             for one in _sources_of(choice)
         ]
         return {**traced_told(choice.answer.text), "sources": sources, "cut": choice.answer.cut.documents}
+
+
+def _shares(choice: _Choice) -> bool:
+    """Whether passages of an answer shared a prompt, so that its tokens are credited once it is complete."""
+    return bool(choice.tokens) and len(_sources_of(choice)) > len(choice.tokens[0].passages_K)
+
+
+def _credited(choice: _Choice) -> Sequence[GeneratedToken]:
+    """The tokens of an answer with the passages that they are credited to."""
+    if choice.answer is None:
+        return choice.tokens
+    given = choice.answer.text.provenance
+    rows = zip(choice.tokens, given.passages_TK, given.posteriors_TK, strict=True)
+    return [replace(token, passages_K=numbers_K, posteriors_K=shares_K) for token, numbers_K, shares_K in rows]
 
 
 def _sources_of(choice: _Choice) -> Sequence[AnswerSource]:
