@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
+from ralm.errors import UsageError
+from ralm.serving.running import address_of, bound_socket
 from tests.cli.program import ralm
 from tests.serving.served import DOCUMENTS, MODEL, events_of, save_index
 
@@ -51,6 +53,8 @@ class Running:
     def ended(self, seconds: float = 60) -> int:
         status = self.process.wait(seconds)
         self._reading.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
         return status
 
 
@@ -124,17 +128,18 @@ def test_a_second_signal_ends_at_once_and_a_port_is_taken_once(index: Path, tmp_
         with httpx.stream(
             "POST",
             f"{served.url}/v1/completions",
-            json={**ASK, "max_tokens": 900, "stream": True},
+            json={**ASK, "max_tokens": 900, "n": 4, "temperature": 1, "stream": True},
             headers=right,
             timeout=60,
         ) as streamed:
-            next(streamed.iter_lines())
+            lines = streamed.iter_lines()
+            next(lines)
             begin = time.monotonic()
             served.process.send_signal(signal.SIGTERM)
             time.sleep(0.3)
             assert served.process.poll() is None
             served.process.send_signal(signal.SIGTERM)
-            assert served.ended(10) == 128 + signal.SIGTERM
+            assert served.ended(10) == 128 + signal.SIGTERM, "".join(served.lines)
             assert time.monotonic() - begin < 5
 
 
@@ -170,7 +175,7 @@ def test_the_requests_that_the_demonstration_prints(tmp_path: Path) -> None:
         ),
         (("--lm", MODEL, "--allow", "paths"), "--allow must be one of index, retriever, query"),
         (("--lm", MODEL, "--port", "70000"), "--port must be at most 65,535"),
-        (("--lm", MODEL, "--index", "none"), "none is not an index"),
+        (("--lm", MODEL, "--index", "none"), "none is not a ralm index"),
         (("--lm", MODEL, "--index", "a/x", "--index", "b/x"), "two indexes are called 'x': give NAME=DIR"),
         (("--lm", MODEL, "--max-length", "2000"), "is beyond the 1024 tokens that ralm-tiny can read"),
         (("--lm", MODEL, "--settings", "none.toml"), "none.toml is not a file of settings"),
@@ -207,9 +212,6 @@ def test_options_of_passages_in_a_file_of_settings_do_nothing_without_an_index(t
 
 
 def test_an_address_of_another_computer() -> None:
-    from ralm.errors import UsageError
-    from ralm.serving.running import address_of, bound_socket
-
     with pytest.raises(UsageError, match=r"192\.0\.2\.1:80 cannot be listened on"):
         bound_socket("192.0.2.1", 80)
     if socket.has_ipv6:
