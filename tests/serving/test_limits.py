@@ -1,0 +1,274 @@
+"""What a server refuses so that it stays up: too many requests, too large, too long, without the key."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ralm.errors import UsageError
+from ralm.records import IntArray, NextTokens
+from ralm.serving.options import Limits, ServeOptions
+from ralm.serving.security import KEY, key_of
+from ralm.serving.service import Service
+from tests.api.backings import OfTable
+from tests.serving.served import DOCUMENTS, MODEL, PROMPTS, events_of, save_index, serving, tiny
+
+ASK: dict[str, Any] = {"model": "table-1", "prompt": "abc", "max_tokens": 200, "temperature": 0}
+SECRET = "sk-the-key-of-this-server"
+
+
+class SlowTable(OfTable):
+    """A model that takes some seconds for every token, and counts its tokens."""
+
+    def __init__(self, seconds: float = 0.02) -> None:
+        super().__init__(seed=1)
+        self.seconds = seconds
+        self.written = 0
+
+    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
+        time.sleep(self.seconds)
+        self.written += 1
+        return super().next_tokens(texts, wanted)
+
+
+def limited(**limits: Any) -> Service:
+    return Service(SlowTable(), ServeOptions(limits=Limits(**limits)))
+
+
+def model_of(service: Service) -> SlowTable:
+    found: SlowTable = service.model._model  # type: ignore[attr-defined]
+    return found
+
+
+def until(true: Callable[[], bool], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def gauge(url: str, name: str) -> float:
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"ralm_{name} "))
+
+
+def test_more_requests_than_may_wait_are_refused() -> None:
+    with (
+        serving(limited(requests_at_once=2, requests_waiting=1)) as url,
+        httpx.Client(base_url=url, timeout=30) as http,
+    ):
+        answers: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(http.post("/v1/completions", json=ASK).status_code))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        until(lambda: gauge(url, "requests_under_way") == 2 and gauge(url, "requests_waiting") == 1)
+        for stream in (False, True):
+            refused = http.post("/v1/completions", json={**ASK, "stream": stream})
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["code"] == "busy"
+        assert http.get("/health").status_code == 200  # it still answers
+        for thread in threads:
+            thread.join()
+        assert answers == [200] * 3
+        assert gauge(url, "requests_under_way") == gauge(url, "requests_waiting") == 0
+
+
+def test_a_client_that_goes_away_frees_its_place() -> None:
+    service = limited(requests_at_once=1, requests_waiting=4)
+    model = model_of(service)
+    with serving(service) as url, httpx.Client(base_url=url, timeout=30) as http:
+        model.seconds = 0.05
+        with http.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as streamed:
+            next(streamed.iter_lines())
+        until(lambda: gauge(url, "requests_under_way") == 0)
+        assert model.written < 100
+        model.written = 0
+        with pytest.raises(httpx.ReadTimeout):  # of a whole answer
+            http.post("/v1/completions", json=ASK, timeout=0.3)
+        until(lambda: gauge(url, "requests_under_way") == 0)
+        assert model.written < 100
+        with http.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as streamed:
+            lines = streamed.iter_lines()
+            next(lines)
+            with pytest.raises(httpx.ReadTimeout):  # while it waits
+                http.post("/v1/completions", json=ASK, timeout=0.3)
+            until(lambda: gauge(url, "requests_waiting") == 0)
+        until(lambda: gauge(url, "requests_under_way") == 0)
+        assert http.post("/v1/completions", json={**ASK, "max_tokens": 1}).status_code == 200
+
+
+def test_a_request_that_takes_too_long_is_ended() -> None:
+    with serving(limited(seconds=0.3)) as url, httpx.Client(base_url=url, timeout=30) as http:
+        refused = http.post("/v1/completions", json=ASK)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "time_up"
+        streamed = http.post("/v1/completions", json={**ASK, "stream": True})
+        assert streamed.status_code == 200
+        last = json.loads(streamed.text.strip().split("\n\n")[-1].removeprefix("data: "))
+        assert last["error"]["code"] == "time_up"
+        assert http.post("/v1/completions", json={**ASK, "max_tokens": 2}).status_code == 200
+
+
+def test_a_body_that_is_too_large() -> None:
+    def chunks() -> Iterator[bytes]:
+        yield from [b'{"prompt": "'] + [b"a" * 1000] * 20 + [b'"}']
+
+    with serving(limited(body_bytes=10_000)) as url, httpx.Client(base_url=url) as http:
+        kind = {"Content-Type": "application/json"}
+        for content in (b"a" * 20_000, chunks()):
+            refused = http.post("/v1/completions", content=content, headers=kind)
+            assert refused.status_code == 413
+            assert "more than the 10,000 bytes" in refused.json()["error"]["message"]
+
+
+def test_own_limits_of_tokens() -> None:
+    with serving(limited(prompt_tokens=20, new_tokens=5, texts=2, likeliest=2)) as url:
+        for change, said in (
+            ({"max_tokens": 6}, "`max_tokens` must be from 0 to 5."),
+            ({"max_tokens": 5, "prompt": "a" * 16}, "at most 20 fit here: send a prompt of at most 15 tokens"),
+            ({"max_tokens": 1, "n": 3}, "`n` must be from 1 to 2."),
+            ({"max_tokens": 1, "logprobs": 3}, "`logprobs` must be from 0 to 2."),
+        ):
+            answer = httpx.post(f"{url}/v1/completions", json={**ASK, **change})
+            assert answer.status_code == 400
+            assert said in answer.json()["error"]["message"]
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "table-1", "prompt": "abc"})
+        assert answer.json()["usage"]["completion_tokens"] <= 5
+
+
+def test_the_operator_says_what_requests_may_choose(index: Path) -> None:
+    with serving(Service(tiny(), ServeOptions(allow=("index",)), folders={"few": index})) as url:
+        body = {"model": MODEL, "prompt": "The sea", "max_tokens": 1}
+        assert httpx.post(f"{url}/v1/completions", json={**body, "ralm": {"index": None}}).status_code == 200
+        refused = httpx.post(f"{url}/v1/completions", json={**body, "ralm": {"stride": 2}}).json()["error"]
+        assert refused["message"] == "`stride` may not be chosen here; a request may choose: index."
+        assert refused["param"] == "ralm.stride"
+
+
+# ---- keys
+
+
+def test_without_the_key_nothing_is_told(index: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="ralm")
+    with serving(Service(tiny(), folders={"few": index}, key=SECRET)) as url:
+        body = {"model": MODEL, "prompt": "The sea", "max_tokens": 1}
+        wrong = [None, "", SECRET, "Bearer", f"Bearer {SECRET}x", f"Basic {SECRET}", "Bearer \u00e9"]
+        said = ""
+        for sent in wrong:
+            headers = {} if sent is None else {b"Authorization": sent.encode("latin-1")}
+            for answer in (
+                httpx.post(f"{url}/v1/completions", json=body, headers=headers),
+                httpx.get(f"{url}/metrics", headers=headers),
+                httpx.get(f"{url}/search?q=a", headers=headers),
+                httpx.get(f"{url}/openapi.json", headers=headers),
+                httpx.post(f"{url}/admin/reload", headers=headers),
+            ):
+                assert answer.status_code == 401
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+                said += answer.text
+        right = {"Authorization": f"Bearer {SECRET}"}
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.post(f"{url}/v1/completions", json=body, headers=right).status_code == 200
+        assert SECRET not in said + caplog.text
+        assert "The sea" not in caplog.text
+        assert "POST /v1/completions 200" in caplog.text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
+def test_other_computers_need_a_key(host: str) -> None:
+    with pytest.raises(UsageError, match=f"put a key into the environment variable {KEY}"):
+        key_of(host, {})
+    assert key_of(host, {KEY: SECRET}) == SECRET
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]"])
+def test_this_computer_needs_none(host: str) -> None:
+    assert key_of(host, {}) is None
+    assert key_of(host, {KEY: SECRET}) == SECRET
+
+
+@pytest.mark.parametrize("key", ["with space", "line\nbreak", "caf\u00e9"])
+def test_a_key_that_no_header_can_hold(key: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        key_of("0.0.0.0", {KEY: key})
+    assert key not in str(refused.value)
+
+
+def test_a_page_of_another_site_cannot_ask(url: str) -> None:
+    for host, status in (("evil.example", 403), ("localhost:80", 200), ("127.0.0.1", 200), ("[::1]:9", 200)):
+        assert httpx.get(f"{url}/v1/models", headers={"Host": host}).status_code == status
+
+
+def test_prompts_are_logged_only_if_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="ralm")
+    for wanted in (False, True):
+        caplog.clear()
+        with serving(Service(SlowTable(0), ServeOptions(log_prompts=wanted))) as url:
+            httpx.post(f"{url}/v1/completions", json={**ASK, "max_tokens": 1, "prompt": "secret words"})
+            httpx.get(f"{url}/search?q=secret+words")
+        assert ("secret words" in caplog.text) is wanted
+
+
+# ---- indexes that change
+
+
+def test_an_index_that_changes_is_served_as_it_was_until_it_is_reloaded(tmp_path: Path) -> None:
+    folder = save_index(tmp_path / "index", DOCUMENTS[:2])
+    service = Service(tiny(), folders={"few": folder}, key=SECRET)
+    with serving(service) as url, httpx.Client(base_url=url, headers={"Authorization": f"Bearer {SECRET}"}) as http:
+
+        def titles(query: str) -> list[str]:
+            return [hit["document_id"] for hit in http.get("/search", params={"q": query}).json()["hits"]]
+
+        assert titles("open a file") == []
+        folder.rename(tmp_path / "old")
+        save_index(folder, DOCUMENTS)
+        assert titles("open a file") == []
+        assert titles("whales") == ["sea"]
+        assert http.post("/admin/reload").json() == {"indexes": {"few": "changed"}}
+        assert titles("open a file") == ["open"]
+        assert http.post("/admin/reload").json() == {"indexes": {"few": "unchanged"}}
+        (folder / "manifest.json").write_text("{}")
+        assert "kept as it was: " in http.post("/admin/reload").json()["indexes"]["few"]
+        assert titles("open a file") == ["open"]
+
+
+def test_reloading_needs_a_key(url: str) -> None:
+    assert httpx.post(f"{url}/admin/reload").status_code == 403
+
+
+# ---- the end
+
+
+def test_the_end_finishes_what_runs() -> None:
+    service = limited()
+    answers: list[str] = []
+    with serving(service) as url:
+        thread = threading.Thread(
+            target=lambda: answers.append(
+                httpx.post(f"{url}/v1/completions", json={**ASK, "max_tokens": 30, "stream": True}, timeout=30).text
+            )
+        )
+        thread.start()
+        until(lambda: model_of(service).written > 1)
+    thread.join()
+    assert len(events_of(answers[0])) > 10
+
+
+def test_figures_for_prometheus(client: httpx.Client) -> None:
+    client.post("/v1/completions", json={"model": MODEL, "prompt": PROMPTS[0], "max_tokens": 3, "temperature": 0})
+    client.get("/no/such/path")
+    text = client.get("/metrics").text
+    assert 'ralm_requests_total{route="/v1/completions",status="200"}' in text
+    assert 'ralm_requests_total{route="none",status="404"}' in text
+    assert 'ralm_tokens_total{kind="written"}' in text

@@ -1,0 +1,219 @@
+"""`ralm serve` as a process: its settings, its port, its signals; and the requests that `--demo` prints."""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ralm.errors import UsageError
+from ralm.serving.running import address_of, bound_socket
+from tests.cli.program import ralm
+from tests.serving.served import DOCUMENTS, MODEL, events_of, save_index
+
+ASK: dict[str, Any] = {"model": MODEL, "prompt": "The whales", "max_tokens": 8, "temperature": 0}
+
+
+class Running:
+    """The process, its address, and the lines that it wrote on standard error so far."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self.url = ""
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+    def wait_for(self, words: str, seconds: float = 120) -> str:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found = [line for line in self.lines if words in line]
+            if found:
+                return found[-1]
+            assert self.process.poll() is None, "".join(self.lines)
+            time.sleep(0.02)
+        raise AssertionError(f"{words!r} is not in {self.lines}")
+
+    def ended(self, seconds: float = 60) -> int:
+        status = self.process.wait(seconds)
+        self._reading.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return status
+
+
+@contextmanager
+def running(*arguments: object, folder: Path | None = None, **environment: str) -> Iterator[Running]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ralm", "serve", "--port", "0", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+    )
+    served = Running(process)
+    try:
+        served.url = served.wait_for("serving ").split(" at ")[1].strip().removesuffix("/v1")
+        yield served
+    finally:
+        if process.poll() is None:
+            process.kill()
+        served.ended()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    return save_index(tmp_path / "few", DOCUMENTS)
+
+
+@pytest.mark.slow
+def test_signals(index: Path) -> None:
+    """SIGHUP reloads; SIGTERM finishes what runs; the log has no prompt."""
+    with running("--lm", MODEL, "--index", f"mine={index}", "--model-name", "tiny") as served:
+        ask = {**ASK, "model": "tiny"}
+        answer = httpx.post(f"{served.url}/v1/completions", json=ask, timeout=60).json()
+        assert answer["ralm"]["index"] == "mine"
+        served.process.send_signal(signal.SIGHUP)
+        assert "unchanged" in served.wait_for("index mine")
+        with httpx.stream(
+            "POST", f"{served.url}/v1/completions", json={**ask, "max_tokens": 200, "stream": True}, timeout=60
+        ) as streamed:
+            lines = streamed.iter_lines()
+            first = next(lines)
+            served.process.send_signal(signal.SIGTERM)
+            rest = [first, *lines]
+        assert len(events_of("\n\n".join(line for line in rest if line) + "\n\n")) > 100
+        assert served.ended() == 0
+        assert "whales" not in "".join(served.lines)
+        assert "Traceback" not in "".join(served.lines)
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_at_once_and_a_port_is_taken_once(index: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text(
+        f'lm = "{MODEL}"\nindex = ["{index}"]\nstride = 2\nreader = "ensemble"\ndocuments = 2\nmost-logprobs = 3\n'
+        "allow = ['query', 'index']\n"
+    )
+    with running("--settings", settings, "--stride", "8", RALM_SERVE_KEY="a-key") as served:
+        right = {"Authorization": "Bearer a-key"}
+        answer = httpx.post(f"{served.url}/v1/completions", json=ASK, headers=right, timeout=60).json()
+        told = {name: answer["ralm"][name] for name in ("index", "reader", "documents", "stride")}
+        assert told == {"index": "few", "reader": "ensemble", "documents": 2, "stride": 8}
+        assert httpx.post(f"{served.url}/v1/completions", json=ASK).status_code == 401
+        port = int(served.url.rpartition(":")[2])
+        taken = ralm("serve", "--lm", MODEL, "--port", port)
+        assert taken.status == 2
+        assert taken.err.count("\n") == 1
+        assert f"127.0.0.1:{port} cannot be listened on (address already in use)" in taken.err
+        with httpx.stream(
+            "POST",
+            f"{served.url}/v1/completions",
+            json={**ASK, "max_tokens": 900, "n": 4, "temperature": 1, "stream": True},
+            headers=right,
+            timeout=60,
+        ) as streamed:
+            lines = streamed.iter_lines()
+            next(lines)
+            begin = time.monotonic()
+            served.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            assert served.process.poll() is None
+            served.process.send_signal(signal.SIGTERM)
+            assert served.ended(10) == 128 + signal.SIGTERM, "".join(served.lines)
+            assert time.monotonic() - begin < 5
+
+
+@pytest.mark.slow
+def test_the_requests_that_the_demonstration_prints(tmp_path: Path) -> None:
+    with running("--demo", folder=tmp_path) as served:
+        assert served.process.stdout is not None
+        lines = []
+        while not lines or "/v1/models" not in lines[-1]:
+            lines.append(served.process.stdout.readline())
+        commands = [shlex.split(line) for line in lines if line.startswith("curl")]
+        assert len(commands) == 6
+        for command in commands:
+            out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+            if '"stream": true' in " ".join(command):
+                assert events_of(out)
+            else:
+                assert "error" not in json.loads(out), out
+        served.process.send_signal(signal.SIGINT)
+        assert served.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name a language model: give --lm, or --demo."),
+        (("--lm", MODEL, "--stride", "2"), "--stride does nothing here: it goes with --index."),
+        (("--lm", MODEL, "--documents", "2"), "--documents does nothing here"),
+        (("--demo", "--index", "x"), "--demo serves its own index: leave out --index."),
+        (
+            ("--lm", MODEL, "--host", "0.0.0.0"),
+            "--host 0.0.0.0 lets other computers ask: put a key into the environment",
+        ),
+        (("--lm", MODEL, "--allow", "paths"), "--allow must be one of index, retriever, query"),
+        (("--lm", MODEL, "--port", "70000"), "--port must be at most 65,535"),
+        (("--lm", MODEL, "--index", "none"), "none is not a ralm index"),
+        (("--lm", MODEL, "--index", "a/x", "--index", "b/x"), "two indexes are called 'x': give NAME=DIR"),
+        (("--lm", MODEL, "--max-length", "2000"), "is beyond the 1024 tokens that ralm-tiny can read"),
+        (("--lm", MODEL, "--settings", "none.toml"), "none.toml is not a file of settings"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(arguments: tuple[object, ...], said: str) -> None:
+    answer = ralm("serve", "--port", 0, *arguments)
+    assert answer.status in (1, 2)
+    assert said in answer.err
+    assert answer.err.startswith("ralm: ")
+    assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lm = ", "is not a file of settings"),
+        ("strid = 4", "sets strid, which is no option of `ralm serve`."),
+        ("settings = 'x'", "sets settings, which is no option"),
+        ("port = 'many'", "--port"),
+    ],
+)
+def test_a_wrong_file_of_settings(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "settings.toml").write_text(text)
+    answer = ralm("serve", "--lm", MODEL, "--settings", tmp_path / "settings.toml")
+    assert answer.status in (1, 2)
+    assert said in answer.err
+
+
+def test_options_of_passages_in_a_file_of_settings_do_nothing_without_an_index(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text("stride = 2")
+    answer = ralm("serve", "--lm", MODEL, "--port", 0, "--settings", tmp_path / "settings.toml")
+    assert "--stride does nothing here" in answer.err
+
+
+def test_an_address_of_another_computer() -> None:
+    with pytest.raises(UsageError, match=r"192\.0\.2\.1:80 cannot be listened on"):
+        bound_socket("192.0.2.1", 80)
+    if socket.has_ipv6:
+        with bound_socket("::1", 0) as listening:
+            assert address_of(listening).startswith("http://[::1]:")
