@@ -43,8 +43,8 @@ _IDLE_IN_MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
     "tool_calls": (None, []),
 }
 """The same of messages; an answer of this server may be sent back as it is."""
-_ROLES: Final = {"developer": "system"}
-"""Roles of OpenAI's API that chat templates know by another name."""
+_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""Roles of OpenAI's API, and what chat templates call them."""
 _JOINED: Final = "\n"
 """What is put between the texts of a message of several."""
 
@@ -192,8 +192,11 @@ def _conversation(given: list[MessageBody], query: str | None) -> Conversation:
 def _message(given: MessageBody, where: str) -> Message:
     if given.role in ("tool", "function"):
         raise RequestError(f"`{where}` is the answer of a tool, and tools are not supported.", param=where)
+    if given.role not in _ROLES:
+        said = f"`{where}.role` is {given.role[:40]!r}; it must be {', '.join(_ROLES)}."
+        raise RequestError(said, param=f"{where}.role")
     refuse_idle(given, _IDLE_IN_MESSAGES, f"{where}.")
-    return Message(_ROLES.get(given.role, given.role), _text(given.content, f"{where}.content"))
+    return Message(_ROLES[given.role], _text(given.content, f"{where}.content"))
 
 
 def _text(given: Any, where: str) -> str:
