@@ -147,7 +147,7 @@ def test_a_second_signal_ends_at_once_and_a_port_is_taken_once(index: Path, tmp_
 def test_the_requests_that_the_demonstration_prints(tmp_path: Path) -> None:
     with running("--demo", folder=tmp_path) as served:
         assert served.process.stdout is not None
-        lines = []
+        lines: list[str] = []
         while not lines or "/v1/models" not in lines[-1]:
             lines.append(served.process.stdout.readline())
         commands = [shlex.split(line) for line in lines if line.startswith("curl")]
