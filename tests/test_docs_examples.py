@@ -22,10 +22,12 @@ from pathlib import Path
 import pytest
 
 from ralm.lm.named import load_local_model
+from ralm.serving.options import ServeOptions
 from ralm.serving.service import Service
 from tests.api.backings import OfModel
 from tests.api.dialects.vllm import VLLM
 from tests.api.scripted_server import ScriptedServer
+from tests.chat_models import save_chat_model
 from tests.cli.program import ralm
 from tests.serving.served import serving
 from tests.tiny_encoders import save_tiny_bert
@@ -108,6 +110,7 @@ def what_examples_read(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my-choices.jsonl").write_text("\n".join(choices) + "\n")
     (folder / "prompts.txt").write_text("Radium was discovered by\nThe whales sing\n")
     save_tiny_model("bloom", folder / "gpt2")
+    save_chat_model(folder / "my-chat-model")
     save_tiny_bert(folder / "facebook" / "contriever")
     save_tiny_bert(folder / "my-tuned-contriever", seed=1)
     arguments = ("--retriever", "both", "--encoder", folder / "facebook" / "contriever", "--workers", "1")
@@ -152,7 +155,8 @@ def served(found: list[Block]) -> Iterator[list[Block]]:
     """The blocks of a page that run; those that name a server ask one that has started here."""
     found = [block for block in found if not block.reason]
     if any(OWN_SERVER in block.code for block in found):
-        service = Service(load_local_model("gpt2"), folders={"my-index": Path("my-index")}, max_length=512)
+        options = ServeOptions(prompt="in-context-ralm")
+        service = Service(load_local_model("gpt2"), options, folders={"my-index": Path("my-index")}, max_length=512)
         with serving(service) as address:
             yield [replace(block, code=block.code.replace(OWN_SERVER, address)) for block in found]
     elif any(SERVER in block.code for block in found):
