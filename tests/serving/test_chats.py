@@ -335,9 +335,9 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
         ({"top_logprobs": 99, "logprobs": True}, "top_logprobs", "from 0 to 20"),
         ({"n": 0}, "n", "from 1 to"),
         ({"max_tokens": 0}, "max_tokens", "from 1 to"),
-        ({"max_tokens": 512}, "max_tokens", "leaves no room for a message"),
+        ({"max_tokens": 512}, "messages", "at most 512 fit here: shorten them to 0 tokens, or lower `max_tokens`"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "differ"),
-        ({"max_tokens": 480}, "messages", r"has \d+ tokens .* only \d+ fit into the model"),
+        ({"max_tokens": 480}, "messages", r"have \d+ tokens and 480 are to be written"),
         ({"temperature": -1}, "temperature", "temperature"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "goes with `stream`"),
         ({"messages": []}, "messages", "no message with the role user"),
@@ -391,11 +391,24 @@ def test_what_is_refused(url: str, more: dict[str, Any], param: str | None, said
     assert error["type"] in ("invalid_request_error", "not_found_error")
 
 
-def test_too_long_a_conversation_says_how_long(url: str) -> None:
-    said = [{"role": "user", "content": "sea " * 200}]
-    found = httpx.post(f"{url}/v1/chat/completions", json={"model": "tiny-chat", "messages": said, "max_tokens": 8})
-    assert found.status_code == 400
-    assert found.json()["error"]["code"] == "context_length_exceeded"
+def test_a_conversation_that_does_not_fit(url: str, client: openai.OpenAI, model: WritingModel) -> None:
+    def said(length: int) -> list[Any]:
+        return [{"role": "user", "content": "s" * length}]
+
+    chat = full_tokenizer(model.tokenizer).encode_chat([Message("user", "s")])
+    assert chat is not None
+    most = POSITIONS - len(chat[0])  # characters beside the one, with nothing left for an answer
+    for more in (0, 10**6):
+        found = httpx.post(f"{url}/v1/chat/completions", json={"model": "tiny-chat", "messages": said(most + 1 + more)})
+        error = found.json()["error"]
+        assert (found.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+        assert f"the messages have {POSITIONS + more:,} tokens and 1 are to be written" in error["message"]
+    plain: dict[str, Any] = {"extra_body": {"ralm": {"index": None}}}
+    fits = client.chat.completions.create(model="tiny-chat", messages=said(most - 9), temperature=0, **plain)
+    assert fits.usage is not None
+    assert (fits.usage.prompt_tokens, fits.usage.completion_tokens) == (POSITIONS - 10, 10)
+    with_passage = client.chat.completions.create(model="tiny-chat", messages=said(most - 39), temperature=0)
+    assert with_passage.choices[0].finish_reason == "length"
 
 
 def test_a_passage_that_there_is_not(url: str) -> None:

@@ -26,6 +26,7 @@ from ralm.serving.writing import Ended, Wrote
 
 _SHARE: Final = 4
 """An answer has at most one of so many parts of what the model reads at once, if a request does not say."""
+_TOO_LONG: Final = "context_length_exceeded"
 _IDLE: Final = ("stride", "query_tokens", "document_tokens")
 """Choices that change nothing in a chat: passages are found once, with the whole message, and read whole."""
 
@@ -64,27 +65,28 @@ def answered(
 ) -> Iterator[Event]:
     """Do what is asked, event by event; the choices have the seeds from that of `sampling` on.
 
-    Raises RequestError if the conversation cannot be asked or does not fit, or if the retriever is not to be had.
+    Raises RequestError if the conversation cannot be asked or does not fit, UsageError if the model cannot answer so.
     """
     length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
-    options = _options(asked, prompt, limits, length)
     watched = Watched(model, check)
-    answerer = Answerer(
-        watched,
-        prompt,
-        _source(reads, watched),
-        reader=reads.reader,
-        options=options,
-        credit="passages" if asked.measured else "none",
-    )
-    seeds = [(options.seed + time) % (MOST_SEEDS + 1) for time in range(asked.times)]
     try:
+        own = _own_tokens(asked.conversation, model.tokenizer, prompt)
+        options = _options(asked, prompt, _new_tokens(asked, own, limits, length), length)
+        answerer = Answerer(
+            watched,
+            prompt,
+            _source(reads, watched),
+            reader=reads.reader,
+            options=options,
+            credit="passages" if asked.measured else "none",
+        )
+        seeds = [(options.seed + time) % (MOST_SEEDS + 1) for time in range(asked.times)]
         streams = answerer.streams(asked.conversation, seeds)
     except LengthError as error:
-        raise RequestError(str(error), param="messages", code="context_length_exceeded") from None
+        raise RequestError(str(error), param="messages", code=_TOO_LONG) from None
     except ChatError as error:
         raise RequestError(str(error), param="messages") from None
-    yield Began((), _own_tokens(asked.conversation, model.tokenizer, prompt))
+    yield Began((), own)
     for choice, piece in streams:
         yield Wrote(choice, piece)
     for choice in range(asked.times):
@@ -130,25 +132,29 @@ def check_chat(model: WritingModel, prompt: QuestionPrompt, choice: Mapping[str,
             raise RequestError(f"`{name}` does nothing in a chat: leave it out.", param=f"ralm.{name}")
 
 
-def _options(asked: Chat, prompt: QuestionPrompt, limits: Limits, length: int) -> AnswerOptions:
-    """How answers are drawn, in a model that reads so many tokens. Behind a prompt that is no chat, models do not end
+def _options(asked: Chat, prompt: QuestionPrompt, new_tokens: int, length: int) -> AnswerOptions:
+    """How answers are drawn, in a model that reads `length` tokens. Behind a prompt that is no chat, models do not end
     an answer by themselves: without stop strings, it ends with the line, as in `ralm ask`."""
     sampling = dict(asked.sampling)
     if not (prompt.chat or sampling["stop"]):
         sampling["stop"] = AnswerOptions().stop
-    options = AnswerOptions(new_tokens=_new_tokens(asked, limits, length), max_length=length, **sampling)
+    options = AnswerOptions(new_tokens=new_tokens, max_length=length, **sampling)
     return with_likeliest(options, asked.likeliest)
 
 
-def _new_tokens(asked: Chat, limits: Limits, length: int) -> int:
-    """The most tokens of an answer; RequestError if no message would fit beside it."""
-    usual = min(max(1, length // _SHARE), limits.new_tokens or length)
-    new_tokens = usual if asked.new_tokens is None else asked.new_tokens
-    if new_tokens >= length:
+def _new_tokens(asked: Chat, own: int, limits: Limits, length: int) -> int:
+    """The most tokens of an answer to a conversation of so many tokens, by default what fits of a share of all.
+
+    Raises RequestError if the conversation does not fit beside it, before any passage is looked for.
+    """
+    usual = min(length // _SHARE, limits.new_tokens or length, length - own)
+    new_tokens = max(1, usual) if asked.new_tokens is None else asked.new_tokens
+    if own + new_tokens > length:
         raise RequestError(
-            f"`max_tokens` {new_tokens:,} leaves no room for a message: at most {length:,} tokens are read and "
-            "written.",
-            param="max_tokens",
+            f"the messages have {own:,} tokens and {new_tokens:,} are to be written, together {own + new_tokens:,}; at "
+            f"most {length:,} fit here: shorten them to {max(0, length - new_tokens):,} tokens, or lower `max_tokens`.",
+            param="messages",
+            code=_TOO_LONG,
         )
     return new_tokens
 
