@@ -182,8 +182,10 @@ class CompletionAnswer:
                 token.passages_K,
                 token.posteriors_K,
             )
-            if (gain := getattr(token, "gain", None)) is not None:
-                shown["gain"] = gain
+            if isinstance(token, ScoredToken) and token.gain is not None:
+                shown["gain"] = _finite(token.gain)
+            if isinstance(token, GeneratedToken) and not token.certified:
+                shown |= {"certified": False, "unlisted": _finite(token.unlisted)}
             told.append(shown)
         return told
 
