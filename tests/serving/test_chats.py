@@ -506,6 +506,9 @@ def test_a_model_that_gives_text_alone(index: Path) -> None:
         refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "logprobs": True})
         assert refused.status_code == 400
         assert refused.json()["error"]["message"] == "the model words tells no log-probabilities: leave out `logprobs`."
+        refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "ralm": {"gain": True}})
+        assert refused.status_code == 400
+        assert "does not tell the log-probabilities of given texts" in refused.json()["error"]["message"]
         ensemble = {"reader": "ensemble", "documents": 2}
         refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "ralm": ensemble})
         assert refused.status_code == 400

@@ -20,6 +20,7 @@ from ralm.serving.completion import Began, Reads, with_likeliest
 from ralm.serving.errors import RequestError
 from ralm.serving.models import Watched
 from ralm.serving.options import Limits
+from ralm.serving.scoring import check_scores
 from ralm.serving.settings import generation_of
 from ralm.serving.workers import Check
 from ralm.serving.writing import Ended, Wrote
@@ -121,6 +122,8 @@ def check_chat(model: WritingModel, prompt: QuestionPrompt, choice: Mapping[str,
         raise RequestError(
             f"the model {model.name} tells no log-probabilities: leave out `logprobs`.", param="logprobs"
         )
+    if choice.get("gain"):
+        check_scores(model)
     if prompt.chat and not has_chat_template(model.tokenizer):
         raise RequestError(
             f"the model {model.name} has no chat template: ask /v1/completions, or have the server started with a "

@@ -21,7 +21,7 @@ from ralm.serving.errors import RequestError
 from ralm.serving.models import Watched
 from ralm.serving.options import Limits, Settings
 from ralm.serving.prompts import ServedPrompt, check_prompt, read_prompt
-from ralm.serving.scoring import ScoredToken, score_prompt
+from ralm.serving.scoring import ScoredToken, check_scores, score_prompt
 from ralm.serving.settings import generation_of
 from ralm.serving.workers import Check
 from ralm.serving.writing import Ended, Wrote, write
@@ -144,6 +144,8 @@ def _written(
 ) -> Iterator[Event]:
     """The continuations. Where the prompt is echoed the end of a text is told as a token, since clients of that count
     on one more token than the prompt has."""
+    if asked.gain:
+        check_scores(model)
     options = with_likeliest(generation_of(settings, new_tokens=asked.new_tokens, **asked.sampling), asked.likeliest)
     texts = [prompt.tokens[prompt.beginning(settings) :] for prompt in prompts]
     tokens: dict[int, list[GeneratedToken]] = {}

@@ -39,8 +39,10 @@ class PassagesTold:
         self.note(token.passages_K.tolist())
         name, log_prob = self._names.of(token.token, as_id=self._as_ids), log_prob_told(token.log_prob)
         told = token_as_json(token.token, name, log_prob, token.passages_K, token.posteriors_K)
-        if (gain := getattr(token, "gain", None)) is not None:
-            told["gain"] = gain
+        if isinstance(token, ScoredToken) and token.gain is not None:
+            told["gain"] = finite(token.gain)
+        if isinstance(token, GeneratedToken) and not token.certified:
+            told |= {"certified": False, "unlisted": finite(token.unlisted)}
         return told
 
     def note(self, numbers: Sequence[int]) -> None:
