@@ -16,6 +16,7 @@ without it, one is made.
 """
 
 import argparse
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     with no_progress(), material_of(args.demo) as material:
+        gc.freeze()  # as the program does once its models are loaded
         if "requests" in args.part:
             sizes = {name: getattr(args, name) for name in ("strides", "seconds", "at_once", "sample", "alone")}
             print_table([*requests_table(material, documents=10, **sizes)])

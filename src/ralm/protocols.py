@@ -91,11 +91,13 @@ class LanguageModel(Protocol):
     Scoring is enough for evaluation, reranking and ensembles over a text. `ralm.lm.scoring.Scorer` merges requests into
     passes, caches scores and checks what a model returns, so that a model does not have to.
 
-    A model may have three more members. `merges_prefixes` (bool) says whether the scores of a pass that is a prefix of
+    A model may have more members. `merges_prefixes` (bool) says whether the scores of a pass that is a prefix of
     another may be taken from the longer one. The default, True, is right for every causal model except those that read
     a token differently depending on how many tokens follow it (LongRoPE). `vocabulary` (int) is the number of token
     ids of the model; if it is given, ids outside of this range are rejected before the model is called. `bounds`, if it
     is not None, are two models whose scores are lower and upper bounds of those that this model cannot give.
+    `distributions(passes)` is as `score`, but with the log-probabilities (float32, P x V) of every token of the
+    vocabulary in the place of each target.
     """
 
     @property
@@ -136,6 +138,9 @@ class Continuations(Protocol):
 
     Another method that it may have is `read_ahead(several)`, with the `TextsAhead` of each average that will be asked
     for next, so that one request can read several tokens. It changes no result.
+
+    `keeps_texts` (bool) says whether what a text shares with those of the previous call is not read again; without it,
+    a server reads new texts whole and not in chunks.
     """
 
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:

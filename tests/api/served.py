@@ -20,11 +20,12 @@ from ralm.lm.api.ways.named import way_of
 from ralm.lm.api.ways.way import Way
 from ralm.lm.tokenizer import full_tokenizer
 from tests.api.backings import Backing, CharacterTokenizer, OfTable
-from tests.api.dialects.base import Dialect, Handler
+from tests.api.dialects.base import Call, Dialect, Handler
 from tests.api.dialects.llamacpp import LlamaCpp
-from tests.api.dialects.openai import OpenAI
+from tests.api.dialects.openai import OpenAI, error
 from tests.api.dialects.sglang import SGLang
 from tests.api.dialects.vllm import VLLM
+from tests.api.replies import RefusedError
 from tests.api.scripted_server import ScriptedServer
 
 VOCABULARY = 192
@@ -40,6 +41,16 @@ class ChatsOnly(OpenAI):
     def routes(self) -> Mapping[tuple[str, str], Handler]:
         routes = super().routes()
         return {route: routes[route] for route in routes if route[1] != "/v1/completions"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextsOnly(OpenAI):
+    """A server that echoes prompts, and takes none as token ids."""
+
+    def prompts(self, call: Call) -> list[list[int]]:
+        if not isinstance(call.body.get("prompt"), str):
+            raise RefusedError(400, error("The prompt must be a text.", "invalid_request_error", "prompt"))
+        return super().prompts(call)
 
 
 def opened(

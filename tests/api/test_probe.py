@@ -4,6 +4,7 @@ import math
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ralm.lm.named import load_local_model
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
 from tests.api.backings import Backing, OfModel, OfTable
-from tests.api.dialects.base import Dialect
+from tests.api.dialects.base import Call, Dialect
 from tests.api.dialects.llamacpp import LlamaCpp
 from tests.api.dialects.llamacpp_python import LlamaCppPython
 from tests.api.dialects.ollama import Ollama
@@ -42,6 +43,7 @@ from tests.api.faults import (
     Swapped,
     Ties,
 )
+from tests.api.replies import Json
 from tests.api.scripted_server import Request as Sent, ScriptedServer
 from tests.api.served import EXACT, VOCABULARY, ChatsOnly, opened, served
 
@@ -316,6 +318,22 @@ def test_what_was_found_is_used_again(kind: str) -> None:
         assert asked_other >= asked
         assert other.capabilities.identity != first.capabilities.identity
         check_figures(other, server.backing)
+
+
+def test_a_llama_cpp_that_tells_no_pieces_of_tokens() -> None:
+    """As old versions do; its tokenizer cannot be used, and another can be named."""
+    with (
+        ScriptedServer(tiny(), WithoutPieces()) as server,
+        pytest.raises(ServerError, match="another form than its API says") as raised,
+    ):
+        load_api_model(f"{server.url}#{server.model}")
+    check_sentence(raised.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutPieces(LlamaCpp):
+    def tokenize(self, call: Call) -> Json:
+        return {"tokens": call.encode(call.body["content"], special=False)}
 
 
 def test_another_model_behind_a_dialect_that_swaps_it() -> None:

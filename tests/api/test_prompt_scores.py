@@ -73,6 +73,15 @@ def test_vllm_is_asked_for_no_other_tokens() -> None:
     assert answer["choices"][0]["logprobs"] is None
 
 
+def test_sglang_is_asked_for_no_other_tokens() -> None:
+    way = way_for("sglang")
+    told = answered(SGLang(), way.scoring(TEXT))["meta_info"]
+    assert [name for name in told if "logprobs" in name] == ["input_token_logprobs", "output_token_logprobs"]
+    told = answered(SGLang(), way.choosing(TEXT, [40]))["meta_info"]
+    assert "output_token_ids_logprobs" in told
+    assert "output_top_logprobs" not in told
+
+
 def test_a_model_scores_by_such_requests() -> None:
     with served(TABLE, VLLM()) as (server, model):
         before = len(server.posts)
@@ -98,6 +107,11 @@ def test_a_score_that_is_no_log_probability_is_refused(figure: Any) -> None:
     way = way_for("vllm")
     answer = copy.deepcopy(answered(VLLM(), way.scoring(TEXT)))
     answer["choices"][0]["prompt_logprobs"][4][str(TEXT[4])]["logprob"] = figure
+    with pytest.raises(ServerError):
+        way.scored(answer, TEXT, np.array([9]))
+    way = way_for("sglang")
+    answer = copy.deepcopy(answered(SGLang(), way.scoring(TEXT)))
+    answer["meta_info"]["input_token_logprobs"][4][0] = figure
     with pytest.raises(ServerError):
         way.scored(answer, TEXT, np.array([9]))
 

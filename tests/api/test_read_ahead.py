@@ -13,21 +13,22 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ralm import Ensemble, FromRetriever, GenerationOptions, InContext, generate
-from ralm.errors import UsageError
+from ralm.errors import ServerError, UsageError
 from ralm.lm.api.continuations import ApiContinuations
 from ralm.lm.api.model import ApiModel
+from ralm.lm.named import load_local_model
 from ralm.protocols import WritingModel
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import mixture
 from ralm.reading.pieces import GeneratedToken
-from ralm.records import DoubleArray, FloatArray, IntArray, NextTokens, TextsAhead
-from tests.api.backings import OfTable
+from ralm.records import DoubleArray, FloatArray, IntArray, NextTokens, Pass, TextsAhead
+from tests.api.backings import OfModel, OfTable
 from tests.api.dialects.base import Dialect
 from tests.api.dialects.llamacpp_python import LlamaCppPython
 from tests.api.dialects.openai import OpenAI
 from tests.api.dialects.vllm import VLLM
 from tests.api.scripted_server import ScriptedServer
-from tests.api.served import EXACT, VOCABULARY, ChatsOnly, served, unprobed
+from tests.api.served import EXACT, VOCABULARY, ChatsOnly, TextsOnly, served, unprobed
 from tests.fakes import SharedWordsRetriever, passages_of
 
 PASSAGES = passages_of(
@@ -265,6 +266,58 @@ def test_where_tokens_can_be_asked_for_every_figure_is_exact(kind: str, likelies
         assert one.token == other.token
         assert one.log_prob == pytest.approx(other.log_prob, abs=1e-5)
         np.testing.assert_allclose(one.posteriors_K, other.posteriors_K, atol=1e-5)
+
+
+def test_a_draft_that_a_server_of_texts_would_split_in_another_way_is_cut() -> None:
+    local = load_local_model("ralm-tiny")
+    with served(OfModel(local), TextsOnly()) as (_, model):
+        assert (model.way.name, model.way.takes_ids) == ("echo", False)
+        found = written(model, "def f(x):\n    return", 3, stride=16, new_tokens=24)
+    expected = written(local, "def f(x):\n    return", 3, stride=16, new_tokens=24)
+    for one, other in zip(found, expected, strict=True):
+        if not one.certified:
+            break
+        assert one.token == other.token
+
+
+def test_an_end_that_a_server_of_texts_cannot_be_sent() -> None:
+    """Its text would be read as other tokens. So nothing is known of how likely it is."""
+    backing = OfBeginnings(2, apart=0, ends=True)
+    expected = written(backing, "The city", 3, stride=16, new_tokens=40)
+    with served(backing, TextsOnly()) as (_, model):
+        assert (model.way.name, model.way.takes_ids) == ("echo", False)
+        found = written(model, "The city", 3, stride=16, new_tokens=40)
+    assert len(expected) < 40
+    check_equal(found, expected)
+
+
+def test_an_end_that_a_bias_chooses_and_nothing_is_told_of() -> None:
+    backing = OfBeginnings(24, apart=0.3, ends=True)
+    prompt = "The sea is a river and a list is a tuple"
+    with served(backing, KINDS["bias"]) as (_, model):
+        [found] = written(model, prompt, 2, stride=1, new_tokens=1)
+        with pytest.raises(ServerError, match="how likely the end of a text is"):
+            list(model.score([Pass(np.array([40, 41, 0]), np.array([2]))]))
+    [expected] = written(backing, prompt, 2, stride=1, new_tokens=1)
+    assert found.token == expected.token or not found.certified
+
+
+@pytest.mark.parametrize("new_tokens", [1, 4])
+def test_answers_to_messages_are_not_drawn_token_by_token(new_tokens: int) -> None:
+    with (
+        served(OfTable(seed=6, vocabulary=VOCABULARY), ChatsOnly()) as (_, model),
+        pytest.raises(UsageError, match="set `temperature` to 0"),
+    ):
+        written(model, "The city", 1, new_tokens=new_tokens, temperature=1.0, top_k=3)
+
+
+def test_an_answer_with_a_token_without_a_name_is_told_as_such() -> None:
+    local = load_local_model("ralm-tiny")
+    with (
+        served(OfModel(local), ChatsOnly()) as (_, model),
+        pytest.raises(ServerError, match="such as a part of a character"),
+    ):
+        written(model, "\u4e2d\u6587 \u4e2d\u6587 \u4e2d\u6587", 1, stride=64, new_tokens=64)
 
 
 def test_answers_to_messages_are_no_texts_that_go_on() -> None:

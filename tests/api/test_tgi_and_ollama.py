@@ -1,5 +1,6 @@
 """Servers whose own endpoints take text alone: Text Generation Inference, and Ollama."""
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,11 +19,13 @@ from ralm.protocols import LanguageModel, WritingModel
 from ralm.reading.pieces import GeneratedToken
 from ralm.records import FloatArray, Pass, Request
 from tests.api.backings import Backing, OfModel, OfTable
-from tests.api.dialects.base import Dialect
+from tests.api.dialects.base import Call, Dialect
+from tests.api.dialects.llamacpp_python import LlamaCppPython
 from tests.api.dialects.ollama import Ollama
 from tests.api.dialects.openai import OpenAI
 from tests.api.dialects.tgi import TGI
 from tests.api.faults import BeginAdded, InTheMiddle, OneShort
+from tests.api.replies import Json
 from tests.api.scripted_server import ScriptedServer
 from tests.api.served import VOCABULARY, opened, served
 from tests.fakes import SharedWordsRetriever, passages_of
@@ -193,6 +196,31 @@ def test_bounds_hold_and_are_tight_where_a_token_is_listed(kind: str) -> None:
     np.testing.assert_allclose(upper[known], exact[known], atol=1e-4)
 
 
+@pytest.mark.parametrize("dialect", [Ollama(), LlamaCppPython()], ids=str)
+def test_bounds_where_the_server_writes_a_part_of_a_character(dialect: Dialect) -> None:
+    """The name of such a token has several; what is listed still bounds all others."""
+    text = tiny().tokenizer.encode("Caf\u00e9 \u4e2d\u6587 \u2260 are characters of \u4e2d\u6587.")
+    rows = behind().log_probs(text)
+    parts = ["\ufffd" in tiny().tokenizer.decode(np.array([row.argmax()])) for row in rows]
+    with served(behind(), dialect, options={"retries": 0}) as (_, model):
+        kept = [model.way.keeps(text[:end]) for end in range(1, len(text))]
+        assert any(part and one for part, one in zip(parts, kept, strict=False))
+        lower, upper = bounded(model, text)
+    exact = scored(tiny(), text)
+    assert (lower <= exact + 1e-4).all()
+    assert (exact <= upper + 1e-4).all()
+    assert (lower == upper).any()
+    assert (upper[np.array(kept)] < 0).all()
+
+
+@pytest.mark.parametrize("kind", LISTING)
+def test_what_is_written_behind_other_tokens_bounds_nothing_that_is_not_listed(kind: str) -> None:
+    with served(behind(), LISTING[kind]) as (_, model):
+        given = model.continuations().next_tokens([OTHERS, tiny().tokenizer.encode("The list")])
+    assert given.rest_B is not None
+    assert given.rest_B[0] == 0 > given.rest_B[1]
+
+
 @pytest.mark.parametrize("kind", LISTING)
 def test_nothing_is_bounded_behind_tokens_that_are_not_read_as_such(kind: str) -> None:
     """They are others to the server, and as many."""
@@ -240,6 +268,20 @@ def test_why_tgi_does_not_score_is_told() -> None:
         assert model.way.likeliest == 5
     with served(TABLE, TGI(prefill=False, max_top_n_tokens=30)) as (_, model):
         assert model.way.likeliest == 20
+
+
+@pytest.mark.parametrize("length", [None, "1024"])
+def test_a_length_that_is_no_number_is_none(length: Any) -> None:
+    with served(TABLE, OddLength(length=length)) as (_, model):
+        assert model.max_length == UNLIMITED
+
+
+@dataclass(frozen=True, kw_only=True)
+class OddLength(TGI):
+    length: Any
+
+    def info(self, call: Call) -> Json:
+        return {**super().info(call), "max_input_tokens": self.length, "max_total_tokens": self.length}
 
 
 # Ollama

@@ -208,12 +208,15 @@ def parsed(name: str) -> Iterator[tuple[str, JsonObject, Callable[[JsonObject], 
     one = way(name)
 
     def written(answer: JsonObject, most: int) -> Any:
-        return one.written(answer, most), one.text_of(answer), one.counted(answer)
+        told = None if "text" in name else one.next_token(answer)
+        return told, one.written(answer, most), one.text_of(answer), one.counted(answer)
 
     for most in (1, 3):
         yield f"writing {most}", answered(DIALECTS[name], one.writing(TEXT, most)), partial(written, most=most)
     if one.reads_prompts:
         yield "reading", answered(DIALECTS[name], one.reading(TEXT)), lambda answer: one.read(answer, TEXT)
+        places = np.arange(1, len(TEXT))
+        yield "scoring", answered(DIALECTS[name], one.scoring(TEXT)), lambda answer: one.scored(answer, TEXT, places)
     if one.chooses:
         yield "choosing", answered(DIALECTS[name], one.choosing(TEXT, [40])), lambda answer: one.chosen(answer, [40])
 

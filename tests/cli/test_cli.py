@@ -16,7 +16,7 @@ from pyarrow.csv import read_csv
 
 from ralm.controls import visible
 from ralm.errors import ModelError
-from ralm.lm.local.replica import InFlight, Replica
+from ralm.lm.local.replica import InFlight, Replica, Wanted
 from ralm.records import Pass
 from ralm.retrieval.index import open_index
 from tests.cli.program import Answer, ralm
@@ -422,12 +422,12 @@ def test_a_killed_run_goes_on_and_ends_the_same(
     read = Replica.start
     passes = 0
 
-    def dies(replica: Replica, batch: Sequence[Pass]) -> InFlight:
+    def dies(replica: Replica, batch: Sequence[Pass], wanted: Wanted) -> InFlight:
         nonlocal passes
         passes += 1
         if passes == 4:
             raise ModelError("killed")
-        return read(replica, batch)
+        return read(replica, batch, wanted)
 
     with monkeypatch.context() as patch:
         patch.setattr(Replica, "start", dies)

@@ -29,7 +29,7 @@ PASSAGES = passages_of("a passage that is much longer than the cut of ten tokens
 
 
 def options(**values: object) -> GenerationOptions:
-    defaults = {"new_tokens": 6, "stride": 2, "query_tokens": 3, "document_tokens": 4}
+    defaults = {"new_tokens": 6, "stride": 2, "query_tokens": 3, "document_tokens": 4, "likeliest": 4}
     return GenerationOptions(**(defaults | values))  # type: ignore[arg-type]
 
 
@@ -123,13 +123,18 @@ def plain_loop(
 
 
 def check(written: Sequence[GeneratedToken], expected: Sequence[generation.Step], tolerance: float = 1e-5) -> None:
-    """The same tokens, log-probabilities, documents and posteriors."""
+    """The same tokens, log-probabilities, documents, posteriors and likeliest tokens."""
     assert [token.token for token in written] == [step.token for step in expected]
     for token, step in zip(written, expected, strict=True):
         assert token.passages_K.tolist() == step.numbers
         assert token.log_prob == pytest.approx(np.log(step.probability), rel=tolerance, abs=tolerance)
         np.testing.assert_allclose(token.posteriors_K, np.array(step.parts) / sum(step.parts), atol=10 * tolerance)
         assert token.posteriors_K.sum() == pytest.approx(1, abs=1e-5)
+        ids, log_probs = zip(*token.likeliest, strict=True)
+        best = np.sort(step.average)[::-1][:4]
+        np.testing.assert_allclose(np.exp(log_probs), best, rtol=100 * tolerance)
+        np.testing.assert_allclose(step.average[[*ids]], best, rtol=100 * tolerance)
+        assert len({*ids}) == 4
 
 
 @given(

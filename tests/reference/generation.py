@@ -18,6 +18,7 @@ class Step:
     probability: float
     numbers: list[int]
     parts: list[float]
+    average: np.ndarray
 
 
 def generate(
@@ -54,7 +55,7 @@ def generate(
         if token in end_tokens:
             return steps
         of_token = [float(part[token]) for part in parts]
-        steps.append(Step(token, sum(of_token), [number for number, _ in hits], of_token))
+        steps.append(Step(token, sum(of_token), [number for number, _ in hits], of_token, np.asarray(average)))
         text.append(token)
     return steps
 

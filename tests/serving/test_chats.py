@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -440,9 +439,6 @@ def test_a_model_without_a_chat_template(index: Path) -> None:
         assert "has 4 messages, and this prompt asks one question" in found.json()["error"]["message"]
 
 
-@pytest.mark.skipif(
-    "likeliest" not in {one.name for one in fields(AnswerOptions)}, reason="decoding does not list likely tokens yet"
-)
 def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingModel, index: Path) -> None:
     plain = asked(client, SAID, logprobs=True)
     found = asked(client, SAID, logprobs=True, top_logprobs=3)
@@ -450,8 +446,7 @@ def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingMo
     expected = answered(model, index, SAID, likeliest=3)
     listed = found.choices[0].logprobs.content
     assert len(listed) == len(expected.answer.tokens)
-    tokens: list[Any] = [*expected.answer.tokens]
-    for one, token in zip(listed, tokens, strict=True):
+    for one, token in zip(listed, expected.answer.tokens, strict=True):
         assert [other.logprob for other in one.top_logprobs] == pytest.approx([value for _, value in token.likeliest])
         assert one.top_logprobs[0].token == one.token  # greedy
         assert one.top_logprobs[0].logprob == one.logprob

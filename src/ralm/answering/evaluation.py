@@ -83,7 +83,7 @@ class QuestionEvaluation:
                 for k in range(1, self.documents + 1)
             }
         tokens = [token for row in self.rows for token in row.judged.answer.tokens]
-        if any(token.unlisted for token in tokens):
+        if any(token.is_bounded for token in tokens):
             found["certified"] = float(np.mean([token.certified for token in tokens]))
         found["without_answers"] = sum(not row.question.answers for row in self.rows)
         found["cut"] = sum(bool(row.cut) for row in self.rows)

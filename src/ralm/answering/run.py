@@ -121,12 +121,13 @@ def questions_config(
     semantics: AnswerSemantics = "paper",
 ) -> dict[str, JsonValue]:
     """Everything that determines the figures, by name: equal configurations give equal figures."""
-    options = options or AnswerOptions()
+    decides = asdict(options or AnswerOptions())
+    del decides["likeliest"]
     return {
         "questions": _identified(questions),
         "demonstrations": _identified(demonstrations),
         **asking_config(model, prompt, source, reader),
-        "options": {**asdict(options), "stop": list(options.stop), "semantics": semantics},
+        "options": {**decides, "stop": list(decides["stop"]), "semantics": semantics},
     }
 
 

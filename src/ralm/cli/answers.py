@@ -174,7 +174,7 @@ def print_sources(answer: SourcedAnswer) -> None:
         beside = f" with passages, {without:.2f} without" if answer.sources and not math.isnan(without) else ""
         if not math.isnan(own):
             print_line(f"\nLog-probability of the answer: {own:.2f} nats a token{beside} ({tokens} tokens).")
-    if any(token.unlisted for token in answer.answer.tokens):
+    if any(token.is_bounded for token in answer.answer.tokens):
         print_line(f"{answer.answer.certified:.0%} of its tokens are certified; the log-probability is at least this.")
 
 

@@ -65,7 +65,7 @@ def generate(
     )
     settings = options.with_query_tokens(generation, retrieval, given_options(context))
 
-    from ralm.asking import config_of
+    from ralm.asking import config_of, tells_scores
     from ralm.cli.asked import read_asked
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
     from ralm.cli.shading import print_report, write_page
@@ -80,6 +80,11 @@ def generate(
     texts = read_asked(prompt, prompts, "prompt")
     source = None if index is None else FromRetriever.of_index(index, retrieval)
     model = open_model(lm, model_options)
+    if (baseline or report) and not tells_scores(model):
+        raise UsageError(
+            f"{lm} does not tell the log-probability of a given text, which `{'report' if report else 'baseline'}` "
+            "needs: leave it out."
+        )
     reranker = reading.reranker(open_model(reading.ranks_with, model_options) if reading.ranks_with else None)
     reader, passages = reading.chosen_reader, source.passages if source else ()
     pieces = generate_many(texts, model, settings, source, reader=reader, reranker=reranker)

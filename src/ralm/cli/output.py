@@ -92,12 +92,13 @@ def print_measures(rows: Mapping[str, Mapping[str, JsonValue]]) -> None:
     for heading in ("token ppl", "word ppl", "bits/byte", "gain", "seconds"):
         table.add_column(heading, justify="right")
     first = next(iter(rows.values()))
+    bounded = any("bounds" in measures for measures in rows.values())
     for name, measures in rows.items():
         gain = 1 - number(measures["token_perplexity"]) / number(first["token_perplexity"])
         table.add_row(
             name,
             *(_measure(measures, measure) for measure in MEASURES),
-            "" if measures is first or not math.isfinite(gain) else f"{gain:+.1%}",
+            "" if measures is first or bounded or not math.isfinite(gain) else f"{gain:+.1%}",
             f"{number(measures['seconds']):.1f}",
         )
     count = f"{number(first['tokens']):,.0f} tokens, {number(first['words']):,.0f} words"

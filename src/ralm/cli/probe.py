@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ralm.cli import options
+from ralm.cli.flags import Flags
 from ralm.errors import UsageError
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.api.options import ApiOptions
@@ -19,7 +20,7 @@ def probe(
     lm: Annotated[
         str, typer.Argument(metavar="URL#MODEL", help="Model behind an API; or PROVIDER:MODEL.", show_default=False)
     ],
-    api: ApiOptions = _API,
+    api: Annotated[ApiOptions, Flags(without=("dry_run", "requests_at_once"))] = _API,
     json: options.Json = False,
 ) -> None:
     """Find out what a server tells of a language model: what ralm can do with it exactly, by bounds, or not at all.

@@ -104,6 +104,7 @@ def serve(
     refuse_idle(
         context,
         *options.model_uses(lm, reading.rerank_lm),
+        *options.model_uses(lm, runs="chunk_tokens cached_tokens")[:1],
         Use(model_options),
         Use("stride query_tokens document_tokens", has_passages, "`index`"),
         Use(retrieval, has_passages, "`index`"),

@@ -94,7 +94,7 @@ def retriever(
     training: TrainingOptions = REPLUG,
     sampled: ExampleOptions = REPLUG_EXAMPLES,
     reading: Annotated[CandidateOptions, Flags(without=("candidates",))] = _CANDIDATES,
-    model: Annotated[ModelOptions, Flags(without=("device",))] = _MODEL,
+    model: Annotated[ModelOptions, Flags(without=("device", "dry_run"))] = _MODEL,
     fields: Annotated[Fields, Flags(without=("metadata",))] = _FIELDS,
     skip_bad: options.SkipBad = False,
     force: options.Force = False,

@@ -30,11 +30,17 @@ class Decoder:
     At most `max_length` tokens are read at once, the next one included. Every text draws with its own random generator,
     seeded with `seed` if none is given with the text.
     A `cache` shares what is read with scoring, and with decoders before.
+
+    Raises UsageError if tokens are to be drawn at random from a model that answers messages.
     """
 
     def __init__(
         self, model: WritingModel, options: GenerationOptions, max_length: int, cache: SharedCache | None = None
     ) -> None:
+        if options.temperature > 0 and getattr(model, "answers_only", False):
+            raise UsageError(
+                f"{model.name} answers messages, and an answer cannot be drawn token by token: set `temperature` to 0."
+            )
         self._model = model
         self._options = options
         self._max_length = max_length
@@ -116,7 +122,13 @@ class Decoder:
         one.state.append(drawn.token)
         passages_K = np.array([front.passage for front in one.state.fronts], dtype=np.int64)
         return GeneratedToken(
-            drawn.token, drawn.log_prob, passages_K, drawn.posteriors_K, drawn.unlisted, drawn.certified
+            drawn.token,
+            drawn.log_prob,
+            passages_K,
+            drawn.posteriors_K,
+            drawn.unlisted,
+            drawn.certified,
+            drawn.likeliest,
         )
 
 

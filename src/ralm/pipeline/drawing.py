@@ -31,6 +31,7 @@ class DrawnToken:
     posteriors_K: FloatArray
     unlisted: float = 0.0
     certified: bool = True
+    likeliest: tuple[tuple[int, float], ...] = ()
 
 
 def draw_token(
@@ -40,7 +41,8 @@ def draw_token(
     sampling: Sampling,
     chosen: Callable[[IntArray], NextTokens] | None = None,
 ) -> DrawnToken:
-    """The next token, drawn from the average of K predictions. `chosen` asks for the tokens of these ids in addition.
+    """The next token, drawn from the average of K predictions. `chosen` asks for the tokens of these ids in addition;
+    it gives NaN where a log-probability cannot be had.
 
     Raises UsageError if a draw needs more than the tokens that are listed.
     """
@@ -53,7 +55,7 @@ def draw_token(
             f"the model lists only its {given.tokens_BC.shape[1]} likeliest next tokens, so that nothing can be drawn "
             f"from the average over {len(log_weights_K)} passages: set `temperature` to 0, or read one passage."
         )
-    return _greedy(bounds_of(given, log_weights_K), chosen)
+    return _greedy(bounds_of(given, log_weights_K), chosen, sampling.likeliest)
 
 
 def _of_all(
@@ -61,7 +63,12 @@ def _of_all(
 ) -> DrawnToken:
     log_probs_V = mixture(log_probs_KV, log_weights_K)
     token = _sampled(log_probs_V, generator, sampling)
-    return DrawnToken(token, float(log_probs_V[token]), posterior(log_probs_KV[:, [token]], log_weights_K)[0])
+    return DrawnToken(
+        token,
+        float(log_probs_V[token]),
+        posterior(log_probs_KV[:, [token]], log_weights_K)[0],
+        likeliest=likeliest(log_probs_V, sampling.likeliest),
+    )
 
 
 def _of_one(
@@ -76,14 +83,17 @@ def _of_one(
         )
     order = np.argsort(np.where(tokens_C == NOT_LISTED, np.iinfo(np.int64).max, tokens_C))[:count]
     place = int(order[_sampled(log_probs_C[order], generator, sampling)])
-    return DrawnToken(int(tokens_C[place]), float(log_probs_C[place]), _ALONE)
+    listed = likeliest(log_probs_C[order], sampling.likeliest, tokens_C[order])
+    return DrawnToken(int(tokens_C[place]), float(log_probs_C[place]), _ALONE, likeliest=listed)
 
 
-def _greedy(bounds: Bounds, chosen: Callable[[IntArray], NextTokens] | None) -> DrawnToken:
+def _greedy(bounds: Bounds, chosen: Callable[[IntArray], NextTokens] | None, most: int) -> DrawnToken:
     """The token with the highest lower bound; with `chosen`, all that may be likelier are asked for first."""
     if chosen is not None and not (bounds.certified and bounds.exact):
         contenders = bounds.contenders[bounds.contenders >= 0]  # the end of a text may have no id
-        bounds = bounds.knowing(contenders, chosen(contenders).log_probs_BC)
+        log_probs_KC = chosen(contenders).log_probs_BC
+        told_C = ~np.isnan(log_probs_KC).any(axis=0)
+        bounds = bounds.knowing(contenders[told_C], log_probs_KC[:, told_C])
     best = bounds.best
     shares_K = posterior(bounds.log_probs_KY[:, [best]].astype(np.float32), bounds.log_weights_K)[0]
     return DrawnToken(
@@ -92,7 +102,24 @@ def _greedy(bounds: Bounds, chosen: Callable[[IntArray], NextTokens] | None) -> 
         posteriors_K=shares_K,
         unlisted=0.0 if bounds.exact else float(bounds.upper_Y[best] - bounds.lower_Y[best]),
         certified=bounds.certified,
+        likeliest=likeliest(bounds.lower_Y, most, bounds.tokens_Y),
     )
+
+
+def likeliest(
+    log_probs_C: FloatArray | DoubleArray, most: int, tokens_C: IntArray | None = None
+) -> tuple[tuple[int, float], ...]:
+    """The ids and log-probabilities of at most `most` likeliest tokens, best first, of equal ones the lowest id first.
+
+    `tokens_C` (int64) are the ids, in ascending order; None means all of a vocabulary.
+    """
+    if most == 0:
+        return ()
+    least = np.partition(log_probs_C, -most)[-most] if most < len(log_probs_C) else -np.inf
+    places = np.flatnonzero(log_probs_C >= least)
+    best = places[np.argsort(-log_probs_C[places], kind="stable")][:most]
+    ids = best if tokens_C is None else tokens_C[best]
+    return tuple(zip(ids.tolist(), log_probs_C[best].tolist(), strict=True))
 
 
 def _sampled(log_probs: FloatArray, generator: np.random.Generator, sampling: Sampling) -> int:

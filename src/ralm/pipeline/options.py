@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from ralm.bounds import check_count
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.protocols import LanguageModel, Reader, Reranker
@@ -102,7 +103,8 @@ class Sampling:
     """How a token is drawn from a distribution.
 
     `temperature` 0 is greedy; otherwise tokens are drawn from the `top_k` likeliest (None: all), and of these from the
-    likeliest that together have probability `top_p`, by a random generator that `seed` decides.
+    likeliest that together have probability `top_p`, by a random generator that `seed` decides. `likeliest` is how many
+    of the likeliest tokens are recorded with each token that is drawn; it changes no draw.
 
     Raises UsageError if a value is out of range.
     """
@@ -122,9 +124,11 @@ class Sampling:
         ),
     ] = 1.0
     seed: Annotated[int, seed_option(_DRAWN)] = 0
+    likeliest: int = 0
 
     def __post_init__(self) -> None:
         check_options(self)
+        check_count("likeliest", self.likeliest, least=0)
         if 0 < self.temperature < COLDEST:
             raise UsageError(f"`temperature` must be 0 (greedy) or at least {COLDEST:g}, not {self.temperature}.")
 

@@ -29,6 +29,9 @@ class GeneratedToken:
     Of a model that lists its likeliest tokens only, `log_prob` and the shares are those of the documents that list the
     token; `unlisted` is what the others may add to its log-probability, 0 if all list it. `certified` says whether a
     greedy token is the likeliest of the average for certain.
+
+    `likeliest` are the ids and log-probabilities of the likeliest tokens of the mixture, best first, as many as
+    `Sampling.likeliest` asks for and the model lists.
     """
 
     token: int
@@ -37,6 +40,12 @@ class GeneratedToken:
     posteriors_K: FloatArray
     unlisted: float = 0.0
     certified: bool = True
+    likeliest: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether bounds decided the token, or are all that is known of its log-probability."""
+        return self.unlisted > 0 or not self.certified
 
     @property
     def passage(self) -> int:

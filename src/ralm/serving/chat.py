@@ -16,7 +16,7 @@ from ralm.bounds import MOST_SEEDS
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
 from ralm.protocols import Tokenizer, WritingModel
-from ralm.serving.completion import Began, Reads, with_likeliest
+from ralm.serving.completion import Began, Reads
 from ralm.serving.errors import RequestError
 from ralm.serving.models import Watched
 from ralm.serving.options import Limits
@@ -141,8 +141,7 @@ def _options(asked: Chat, prompt: QuestionPrompt, new_tokens: int, length: int) 
     sampling = dict(asked.sampling)
     if not (prompt.chat or sampling["stop"]):
         sampling["stop"] = AnswerOptions().stop
-    options = AnswerOptions(new_tokens=new_tokens, max_length=length, **sampling)
-    return with_likeliest(options, asked.likeliest)
+    return AnswerOptions(new_tokens=new_tokens, max_length=length, likeliest=asked.likeliest, **sampling)
 
 
 def _new_tokens(asked: Chat, own: int, limits: Limits, length: int) -> int:

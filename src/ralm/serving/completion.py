@@ -4,14 +4,13 @@ A generator of events, for a thread; knows nothing of HTTP.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ralm.evaluation.generated import without_passages
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.options import Sampling
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.pieces import GeneratedToken
@@ -92,7 +91,6 @@ class Gained:
     gain_T: DoubleArray
 
 
-Draws = TypeVar("Draws", bound=Sampling)
 Event: TypeAlias = Began | Echoed | Wrote | Ended | Gained
 
 
@@ -146,7 +144,8 @@ def _written(
     on one more token than the prompt has."""
     if asked.gain:
         check_scores(model)
-    options = with_likeliest(generation_of(settings, new_tokens=asked.new_tokens, **asked.sampling), asked.likeliest)
+    drawn = {**asked.sampling, "likeliest": asked.likeliest}
+    options = generation_of(settings, new_tokens=asked.new_tokens, **drawn)
     texts = [prompt.tokens[prompt.beginning(settings) :] for prompt in prompts]
     tokens: dict[int, list[GeneratedToken]] = {}
     how: Any = {"query": asked.query, "times": asked.times, "told_ends": ends, **reads.parts}
@@ -162,14 +161,6 @@ def _written(
         baseline_T = without_passages(text, own, scorer, options.max_length, options.bos)
         log_probs_T = np.array([token.log_prob for token in own], dtype=np.float32)
         yield Gained(choice, own, gains(log_probs_T, baseline_T))
-
-
-def with_likeliest(options: Draws, likeliest: int) -> Draws:
-    """The options with as many likely tokens, where generation can list them."""
-    if likeliest and hasattr(options, "likeliest"):
-        listing: Any = {"likeliest": likeliest}
-        return replace(options, **listing)
-    return options
 
 
 def check_sources(asked: Completion, settings: Settings) -> None:

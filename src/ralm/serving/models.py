@@ -3,99 +3,34 @@
 Knows the protocols of models; knows nothing of requests or HTTP.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import RLock
-from typing import Any, Final
+from typing import Any
 
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Continuations, Tier, Tokenizer, WritingModel
 from ralm.records import EncodedPiece, FloatArray, IntArray, Message, NextTokens, Pass, SpecialTokens, TextsAhead
+from ralm.serving.batching.model import BatchedModel
+from ralm.serving.batching.options import BatchOptions
 
-_PASSES_AT_ONCE: Final = 16
-"""Passes that are scored before another thread has its turn."""
+
+def shared_model(model: WritingModel, options: BatchOptions) -> WritingModel:
+    """A model for many threads: a local one reads what they ask for together, a server is asked by all at once."""
+    safe = WithLockedTokenizer(model)
+    return BatchedModel(safe, options) if model.tier == "all" else safe
 
 
-class OneAtATime:
-    """A model that many threads share: one call after the other."""
+class WithLockedTokenizer:
+    """A model whose tokenizer many threads may use."""
 
     def __init__(self, model: WritingModel) -> None:
-        self._model = model
-        self._lock = RLock()
+        self._model: Any = model
         self.tokenizer = LockedTokenizer(model.tokenizer)
 
-    def __getattr__(self, name: str) -> Any:  # the optional members of a model
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._model, name)
-
-    @property
-    def name(self) -> str:
-        """The model's own."""
-        return self._model.name
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The model's own."""
-        return self._model.config
-
-    @property
-    def max_length(self) -> int:
-        """The model's own."""
-        return self._model.max_length
-
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        """The model's own."""
-        return self._model.end_tokens
-
-    @property
-    def tier(self) -> Tier:
-        """The model's own."""
-        return self._model.tier
-
-    def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
-        """The model's own, some passes at a time."""
-        return self._some_at_a_time(self._model.score, passes)
-
-    def continuations(self) -> Continuations:
-        """The model's own, one call at a time."""
-        with self._lock:
-            return _LockedContinuations(self._model.continuations(), self._lock)
-
-    @property
-    def distributions(self) -> Callable[[Sequence[Pass]], Iterable[FloatArray]]:
-        """The model's own, some passes at a time; AttributeError if it has none."""
-        own = self._model.distributions  # type: ignore[attr-defined]  # only some models have it
-        return lambda passes: self._some_at_a_time(own, passes)
-
-    def _some_at_a_time(
-        self, read: Callable[[Sequence[Pass]], Iterable[FloatArray]], passes: Sequence[Pass]
-    ) -> Iterator[FloatArray]:
-        for begin in range(0, len(passes), _PASSES_AT_ONCE):
-            with self._lock:
-                found = list(read(passes[begin : begin + _PASSES_AT_ONCE]))
-            yield from found
-
-
-class _LockedContinuations:
-    def __init__(self, own: Continuations, lock: RLock) -> None:
-        self._own: Any = own
-        self._lock: Any = lock
-        for optional in ("score", "read_ahead"):
-            if hasattr(own, optional):
-                setattr(self, optional, self._locked(getattr(own, optional)))
-
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        with self._lock:
-            found: NextTokens = self._own.next_tokens(texts, wanted)
-        return found
-
-    def _locked(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def locked(*arguments: Any) -> Any:
-            with self._lock:
-                return call(*arguments)
-
-        return locked
 
 
 class LockedTokenizer:

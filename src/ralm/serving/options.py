@@ -9,6 +9,7 @@ from ralm.options import Needs, Option, check_options
 from ralm.pipeline.options import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.options import RetrieverOptions
+from ralm.serving.batching.options import BatchOptions
 
 CHOICES: Final = (
     "index",
@@ -93,6 +94,9 @@ class ServeOptions:
     ] = "chat"
     log_prompts: Annotated[bool, Option("Write the beginning of each prompt to the log.")] = False
     limits: Annotated[Limits, Option("How much a request may ask for.")] = field(default_factory=Limits)
+    batch: Annotated[BatchOptions, Option("How much a local model reads at a time.")] = field(
+        default_factory=BatchOptions
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -18,7 +18,7 @@ from ralm.serving.completion import Reads
 from ralm.serving.errors import RequestError
 from ralm.serving.indexes import Indexes, Rerankers
 from ralm.serving.metrics import Metrics
-from ralm.serving.models import OneAtATime
+from ralm.serving.models import shared_model
 from ralm.serving.names import TokenNames
 from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.settings import changed, check_documents, check_room, fitted, generation_of
@@ -53,7 +53,7 @@ class Service:
         self.key = key
         self.created = int(time.time())
         self.name = self.options.name or _last_part(model.name)
-        self.model: WritingModel = OneAtATime(model)
+        self.model = shared_model(model, self.options.batch)
         self.indexes = Indexes(folders or {})
         default = next(iter(self.indexes.names), None)
         self.settings = fitted(replace(settings or Settings(), index=default), model, max_length)

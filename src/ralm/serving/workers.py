@@ -11,6 +11,9 @@ from contextlib import suppress
 from threading import Event, Thread
 from typing import Any, Final, TypeAlias
 
+from ralm.serving.batching.batcher import Closed
+from ralm.serving.batching.model import ending_with
+
 _END: Final = object()
 
 
@@ -108,10 +111,13 @@ class Going:
 
     def _run(self) -> None:
         try:
-            for event in self._job(self._check):
-                self._tell(self._events.put_nowait, event)
-                self._check()
+            with ending_with(self._stopped):
+                for event in self._job(self._check):
+                    self._tell(self._events.put_nowait, event)
+                    self._check()
             self._tell(self._events.put_nowait, _END)
+        except Closed:
+            self._tell(self._events.put_nowait, StoppedError())
         except BaseException as error:  # noqa: BLE001  # raised again where the events are read
             self._tell(self._events.put_nowait, error)
         finally:

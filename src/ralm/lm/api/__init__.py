@@ -18,7 +18,8 @@ Understanding:
     predictions.py    what a server tells of one next token
     names.py, prompts.py, tokenizers.py, bare.py   tokens as servers name and take them
     servers.py        what a server says of itself
-    probe.py          first contact: which way works, found out and checked
+    trials.py         a known text, continued and read in any way, whose figures must agree
+    probe.py          first contact: the best way that works
     capabilities.py   what was found out
 
 Using:

@@ -44,6 +44,11 @@ class ApiContinuations:
         self._forget([text for one in several for text in one.texts])
         unknown = [one for one in several if one.most > 0 and not all(map(self._knows, one.texts))]
         if not self._way.goes_on and any(one.written for one in unknown):
+            if any(len(one.texts) == 1 and self._knows(one.texts[0][:-1]) for one in unknown):
+                raise odd(
+                    f"{self._name} tells its answer up to a token whose name is the text of several tokens or of none, "
+                    "such as a part of a character, and cannot be asked to go on from there"
+                )
             raise UsageError(
                 f"{self._name} answers messages, and an answer that goes on behind given words cannot be asked for: "
                 "let it answer from one passage, or with each passage alone, without retrieving again on the way."
@@ -67,9 +72,9 @@ class ApiContinuations:
         texts = [(text, most) for text, most in texts if not self._knows(text)]
         answers = self._client.answers(self._way.writing(text, most) for text, most in texts)
         for (text, most), answer in zip(texts, answers, strict=True):
-            as_it_is = not self._way.goes_on or self._way.counted(answer) in (None, len(text))
+            whole = self._way.keeps(text) and self._way.counted(answer) in (None, len(text))
             found = self._way.written(answer, most)
-            self._keep(text, found if as_it_is else map(Prediction.of_other_tokens, found))
+            self._keep(text, found if whole or not self._way.goes_on else map(Prediction.of_other_tokens, found))
         self._write_singly([(text, most) for text, most in texts if not self._knows(text)])
 
     def _write_singly(self, texts: Sequence[tuple[IntArray, int]]) -> None:
@@ -80,8 +85,9 @@ class ApiContinuations:
             self._write([(text, 1) for text, _ in texts])
 
     def _read(self, drafted: Sequence[tuple[IntArray, IntArray]]) -> None:
-        """Let the server read each text with a draft behind it."""
-        drafted = [(text, draft) for text, draft in drafted if len(draft) and not self._knows(text)]
+        """Let the server read each text with a draft behind it, as far as it reads both as they are."""
+        drafted = [(text, self._as_it_is(text, draft)) for text, draft in drafted if not self._knows(text)]
+        drafted = [(text, draft) for text, draft in drafted if len(draft)]
         prompts = [np.concatenate([text, draft]) for text, draft in drafted]
         answers = self._client.answers(map(self._way.reading, prompts))
         for (text, _), prompt, answer in zip(drafted, prompts, answers, strict=True):
@@ -92,10 +98,18 @@ class ApiContinuations:
         if self._end is None or not self._way.reads_prompts:
             return
         self._write([(text, 1) for text in texts])
-        ends = {text.tobytes(): text for text in texts if self._known[text.tobytes()].token == END}
-        for text in ends:
-            del self._known[text]
-        self._read([(text, np.array([self._end], dtype=np.int64)) for text in ends.values()])
+        end = np.array([self._end], dtype=np.int64)
+        ended = {text.tobytes(): text for text in texts if self._known[text.tobytes()].token == END}
+        readable = {key: text for key, text in ended.items() if len(self._as_it_is(text, end))}
+        for key in readable:
+            del self._known[key]
+        self._read([(text, end) for text in readable.values()])
+
+    def _as_it_is(self, text: IntArray, draft: IntArray) -> IntArray:
+        """As much of a draft as the server does not split into other tokens behind a text."""
+        while len(draft) and not self._way.keeps(np.concatenate([text, draft])):
+            draft = draft[:-1]
+        return draft
 
     def _keep(self, text: IntArray, predictions: Iterable[Prediction]) -> None:
         """Keep what is known of a text, and of the text with each token that is predicted in turn."""

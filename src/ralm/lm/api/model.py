@@ -16,7 +16,7 @@ from ralm.lm.api.capabilities import Capabilities
 from ralm.lm.api.client import Client
 from ralm.lm.api.continuations import ApiContinuations
 from ralm.lm.api.store import JsonObject
-from ralm.lm.api.ways.way import END, Way, ended
+from ralm.lm.api.ways.way import END, Way, ended, odd
 from ralm.protocols import FullTokenizer, LanguageModel, Tier
 from ralm.records import FloatArray, Pass
 
@@ -116,7 +116,10 @@ class ApiModel:
         answers = self.client.answers(asked)
         for one in passes:
             targets = one.tokens_N[one.targets_P].tolist()
-            yield np.array([self.way.chosen(next(answers), [token])[0] for token in targets], dtype=np.float32)
+            found_P = np.array([self.way.chosen(next(answers), [token])[0] for token in targets], dtype=np.float32)
+            if np.isnan(found_P).any():
+                raise odd(f"{self.name} does not tell how likely the end of a text is, so that it cannot be scored")
+            yield found_P
 
 
 class _Bound:
@@ -152,7 +155,7 @@ class _Bound:
         if answer is None or (counts and way.counted(answer) not in (None, length)):
             prediction = ended()
         else:
-            prediction = way.written(answer, 1)[0]
+            prediction = way.next_token(answer)
         listed = prediction.listed(token)
         if listed is not None:
             return listed

@@ -24,8 +24,9 @@ class Prediction:
     """The next token of a text.
 
     `token` is the one that the server wrote, or that stands there in a prompt, and `log_prob` its natural
-    log-probability; NaN if the server does not tell it. `tokens_C` (int64) and `log_probs_C` (float32) are the tokens
-    that it lists. Any other token has a log-probability of at most `rest`.
+    log-probability; NaN if the server does not tell it. If its name has several tokens, `token` is `NOT_LISTED`.
+    `tokens_C` (int64) and `log_probs_C` (float32) are the tokens that it lists. Any other token has a log-probability
+    of at most `rest`.
     """
 
     token: int
@@ -48,8 +49,9 @@ Named = tuple[int | None, float]
 """A token that a server lists: its id, or None if the name that it goes by has several, and its log-probability."""
 
 
-def prediction_of(token: int, log_prob: float, listed: Sequence[Named], asked: int) -> Prediction:
-    """The prediction of a server that was asked for the `asked` likeliest tokens and lists these, in any order.
+def prediction_of(token: int | None, log_prob: float, listed: Sequence[Named], asked: int) -> Prediction:
+    """The prediction of a server that was asked for the `asked` likeliest tokens and lists these, in any order; `token`
+    is None if the name that it goes by has several.
 
     Servers add the token itself if it is not among the likeliest, and lose one of two with the same name. So the lowest
     one listed bounds all others only if there are as many as were asked for; and if a name has several tokens, only
@@ -57,7 +59,10 @@ def prediction_of(token: int, log_prob: float, listed: Sequence[Named], asked: i
     """
     named = {number: value for number, value in listed if number is not None}
     nameless = [value for number, value in listed if number is None]
-    if abs(named.get(token, log_prob) - log_prob) > _ROUNDING:
+    if token is None:
+        if not any(abs(value - log_prob) <= _ROUNDING for value in nameless):
+            nameless.append(log_prob)
+    elif abs(named.get(token, log_prob) - log_prob) > _ROUNDING:
         nameless.append(named.pop(token))  # of another token with the same name
     every = np.sort(np.array([*named.values(), *nameless], dtype=np.float32))[::-1]
     added = len(every) != asked or len(nameless) > 0
@@ -66,9 +71,10 @@ def prediction_of(token: int, log_prob: float, listed: Sequence[Named], asked: i
     if len(counted) >= asked > 0:
         rest = min(rest, float(counted[asked - 1]))
     rest = max([rest, *nameless])
-    named.setdefault(token, log_prob)
+    if token is not None:
+        named.setdefault(token, log_prob)
     return Prediction(
-        token=token,
+        token=NOT_LISTED if token is None else token,
         log_prob=log_prob,
         tokens_C=np.array([*named], dtype=np.int64),
         log_probs_C=np.array([*named.values()], dtype=np.float32),

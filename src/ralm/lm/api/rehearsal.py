@@ -55,6 +55,9 @@ class _RehearsedWay:
     def written(self, answer: JsonObject, most: int) -> list[Prediction]:
         return [_made_up(self._token)] * most if answer is _MADE_UP else self._way.written(answer, most)
 
+    def next_token(self, answer: JsonObject) -> Prediction:
+        return _made_up(self._token) if answer is _MADE_UP else self._way.next_token(answer)
+
     def read(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
         if answer is _MADE_UP:
             return [_made_up(int(token)) for token in (*tokens[begin:], self._token)]

@@ -10,6 +10,10 @@ from ralm.lm.api.store import JsonObject
 
 _ANY_OF_TGI: Final = "tgi"
 """What TGI's users call the one model that it has."""
+_TELLING: Final = ("root", "model_path", "weight_version", "model_id", "model_sha", "model_dtype", "digest")
+"""What servers say of the weights that they have loaded; vLLM, SGLang, TGI, and Ollama."""
+_TELLING_IN_META: Final = ("n_params", "size")
+"""The same of llama.cpp, in `meta`: other quantisations have another size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +26,21 @@ class Server:
     @property
     def length(self) -> int | None:
         """The most tokens that the model reads, if it is said under one of the names in use."""
-        meta = self.says.get("meta")
         named = [self.says.get(name) for name in ("max_model_len", "context_length", "n_ctx", "context_window")]
-        found = [*named, meta.get("n_ctx") if isinstance(meta, dict) else None]
+        found = [*named, self._meta.get("n_ctx")]
         return next((length for length in found if isinstance(length, int) and length > 0), None)
+
+    @property
+    def weights(self) -> JsonObject:
+        """What it says that tells the weights of the model from others by the same name."""
+        said = {name: self.says.get(name) for name in _TELLING}
+        in_meta = {name: self._meta.get(name) for name in _TELLING_IN_META}
+        return {name: value for name, value in {**said, **in_meta}.items() if value is not None}
+
+    @property
+    def _meta(self) -> JsonObject:
+        meta = self.says.get("meta")
+        return meta if isinstance(meta, dict) else {}
 
 
 def server_of(client: Client) -> Server:
@@ -64,7 +79,7 @@ def _tgi(client: Client, told: JsonObject) -> Server:
     if client.endpoint.model not in (served, _ANY_OF_TGI):
         raise _another_model(client, [str(served)])
     lengths = [total, prompt + 1 if isinstance(prompt, int) else None]
-    return Server("tgi", {**told, "max_model_len": min(one for one in lengths if isinstance(one, int))})
+    return Server("tgi", {**told, "max_model_len": min((one for one in lengths if isinstance(one, int)), default=None)})
 
 
 def _loaded_by_ollama(client: Client) -> JsonObject:

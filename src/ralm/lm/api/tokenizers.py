@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from ralm.errors import ModelError, UsageError
 from ralm.lm.api.client import Client
 from ralm.lm.api.servers import Server
+from ralm.lm.api.ways.way import parses
 from ralm.lm.local.tokenization import load_model_tokenizer
 from ralm.lm.named import load_tokenizer
 from ralm.lm.tokenizer import full_tokenizer
@@ -164,6 +165,7 @@ class LlamaCppTokenizer:
         """The text of token ids."""
         return self._texts(tuple(tokens.tolist()))
 
+    @parses
     def _asked_for_pieces(self, text: str, *, special: bool = False) -> tuple[tuple[int, bytes], ...]:
         """The tokens of a text with their bytes."""
         body: dict[str, JsonValue] = {
@@ -175,9 +177,11 @@ class LlamaCppTokenizer:
         tokens: Any = self._client.post("//tokenize", body)["tokens"]
         return tuple((int(one["id"]), _bytes_of(one["piece"])) for one in tokens)
 
+    @parses
     def _asked_for_text(self, tokens: tuple[int, ...]) -> str:
         return str(self._client.post("//detokenize", {"tokens": [*tokens]})["content"])
 
+    @parses
     def _special(self, text: object) -> int | None:
         """The token that is spelled like this, if it is one."""
         if not isinstance(text, str) or not text:

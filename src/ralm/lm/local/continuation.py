@@ -43,8 +43,10 @@ class CachedContinuations:
     """Texts of at most `max_length` tokens, with a row of keys and values each.
 
     `tokens_a_batch` is how many tokens, padding included, are read at once if several texts must be read again. The
-    last tokens are read with `packed` weights if given.
+    last tokens are read with `packed` weights if given. It `keeps_texts` from one call to the next.
     """
+
+    keeps_texts: Final = True
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import Any, TypeAlias
 
-from ralm.lm.local.replica import InFlight, Replica
+from ralm.lm.local.replica import InFlight, Replica, Wanted, target_log_probs
 from ralm.records import FloatArray, Pass
 
 _Batch: TypeAlias = tuple[int, Sequence[Pass]]
@@ -27,17 +27,18 @@ class Engine:
         self._replicas = replicas
         self._by_length = bool(lengths_read_apart(replicas[0].logits.model.config))
 
-    def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
-        """For each pass, in order, the natural log-probability (float32) of each of its targets.
+    def score(self, passes: Sequence[Pass], wanted: Wanted = target_log_probs) -> Iterator[FloatArray]:
+        """For each pass, in order, what is wanted of each of its targets: by default its natural log-probability
+        (float32).
 
         Consecutive passes are read together if the first is the longest. Raises ModelError if a single pass is too
         large for the device, or the model returns NaN.
         """
         batches = enumerate(self._batches(passes))
         if len(self._replicas) == 1:
-            scored = _served(self._replicas[0], lambda: next(batches, None))
+            scored = _served(self._replicas[0], lambda: next(batches, None), wanted)
         else:
-            scored = _in_order(_served_by_all(self._replicas, batches))
+            scored = _in_order(_served_by_all(self._replicas, batches, wanted))
         for _, log_probs in scored:
             yield from log_probs
 
@@ -58,12 +59,12 @@ class Engine:
         return alike and all(replica.fits(batch, one) for replica in self._replicas)
 
 
-def _served(replica: Replica, take: Callable[[], _Batch | None]) -> Iterator[_Scored]:
+def _served(replica: Replica, take: Callable[[], _Batch | None], wanted: Wanted) -> Iterator[_Scored]:
     """Batch after batch, read by one replica; a GPU starts each batch before the previous one is fetched, so it never
     waits."""
     before: tuple[int, InFlight] | None = None
     while (batch := take()) is not None:
-        started: tuple[int, InFlight] | None = (batch[0], replica.start(batch[1]))
+        started: tuple[int, InFlight] | None = (batch[0], replica.start(batch[1], wanted))
         if replica.overlaps:
             started, before = before, started
         if started is not None:
@@ -72,7 +73,7 @@ def _served(replica: Replica, take: Callable[[], _Batch | None]) -> Iterator[_Sc
         yield before[0], before[1].fetch()
 
 
-def _served_by_all(replicas: Sequence[Replica], batches: Iterator[_Batch]) -> Iterator[_Scored]:
+def _served_by_all(replicas: Sequence[Replica], batches: Iterator[_Batch], wanted: Wanted) -> Iterator[_Scored]:
     """All batches in the order in which replicas finish them; an idle replica takes the next, the first error stops
     all."""
     lock, finished = Lock(), SimpleQueue[_Scored | BaseException | None]()
@@ -84,7 +85,7 @@ def _served_by_all(replicas: Sequence[Replica], batches: Iterator[_Batch]) -> It
 
     def serve(replica: Replica) -> None:
         try:
-            for scored in _served(replica, take):
+            for scored in _served(replica, take, wanted):
                 finished.put(scored)
             finished.put(None)
         except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits for results

@@ -20,7 +20,7 @@ from ralm.lm.local.head import ChosenLogits
 from ralm.lm.local.kernels import speed_up
 from ralm.lm.local.packed import PackedWeights
 from ralm.lm.local.probe import check_causal, keeps_rows
-from ralm.lm.local.replica import Replica
+from ralm.lm.local.replica import Replica, distributions
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.lm.options import ModelOptions
 from ralm.protocols import Continuations
@@ -93,6 +93,10 @@ class LocalLanguageModel:
         """For each pass, in order and as soon as known, the natural log-probability (float32) of each of its
         targets."""
         return self._engine.score(passes)
+
+    def distributions(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+        """The same of every token: for each pass, the natural log-probabilities (float32, P x V) at its P targets."""
+        return self._engine.score(passes, distributions)
 
     def continuations(self) -> Continuations:
         """A new state for continuing texts, with an empty cache.

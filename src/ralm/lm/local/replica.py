@@ -11,8 +11,8 @@ Shapes: B sequences of a batch, N tokens, P targets, each read from the position
 vocabulary.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -29,8 +29,12 @@ LOGITS_A_CHUNK: Final = 1 << 23
 """Logits that are turned into float32 log-probabilities at once (32 MiB)."""
 
 
+Wanted: TypeAlias = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]
+"""What is wanted of logits (P, V) and targets (P): `target_log_probs` or `distributions`, in parts."""
+
+
 class InFlight:
-    """A batch that the device is working on: the log-probabilities (float32) of all its targets, in parts."""
+    """A batch that the device is working on: what is wanted (float32) of all its targets, in parts."""
 
     def __init__(self, batch: Sequence[Pass], logits: ChosenLogits, parts: Sequence[torch.Tensor]) -> None:
         self.parts = parts
@@ -38,7 +42,7 @@ class InFlight:
         self._logits = logits
 
     def fetch(self) -> list[FloatArray]:
-        """Wait for the device; returns the log-probabilities of each pass. ModelError if one is NaN."""
+        """Wait for the device; returns what is wanted of each pass. ModelError if a figure is NaN."""
         log_probs = torch.cat([part.cpu() for part in self.parts])
         self._logits.check_numbers(log_probs)
         ends = np.cumsum([len(one.targets_P) for one in self._batch])
@@ -65,22 +69,22 @@ class Replica:
         targets = sum(len(other.targets_P) for other in batch) + len(one.targets_P)
         return padded <= self._tokens and targets <= self._positions
 
-    def start(self, batch: Sequence[Pass]) -> InFlight:
+    def start(self, batch: Sequence[Pass], wanted: Wanted) -> InFlight:
         """Start reading a batch, the longest pass first, in smaller parts if it does not fit.
 
         Raises ModelError if a single sequence does not fit.
         """
-        return InFlight(batch, self.logits, self._started(batch))
+        return InFlight(batch, self.logits, self._started(batch, wanted))
 
-    def _started(self, batch: Sequence[Pass]) -> list[torch.Tensor]:
-        """The log-probabilities of the targets of a batch, in as many parts as needed."""
+    def _started(self, batch: Sequence[Pass], wanted: Wanted) -> list[torch.Tensor]:
+        """What is wanted of the targets of a batch, in as many parts as needed."""
         if len(batch) == 1 and len(batch[0].targets_P) > self._positions:
-            return [part for half in _halves(batch[0]) for part in self._started([half])]
+            return [part for half in _halves(batch[0]) for part in self._started([half], wanted)]
         try:
-            return self._log_probs(batch)
+            return self._read(batch, wanted)
         except torch.OutOfMemoryError:
             pass  # leave the handler, so that the memory of the failed pass is freed
-        return [part for smaller in self._after_running_out(batch) for part in self._started(smaller)]
+        return [part for smaller in self._after_running_out(batch) for part in self._started(smaller, wanted)]
 
     def _after_running_out(self, batch: Sequence[Pass]) -> list[Sequence[Pass]]:
         """The two halves of a batch; from now on half as much is read at once."""
@@ -99,8 +103,8 @@ class Replica:
         )
 
     @torch.inference_mode()
-    def _log_probs(self, batch: Sequence[Pass]) -> list[torch.Tensor]:
-        """The log-probability (float32, C) of each target of each pass, in chunks, from one forward pass."""
+    def _read(self, batch: Sequence[Pass], wanted: Wanted) -> list[torch.Tensor]:
+        """What is wanted of each target of each pass, in chunks, from one forward pass."""
         input_BN = torch.zeros((len(batch), max(len(one) for one in batch)), dtype=torch.long)
         for ids_N, one in zip(input_BN, batch, strict=True):
             ids_N[: len(one)] = torch.from_numpy(one.tokens_N[:-1])
@@ -109,7 +113,7 @@ class Replica:
         target_P = np.concatenate([one.tokens_N[one.targets_P] for one in batch])
         rows, positions, targets = (torch.from_numpy(index) for index in (row_P, position_P, target_P))
         logits_PV, _ = self.logits(input_BN, rows, positions, use_cache=False)
-        return target_log_probs(logits_PV, targets)
+        return wanted(logits_PV, targets)
 
 
 def _halves(one: Pass) -> list[Pass]:
@@ -127,3 +131,9 @@ def target_log_probs(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[t
         logits_CV = logits_PV[first : first + rows].float()
         chunks.append(logits_CV.gather(-1, targets_P1[first : first + rows])[:, 0] - logits_CV.logsumexp(-1))
     return chunks
+
+
+def distributions(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torch.Tensor]:  # noqa: ARG001
+    """The log-softmax (float32) over the vocabulary, a chunk of positions at a time."""
+    rows = max(1, LOGITS_A_CHUNK // logits_PV.shape[1])
+    return [logits_CV.float().log_softmax(-1).cpu() for logits_CV in torch.split(logits_PV, rows)]

@@ -19,7 +19,6 @@ from ralm.serving.wire.sources import (
     PassagesTold,
     Token,
     gain_told,
-    likeliest_of,
     log_prob_told,
     passage_told,
     result_told,
@@ -147,7 +146,7 @@ class CompletionAnswer:
         if token.log_prob is None:
             return None
         named: dict[str, JsonValue] = {}
-        for number, log_prob in likeliest_of(token)[: self._asked.likeliest]:
+        for number, log_prob in token.likeliest[: self._asked.likeliest]:
             named.setdefault(self._name(number), log_prob_told(log_prob))
         named.setdefault(self._name(token.token), log_prob_told(token.log_prob))
         return named

@@ -22,7 +22,6 @@ from ralm.serving.wire.sources import (
     Json,
     PassagesTold,
     finite,
-    likeliest_of,
     log_prob_told,
     passage_told,
     result_told,
@@ -148,7 +147,7 @@ class ChatAnswer:
         return {"content": [self._token(one) for one in tokens], "refusal": None}
 
     def _token(self, token: GeneratedToken) -> JsonValue:
-        likeliest: list[JsonValue] = [self._named(*one) for one in likeliest_of(token)]
+        likeliest: list[JsonValue] = [self._named(*one) for one in token.likeliest]
         return {**self._named(token.token, token.log_prob), "top_logprobs": likeliest}
 
     def _named(self, token: int, log_prob: float) -> Json:

@@ -14,7 +14,7 @@ from ralm.reading.pieces import GeneratedToken
 from ralm.reading.provenance import total_gain
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Passages, Provenance
 from ralm.serving.names import TokenNames
-from ralm.serving.scoring import Likeliest, ScoredToken
+from ralm.serving.scoring import ScoredToken
 
 LEAST: Final = -9999.0
 """What OpenAI's API gives for the log-probability of an impossible token; JSON has no infinity."""
@@ -89,12 +89,6 @@ def gain_told(provenance: Provenance, gain_T: DoubleArray) -> Json:
 def traced_told(text: TracedText) -> Json:
     """The gain of a text with its passages; nothing if none of it is known."""
     return {} if np.isnan(text.gain_T).all() else gain_told(text.provenance, text.gain_T)
-
-
-def likeliest_of(token: Token) -> Likeliest:
-    """The ids and log-probabilities of the likeliest tokens, as many as were asked for and the model lists."""
-    listed: Likeliest = getattr(token, "likeliest", ())
-    return listed
 
 
 def log_prob_told(log_prob: float | None) -> float | None:

@@ -21,6 +21,7 @@ class Chat(Completions):
     """The k likeliest tokens of each place of an answer."""
 
     name: ClassVar[str] = "chat"
+    names_parts: ClassVar[bool] = True
     goes_on: ClassVar[bool] = False
 
     def writing(self, text: IntArray, most: int) -> Asked:

@@ -6,7 +6,7 @@ vLLM has `prompt_logprobs` instead, names tokens by id, and tells the log-probab
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 from pydantic import JsonValue
@@ -21,13 +21,20 @@ from ralm.records import DoubleArray, IntArray
 
 _BIAS: Final = 100
 """The largest bias of OpenAI's API; it makes any token the greedy one."""
+_Row: TypeAlias = tuple[object, object, Sequence[tuple[str, object]]]
+"""The name of a token, its log-probability, and the likeliest tokens in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completions(Way):
-    """/completions of `model` with the k likeliest tokens, of which `names` knows the ids."""
+    """/completions of `model` with the k likeliest tokens, of which `names` knows the ids.
+
+    Servers that take token ids name parts of characters, and so do others if it `names_parts`. llama-cpp-python leaves
+    them out of names: what it lists as a space may be a space and a part.
+    """
 
     name: ClassVar[str] = "completions"
+    names_parts: ClassVar[bool] = False
     model: str
     form: PromptForm
     names: TokenNames
@@ -39,10 +46,16 @@ class Completions(Way):
     @parses
     def written(self, answer: JsonObject, most: int) -> list[Prediction]:
         """One prediction for each token that was written."""
-        choice = part_of(answer, "choices", 0)
+        choice = self._choice(answer)
         found = self._predictions(choice, ())
         stopped = choice.get("finish_reason") == "stop"
         return [*found, ended()] if stopped and len(found) < most else found
+
+    @parses
+    def next_token(self, answer: JsonObject) -> Prediction:
+        """The prediction of the first token, also if its name does not say which it is."""
+        rows = self._rows(self._choice(answer))
+        return self._prediction(*rows[0], None) if rows else ended()
 
     @parses
     def text_of(self, answer: JsonObject) -> str | None:
@@ -75,12 +88,30 @@ class Completions(Way):
         }
         return Asked("/completions", body, len(tokens), most)
 
+    def _choice(self, answer: JsonObject) -> Mapping[str, Any]:
+        """The part of an answer with its text and `logprobs`."""
+        choice: Mapping[str, Any] = part_of(answer, "choices", 0)
+        return choice
+
     def _predictions(self, choice: Mapping[str, Any], prompt: Sequence[int] | IntArray) -> list[Prediction]:
-        """The predictions that `logprobs` holds, in its own form or that of chats; a first one of null is left out.
+        """The predictions that `logprobs` holds.
 
         The first ones are those of the tokens of a prompt, whose names need not tell them apart. Behind them they end
-        before a token whose name does not say which it is.
+        before a token whose name does not say which it is. Raises ServerError if that is the very first.
         """
+        rows = self._rows(choice)
+        nameless = [place for place in range(len(prompt), len(rows)) if self.names.id_of(str(rows[place][0])) is None]
+        if nameless[:1] == [0]:
+            raise odd(
+                f"the server writes a token as {str(rows[0][0])!r}, which is the text of several tokens or of none: "
+                "its tokenizer is another one, or it cannot be asked this way"
+            )
+        end = next(iter(nameless), len(rows))
+        known = [int(token) for token in prompt] + [None] * (end - len(prompt))
+        return [self._prediction(*row, token) for row, token in zip(rows[:end], known, strict=True)]
+
+    def _rows(self, choice: Mapping[str, Any]) -> Sequence[_Row]:
+        """What `logprobs` holds, in its own form or that of chats; a first row of null is left out."""
         logprobs = part_of(choice, "logprobs")
         if logprobs is None:
             raise odd("the server gives no log-probabilities")
@@ -92,12 +123,7 @@ class Completions(Way):
             values = part_of(logprobs, "token_logprobs")
             tops = logprobs.get("top_logprobs") or [None] * len(values)
             rows = list(zip(part_of(logprobs, "tokens"), values, map(_pairs, tops), strict=True))
-        if rows and rows[0][1] is None:
-            rows = rows[1:]
-        nameless = (place for place, row in enumerate(rows) if self.names.id_of(str(row[0])) is None)
-        end = next((place for place in nameless if place >= max(1, len(prompt))), len(rows))
-        known = [int(token) for token in prompt] + [None] * (end - len(prompt))
-        return [self._prediction(*row, token) for row, token in zip(rows[:end], known, strict=True)]
+        return rows[1:] if rows and rows[0][1] is None else rows
 
     def _prediction(
         self, name: object, value: object, listed: Sequence[tuple[str, object]], known: int | None
@@ -105,16 +131,12 @@ class Completions(Way):
         log_prob = log_prob_of(value, "the server")
         found = self.names.id_of(str(name))
         token = found if known is None else known
-        if token is None:
-            raise odd(
-                f"the server writes a token as {name!r}, which is the text of several tokens or of none: its tokenizer "
-                "is another one, or it cannot be asked this way"
-            )
         if found not in (None, token):
             raise odd(
                 f"the server reads {name!r} where a prompt has token {token}: it splits the text into other tokens"
             )
-        named = [(self.names.id_of(one), log_prob_of(other, "the server")) for one, other in listed]
+        whole = self.names.id_of if self.form.as_ids or self.names_parts else self.names.id_of_whole
+        named = [(found if one == name else whole(one), log_prob_of(other, "the server")) for one, other in listed]
         return prediction_of(token, log_prob, named, self.likeliest)
 
 
@@ -239,8 +261,11 @@ class Biased(Completions):
 
     @parses
     def chosen(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """The log-probability of the token that was written."""
-        return [self._predictions(part_of(answer, "choices", 0), tokens)[0].log_prob]
+        """The log-probability of the token that was written; NaN of the end of a text, of which nothing is told."""
+        choice = self._choice(answer)
+        if choice.get("finish_reason") == "stop" and not self._rows(choice):
+            return [np.nan]
+        return [self._predictions(choice, tokens)[0].log_prob]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ its beginning, and go on writing without the beginning of a text, so that both a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from pydantic import JsonValue
 
@@ -31,16 +31,11 @@ class Ollama(Completions):
     """POST /api/generate of an Ollama server, at its root."""
 
     name: ClassVar[str] = "ollama"
+    names_parts: ClassVar[bool] = True
 
     def writing(self, text: IntArray, most: int) -> Asked:
         """Greedy tokens with `top_logprobs`."""
         return self._asked(text, most, {"logprobs": True, "top_logprobs": self.likeliest})
-
-    @parses
-    def written(self, answer: JsonObject, most: int) -> list[Prediction]:
-        """One prediction for each token that was written."""
-        choice = {"logprobs": {"content": part_of(answer, "logprobs")}, "finish_reason": answer.get("done_reason")}
-        return Completions.written(self, {"choices": [choice]}, most)
 
     @parses
     def text_of(self, answer: JsonObject) -> str | None:
@@ -52,6 +47,9 @@ class Ollama(Completions):
         """`prompt_eval_count`."""
         counted = answer.get("prompt_eval_count")
         return counted if isinstance(counted, int) else None
+
+    def _choice(self, answer: JsonObject) -> Mapping[str, Any]:
+        return {"logprobs": {"content": part_of(answer, "logprobs")}, "finish_reason": answer.get("done_reason")}
 
     def _asked(self, tokens: IntArray, most: int, more: Mapping[str, JsonValue]) -> Asked:
         body: dict[str, JsonValue] = {

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from ralm.lm.api.client import Asked
-from ralm.lm.api.predictions import Prediction, log_prob_of, prediction_of
+from ralm.lm.api.predictions import Prediction, log_prob_of, log_probs_of, prediction_of
 from ralm.lm.api.ways.way import JsonObject, Way, check_length, odd, parses, part_of
 from ralm.records import IntArray
 
@@ -22,7 +22,7 @@ class SgLang(Way):
 
     def writing(self, text: IntArray, most: int) -> Asked:
         """Greedy tokens; the log-probabilities of the prompt are left out."""
-        return self._asked(text, most, {"logprob_start_len": -1})
+        return self._asked(text, most, {"logprob_start_len": -1, "top_logprobs_num": self.likeliest})
 
     @parses
     def written(self, answer: JsonObject, most: int) -> list[Prediction]:  # noqa: ARG002
@@ -47,20 +47,28 @@ class SgLang(Way):
 
     def reading(self, tokens: IntArray) -> Asked:
         """The log-probabilities of the prompt from its beginning, and of one token behind it."""
-        return self._asked(tokens, 1, {"logprob_start_len": 0})
+        return self._asked(tokens, 1, {"logprob_start_len": 0, "top_logprobs_num": self.likeliest})
 
     @parses
     def read(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
         """The predictions of the prompt, and that of the token behind it."""
-        given = part_of(answer, "meta_info", "input_token_logprobs")
-        check_length(given, len(tokens), "tokens of a prompt")
-        if [token for _, token, *_ in given] != tokens.tolist():
-            raise odd("the server gives log-probabilities of other tokens than those of a prompt")
+        _of_prompt(answer, tokens)
         return self._predictions(answer, "input", 1)[begin - 1 :] + self._predictions(answer, "output", 0)
+
+    def scoring(self, tokens: IntArray) -> Asked:
+        """The prompt without the likeliest tokens."""
+        return self._asked(tokens, 1, {"logprob_start_len": 0, "top_logprobs_num": 0})
+
+    @parses
+    def scored(self, answer: JsonObject, tokens: IntArray, places: IntArray) -> list[float]:
+        """The log-probabilities at some places."""
+        values = [value for value, *_ in _of_prompt(answer, tokens)]
+        found: list[float] = log_probs_of(values[1:], "SGLang")[places - 1].tolist()
+        return found
 
     def choosing(self, text: IntArray, tokens: Sequence[int]) -> Asked:
         """One token, with the log-probabilities of the chosen ones in its place."""
-        return self._asked(text, 1, {"logprob_start_len": -1, "token_ids_logprob": [*tokens]})
+        return self._asked(text, 1, {"logprob_start_len": -1, "top_logprobs_num": 0, "token_ids_logprob": [*tokens]})
 
     @parses
     def chosen(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
@@ -74,7 +82,6 @@ class SgLang(Way):
             "input_ids": text.tolist(),
             "sampling_params": {"max_new_tokens": most, "temperature": 0},
             "return_logprob": True,
-            "top_logprobs_num": self.likeliest,
             **more,
         }
         return Asked("//generate", body, len(text), most)
@@ -92,3 +99,12 @@ class SgLang(Way):
     def _prediction(self, token: int, value: object, listed: Sequence[Sequence[Any]]) -> Prediction:
         named = [(int(number), log_prob_of(other, "SGLang")) for other, number, *_ in listed]
         return prediction_of(token, log_prob_of(value, "SGLang"), named, self.likeliest)
+
+
+def _of_prompt(answer: JsonObject, tokens: IntArray) -> Sequence[Sequence[Any]]:
+    """A log-probability and an id, or more, of each token of a prompt; ServerError if the server read other tokens."""
+    given: Sequence[Sequence[Any]] = part_of(answer, "meta_info", "input_token_logprobs")
+    check_length(given, len(tokens), "tokens of a prompt")
+    if [token for _, token, *_ in given] != tokens.tolist():
+        raise odd("the server gives log-probabilities of other tokens than those of a prompt")
+    return given

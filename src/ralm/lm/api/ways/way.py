@@ -63,6 +63,11 @@ class Way(ABC):
     def written(self, answer: JsonObject, most: int) -> list[Prediction]:
         """The predictions of the tokens that were written, the last one `ended()` if the text ended there."""
 
+    def next_token(self, answer: JsonObject) -> Prediction:
+        """The prediction of the first token that was written, also if it is not known which it is; `ended()` if there
+        is none."""
+        return next(iter(self.written(answer, 1)), ended())
+
     @abstractmethod
     def text_of(self, answer: JsonObject) -> str | None:
         """The text that was written, if it can be compared with the tokens."""
@@ -102,7 +107,7 @@ class Way(ABC):
         raise NotImplementedError(self.name)
 
     def chosen(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """Those log-probabilities."""
+        """Those log-probabilities; NaN where the server tells none."""
         raise NotImplementedError(self.name)
 
 

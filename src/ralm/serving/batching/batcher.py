@@ -1,0 +1,310 @@
+"""The thread that reads: what many threads wait for, together, step after step.
+
+A step reads the last tokens of all texts that grew, a chunk of the texts that are new or changed, and then as many
+tokens of the passes that are to be scored. A thread that draws a token asks again soon, so a step waits for it a
+little; a thread that retrieves for longer misses a step, and its texts are held for it. If reading fails, each line is
+read alone, so that only those fail that cannot be read.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeAlias
+
+from ralm.protocols import Continuations
+from ralm.records import FloatArray, IntArray, NextTokens, Pass
+from ralm.serving.batching.lines import Line, equal_shares, that_fit
+
+_LOG: Final = logging.getLogger(__name__)
+_PATIENCE: Final = 0.2
+"""How long a step waits for threads that took part in the one before, as a part of the seconds that a step takes."""
+_STEPS_HELD: Final = 64
+"""Steps after which texts that nobody asked for are no longer held."""
+
+Reads: TypeAlias = Callable[[Sequence[Pass]], Iterable[FloatArray]]
+"""A method of a model that reads passes: `score` or `distributions`."""
+
+
+class ReadModel(Protocol):
+    """What is read of a model."""
+
+    def continuations(self) -> Continuations:
+        """A new state for continuing texts."""
+
+
+class Closed(Exception):  # noqa: N818  # no error: the server stops, or the client has gone
+    """Nothing is read any more for the thread that asked."""
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """A thread's line, what it waits for, and whether its request goes on."""
+
+    gone: threading.Event
+    line: Line = field(default_factory=Line)
+    answer: "Future[NextTokens] | None" = None
+    steps_idle: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Scoring:
+    """Passes that a thread waits for, and what is known of them."""
+
+    reads: Reads
+    passes: Sequence[Pass]
+    gone: threading.Event
+    answer: "Future[list[FloatArray]]" = field(default_factory=Future)
+    found: list[FloatArray] = field(default_factory=list)
+
+    @property
+    def next(self) -> Pass:
+        return self.passes[len(self.found)]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was read so far: steps and their seconds, texts in them, tokens read of these, passes scored and theirs."""
+
+    steps: int = 0
+    texts: int = 0
+    tokens: int = 0
+    passes: int = 0
+    pass_tokens: int = 0
+    seconds: float = 0.0
+
+
+class Batcher:
+    """Reads what threads ask for until it is closed; a thread of its own uses the model.
+
+    `chunk` is how many tokens of new texts a step reads at most (at least one of each), and of passes (at least one
+    pass); `cache` how many tokens are held at most, padding included. Lines that do not fit wait, the oldest first.
+    """
+
+    def __init__(self, model: ReadModel, chunk: int, cache: int) -> None:
+        self.counts = Counts()
+        self._model = model
+        self._chunk = chunk
+        self._cache = cache
+        self._continuations = model.continuations()
+        self._keeps = getattr(self._continuations, "keeps_texts", False)
+        self._callers: list[Caller] = []
+        self._left: deque[Caller] = deque()
+        self._scoring: deque[_Scoring] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._step_seconds = 0.0
+        self._thread = threading.Thread(target=self._live, name="ralm-batch", daemon=True)
+        self._thread.start()
+
+    def enter(self, gone: threading.Event) -> Caller:
+        """A new line; what it waits for ends with `Closed` once `gone` is set."""
+        caller = Caller(gone)
+        with self._changed:
+            self._callers.append(caller)
+        return caller
+
+    def leave(self, caller: Caller) -> None:
+        """Drop a line; the garbage collector may call this anywhere, so it takes no lock."""
+        self._left.append(caller)
+
+    def next_tokens(self, caller: Caller, texts: Sequence[IntArray]) -> NextTokens:
+        """The predictions of a line's texts. Raises what reading them raises, and Closed."""
+        answer: Future[NextTokens] = Future()
+        with self._changed:
+            self._check_open()
+            caller.answer = answer
+            caller.line.wait_for(texts)
+            self._changed.notify_all()
+        return answer.result()
+
+    def read(self, reads: Reads, passes: Sequence[Pass], gone: threading.Event) -> list[FloatArray]:
+        """What a method of the model gives for passes. Raises what it raises, and Closed."""
+        if not passes:
+            return []
+        scoring = _Scoring(reads, passes, gone)
+        with self._changed:
+            self._check_open()
+            self._scoring.append(scoring)
+            self._changed.notify_all()
+        return scoring.answer.result()
+
+    def close(self) -> None:
+        """End the thread after the step that it is reading; whoever waits gets Closed."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed
+
+    def _live(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._waiting() or self._scoring)
+                if not self._closed:
+                    self._changed.wait_for(self._all_are_back, timeout=_PATIENCE * self._step_seconds)
+                self._drop_gone()
+                if self._closed:
+                    return
+                callers = self._next_step()
+                scored = self._next_passes()
+            if callers:
+                self._step(callers)
+            if scored:
+                self._score(scored)
+
+    def _waiting(self) -> list[Caller]:
+        return [caller for caller in self._callers if caller.answer is not None]
+
+    def _all_are_back(self) -> bool:
+        """Whether everyone who was answered in the last step asks again, or left."""
+        self._drop_left()
+        return self._closed or all(caller.answer is not None or caller.steps_idle != 0 for caller in self._callers)
+
+    def _drop_left(self) -> None:
+        with suppress(IndexError):
+            while True:
+                caller = self._left.popleft()
+                if caller in self._callers:
+                    self._callers.remove(caller)
+
+    def _drop_gone(self) -> None:
+        """End what nobody waits for any more; all, once the batcher is closed."""
+        self._drop_left()
+        for caller in self._waiting():
+            if self._closed or caller.gone.is_set():
+                _fail(caller, Closed())
+        for scoring in [one for one in self._scoring if self._closed or one.gone.is_set()]:
+            self._scoring.remove(scoring)
+            scoring.answer.set_exception(Closed())
+
+    def _next_step(self) -> list[Caller]:
+        """The callers whose texts are read or held in the next step, with their lines advanced."""
+        waiting = self._waiting()
+        if not waiting:
+            return []
+        idle = [caller for caller in self._callers if caller.answer is None and caller.line.held]
+        for caller in idle:
+            caller.steps_idle += 1
+        held = [caller for caller in idle if self._keeps and caller.steps_idle <= _STEPS_HELD]
+        by_line = {id(caller.line): caller for caller in self._callers}
+        fit, _ = that_fit([caller.line for caller in (*waiting, *held)], self._cache)
+        taken = [by_line[id(line)] for line in fit]
+        for caller in self._callers:
+            if caller not in taken:
+                caller.line.drop()
+        self._advance([caller.line for caller in taken if caller.answer is not None])
+        return taken
+
+    def _advance(self, lines: Sequence[Line]) -> None:
+        """Read more of lines: the last tokens of those that grew, and a share of the chunk of the others."""
+        new = [line for line in lines if not line.grew]
+        chunk = self._chunk if self._keeps else sum(line.left for line in new)
+        for line, share in zip(new, equal_shares([line.left for line in new], chunk), strict=True):
+            line.advance(share)
+        for line in lines:
+            if line not in new:
+                line.advance(line.left)
+
+    def _step(self, callers: Sequence[Caller]) -> None:
+        begin = time.perf_counter()
+        try:
+            self._answer(callers)
+        except Exception as error:  # noqa: BLE001  # raised in the threads that it belongs to
+            _LOG.debug("a step failed and is read again, each line alone", exc_info=error)
+            self._read_alone(callers)
+        self._step_seconds = time.perf_counter() - begin
+        self.counts.seconds += self._step_seconds
+        self.counts.steps += 1
+
+    def _answer(self, callers: Sequence[Caller]) -> None:
+        """Read what is held of lines, and answer those that are complete."""
+        texts = {text.tobytes(): text for caller in callers for text in caller.line.held}
+        rows = {text: row for row, text in enumerate(texts)}
+        found = self._continuations.next_tokens([*texts.values()])
+        self.counts.texts += len(texts)
+        for caller in callers:
+            if caller.answer is not None and caller.line.complete:
+                _answer(caller, found.of([rows[text.tobytes()] for text in caller.line.held]))
+
+    def _read_alone(self, callers: Sequence[Caller]) -> None:
+        """Read the lines that wait one by one and whole; those that cannot be read get the error."""
+        for caller in callers:
+            self._continuations = self._model.continuations()
+            caller.line.drop()
+            if caller.answer is None:
+                continue
+            try:
+                _answer(caller, self._continuations.next_tokens(list(caller.line.texts)))
+            except Exception as error:  # noqa: BLE001  # raised in the thread that waits for it
+                _fail(caller, error)
+
+    def _next_passes(self) -> list[_Scoring]:
+        """Those of whose next passes are read now: one of each in turn, as many as a chunk holds, one at least."""
+        taken: list[_Scoring] = []
+        tokens = 0
+        for scoring in self._scoring:
+            tokens += len(scoring.next)
+            if taken and tokens > self._chunk:
+                break
+            taken.append(scoring)
+        return taken
+
+    def _score(self, taken: Sequence[_Scoring]) -> None:
+        """Read the next pass of each of these."""
+        for reads in {scoring.reads for scoring in taken}:
+            same = sorted((one for one in taken if one.reads == reads), key=lambda one: -len(one.next))
+            found: list[FloatArray | Exception]
+            try:
+                found = [*reads([scoring.next for scoring in same])]
+            except Exception as error:  # noqa: BLE001  # raised in the threads that it belongs to
+                _LOG.debug("passes failed and are read again, each alone", exc_info=error)
+                found = [_read_pass(scoring) for scoring in same]
+            for scoring, one in zip(same, found, strict=True):
+                self._scored(scoring, one)
+
+    def _scored(self, scoring: _Scoring, found: FloatArray | Exception) -> None:
+        """Note what is known of a pass; who waits for more passes goes to the end of the queue."""
+        self.counts.passes += 1
+        with self._changed:
+            self._scoring.remove(scoring)
+            if isinstance(found, Exception):
+                scoring.answer.set_exception(found)
+                return
+            self.counts.pass_tokens += len(scoring.next)
+            scoring.found.append(found)
+            if len(scoring.found) < len(scoring.passes):
+                self._scoring.append(scoring)
+            else:
+                scoring.answer.set_result(scoring.found)
+
+
+def _answer(caller: Caller, given: NextTokens) -> None:
+    assert caller.answer is not None
+    answer, caller.answer, caller.steps_idle = caller.answer, None, 0
+    caller.line.texts, caller.line.read = (), []
+    answer.set_result(given)
+
+
+def _fail(caller: Caller, error: Exception) -> None:
+    assert caller.answer is not None
+    answer, caller.answer = caller.answer, None
+    caller.line.texts = ()
+    caller.line.drop()
+    answer.set_exception(error)
+
+
+def _read_pass(scoring: _Scoring) -> FloatArray | Exception:
+    """The next pass, read alone, or the error that it raises."""
+    try:
+        [found] = scoring.reads([scoring.next])
+    except Exception as error:  # noqa: BLE001  # raised in the thread that waits for it
+        return error
+    return found

@@ -1,0 +1,106 @@
+"""What is read next of the texts that many threads wait for: a little of each, so that no long one holds up the others.
+
+A line is the texts that one thread is continuing. Texts that grew by a token take part in every step. Other texts, such
+as a new prompt or one with a new passage in front, are read in chunks between the steps of the others: each line gets
+the same share of a chunk, and what a short one leaves goes to the longer ones.
+
+Works on token ids; knows nothing of threads or models.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ralm.records import IntArray
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """The texts (int64) that one thread waits for, how many tokens of each are read, and what is held of them.
+
+    `held` are the texts whose keys and values the model has. Without `texts` nothing is waited for, and the line is
+    idle.
+    """
+
+    texts: Sequence[IntArray] = ()
+    held: Sequence[IntArray] = ()
+    read: list[int] = field(default_factory=list)
+
+    def wait_for(self, texts: Sequence[IntArray]) -> None:
+        """Wait for the next tokens of these texts; what they share with the texts held is read."""
+        self.texts = texts
+        self.read = [self._shared(place, text) for place, text in enumerate(texts)]
+
+    def drop(self) -> None:
+        """Forget what is held."""
+        self.held, self.read = (), [0] * len(self.texts)
+
+    @property
+    def left(self) -> int:
+        """Tokens to read before the next tokens of all its texts are known."""
+        return sum(len(text) - read for text, read in zip(self.texts, self.read, strict=True))
+
+    @property
+    def grew(self) -> bool:
+        """Whether no text has more than one token to read."""
+        return all(len(text) - read <= 1 for text, read in zip(self.texts, self.read, strict=True))
+
+    @property
+    def columns(self) -> int:
+        """Tokens of its longest text."""
+        return max(map(len, self.texts or self.held), default=0)
+
+    def advance(self, tokens: int) -> None:
+        """Read this many tokens more, of the first texts first."""
+        for place, text in enumerate(self.texts):
+            new = min(tokens, len(text) - self.read[place])
+            self.read[place] += new
+            tokens -= new
+        self.held = [text[:read] for text, read in zip(self.texts, self.read, strict=True) if read]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of its texts are held whole."""
+        return all(read == len(text) for text, read in zip(self.texts, self.read, strict=True))
+
+    def _shared(self, place: int, text: IntArray) -> int:
+        """How many tokens a text shares with one that is held, but for its last."""
+        grown = place < len(self.held) and np.array_equal(self.held[place], text[:-1])
+        if grown:
+            return len(text) - 1
+        return min(max((shared_tokens(one, text) for one in self.held), default=0), len(text) - 1)
+
+
+def shared_tokens(one: IntArray, other: IntArray) -> int:
+    """The length of the common prefix of two texts."""
+    shortest = min(len(one), len(other))
+    differ = np.flatnonzero(one[:shortest] != other[:shortest])
+    return int(differ[0]) if len(differ) else shortest
+
+
+def equal_shares(wanted: Sequence[int], most: int) -> list[int]:
+    """`most` divided among wishes: the same for each, or as much as it wants if that is less; at least 1 for each."""
+    shares = [0] * len(wanted)
+    left = max(most, len(wanted))
+    for after, place in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
+        shares[place] = min(wanted[place], max(left // (len(wanted) - after), 1))
+        left -= shares[place]
+    return shares
+
+
+def that_fit(lines: Iterable[Line], tokens: int) -> tuple[list[Line], list[Line]]:
+    """The lines, in order, whose texts fit into a cache of this many tokens when padded to the longest, the first one
+    always; and the others."""
+    fit: list[Line] = []
+    others: list[Line] = []
+    rows = longest = 0
+    for line in lines:
+        more = rows + len(line.texts or line.held)
+        wide = max(longest, line.columns)
+        if fit and more * wide > tokens:
+            others.append(line)
+        else:
+            fit.append(line)
+            rows, longest = more, wide
+    return fit, others

@@ -1,0 +1,67 @@
+"""What is said of figures that are known by bounds only, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import JsonValue
+
+from ralm.answering.answers import Answer
+from ralm.answering.evaluation import AnsweredQuestion, Judged, QuestionEvaluation
+from ralm.answering.prompt_tokens import Cut
+from ralm.answering.questions import Question
+from ralm.cli.output import print_measures
+from ralm.lm.named import load_local_model
+from ralm.reading.pieces import GeneratedText, GeneratedToken
+from ralm.retrieval.building import build_index
+from tests.api.backings import OfModel
+from tests.api.dialects.base import Dialect
+from tests.api.dialects.ollama import Ollama
+from tests.api.dialects.text_only import TextOnly
+from tests.api.scripted_server import ScriptedServer
+from tests.cli.program import ralm
+from tests.cli.test_cli import failed
+from tests.fakes import passages_of
+
+
+def answered(*tokens: GeneratedToken) -> QuestionEvaluation:
+    answer = Answer("it", [GeneratedText("it", 0, tokens)], {})
+    judged = Judged(answer=answer, exact_match=True, token_match=True, f1=1.0, gold_log_prob=None, gold_tokens=None)
+    question = Question("1", "what?", ("it",))
+    row = AnsweredQuestion(question=question, passages=(), answer_at=None, cut=Cut(), judged=judged, closed=None)
+    return QuestionEvaluation(rows=[row], documents=0, seconds=1.0)
+
+
+def token(*, unlisted: float = 0.0, certified: bool = True) -> GeneratedToken:
+    shares_K = np.full(2, 0.5, dtype=np.float32)
+    return GeneratedToken(7, -1.0, np.array([0, 1]), shares_K, unlisted, certified)
+
+
+def test_the_share_of_certified_tokens_is_told_also_if_all_log_probabilities_are_known() -> None:
+    """Every document lists the token, and another one may be likelier all the same."""
+    assert answered(token(), token(certified=False)).summary()["certified"] == 0.5
+    assert answered(token(unlisted=0.1)).summary()["certified"] == 1
+    assert "certified" not in answered(token()).summary()
+
+
+@pytest.mark.parametrize("dialect", [Ollama(), TextOnly()], ids=str)
+def test_what_needs_scores_is_refused_before_anything_is_written(dialect: Dialect, tmp_path: Path) -> None:
+    build_index(passages_of("The list is a river", "A tuple"), tmp_path / "index")
+    with ScriptedServer(OfModel(load_local_model("ralm-tiny")), dialect) as server:
+        command = ["generate", "The list", "--lm", f"{server.url}#{server.model}", "--tokenizer", "ralm-tiny"]
+        command += ["--index", str(tmp_path / "index"), "--answers", str(tmp_path / "answers.sqlite")]
+        failed(ralm(*command, "--report", tmp_path / "report.html"), 2, "which --report needs: leave it out.")
+        sent = len(server.posts)
+        failed(ralm(*command, "--baseline", "--json"), 2, "which --baseline needs: leave it out.")
+        assert len(server.posts) <= sent + 2
+
+
+def test_no_gain_is_told_of_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    shares: dict[str, JsonValue] = {"tokens": 10, "words": 5, "seconds": 1.0}
+    known: dict[str, JsonValue] = {"token_perplexity": 8.0, "word_perplexity": 20.0, "bits_per_byte": 1.0, **shares}
+    names = ("token_perplexity", "word_perplexity", "bits_per_byte")
+    bounded: dict[str, JsonValue] = {**known, "bounds": {name: [2.0, 4.0] for name in names}, "exact": 0.5}
+    print_measures({"no retrieval": known, "with passages": bounded})
+    assert "%" not in capsys.readouterr().out.partition("with passages:")[0]
+    print_measures({"no retrieval": known, "with passages": {**known, "token_perplexity": 4.0}})
+    assert "+50.0%" in capsys.readouterr().out

@@ -1,0 +1,398 @@
+"""Many threads use one model: what each gets is what it gets alone, and none holds up, fails or ends another."""
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from ralm.errors import ModelError
+from ralm.lm.local.anew import ReadAnew
+from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.pipeline.generation import generate
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.sources import FromRetriever
+from ralm.protocols import Reader, WritingModel
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
+from ralm.reading.in_context import InContext
+from ralm.reading.pieces import GeneratedToken
+from ralm.records import FloatArray, IntArray, NextTokens, Pass
+from ralm.serving.batching.batcher import Closed
+from ralm.serving.batching.lines import Line, equal_shares, that_fit
+from ralm.serving.batching.model import BatchedModel, ending_with
+from ralm.serving.batching.options import BatchOptions
+from tests.fakes import CountingModel, SharedWordsRetriever, UnigramContinuations, WordTokenizer, passages_of
+
+PASSAGES = passages_of("the red fox", "a fox and a hill", "the sea is wide", "hill by the sea", "a red stone")
+WORDS = "the red fox hill sea wide stone by and a".split()
+SECONDS = 60
+
+
+@contextmanager
+def batched(model: WritingModel, chunk: int = 512, cache: int = 1 << 16) -> Iterator[BatchedModel]:
+    shared = BatchedModel(model, BatchOptions(chunk_tokens=chunk, cached_tokens=cache))
+    try:
+        yield shared
+    finally:
+        shared.close()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prompt and how it is continued; `pauses` are seconds before each token is asked for."""
+
+    prompt: str
+    reader: Reader
+    options: GenerationOptions
+    pauses: float = 0.0
+
+    def tokens(self, model: WritingModel) -> list[GeneratedToken]:
+        source = FromRetriever(SharedWordsRetriever(PASSAGES), PASSAGES, config={})
+        written: list[GeneratedToken] = []
+        for piece in generate(self.prompt, model, self.options, source, reader=self.reader):
+            time.sleep(self.pauses)
+            written += piece.tokens
+        return written
+
+
+JOBS = st.lists(
+    st.builds(
+        Job,
+        prompt=st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" ".join),
+        reader=st.sampled_from([InContext(), Ensemble(documents=3), Concatenation(documents=2)]),
+        options=st.builds(
+            GenerationOptions,
+            new_tokens=st.integers(1, 8),
+            stride=st.integers(1, 4),
+            query_tokens=st.integers(1, 16),
+            document_tokens=st.just(16),
+            temperature=st.sampled_from([0.0, 0.8]),
+            seed=st.integers(0, 3),
+        ),
+        pauses=st.sampled_from([0.0, 0.0, 0.002]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "bloom", "llama"])
+def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
+    return load_language_model(str(tiny_folders[request.param]))
+
+
+def together(jobs: Sequence[Callable[[], object]]) -> list[object]:
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return [one.result(SECONDS) for one in [pool.submit(job) for job in jobs]]
+
+
+def check_equal(found: Sequence[GeneratedToken], expected: Sequence[GeneratedToken]) -> None:
+    assert [one.token for one in found] == [one.token for one in expected]
+    assert [one.passages_K.tolist() for one in found] == [one.passages_K.tolist() for one in expected]
+    np.testing.assert_allclose(
+        [one.log_prob for one in found], [one.log_prob for one in expected], rtol=1e-4, atol=1e-4
+    )
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(jobs=JOBS, chunk=st.sampled_from([1, 7, 512]), cache=st.sampled_from([1, 100, 1 << 16]))
+def test_each_is_written_as_if_alone(model: LocalLanguageModel, jobs: list[Job], chunk: int, cache: int) -> None:
+    with batched(model, chunk, cache) as shared:
+        found = together([lambda job=job: job.tokens(shared) for job in jobs])  # type: ignore[misc]
+    for job, tokens in zip(jobs, found, strict=True):
+        check_equal(tokens, job.tokens(model))  # type: ignore[arg-type]
+
+
+def test_a_model_that_reads_anew(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "continuations", lambda: ReadAnew(model.logits, model.max_length))
+    jobs = [Job(word, Ensemble(documents=2), GenerationOptions(new_tokens=4, document_tokens=16)) for word in WORDS[:4]]
+    with batched(model, chunk=3) as shared:
+        found = together([lambda job=job: job.tokens(shared) for job in jobs])  # type: ignore[misc]
+    for job, tokens in zip(jobs, found, strict=True):
+        check_equal(tokens, job.tokens(model))  # type: ignore[arg-type]
+
+
+def random_passes(seed: int, count: int) -> list[Pass]:
+    draws = np.random.default_rng(seed)
+    lengths = draws.integers(2, 40, count)
+    return [Pass(draws.integers(0, 256, length), np.arange(1, length)) for length in lengths.tolist()]
+
+
+def test_passes_are_scored_as_by_the_model(model: LocalLanguageModel) -> None:
+    jobs = [random_passes(seed, 5) for seed in range(6)]
+    writing = Job("the fox", InContext(), GenerationOptions(new_tokens=20, document_tokens=16))
+    with batched(model, chunk=64) as shared:
+        found, *written = together(
+            [
+                lambda: [shared.score(passes) for passes in jobs],
+                *(lambda passes=passes: shared.score(passes) for passes in jobs),
+                lambda: writing.tokens(shared),
+            ]
+        )
+    for passes, several, alone in zip(jobs, found, written, strict=False):  # type: ignore[call-overload]
+        for one, other, expected in zip(several, alone, model.score(passes), strict=True):
+            np.testing.assert_allclose(one, expected, rtol=1e-5)
+            np.testing.assert_allclose(other, expected, rtol=1e-5)
+    check_equal(written[-1], writing.tokens(model))  # type: ignore[arg-type]
+
+
+def test_distributions_have_the_scores(model: LocalLanguageModel) -> None:
+    passes = random_passes(0, 20)
+    with batched(model) as shared:
+        found = list(shared.distributions(passes))
+    for one, log_probs_PV, scores_P in zip(passes, found, model.score(passes), strict=True):
+        assert log_probs_PV.shape == (len(one.targets_P), shared.vocabulary)
+        np.testing.assert_allclose(np.exp(log_probs_PV).sum(axis=1), 1, rtol=1e-4)
+        targets = one.tokens_N[one.targets_P]
+        np.testing.assert_allclose(log_probs_PV[np.arange(len(targets)), targets], scores_P, rtol=1e-5)
+
+
+@dataclass
+class Recorded(CountingModel):
+    """Records the texts of every step, waits for leave to read, and cannot read some token."""
+
+    steps: list[list[list[int]]] = field(default_factory=list)
+    bad: int = -1
+    seconds: float = 0.0
+
+    def continuations(self) -> "RecordedContinuations":
+        return RecordedContinuations(self)
+
+    def score(self, passes: Sequence[Pass]) -> list[FloatArray]:
+        self.check([one.tokens_N for one in passes])
+        return super().score(passes)
+
+    def check(self, texts: Sequence[IntArray]) -> None:
+        time.sleep(self.seconds)
+        if any(self.bad in text for text in texts):
+            raise ModelError("a bad token")
+
+
+class RecordedContinuations(UnigramContinuations):
+    keeps_texts = True
+
+    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
+        assert isinstance(self.model, Recorded)
+        self.model.steps.append([text.tolist() for text in texts])
+        self.model.check(texts)
+        return super().next_tokens(texts, wanted)
+
+
+def recorded(**settings: object) -> Recorded:
+    return Recorded(WordTokenizer(), vocabulary=50, **settings)  # type: ignore[arg-type]
+
+
+def text_of(*tokens: int) -> IntArray:
+    return np.array(tokens, dtype=np.int64)
+
+
+def test_a_long_text_is_read_in_chunks_between_the_tokens_of_others() -> None:
+    model = recorded(max_length=1000, seconds=0.001)
+    long, begun = np.arange(900) % 40, threading.Event()
+
+    def write(shared: BatchedModel) -> int:
+        """How many tokens are written before the long text is read."""
+        continuations, text, answered = shared.continuations(), text_of(1, 2), 0
+        while not done.is_set():
+            text = np.append(text, continuations.next_tokens([text[-900:]]).log_probs_BC[0].argmax())
+            answered += 1
+            begun.set()
+        return answered
+
+    done = threading.Event()
+    with batched(model, chunk=10) as shared, ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write, shared)
+        assert begun.wait(SECONDS)
+        shared.continuations().next_tokens([long])
+        done.set()
+        assert writing.result(SECONDS) > 60
+    lengths = [len(text) for step in model.steps for text in step if text[:3] == [0, 1, 2]]
+    assert max(np.diff(lengths)) <= 10
+
+
+def test_what_cannot_be_read_fails_alone() -> None:
+    model = recorded(bad=7, seconds=0.005)
+    with batched(model) as shared:
+
+        def tokens(first: int) -> list[int]:
+            continuations, text = shared.continuations(), text_of(first, first)
+            for _ in range(10):
+                text = np.append(text, continuations.next_tokens([text]).log_probs_BC[0].argmax())
+            return [*map(int, text)]
+
+        def scores(token: int) -> list[FloatArray]:
+            return shared.score([Pass(text_of(token, 1), text_of(1))])
+
+        with ThreadPoolExecutor(8) as pool:
+            written = [pool.submit(tokens, first) for first in range(5, 9)]
+            scored = [pool.submit(scores, first) for first in range(5, 9)]
+            for first, one in zip(range(5, 9), written, strict=True):
+                if first == 7:
+                    with pytest.raises(ModelError, match="a bad token"):
+                        one.result(SECONDS)
+                else:
+                    assert one.result(SECONDS) == [first] * 12
+            for first, score in zip(range(5, 9), scored, strict=True):
+                if first == 7:
+                    with pytest.raises(ModelError, match="a bad token"):
+                        score.result(SECONDS)
+                else:
+                    assert len(score.result(SECONDS)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [([], "not 0"), ([1] * 65, "not 65"), ([50], "token 50"), ([-1], "one of")]
+)
+def test_what_no_model_reads_is_refused_before_the_batch(text: list[int], message: str) -> None:
+    model = recorded()
+    with batched(model) as shared, pytest.raises(ModelError, match=message):
+        shared.continuations().next_tokens([text_of(*text)])
+    assert model.steps == []
+
+
+def test_wanted_tokens_are_those_that_are_given() -> None:
+    with batched(recorded()) as shared:
+        continuations, texts = shared.continuations(), [text_of(3, 3), text_of(4)]
+        every, some = continuations.next_tokens(texts), continuations.next_tokens(texts, text_of(4, 3))
+        assert some.tokens_BC is not None
+        assert some.tokens_BC.tolist() == [[4, 3], [4, 3]]
+        np.testing.assert_array_equal(some.log_probs_BC, every.log_probs_BC[:, [4, 3]])
+
+
+def test_equal_texts_are_read_once() -> None:
+    model = recorded()
+    with batched(model) as shared:
+        given = shared.continuations().next_tokens([text_of(3), text_of(3), text_of(2)])
+        assert given.log_probs_BC.shape == (3, 50)
+    assert model.steps == [[[3], [2]]]
+
+
+def test_who_has_gone_ends_and_the_others_go_on() -> None:
+    model, gone = recorded(seconds=0.01), threading.Event()
+
+    def waits() -> None:
+        with ending_with(gone):
+            continuations, text = shared.continuations(), text_of(1)
+            while True:
+                text = np.append(continuations.next_tokens([text[-20:]]).log_probs_BC[0].argmax(), text)
+
+    with batched(model) as shared, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(waits)
+        shared.continuations().next_tokens([text_of(5)])
+        gone.set()
+        with pytest.raises(Closed):
+            waiting.result(SECONDS)
+        with ending_with(gone), pytest.raises(Closed):
+            shared.score(random_small_passes())
+        assert len(shared.score(random_small_passes())) == 2
+        shared.continuations().next_tokens([text_of(5)])
+
+
+def random_small_passes() -> list[Pass]:
+    return [Pass(text_of(1, 2), text_of(1)), Pass(text_of(3, 2, 1), text_of(1, 2))]
+
+
+def test_closing_ends_whoever_waits() -> None:
+    model = recorded(seconds=0.05)
+    shared = BatchedModel(model)
+
+    def waits() -> None:
+        continuations, text = shared.continuations(), text_of(1)
+        while True:
+            text = np.append(text, 1)[-20:]
+            continuations.next_tokens([text])
+
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(waits) for _ in range(4)]
+        time.sleep(0.2)
+        shared.close()
+        for one in waiting:
+            with pytest.raises(Closed):
+                one.result(SECONDS)
+    with pytest.raises(Closed):
+        shared.score(random_small_passes())
+    with pytest.raises(Closed):
+        shared.continuations().next_tokens([text_of(1)])
+
+
+def test_texts_of_threads_that_ended_are_not_held() -> None:
+    model = recorded()
+    with batched(model) as shared:
+        shared.continuations().next_tokens([text_of(9, 9)])
+        gc.collect()
+        shared.continuations().next_tokens([text_of(5)])
+    assert model.steps == [[[9, 9]], [[5]]]
+
+
+def test_texts_of_a_thread_that_does_not_come_back_are_held_for_a_while() -> None:
+    model = recorded()
+    with batched(model) as shared:
+        away, here = shared.continuations(), shared.continuations()
+        away.next_tokens([text_of(9, 9)])
+        for place in range(70):
+            here.next_tokens([text_of(*([5] * (place % 30 + 1)))])
+        assert [9, 9] in model.steps[1]
+        assert [9, 9] not in model.steps[-1]
+        assert away.next_tokens([text_of(9, 9, 9)]).log_probs_BC[0].argmax() == 9
+
+
+@given(wanted=st.lists(st.integers(1, 50), max_size=8), most=st.integers(1, 100))
+def test_shares_are_equal_or_all_that_is_wanted(wanted: list[int], most: int) -> None:
+    shares = equal_shares(wanted, most)
+    assert all(1 <= share <= want for share, want in zip(shares, wanted, strict=True))
+    assert sum(shares) <= max(most, len(wanted))
+    if sum(wanted) <= most:
+        assert shares == wanted
+    less = [share for share, want in zip(shares, wanted, strict=True) if share < want]
+    if less:
+        assert max(shares) - min(less) <= 1
+        assert sum(shares) > most - len(wanted)
+
+
+TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8).map(lambda text: text_of(*text)), max_size=4)
+
+
+@given(before=TEXTS, texts=TEXTS.filter(bool), chunks=st.lists(st.integers(1, 6), max_size=30))
+def test_a_line_is_read_to_its_end(before: list[IntArray], texts: list[IntArray], chunks: list[int]) -> None:
+    line = Line()
+    line.held = before
+    line.wait_for(texts)
+    held = [one.tolist() for one in before]
+    for chunk in chunks:
+        for text, read in zip(texts, line.read, strict=True):
+            assert read == 0 or any(one[:read] == text[:read].tolist() for one in held)
+        left = line.left
+        assert left > 0
+        line.advance(min(chunk, left))
+        held = [one.tolist() for one in line.held]
+        assert left - line.left == min(chunk, left)
+        if line.complete:
+            break
+    if sum(chunks) >= sum(map(len, texts)):
+        assert line.complete
+        assert held == [text.tolist() for text in texts]
+
+
+@given(
+    lines=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=6),
+    tokens=st.integers(1, 100),
+)
+def test_lines_fit_into_the_cache_the_first_always(lines: list[list[int]], tokens: int) -> None:
+    made = []
+    for lengths in lines:
+        line = Line()
+        line.wait_for([np.zeros(length, dtype=np.int64) for length in lengths])
+        made.append(line)
+    fit, others = that_fit(made, tokens)
+    assert fit[0] is made[0]
+    assert len(fit) + len(others) == len(made)
+    rows = sum(len(line.texts) for line in fit)
+    assert len(fit) == 1 or rows * max(line.columns for line in fit) <= tokens
