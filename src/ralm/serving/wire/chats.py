@@ -41,6 +41,7 @@ _IDLE_IN_MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
     "refusal": (None,),
     "tool_call_id": (None,),
     "tool_calls": (None, []),
+    "type": (None, "text", "message"),
 }
 """The same of messages; an answer of this server may be sent back as it is."""
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -80,6 +81,7 @@ class MessageBody(Body):
     refusal: str | None = None
     tool_call_id: str | None = None
     tool_calls: JsonValue = None
+    type: str | None = None
 
 
 class ChatChosen(Chosen):
