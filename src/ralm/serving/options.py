@@ -55,8 +55,10 @@ class Limits:
     documents: Annotated[int, Option("Most passages that a request may have read or found.", flag="most-documents")] = (
         100
     )
-    requests_at_once: Annotated[int, Option("Requests that are answered at once.")] = 16
-    requests_waiting: Annotated[int, Option("Requests that wait for that; more are refused (429).", least=0)] = 64
+    requests_at_once: Annotated[int, Option("Requests that are answered at once.", flag="most-requests")] = 16
+    requests_waiting: Annotated[
+        int, Option("Requests that wait for that; more are refused (429).", least=0, flag="most-waiting")
+    ] = 64
     seconds: Annotated[float, Option("Most seconds for a request.", above=True, flag="request-seconds")] = 600.0
 
     def __post_init__(self) -> None:
