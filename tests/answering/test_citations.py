@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.answering.citations import ONE_BIT, Citation, citations, name_of, sources_text, web_address
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import open_prompt
+from ralm.answering.sourced import Answerer
+from ralm.answering.sources import AskedRetriever
 from ralm.evaluation.traces import TracedText
+from ralm.pipeline.sources import FromRetriever
+from ralm.reading.ensemble import Ensemble
 from ralm.records import NO_PASSAGE, Metadata, Passage, Provenance
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer
 
 PASSAGES = {number: Passage(number, f"d{number}", f"Title {number}", f"Text {number}.") for number in range(4)}
 Row = tuple[Sequence[int], Sequence[float]]
@@ -77,6 +84,20 @@ def test_scripts_without_spaces_are_not_widened() -> None:
     assert cited(traced(["\u0939\u093f", "\u0928\u094d\u0926\u0940"], [2, 0])) == {
         0: ["\u0939\u093f\u0928\u094d\u0926\u0940"]
     }
+
+
+def test_an_answer_cites_the_passage_that_its_words_come_from() -> None:
+    passages = [Passage(0, "a", "", "where " + "paris " * 12), Passage(1, "b", "", "where else is it")]
+    model = CountingModel(WordTokenizer(), vocabulary=30, max_length=100)
+    source = AskedRetriever(FromRetriever(SharedWordsRetriever(passages), passages))
+    reader = Ensemble(documents=2, weights="uniform")
+    options = AnswerOptions(new_tokens=4, stop=())
+    [answer] = Answerer(model, open_prompt("replug"), source, reader=reader, options=options).answers(["where is it"])
+    [found] = citations(answer.text)
+    assert answer.answer.text.split() == ["paris"] * 4
+    assert found.passage.document_id == "a"
+    assert [answer.answer.text[begin:end] for begin, end in found.spans] == ["paris paris paris paris"]
+    assert [one.gain for one in answer.sources] == [pytest.approx(0, abs=1), pytest.approx(found.gain)]
 
 
 def test_white_space_is_not_cited() -> None:
