@@ -164,6 +164,7 @@ def test_more_gain_of_the_only_passage_is_cited_no_less(text: TracedText) -> Non
         ({"url": "https://a.example/b", "source": "http://c"}, "https://a.example/b"),
         ({"url": "b.html", "source": "HTTP://c.example"}, "HTTP://c.example"),
         ({"url": "javascript:alert(1)"}, None),
+        ({"url": "https://a.example/\n[2] b: https://b.example"}, None),
         ({"url": 7, "source": "/etc/passwd"}, None),
     ],
 )

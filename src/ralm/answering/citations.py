@@ -17,6 +17,7 @@ nothing of models or servers.
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -41,7 +42,7 @@ _WIDE: Final = ("W", "F")
 """but not those of scripts without spaces."""
 _ADDRESSES: Final = ("url", "source", "link", "uri")
 """Metadata in which the address of a document stands, the first of them first."""
-_WEB: Final = ("http://", "https://")
+_WEB: Final = re.compile(r"https?://[^\s\x00-\x1f]+", re.IGNORECASE)
 
 Span: TypeAlias = tuple[int, int]
 """The first and one past the last of some tokens, or of some characters."""
@@ -142,7 +143,7 @@ def _joined(text: str, place: int) -> bool:
 def web_address(passage: Passage) -> str | None:
     """Where a passage can be read in the web, as its document's metadata say; None if they do not."""
     found = (passage.metadata.get(name) for name in _ADDRESSES)
-    return next((one for one in found if isinstance(one, str) and one.lower().startswith(_WEB)), None)
+    return next((one for one in found if isinstance(one, str) and _WEB.fullmatch(one)), None)
 
 
 def name_of(passage: Passage) -> str:

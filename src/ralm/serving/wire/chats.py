@@ -46,6 +46,8 @@ _IDLE_IN_MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
 """The same of messages; an answer of this server may be sent back as it is."""
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Roles of OpenAI's API, and what chat templates call them."""
+_LENGTHS: Final = ("max_completion_tokens", "max_tokens")
+"""The names that OpenAI's API has for the most tokens of an answer."""
 _JOINED: Final = "\n"
 """What is put between the texts of a message of several."""
 
@@ -166,7 +168,7 @@ def chat_of(body: ChatRequest, limits: Limits) -> Chat:
 
 
 def _new_tokens(body: ChatRequest, limits: Limits) -> int | None:
-    """The most tokens of an answer, under either of the names that OpenAI's API has for it; None: not said."""
+    """The most tokens of an answer; None: not said."""
     given = {name: value for name in _LENGTHS if (value := getattr(body, name)) is not None}
     if len(set(given.values())) > 1:
         raise RequestError(
@@ -174,9 +176,6 @@ def _new_tokens(body: ChatRequest, limits: Limits) -> int | None:
         )
     most = limits.new_tokens or 2**31 - 1
     return next((count(name, value, 1, most, default=1) for name, value in given.items()), None)
-
-
-_LENGTHS: Final = ("max_completion_tokens", "max_tokens")
 
 
 def _conversation(given: list[MessageBody], query: str | None) -> Conversation:
