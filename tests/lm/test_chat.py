@@ -202,13 +202,33 @@ def test_white_space_that_is_a_token_is_no_markup() -> None:
     assert own.convert_tokens_to_ids("    ") in found[0]
 
 
-def test_thoughts_that_a_template_leaves_out() -> None:
-    own = with_template(MAKERS[0], WITHOUT_THOUGHTS)
-    messages = chat("a", "let </s> me </think> b </s>", "c")
+@pytest.mark.parametrize("end", ["</think>", "<channel|>", "[/THINK]"])
+def test_thoughts_that_a_template_leaves_out(end: str) -> None:
+    own = with_template(MAKERS[0], WITHOUT_THOUGHTS.replace("</think>", end))
+    messages = chat("a", f"let </s> me {end} b </s>", "c")
     found = ModelTokenizer(own).encode_chat(messages)
     assert found is not None
     assert ModelTokenizer(own).decode(found[0]).split("user:\n")[2] == "b </s></s>\n"
     assert found[0].tolist().count(own.eos_token_id) == 3
+
+
+@pytest.mark.parametrize(
+    "said", ["<think>x</think>b", "<think>\nx </think> </think>\n\nb c", "b", "x</think>\nb <|u|>"]
+)
+def test_the_turn_after_thoughts_keeps_its_marks(said: str) -> None:
+    template = (
+        "{% for one in messages %}{% if one['role'] == 'user' %}<|u|>{{ one['content'] }}{% else %}"
+        "<think>{{ one['content'].split('</think>')[-1].lstrip('\n') }}{% endif %}</s>{% endfor %}<think>"
+    )
+    own = with_template(MAKERS[0], template)
+    own.add_tokens([AddedToken("<|u|>", special=True), AddedToken("<think>", special=True)])
+    messages = chat("a", said, "c")
+    found = ModelTokenizer(own).encode_chat(messages)
+    assert found is not None
+    kept = said.split("</think>")[-1].lstrip("\n")
+    assert ModelTokenizer(own).decode(found[0]) == f"<|u|>a</s><think>{kept}</s><|u|>c</s><think>"
+    assert found[0].tolist().count(own.convert_tokens_to_ids("<|u|>")) == 2
+    assert found[0].tolist().count(own.convert_tokens_to_ids("<think>")) == 2
 
 
 @pytest.mark.parametrize(

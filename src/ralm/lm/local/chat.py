@@ -5,7 +5,7 @@ if the text without the marks is that without marks, each message stands where i
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
@@ -17,6 +17,11 @@ from ralm.lm.local.files import first_line
 from ralm.records import Message
 
 _KEY_BYTES: Final = 8
+_ASSISTANT: Final = "assistant"
+_FIRST, _LAST, _WITHIN = "0", "1", "2"
+"""The kinds of marks."""
+_AFTER_THOUGHTS: Final = re.compile(r"[>)}\]]\s*(?=\S)")
+"""What may end thoughts: a bracket, such as that of </think>, and white space."""
 Stretch: TypeAlias = tuple[int, int]
 """The first character of a part of a text, and the one past its last."""
 
@@ -39,7 +44,7 @@ class ChatTemplate:
         """The text of a chat.
 
         Raises ChatError if the template refuses the messages, leaves one out, or changes more of one than the white
-        space around it. Templates may leave out the beginning of a message of the assistant, where it thought.
+        space around it. Of messages of the assistant, templates may leave out thoughts.
         """
         marks = _Marks(messages)
         for _ in range(2):  # a template may write the date, which changes at midnight
@@ -58,7 +63,11 @@ class ChatTemplate:
 
 
 class _Marks:
-    """Marks around messages, which stand in none of them; an empty message has none."""
+    """Marks around messages, which stand in none of them; an empty message has none.
+
+    Inside of messages of the assistant there are marks behind what may be the end of its thoughts, since templates
+    leave thoughts out.
+    """
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
@@ -68,48 +77,47 @@ class _Marks:
     @property
     def marked(self) -> list[Message]:
         """The messages with marks, inside of the white space around them."""
-        return [replace(one, content=self._mark(place, one.content)) for place, one in enumerate(self._messages)]
+        return [replace(one, content=self._marked(place, one)) for place, one in enumerate(self._messages)]
 
-    def _mark(self, place: int, content: str) -> str:
-        words = content.strip()
-        marked = f"~{self._key}.{2 * place}~{words}~{self._key}.{2 * place + 1}~"
-        return content.replace(words, marked) if words else content
+    def _marked(self, place: int, message: Message) -> str:
+        words = message.content.strip()
+        if not words:
+            return message.content
+        first, last, within = (f"~{self._key}.{place}.{kind}~" for kind in (_FIRST, _LAST, _WITHIN))
+        if message.role == _ASSISTANT:
+            words = _AFTER_THOUGHTS.sub(lambda found: found[0] + within, words)
+        return message.content.replace(message.content.strip(), f"{first}{words}{last}")
 
     def taken_out_of(self, text: str) -> WrittenChat:
         """The text without the marks, and where they were; ChatError if they do not stand around their messages."""
-        parts = re.split(rf"~{self._key}\.(\d+)~", text)
-        found: dict[int, int] = {}
+        parts = re.split(rf"~{self._key}\.(\d+)\.(\d)~", text)
+        found: dict[tuple[int, str], list[int]] = {}
         length = len(parts[0])
-        for number, following in zip(map(int, parts[1::2]), parts[2::2], strict=True):
-            found[number] = -1 if number in found else length
+        for place, kind, following in zip(map(int, parts[1::3]), parts[2::3], parts[3::3], strict=True):
+            found.setdefault((place, kind), []).append(length)
             length += len(following)
-        bare = "".join(parts[::2])
+        bare = "".join(parts[::3])
         return WrittenChat(bare, [self._stretch(place, bare, found) for place in range(len(self._messages))])
 
-    def _stretch(self, place: int, text: str, found: dict[int, int]) -> Stretch:
+    def _stretch(self, place: int, text: str, found: Mapping[tuple[int, str], Sequence[int]]) -> Stretch:
         """The stretch of a message in the text, by where the marks were found."""
         message = self._messages[place]
         words = message.content.strip()
-        begin, end = found.get(2 * place), found.get(2 * place + 1)
         if not words:
             return 0, 0
-        if begin is None and end is not None and message.role == "assistant":
-            return end - _common_end(text[:end], words), end
-        if begin is None and end is None:
+        first, within, last = (found.get((place, kind), []) for kind in (_FIRST, _WITHIN, _LAST))
+        if not (first or within or last):
             remedy = "choose another `prompt`" if message.role == "user" else "say it in a message of the user"
             raise ChatError(f"the chat template of this model leaves out {_name(place, message)}: {remedy}.")
-        if begin is None or end is None or text[begin:end] != words:
-            raise ChatError(
-                f"the chat template of this model changes {_name(place, message)}: word it otherwise, or choose "
-                "another `prompt`."
-            )
-        return begin, end
-
-
-def _common_end(text: str, words: str) -> int:
-    """How many last characters two texts share."""
-    pairs = zip(reversed(text), reversed(words), strict=False)
-    return next((number for number, (one, other) in enumerate(pairs) if one != other), min(len(text), len(words)))
+        begins = [*first, *within]
+        if len(last) == 1 and begins and len(first) <= 1:
+            begin, end = min(begins), last[0]
+            if text[begin:end] == words or (message.role == _ASSISTANT and begin <= end):
+                return begin, end
+        raise ChatError(
+            f"the chat template of this model changes {_name(place, message)}: word it otherwise, or choose another "
+            "`prompt`."
+        )
 
 
 def _name(place: int, message: Message) -> str:
