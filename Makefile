@@ -1,4 +1,5 @@
 # make demo    set everything up and see what retrieval does for a small language model
+# make serve-demo   set everything up and serve a small model with an index, with requests to try
 # make test    set everything up, then lint, types, layers and all tests
 # make lint    lint, types and layers alone
 # make fuzz    options at their extremes and damaged files, thousands of each: none may crash, hang or answer otherwise
@@ -27,10 +28,13 @@ SEED ?= 0
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo test test-fast test-lowest lint kills fuzz bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-api docs clean
+.PHONY: demo serve-demo test test-fast test-lowest lint kills fuzz bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-api docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
+
+serve-demo: $(VENV)/installed-serve
+	$(BIN)/ralm serve --demo
 
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -97,6 +101,10 @@ clean:
 $(VENV)/installed: pyproject.toml requirements/torch-cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[lm]'
+	touch $@
+
+$(VENV)/installed-serve: $(VENV)/installed
+	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[serve]'
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed requirements/dev.txt

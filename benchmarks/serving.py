@@ -42,7 +42,7 @@ _SERVING = re.compile(r"serving (\S+) at (\S+)")
 def served(model: str, index: Path) -> Iterator[tuple[str, str]]:
     """The name of a model that is served in a process of its own, and the address."""
     command = [sys.executable, "-m", "ralm", "serve", "--lm", model, "--index", str(index), "--port", "0"]
-    process = subprocess.Popen([*command, "--concurrency", "32"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, "--most-requests", "32"], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         said = next((found for line in process.stderr if (found := _SERVING.search(line))), None)

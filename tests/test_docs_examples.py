@@ -12,6 +12,7 @@ options of such a block must still exist.
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,10 +22,14 @@ from pathlib import Path
 import pytest
 
 from ralm.lm.named import load_local_model
+from ralm.serving.options import ServeOptions
+from ralm.serving.service import Service
 from tests.api.backings import OfModel
 from tests.api.dialects.vllm import VLLM
 from tests.api.scripted_server import ScriptedServer
+from tests.chat_models import save_chat_model
 from tests.cli.program import ralm
+from tests.serving.served import serving
 from tests.tiny_encoders import save_tiny_bert
 from tests.tiny_models import save_tiny_model
 
@@ -32,6 +37,8 @@ ROOT = Path(__file__).parents[1]
 GENERATED = ("command-line.md", "python-api.md")
 SERVER = "http://localhost:8000"
 """Where the examples have a model behind an API, called gpt2."""
+OWN_SERVER = "http://127.0.0.1:8000"
+"""Where the examples have `ralm serve` with the same model; commands that start it are not run."""
 MOST_EXCLUDED = 7
 """Blocks that may be excluded, on all pages together."""
 BLOCK = re.compile(
@@ -103,6 +110,7 @@ def what_examples_read(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my-choices.jsonl").write_text("\n".join(choices) + "\n")
     (folder / "prompts.txt").write_text("Radium was discovered by\nThe whales sing\n")
     save_tiny_model("bloom", folder / "gpt2")
+    save_chat_model(folder / "my-chat-model")
     save_tiny_bert(folder / "facebook" / "contriever")
     save_tiny_bert(folder / "my-tuned-contriever", seed=1)
     arguments = ("--retriever", "both", "--encoder", folder / "facebook" / "contriever", "--workers", "1")
@@ -124,21 +132,38 @@ def test_the_examples_of_a_page_run(
             if block.language == "python":
                 exec(compile(block.code, page, "exec"), variables)
             else:
-                for arguments in commands(block.code):
-                    make_room(arguments)
-                    answer = ralm(*arguments)
-                    assert answer.status == 0, f"{page}: ralm {shlex.join(arguments)}\n{answer.err}"
+                run_shell(block.code, page)
+
+
+def run_shell(code: str, page: str) -> None:
+    """Run the `ralm` and `curl` commands of a shell block; `ralm serve` would not end, so its options are looked up."""
+    for arguments in commands(code):
+        if arguments[0] == "serve":
+            assert unknown_options(arguments) == [], page
+            continue
+        make_room(arguments)
+        answer = ralm(*arguments)
+        assert answer.status == 0, f"{page}: ralm {shlex.join(arguments)}\n{answer.err}"
+    for line in code.replace("\\\n", " ").splitlines():
+        if line.startswith("curl "):
+            out = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True, timeout=60).stdout
+            assert '"error"' not in out, f"{page}: {line}\n{out}"
 
 
 @contextmanager
 def served(found: list[Block]) -> Iterator[list[Block]]:
     """The blocks of a page that run; those that name a server ask one that has started here."""
     found = [block for block in found if not block.reason]
-    if not any(SERVER in block.code for block in found):
+    if any(OWN_SERVER in block.code for block in found):
+        options = ServeOptions(prompt="in-context-ralm")
+        service = Service(load_local_model("gpt2"), options, folders={"my-index": Path("my-index")}, max_length=512)
+        with serving(service) as address:
+            yield [replace(block, code=block.code.replace(OWN_SERVER, address)) for block in found]
+    elif any(SERVER in block.code for block in found):
+        with ScriptedServer(OfModel(load_local_model("gpt2")), VLLM(), model="gpt2") as server:
+            yield [replace(block, code=block.code.replace(SERVER, server.root)) for block in found]
+    else:
         yield found
-        return
-    with ScriptedServer(OfModel(load_local_model("gpt2")), VLLM(), model="gpt2") as server:
-        yield [replace(block, code=block.code.replace(SERVER, server.root)) for block in found]
 
 
 def make_room(arguments: list[str]) -> None:
@@ -150,12 +175,17 @@ def make_room(arguments: list[str]) -> None:
 
 def test_excluded_commands_and_their_options_exist() -> None:
     for block in (block for found in PAGES.values() for block in found if block.reason and block.language != "python"):
-        for command, *arguments in commands(block.code):
-            group = arguments[:1] if command == "train" else []
-            known = ralm(command, *group, "--help").out + (ralm("eval", "--help").out if command == "sweep" else "")
-            assert known, f"{block.page}: there is no `ralm {command}`"
-            options = {word for word in arguments if word.startswith("--")}
-            assert [option for option in options if not re.search(rf"{option}\b", known)] == [], block.page
+        for arguments in commands(block.code):
+            assert unknown_options(arguments) == [], block.page
+
+
+def unknown_options(arguments: list[str]) -> list[str]:
+    """The options of a command that it does not have."""
+    command, *rest = arguments
+    group = rest[:1] if command == "train" else []
+    known = ralm(command, *group, "--help").out + (ralm("eval", "--help").out if command == "sweep" else "")
+    assert known, f"there is no `ralm {command}`"
+    return [word for word in rest if word.startswith("--") and not re.search(rf"{word}\b", known)]
 
 
 def test_few_examples_are_excluded() -> None:

@@ -22,9 +22,11 @@ ChoiceEvaluation
 ChoiceFields
 ChoiceOptions
 ChoiceQuestion
+Citation
 Comparison
 Concatenation
 Continuations
+Conversation
 Decontamination
 DenseSearchOptions
 Document
@@ -50,6 +52,7 @@ LSROptions
 LanguageModel
 LeftOut
 Measures
+Message
 ModelOptions
 NO_PASSAGE
 NextTokens
@@ -72,6 +75,7 @@ Reader
 ReadingOptions
 Removals
 Request
+RerankedPassages
 Reranker
 RerankerOptions
 Retriever
@@ -96,6 +100,7 @@ ZeroShot
 __version__
 add_vectors
 build_index
+citations
 compare_runs
 evaluate_choices
 evaluate_questions

@@ -10,6 +10,8 @@ from .answering.choices.questions import (
     read_choice_questions as read_choice_questions,
 )
 from .answering.choices.run import run_choices as run_choices
+from .answering.citations import Citation as Citation, citations as citations
+from .answering.conversation import Conversation as Conversation
 from .answering.evaluation import QuestionEvaluation as QuestionEvaluation, evaluate_questions as evaluate_questions
 from .answering.options import (
     AnswerOptions as AnswerOptions,
@@ -28,7 +30,11 @@ from .answering.sourced import (
     AnswerSource as AnswerSource,
     SourcedAnswer as SourcedAnswer,
 )
-from .answering.sources import AskedRetriever as AskedRetriever, GivenPassages as GivenPassages
+from .answering.sources import (
+    AskedRetriever as AskedRetriever,
+    GivenPassages as GivenPassages,
+    RerankedPassages as RerankedPassages,
+)
 from .corpus.decontamination import Decontamination as Decontamination, Removals as Removals
 from .corpus.left_out import LeftOut as LeftOut
 from .corpus.passages import make_passages as make_passages
@@ -71,6 +77,7 @@ from .records import (
     Document as Document,
     Front as Front,
     Hits as Hits,
+    Message as Message,
     NextTokens as NextTokens,
     Pass as Pass,
     Passage as Passage,

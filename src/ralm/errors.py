@@ -5,6 +5,7 @@ message and exits with `exit_status`. A traceback is always a bug in ralm.
 
     RalmError                    all errors below
     +-- UsageError               an option or argument is invalid (exit status 2)
+    |   +-- LengthError          a prompt does not fit into the model beside what is to be written
     +-- InputError               an input file is missing or malformed
     |   +-- CorpusError          a source of documents
     |   +-- TextError            a text to evaluate
@@ -25,6 +26,7 @@ message and exits with `exit_status`. A traceback is always a bug in ralm.
     |   +-- ReaderError          a reader returned invalid fronts or weights
     +-- ModelError               a language model, encoder or tokenizer cannot be loaded or used as asked
     |   +-- ServerError          a model's server refused a request, went away, or answered with something else
+    |   +-- ChatError            messages that cannot be written in the model's chat template
     +-- BudgetError              what may be asked or spent is used up; what was done is kept
     +-- MissingExtraError        an optional dependency is not installed
 
@@ -42,6 +44,10 @@ class UsageError(RalmError):
     """An option or argument is invalid; the message names the value and the choices."""
 
     exit_status = 2
+
+
+class LengthError(UsageError):
+    """A prompt does not fit into the model beside what is to be written; the message says how long it is."""
 
 
 class InputError(RalmError):
@@ -127,6 +133,10 @@ class ServerError(ModelError):
     def fails(self) -> bool:
         """Whether the server is there and fails, perhaps only now: some answer so to what they do not know."""
         return self.status is not None and self.status >= 500
+
+
+class ChatError(ModelError):
+    """Messages cannot be written in the model's chat template, or the model has none."""
 
 
 class BudgetError(RalmError):

@@ -15,6 +15,7 @@ from ralm.records import (
     Front,
     Hits,
     IntArray,
+    Message,
     NextTokens,
     Pass,
     Passage,
@@ -75,13 +76,13 @@ class FullTokenizer(Tokenizer, Protocol):
         tokens that the tokenizer adds (a BOS for OPT and LLaMA). Without this member: the same, built from
         `special_tokens` and `encode`."""
 
-    def encode_chat(self, message: str) -> tuple[IntArray, IntArray] | None:
-        """The ids (int64, N) of a chat in which the user sent this message, up to where the model's answer begins, and
-        which characters of the message each token stands for (int64, N x 2), as in `encode_with_spans`.
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
+        """The ids (int64, N) of a chat of these messages, up to where the model's answer begins, and which characters
+        of the last message of the user each token stands for (int64, N x 2), as in `encode_with_spans`.
 
-        A token of the chat template has an empty span: at the beginning of the message if it comes before, else at the
-        end. Text of the message is never read as a special token. None if the tokenizer has no chat template, and
-        without this member."""
+        A token of another message, or of the chat template, has an empty span: at the beginning of that message if it
+        comes before, else at the end. Text of messages is never read as a special token. None if the tokenizer has no
+        chat template, and without this member."""
 
 
 class LanguageModel(Protocol):

@@ -78,6 +78,15 @@ class Passage:
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of a chat: who sent it (system, user, assistant, or another role that a chat template knows), and its
+    text."""
+
+    role: str
+    content: str
+
+
 def padded(rows: Sequence[Sequence[float] | NDArray[Any]], fill: float, dtype: type[Number]) -> NDArray[Number]:
     """Rows of different lengths as one array (R x K), padded on the right, with at least one column."""
     counts_R = np.array([len(row) for row in rows], dtype=np.int64)

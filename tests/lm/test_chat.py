@@ -1,15 +1,18 @@
 """Chats as token ids: those of the tokenizer's own template, spans in the message, and text that looks like markup."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from transformers import AddedToken, PreTrainedTokenizerFast
 
-from ralm.errors import ModelError
+from ralm.errors import ChatError
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
+from ralm.records import Message
+from tests.chat_models import TEMPLATE as ROLES, chat
 from tests.fakes import WordTokenizer
 from tests.tiny_models import byte_tokenizer
 from tests.tiny_tokenizers import llama_tokenizer
@@ -22,36 +25,42 @@ MARKED = (
 MAKERS: list[Callable[[], PreTrainedTokenizerFast]] = [lambda: byte_tokenizer(with_bos=True), llama_tokenizer]
 
 
+WITHOUT_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + MARKED
+WITHOUT_THOUGHTS = MARKED.replace("message['content']", "message['content'].split('</think>')[-1]")
+WORDS = st.text("ab th.!\n", min_size=1, max_size=20).filter(str.strip)
+
+
+def asked(message: str) -> list[Message]:
+    return [Message("user", message)]
+
+
 def with_template(make: Callable[[], PreTrainedTokenizerFast], template: str) -> PreTrainedTokenizerFast:
     tokenizer = make()
     tokenizer.chat_template = template
     return tokenizer
 
 
-def own_ids(tokenizer: PreTrainedTokenizerFast, message: str) -> list[int]:
+def own_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message]) -> list[int]:
     """What transformers itself makes of the chat."""
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True
-    )
-    return list(tokenizer.encode(text, add_special_tokens=False))
+    return list(tokenizer.apply_chat_template([*map(asdict, messages)], add_generation_prompt=True, return_dict=False))
 
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("template", [BARE, MARKED])
-@given(message=st.text("ab th.!\n", min_size=1, max_size=20).filter(str.strip))
+@given(message=WORDS)
 def test_the_tokens_are_those_of_the_template(
     make: Callable[[], PreTrainedTokenizerFast], template: str, message: str
 ) -> None:
     own = with_template(make, template)
-    found = ModelTokenizer(own).encode_chat(message)
+    found = ModelTokenizer(own).encode_chat(asked(message))
     assert found is not None
-    assert found[0].tolist() == own_ids(own, message)
+    assert found[0].tolist() == own_ids(own, asked(message))
 
 
 def test_spans_point_into_the_message() -> None:
     tokenizer = ModelTokenizer(with_template(MAKERS[0], MARKED))
     message = "  a bc "
-    found = tokenizer.encode_chat(message)
+    found = tokenizer.encode_chat(asked(message))
     assert found is not None
     tokens, spans_N2 = found
     assert (np.diff(spans_N2.ravel()) >= 0).all()
@@ -67,7 +76,7 @@ def test_markup_in_a_message_is_text(make: Callable[[], PreTrainedTokenizerFast]
     own = with_template(make, MARKED)
     tokenizer = ModelTokenizer(own)
     message = "a </s> b"
-    found = tokenizer.encode_chat(message)
+    found = tokenizer.encode_chat(asked(message))
     assert found is not None
     tokens, spans_N2 = found
     assert tokens.tolist().count(own.eos_token_id) == 1  # that of the template
@@ -80,21 +89,26 @@ def test_markup_in_a_message_is_text(make: Callable[[], PreTrainedTokenizerFast]
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("{{ messages[0]['content'] | upper }}", "changes|leaves out"),
-        ("nothing", "leaves out the user's message"),
+        ("{{ messages[0]['content'] | upper }}", "changes the message 'abc'"),
+        ("nothing", r"leaves out the message 'abc' \(number 1, user\)"),
+        ("{{ messages[0]['content'] }}{{ messages[0]['content'] }}", "changes the message 'abc'"),
+        ("{{ messages[0]['content'] }}{{ messages[0]['content'] | length }}", "reads more than their roles"),
         ("{{ messages[0]['content'] | replace('b', 'c') }}", "changes the message 'abc'"),
-        ("{{ raise_exception('no user here') }}", "the chat template of this model fails: no user here"),
-        ("{{ messages[0]['content'", "the chat template of this model fails"),
+        (
+            "{{ raise_exception('no user here') }}",
+            "the chat template of this model refuses these messages: no user here",
+        ),
+        ("{{ messages[0]['content'", "the chat template of this model refuses these messages"),
     ],
 )
 def test_a_template_that_cannot_be_used(template: str, said: str) -> None:
-    with pytest.raises(ModelError, match=said):
-        ModelTokenizer(with_template(MAKERS[0], template)).encode_chat("abc")
+    with pytest.raises(ChatError, match=said):
+        ModelTokenizer(with_template(MAKERS[0], template)).encode_chat(asked("abc"))
 
 
 def test_tokenizers_without_a_template() -> None:
     for tokenizer in (ModelTokenizer(MAKERS[0]()), WordTokenizer()):
-        assert full_tokenizer(tokenizer).encode_chat("a") is None
+        assert full_tokenizer(tokenizer).encode_chat(asked("a")) is None
         assert not has_chat_template(tokenizer)
 
 
@@ -103,7 +117,7 @@ def test_turns_marked_by_plain_added_tokens_cannot_be_forged() -> None:
     own.add_tokens([AddedToken("<|user|>", special=False), AddedToken("<|model|>", special=False)])
     tokenizer = ModelTokenizer(own)
     message = "a <|model|> b <|user|>"
-    found = tokenizer.encode_chat(message)
+    found = tokenizer.encode_chat(asked(message))
     assert found is not None
     tokens, spans_N2 = found
     for mark in ("<|user|>", "<|model|>"):
@@ -118,6 +132,128 @@ def test_a_template_with_a_date_that_changes() -> None:
     written = own.apply_chat_template
     for today in ("Sunday", "Monday", "Tuesday"):
         own.apply_chat_template = lambda *args, today=today, **how: written(*args, **how, today=today)
-        found = tokenizer.encode_chat("who?")
+        found = tokenizer.encode_chat(asked("who?"))
         assert found is not None
         assert tokenizer.decode(found[0]) == f"{today}: who? model:"
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("template", [MARKED, ROLES])
+@given(contents=st.lists(WORDS, min_size=1, max_size=4), system=st.none() | WORDS)
+def test_the_tokens_of_a_conversation_are_those_of_the_template(
+    make: Callable[[], PreTrainedTokenizerFast], template: str, contents: list[str], system: str | None
+) -> None:
+    own = with_template(make, template)
+    messages = chat(*contents, system=system)
+    found = ModelTokenizer(own).encode_chat(messages)
+    assert found is not None
+    tokens, spans_N2 = found
+    assert tokens.tolist() == own_ids(own, messages)
+    content = [one.content for one in messages if one.role == "user"][-1]
+    assert (np.diff(spans_N2.ravel()) >= 0).all()
+    of_last = spans_N2[:, 1] > spans_N2[:, 0]
+    assert content.strip() in "".join(content[begin:end] for begin, end in spans_N2[of_last])
+
+
+def test_spans_point_into_the_last_message_of_the_user() -> None:
+    tokenizer = ModelTokenizer(with_template(MAKERS[0], MARKED))
+    messages = [*chat("abc", "abc", "abc", "abc"), Message("system", "abc")]
+    found = tokenizer.encode_chat(messages)
+    assert found is not None
+    tokens, spans_N2 = found
+    before = tokenizer.decode(tokens[spans_N2[:, 1] == 0])
+    after = tokenizer.decode(tokens[spans_N2[:, 0] == 3])
+    assert (before.count("abc"), after.count("abc")) == (2, 2)
+    assert len(tokens) == len(tokenizer.encode(before)) + 3 + len(tokenizer.encode(after))
+
+
+@given(places=st.sets(st.integers(0, 3)))
+def test_markup_in_any_message_is_text(places: set[int]) -> None:
+    own = with_template(MAKERS[0], ROLES)
+    tokenizer = ModelTokenizer(own)
+    contents = ["a </s> <s>b" if place in places else "a b" for place in range(4)]
+    messages = chat(*contents[1:], system=contents[0])
+    found = tokenizer.encode_chat(messages)
+    assert found is not None
+    tokens = found[0].tolist()
+    assert (tokens.count(own.bos_token_id), tokens.count(own.eos_token_id)) == (1, 3)  # those of the template
+    assert tokenizer.decode(found[0]) == own.apply_chat_template(
+        [*map(asdict, messages)], tokenize=False, add_generation_prompt=True
+    )
+    plain = chat(*(["a b"] * 3), system="a b")
+    if not places:
+        assert tokens == own_ids(own, plain)
+
+
+def test_markup_across_the_edge_of_a_message_is_text() -> None:
+    own = with_template(MAKERS[0], "<s>{{ messages[0]['content'] }}></s>")
+    found = ModelTokenizer(own).encode_chat(asked("a <s"))
+    assert found is not None
+    assert found[0].tolist().count(own.bos_token_id) == 1
+
+
+def test_white_space_that_is_a_token_is_no_markup() -> None:
+    own = with_template(MAKERS[0], MARKED)
+    own.add_tokens([AddedToken("    ", special=False, normalized=False)])
+    messages = chat("a    b", "c", "d     e")
+    found = ModelTokenizer(own).encode_chat(messages)
+    assert found is not None
+    assert found[0].tolist() == own_ids(own, messages)
+    assert own.convert_tokens_to_ids("    ") in found[0]
+
+
+@pytest.mark.parametrize("end", ["</think>", "<channel|>", "[/THINK]"])
+def test_thoughts_that_a_template_leaves_out(end: str) -> None:
+    own = with_template(MAKERS[0], WITHOUT_THOUGHTS.replace("</think>", end))
+    messages = chat("a", f"let </s> me {end} b </s>", "c")
+    found = ModelTokenizer(own).encode_chat(messages)
+    assert found is not None
+    assert ModelTokenizer(own).decode(found[0]).split("user:\n")[2] == "b </s></s>\n"
+    assert found[0].tolist().count(own.eos_token_id) == 3
+
+
+@pytest.mark.parametrize(
+    "said", ["<think>x</think>b", "<think>\nx </think> </think>\n\nb c", "b", "x</think>\nb <|u|>"]
+)
+def test_the_turn_after_thoughts_keeps_its_marks(said: str) -> None:
+    template = (
+        "{% for one in messages %}{% if one['role'] == 'user' %}<|u|>{{ one['content'] }}{% else %}"
+        "<think>{{ one['content'].split('</think>')[-1].lstrip('\n') }}{% endif %}</s>{% endfor %}<think>"
+    )
+    own = with_template(MAKERS[0], template)
+    own.add_tokens([AddedToken("<|u|>", special=True), AddedToken("<think>", special=True)])
+    messages = chat("a", said, "c")
+    found = ModelTokenizer(own).encode_chat(messages)
+    assert found is not None
+    kept = said.split("</think>")[-1].lstrip("\n")
+    assert ModelTokenizer(own).decode(found[0]) == f"<|u|>a</s><think>{kept}</s><|u|>c</s><think>"
+    assert found[0].tolist().count(own.convert_tokens_to_ids("<|u|>")) == 2
+    assert found[0].tolist().count(own.convert_tokens_to_ids("<think>")) == 2
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "said"),
+    [
+        (ROLES, chat("a", "b", "c", "d")[1:], "refuses these messages: roles must alternate"),
+        (WITHOUT_SYSTEM, chat("a", system="b"), "refuses these messages: no system"),
+        (
+            BARE,
+            chat("a", "b b"),
+            r"leaves out the message 'b b' \(number 2, assistant\): say it in a message of the user",
+        ),
+        (BARE, chat("a", "b")[1:], "no message of the user"),
+        (BARE, [], "no message of the user"),
+        (WITHOUT_THOUGHTS, chat("a </think> b"), "changes the message 'a </think> b'"),
+    ],
+)
+def test_messages_that_a_template_refuses(template: str, messages: list[Message], said: str) -> None:
+    with pytest.raises(ChatError, match=said):
+        ModelTokenizer(with_template(MAKERS[0], template)).encode_chat(messages)
+
+
+def test_an_empty_message_is_written() -> None:
+    own = with_template(MAKERS[0], MARKED)
+    messages = chat("a", "", "b", system="  ")
+    found = ModelTokenizer(own).encode_chat(messages)
+    assert found is not None
+    assert found[0].tolist() == own_ids(own, messages)

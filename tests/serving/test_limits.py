@@ -98,7 +98,8 @@ def test_a_client_that_goes_away_frees_its_place() -> None:
         until(lambda: gauge(url, "requests_under_way") == 0)
         assert model.written < 100
         with http.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as streamed:
-            next(streamed.iter_lines())
+            lines = streamed.iter_lines()
+            next(lines)
             with pytest.raises(httpx.ReadTimeout):  # while it waits
                 http.post("/v1/completions", json=ASK, timeout=0.3)
             until(lambda: gauge(url, "requests_waiting") == 0)

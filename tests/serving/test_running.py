@@ -1,79 +1,24 @@
 """`ralm serve` as a process: its settings, its port, its signals; and the requests that `--demo` prints."""
 
 import json
-import os
 import shlex
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from ralm.errors import UsageError
+from ralm.serving.running import address_of, bound_socket
 from tests.cli.program import ralm
+from tests.serving.process import running
 from tests.serving.served import DOCUMENTS, MODEL, events_of, save_index
 
 ASK: dict[str, Any] = {"model": MODEL, "prompt": "The whales", "max_tokens": 8, "temperature": 0}
-
-
-class Running:
-    """The process, its address, and the lines that it wrote on standard error so far."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.process = process
-        self.lines: list[str] = []
-        self.url = ""
-        self._reading = threading.Thread(target=self._read)
-        self._reading.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-
-    def wait_for(self, words: str, seconds: float = 120) -> str:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            found = [line for line in self.lines if words in line]
-            if found:
-                return found[-1]
-            assert self.process.poll() is None, "".join(self.lines)
-            time.sleep(0.02)
-        raise AssertionError(f"{words!r} is not in {self.lines}")
-
-    def ended(self, seconds: float = 60) -> int:
-        status = self.process.wait(seconds)
-        self._reading.join()
-        return status
-
-
-@contextmanager
-def running(*arguments: object, folder: Path | None = None, **environment: str) -> Iterator[Running]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ralm", "serve", "--port", "0", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
-    )
-    served = Running(process)
-    try:
-        served.url = served.wait_for("serving ").split(" at ")[1].strip().removesuffix("/v1")
-        yield served
-    finally:
-        if process.poll() is None:
-            process.kill()
-        served.ended()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 @pytest.fixture
@@ -124,17 +69,18 @@ def test_a_second_signal_ends_at_once_and_a_port_is_taken_once(index: Path, tmp_
         with httpx.stream(
             "POST",
             f"{served.url}/v1/completions",
-            json={**ASK, "max_tokens": 900, "stream": True},
+            json={**ASK, "max_tokens": 900, "n": 4, "temperature": 1, "stream": True},
             headers=right,
             timeout=60,
         ) as streamed:
-            next(streamed.iter_lines())
+            lines = streamed.iter_lines()
+            next(lines)
             begin = time.monotonic()
             served.process.send_signal(signal.SIGTERM)
             time.sleep(0.3)
             assert served.process.poll() is None
             served.process.send_signal(signal.SIGTERM)
-            assert served.ended(10) == 128 + signal.SIGTERM
+            assert served.ended(10) == 128 + signal.SIGTERM, "".join(served.lines)
             assert time.monotonic() - begin < 5
 
 
@@ -142,7 +88,7 @@ def test_a_second_signal_ends_at_once_and_a_port_is_taken_once(index: Path, tmp_
 def test_the_requests_that_the_demonstration_prints(tmp_path: Path) -> None:
     with running("--demo", folder=tmp_path) as served:
         assert served.process.stdout is not None
-        lines = []
+        lines: list[str] = []
         while not lines or "/v1/models" not in lines[-1]:
             lines.append(served.process.stdout.readline())
         commands = [shlex.split(line) for line in lines if line.startswith("curl")]
@@ -170,7 +116,7 @@ def test_the_requests_that_the_demonstration_prints(tmp_path: Path) -> None:
         ),
         (("--lm", MODEL, "--allow", "paths"), "--allow must be one of index, retriever, query"),
         (("--lm", MODEL, "--port", "70000"), "--port must be at most 65,535"),
-        (("--lm", MODEL, "--index", "none"), "none is not an index"),
+        (("--lm", MODEL, "--index", "none"), "none is not a ralm index"),
         (("--lm", MODEL, "--index", "a/x", "--index", "b/x"), "two indexes are called 'x': give NAME=DIR"),
         (("--lm", MODEL, "--max-length", "2000"), "is beyond the 1024 tokens that ralm-tiny can read"),
         (("--lm", MODEL, "--settings", "none.toml"), "none.toml is not a file of settings"),
@@ -207,9 +153,6 @@ def test_options_of_passages_in_a_file_of_settings_do_nothing_without_an_index(t
 
 
 def test_an_address_of_another_computer() -> None:
-    from ralm.errors import UsageError
-    from ralm.serving.running import address_of, bound_socket
-
     with pytest.raises(UsageError, match=r"192\.0\.2\.1:80 cannot be listened on"):
         bound_socket("192.0.2.1", 80)
     if socket.has_ipv6:

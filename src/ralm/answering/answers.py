@@ -6,18 +6,19 @@ With one prompt this is In-Context RALM, section 7. Knows prompts, passages and 
 answers are judged. Letters of shapes: K prompts of a question.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
 import numpy as np
 
+from ralm.answering.conversation import Conversation
 from ralm.answering.likelihoods import Likelihood, likelihoods
 from ralm.answering.options import AnswerOptions, AnswerSemantics
-from ralm.answering.prompt_tokens import Cut, PromptEncoder, tokens_behind
-from ralm.answering.prompts import QuestionPrompt
+from ralm.answering.prompt_tokens import Cut, Encoded, PromptEncoder, tokens_behind
+from ralm.answering.prompts import PromptText, QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.asking import check_length, tells_scores
 from ralm.errors import UsageError
@@ -49,11 +50,12 @@ GoldScore: TypeAlias = tuple[float, int]
 @dataclass(frozen=True, slots=True, eq=False)
 class AskedQuestion:
     """The prompts of a question: each front is a whole prompt, with its weight and the passages in it; and what was cut
-    of each. A question without prompts is not asked."""
+    of each. A question without prompts is not asked. It may be a message of a `conversation`."""
 
     question: Question
     fronts: Sequence[Front]
     cuts: Sequence[Cut]
+    conversation: Conversation | None = None
 
     @property
     def most_cut(self) -> Cut:
@@ -116,19 +118,32 @@ class Asker:
             for one, passages in demonstrations
         ]
 
-    def ask(self, question: Question, hits: Sequence[tuple[int, float]], passages: Passages) -> AskedQuestion:
+    def ask(
+        self,
+        question: Question,
+        hits: Sequence[tuple[int, float]],
+        passages: Passages,
+        conversation: Conversation | None = None,
+    ) -> AskedQuestion:
         """The prompts of a question with the passages of its hits, best first; without hits, the prompt without.
 
-        Raises UsageError if the question does not fit into the model.
+        With a chat prompt, the question may be one message of a `conversation`. Raises UsageError if the question does
+        not fit into the model, ChatError if the model's chat template refuses the conversation.
         """
         if self._official and any(_are_equal(one, question) for one, _ in self._demonstrations):
             return AskedQuestion(question, (), ())
-        documents = _PromptDocuments(question, passages, self._prompt, self._encoder, self._before(question))
+        encode = partial(
+            self._encoder.encode,
+            demonstrations=self._before(question),
+            name=f"question {question.id}",
+            conversation=conversation,
+        )
+        documents = _PromptDocuments(question, passages, self._prompt, encode)
         if isinstance(self._reader, Concatenation) and hits:
             fronts: Sequence[Front] = [documents.joined([number for number, _ in hits], self._several)]
         else:
             fronts = fronts_of(self._reader, hits, documents)
-        return AskedQuestion(question, fronts, [documents.cut_of(front) for front in fronts])
+        return AskedQuestion(question, fronts, [documents.cut_of(front) for front in fronts], conversation)
 
     @property
     def _several(self) -> bool | None:
@@ -152,13 +167,16 @@ class _PromptDocuments:
     """The prompts of one question, by passage: what a reader puts in front."""
 
     def __init__(
-        self, question: Question, passages: Passages, prompt: QuestionPrompt, encoder: PromptEncoder, before: str
+        self,
+        question: Question,
+        passages: Passages,
+        prompt: QuestionPrompt,
+        encode: Callable[[PromptText], Encoded],
     ) -> None:
         self._question = question
         self._passages = passages
         self._prompt = prompt
-        self._encoder = encoder
-        self._before = before
+        self._encode = encode
         self._cuts: dict[tuple[int, ...], Cut] = {}
 
     def __getitem__(self, number: int) -> IntArray:
@@ -184,7 +202,7 @@ class _PromptDocuments:
     def _encoded(self, numbers: tuple[int, ...], several: bool | None) -> IntArray:
         passages = [self._passages[number] for number in numbers]
         text = self._prompt.text(self._question.text, passages, self._question.choices, several=several)
-        encoded = self._encoder.encode(text, self._before, f"question {self._question.id}")
+        encoded = self._encode(text)
         self._cuts[numbers] = encoded.cut
         return encoded.tokens
 
@@ -243,15 +261,33 @@ def answer_of(pieces: Sequence[GeneratedText]) -> Answer:
     return Answer("".join(piece.text for piece in pieces), pieces, shares(tokens))
 
 
-def stream_answer(
-    asked: AskedQuestion, model: WritingModel, options: AnswerOptions | None = None
-) -> Iterator[GeneratedText]:
-    """The answer to one question, piece by piece, drawn from the average over its prompts for every token."""
-    options = options or AnswerOptions()
-    decoder = _decoder(model, options)
-    decoder.add(PromptState(_NOTHING, None, asked.fronts), _generator(_key(asked.fronts, options)))
-    text = StoppedText(asked.fronts[0].tokens, model.tokenizer, options.stop)
-    return (piece for _, piece in pieces_of(decoder, [text]))
+class DrawnAnswers:
+    """Several answers to one question, one for each seed, drawn together from the average over its prompts.
+
+    Iterating over it draws them: each piece with the number of its answer.
+    """
+
+    def __init__(self, asked: AskedQuestion, model: WritingModel, options: AnswerOptions, seeds: Sequence[int]) -> None:
+        self._most = options.new_tokens
+        self._decoder = _decoder(model, options)
+        for seed in seeds:
+            key = _key(asked.fronts, replace(options, seed=seed))
+            self._decoder.add(PromptState(_NOTHING, None, asked.fronts), _generator(key))
+        self._texts = [StoppedText(asked.fronts[0].tokens, model.tokenizer, options.stop) for _ in seeds]
+        self._pieces: list[list[GeneratedText]] = [[] for _ in seeds]
+
+    def __iter__(self) -> Iterator[tuple[int, GeneratedText]]:
+        for number, piece in pieces_of(self._decoder, self._texts):
+            self._pieces[number].append(piece)
+            yield number, piece
+
+    def answer(self, number: int) -> Answer:
+        """An answer, once all are drawn."""
+        return answer_of(self._pieces[number])
+
+    def is_complete(self, number: int) -> bool:
+        """Whether an answer ended at a stop string or the model's end of text, and not after `new_tokens` tokens."""
+        return self._texts[number].found or len(self.answer(number).tokens) < self._most
 
 
 def _texts(asked: AskedQuestion, options: AnswerOptions) -> list[Sequence[Front]]:

@@ -10,14 +10,15 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
+from ralm.answering.conversation import Conversation
 from ralm.answering.prompts import PromptText, QuestionPrompt
-from ralm.errors import ModelError, UsageError
+from ralm.errors import ChatError, LengthError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer
 from ralm.reading.beginning import first_tokens
-from ralm.records import IntArray
+from ralm.records import IntArray, Message
 
-_SAMPLE: Final = "Who?"
+_SAMPLE: Final = (Message("user", "Who?"),)
 _READ_BEHIND: Final = 8
 """How many tokens of a prompt are read with a text that goes on behind it."""
 
@@ -45,7 +46,7 @@ class PromptEncoder:
     """Encodes prompts into at most `room` tokens; what is too much is cut at the beginning of the text.
 
     With `keep_first` the special tokens that the text begins with stay. In-Context RALM's code cuts them as well. With
-    `chat`, a prompt is the message of a user, and the tokens of the chat template around it stay too.
+    `chat`, a prompt is the message of a user, and the tokens of the chat around it stay too.
     """
 
     def __init__(self, tokenizer: Tokenizer, room: int, *, keep_first: bool = True, chat: bool = False) -> None:
@@ -55,13 +56,21 @@ class PromptEncoder:
         self._keep_first = keep_first
         self._chat = chat
 
-    def encode(self, prompt: PromptText, demonstrations: str = "", name: str = "the question") -> Encoded:
-        """The tokens of a prompt behind its demonstrations.
+    def encode(
+        self,
+        prompt: PromptText,
+        demonstrations: str = "",
+        name: str = "the question",
+        conversation: Conversation | None = None,
+    ) -> Encoded:
+        """The tokens of a prompt behind its demonstrations; of a chat, as the message that is answered in a
+        conversation, or else as the only one.
 
-        Raises UsageError, naming the question, if the part of the prompt that asks it does not fit alone.
+        Raises LengthError, naming the question, if the part of the prompt that asks it does not fit alone; ChatError
+        if a prompt without a chat is given other messages, or a model has no chat template or refuses them.
         """
         before, documents = len(demonstrations), len(demonstrations) + len(prompt.documents)
-        tokens, spans_N2 = self._encoded(demonstrations + str(prompt))
+        tokens, spans_N2 = self._encoded(demonstrations + str(prompt), conversation)
         first = int(np.searchsorted(spans_N2[:, 1], 0, side="right"))
         excess = len(tokens) - self._room
         if excess <= 0:
@@ -71,7 +80,9 @@ class PromptEncoder:
         in_documents = int(np.searchsorted(spans_N2[:, 1], documents, side="right")) - first
         if dropped > in_documents:
             kept = first if self._keep_first else 0
-            raise UsageError(
+            if conversation is not None and not conversation.is_one_message:
+                name, first, kept = "the conversation", 0, 0
+            raise LengthError(
                 f"{name} has {len(tokens) - first - in_documents} tokens with its instructions, and only "
                 f"{max(0, self._room - kept)} fit into the model beside the answer: shorten it."
             )
@@ -79,15 +90,24 @@ class PromptEncoder:
         left = tokens[:first] if self._keep_first else tokens[min(excess, first) : first]
         return Encoded(np.concatenate([left, tokens[first + dropped :]]), cut)
 
-    def _encoded(self, text: str) -> tuple[IntArray, IntArray]:
+    def _encoded(self, text: str, conversation: Conversation | None) -> tuple[IntArray, IntArray]:
         """The tokens of a prompt and their spans; those that it begins with have empty spans at 0."""
-        if not self._chat:
-            tokens, spans_N2 = self._tokenizer.encode_with_spans(text)
-            spans_of_first = np.zeros((len(self._first), 2), dtype=np.int64)
-            return np.concatenate([self._first, tokens]), np.concatenate([spans_of_first, spans_N2])
-        encoded = self._tokenizer.encode_chat(text)
+        if self._chat:
+            chat = Conversation.of(text) if conversation is None else conversation.asking(text)
+            return self._of_chat(chat)
+        if conversation is not None and not conversation.is_one_message:
+            raise ChatError(
+                f"the conversation has {len(conversation.messages)} messages, and this prompt asks one question: give "
+                "one message of the user, or choose a `prompt` with `chat = true`."
+            )
+        tokens, spans_N2 = self._tokenizer.encode_with_spans(text)
+        spans_of_first = np.zeros((len(self._first), 2), dtype=np.int64)
+        return np.concatenate([self._first, tokens]), np.concatenate([spans_of_first, spans_N2])
+
+    def _of_chat(self, conversation: Conversation) -> tuple[IntArray, IntArray]:
+        encoded = self._tokenizer.encode_chat(conversation.messages)
         if encoded is None:
-            raise ModelError(
+            raise ChatError(
                 "the tokenizer of this model has no chat template, which this prompt needs: choose another `prompt`."
             )
         return encoded

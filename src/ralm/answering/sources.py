@@ -1,6 +1,7 @@
-"""The passages of questions: found by a retriever that is asked with the question, or given in a file.
+"""The passages of questions: found by a retriever that is asked with the question, perhaps chosen among more by a
+reranker, or given in a file.
 
-Knows questions, retrievers and files; knows nothing of prompts or models.
+Knows questions, retrievers, rerankers and files; knows nothing of prompts or answers.
 """
 
 from collections.abc import Sequence
@@ -12,9 +13,15 @@ from pydantic import JsonValue
 
 from ralm.answering.options import QuestionFields
 from ralm.answering.questions import Question, read_questions
-from ralm.asking import ask
+from ralm.asking import ask, config_of
 from ralm.errors import QuestionFileError
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.prompt_rows import PromptRows, PromptState
+from ralm.pipeline.reading import chosen
 from ralm.pipeline.sources import FromRetriever, file_config
+from ralm.protocols import LanguageModel, Reranker
+from ralm.reading.beginning import first_tokens
+from ralm.reading.documents import PassageDocuments
 from ralm.records import Hits, Passage, Passages
 from ralm.retrieval.retrieval_file import RetrievedPassage, numbered_passages
 
@@ -45,6 +52,39 @@ class AskedRetriever:
         """Ask the retriever with the questions."""
         passages = self.source.passages
         return ask(self.source.retriever, [one.text for one in questions], k, len(passages)), passages
+
+
+@dataclass(frozen=True, slots=True)
+class RerankedPassages:
+    """Passages that a reranker chooses among those that a retriever finds; both look at the question.
+
+    A model that ranks reads a passage before the question, cut to the `document_tokens` of `options`; `model` is the
+    one that ranks if the reranker has none of its own.
+    """
+
+    source: FromRetriever
+    reranker: Reranker
+    model: LanguageModel
+    options: GenerationOptions
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """What the retriever, its corpus and the reranker are."""
+        return {**self.source.config, **config_of(self.reranker, "reranker")}
+
+    def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
+        """Ask the retriever with the questions, and the reranker for the k best.
+
+        Raises UsageError if the reranker looks at the answer.
+        """
+        passages, tokenizer = self.source.passages, self.model.tokenizer
+        queries = [one.text for one in questions]
+        hits = ask(self.source.retriever, queries, self.reranker.candidates, len(passages))
+        first = first_tokens(tokenizer, self.options.bos)
+        documents = PassageDocuments(passages, tokenizer, self.options.document_tokens, first)
+        prompts = [PromptState(tokenizer.encode(text), None, ()) for text in queries]
+        rows = PromptRows(prompts, queries, self.model, documents, passages, self.options)
+        return chosen(self.reranker, rows, hits, passages, k), passages
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,15 @@ mean.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import typer
 
 from ralm.cli.flags import kinds_of, names_of, parts_of
 from ralm.cli.messages import with_flags
 from ralm.errors import UsageError
+
+_GIVEN: Final = ("COMMANDLINE", "DEFAULT_MAP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,10 @@ class Use:
 
 
 def given_options(context: typer.Context) -> dict[str, Any]:
-    """The options given on the command line: their parameters by name."""
+    """The options given on the command line, or in a file of settings: their parameters by name."""
     command: Any = context.command
     sources = ((parameter, context.get_parameter_source(parameter.name)) for parameter in command.params)
-    return {parameter.name: parameter for parameter, source in sources if source and source.name == "COMMANDLINE"}
+    return {parameter.name: parameter for parameter, source in sources if source and source.name in _GIVEN}
 
 
 def idle_options(given: Collection[str], uses: Iterable[Use]) -> dict[str, str]:

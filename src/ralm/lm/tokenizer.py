@@ -8,9 +8,10 @@ from typing import Final
 
 import numpy as np
 
+from ralm.errors import ChatError
 from ralm.lm.alignment import align
 from ralm.protocols import FullTokenizer, Tokenizer
-from ralm.records import EncodedPiece, IntArray, SpecialTokens
+from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
 
 _NONE: Final = SpecialTokens(before=np.zeros(0, dtype=np.int64), after=np.zeros(0, dtype=np.int64), begin=None)
 
@@ -22,7 +23,15 @@ def full_tokenizer(tokenizer: Tokenizer) -> FullTokenizer:
 
 def has_chat_template(tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer can write a chat."""
-    return full_tokenizer(tokenizer).encode_chat("?") is not None
+    return full_tokenizer(tokenizer).encode_chat([Message("user", "?")]) is not None
+
+
+def last_of_user(messages: Sequence[Message]) -> int:
+    """The place of the last message of the user; ChatError if there is none."""
+    places = [place for place, one in enumerate(messages) if one.role == "user"]
+    if not places:
+        raise ChatError("the chat has no message of the user: it needs one with the role user.")
+    return places[-1]
 
 
 class _Filled:
@@ -81,9 +90,9 @@ class _Filled:
         room = max(0, max_tokens - len(special.before) - len(special.after))
         return np.concatenate([special.before, self.encode(text)[:room], special.after])[:max_tokens]
 
-    def encode_chat(self, message: str) -> tuple[IntArray, IntArray] | None:
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
         own = getattr(self._own, "encode_chat", None)
-        return None if own is None else own(message)
+        return None if own is None else own(messages)
 
     def _decoded(self, ids: Sequence[int]) -> str:
         return self._own.decode(np.array(ids, dtype=np.int64))

@@ -7,7 +7,7 @@ One request is one thread that runs the library's own code; the asyncio side che
     models              one model and its tokenizer, for many threads
     batching            what they ask of a local model is read together
     workers             threads, their queue, and requests that end early
-    prompts, writing, scoring, completion    what one request asks, without HTTP; events out
+    prompts, writing, scoring, completion, chat    what one request asks, without HTTP; events out
     wire                OpenAI's requests, answers and error bodies
     routes, app         HTTP
     security, metrics, running               keys and sizes; figures; the process

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -13,17 +13,23 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ralm.serving.errors import RequestError
-from ralm.serving.routes import completions, models, operating, searching, tokens
+from ralm.serving.routes import chats, completions, models, operating, searching, tokens
 from ralm.serving.routes.answering import refusal
 from ralm.serving.security import Guard
 from ralm.serving.service import Service
+from ralm.serving.wire.chats import ChatChosen, ChatRequest, MessageBody
 from ralm.serving.wire.completions import CompletionRequest
 from ralm.serving.wire.errors import error_body, first_fault
-from ralm.serving.wire.fields import Chosen
+from ralm.serving.wire.fields import Body, Chosen
 from ralm.version import __version__
 
 _LOG: Final = logging.getLogger("ralm.serving")
-_FAMILIES: Final = (completions, models, tokens, searching, operating)
+_FAMILIES: Final = (completions, chats, models, tokens, searching, operating)
+_FIELDS: Final[Mapping[str, Mapping[str, type[Body]]]] = {
+    "/v1/completions": {"ralm": Chosen, "": CompletionRequest},
+    "/v1/chat/completions": {"ralm": ChatChosen, "messages": MessageBody, "": ChatRequest},
+}
+"""The fields of requests, and of their parts, for a message that names the nearest one."""
 _NO_ROUTE: Final = "none"
 
 
@@ -49,11 +55,13 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = error.errors()
-    known = Chosen if "ralm" in faults[0]["loc"] else CompletionRequest
-    said, param = first_fault(faults, [*known.model_fields])
+    fields = _FIELDS.get(request.url.path, {})
+    part = next((name for name in fields if name in faults[0]["loc"]), "")
+    known = fields.get(part)
+    said, param = first_fault(faults, [] if known is None else [*known.model_fields])
     return JSONResponse(error_body(said, 400, param=param), 400)
 
 

@@ -4,14 +4,13 @@ A generator of events, for a thread; knows nothing of HTTP.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ralm.evaluation.generated import without_passages
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.options import GenerationOptions
 from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.pieces import GeneratedToken
@@ -21,7 +20,7 @@ from ralm.serving.errors import RequestError
 from ralm.serving.models import Watched
 from ralm.serving.options import Limits, Settings
 from ralm.serving.prompts import ServedPrompt, check_prompt, read_prompt
-from ralm.serving.scoring import ScoredToken, score_prompt
+from ralm.serving.scoring import ScoredToken, check_scores, score_prompt
 from ralm.serving.settings import generation_of
 from ralm.serving.workers import Check
 from ralm.serving.writing import Ended, Wrote, write
@@ -143,7 +142,10 @@ def _written(
 ) -> Iterator[Event]:
     """The continuations. Where the prompt is echoed the end of a text is told as a token, since clients of that count
     on one more token than the prompt has."""
-    options = _with_likeliest(generation_of(settings, new_tokens=asked.new_tokens, **asked.sampling), asked.likeliest)
+    if asked.gain:
+        check_scores(model)
+    drawn = {**asked.sampling, "likeliest": asked.likeliest}
+    options = generation_of(settings, new_tokens=asked.new_tokens, **drawn)
     texts = [prompt.tokens[prompt.beginning(settings) :] for prompt in prompts]
     tokens: dict[int, list[GeneratedToken]] = {}
     how: Any = {"query": asked.query, "times": asked.times, "told_ends": ends, **reads.parts}
@@ -159,14 +161,6 @@ def _written(
         baseline_T = without_passages(text, own, scorer, options.max_length, options.bos)
         log_probs_T = np.array([token.log_prob for token in own], dtype=np.float32)
         yield Gained(choice, own, gains(log_probs_T, baseline_T))
-
-
-def _with_likeliest(options: GenerationOptions, likeliest: int) -> GenerationOptions:
-    """The options with as many likely tokens, where generation can list them."""
-    if likeliest and hasattr(options, "likeliest"):
-        listing: Any = {"likeliest": likeliest}
-        return replace(options, **listing)
-    return options
 
 
 def check_sources(asked: Completion, settings: Settings) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Continuations, Tier, Tokenizer, WritingModel
-from ralm.records import EncodedPiece, FloatArray, IntArray, NextTokens, Pass, SpecialTokens, TextsAhead
+from ralm.records import EncodedPiece, FloatArray, IntArray, Message, NextTokens, Pass, SpecialTokens, TextsAhead
 from ralm.serving.batching.model import BatchedModel
 from ralm.serving.batching.options import BatchOptions
 
@@ -94,10 +94,10 @@ class LockedTokenizer:
         with self._lock:
             return self._full.encode_document(text, max_tokens)
 
-    def encode_chat(self, message: str) -> tuple[IntArray, IntArray] | None:
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
         """The tokenizer's own."""
         with self._lock:
-            return self._full.encode_chat(message)
+            return self._full.encode_chat(messages)
 
     def _locked(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def locked(*arguments: Any, **named: Any) -> Any:

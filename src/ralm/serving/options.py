@@ -55,9 +55,9 @@ class Limits:
     documents: Annotated[int, Option("Most passages that a request may have read or found.", flag="most-documents")] = (
         100
     )
-    requests_at_once: Annotated[int, Option("Requests that are answered at once.", flag="concurrency")] = 16
+    requests_at_once: Annotated[int, Option("Requests that are answered at once.", flag="most-requests")] = 16
     requests_waiting: Annotated[
-        int, Option("Requests that wait for that; more are refused (429).", least=0, flag="queue-length")
+        int, Option("Requests that wait for that; more are refused (429).", least=0, flag="most-waiting")
     ] = 64
     seconds: Annotated[float, Option("Most seconds for a request.", above=True, flag="request-seconds")] = 600.0
 
@@ -87,6 +87,13 @@ class ServeOptions:
             default_said="all of these",
         ),
     ] = CHOICES
+    prompt: Annotated[
+        str,
+        Option(
+            "Prompt of chats, which puts passages into the question, by name or from a TOML file; one without chat is "
+            "for models without a chat template."
+        ),
+    ] = "chat"
     log_prompts: Annotated[bool, Option("Write the beginning of each prompt to the log.")] = False
     limits: Annotated[Limits, Option("How much a request may ask for.")] = field(default_factory=Limits)
     batch: Annotated[BatchOptions, Option("How much a local model reads at a time.")] = field(

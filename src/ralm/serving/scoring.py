@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ralm.asking import tells_scores
 from ralm.errors import ModelError
 from ralm.evaluation.perplexity import check_plan
 from ralm.lm.scoring import Scorer
@@ -71,6 +72,7 @@ def score_prompt(
     raises.
     """
     scorer, reader = Scorer(model, progress=False), reader or InContext()
+    check_scores(model)
     check_plan(scorer, options)
     tokens = prompt.tokens[begin:]
     found = _Places(len(prompt.tokens))
@@ -271,6 +273,15 @@ def _read(
         for row, number, place in passes[key]:
             found.setdefault((row, number), {})[place] = rows_of[place + shift]
     return found
+
+
+def check_scores(model: LanguageModel) -> None:
+    """Raise RequestError if a model does not tell the log-probabilities of given texts."""
+    if not tells_scores(model):
+        raise RequestError(
+            f"{model.name} is behind an API that does not tell the log-probabilities of given texts: leave out `echo` "
+            "with `logprobs`, and `ralm.gain`."
+        )
 
 
 def distributions_of(model: WritingModel) -> Callable[[Sequence[Pass]], Iterable[FloatArray]]:

@@ -85,6 +85,8 @@ class Guard:
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > self._most:
             return _refusal(413, too_large(self._most), "request_too_large")
+        if (length != "0" or "transfer-encoding" in headers) and not _is_json(headers.get("content-type", "")):
+            return _refusal(400, "the body must be JSON: send it with the header Content-Type: application/json.")
         return None
 
     def _has_key(self, headers: Headers) -> bool:
@@ -92,6 +94,11 @@ class Guard:
         kind, _, sent = headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(sent.strip().encode("utf-8", "replace"), self._key)
         return same and kind.lower() == "bearer"
+
+
+def _is_json(kind: str) -> bool:
+    """Whether a body is JSON; what browsers send to other sites without asking is not."""
+    return kind.partition(";")[0].strip().lower() == "application/json"
 
 
 def too_large(most: int) -> str:
@@ -115,5 +122,5 @@ class _Counted:
         return message
 
 
-def _refusal(status: int, said: str, code: str, headers: Any = None) -> JSONResponse:
+def _refusal(status: int, said: str, code: str | None = None, headers: Any = None) -> JSONResponse:
     return JSONResponse(error_body(said, status, code=code), status, headers)

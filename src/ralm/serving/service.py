@@ -13,6 +13,7 @@ from typing import Any, Final
 from ralm.errors import UsageError
 from ralm.protocols import LanguageModel, WritingModel
 from ralm.retrieval.options import RetrieverOptions
+from ralm.serving.chat import open_chat_prompt
 from ralm.serving.completion import Reads
 from ralm.serving.errors import RequestError
 from ralm.serving.indexes import Indexes, Rerankers
@@ -20,7 +21,7 @@ from ralm.serving.metrics import Metrics
 from ralm.serving.models import shared_model
 from ralm.serving.names import TokenNames
 from ralm.serving.options import ServeOptions, Settings
-from ralm.serving.settings import changed, check_documents, fitted, generation_of
+from ralm.serving.settings import changed, check_documents, check_room, fitted, generation_of
 from ralm.serving.workers import Workers
 from ralm.serving.writing import write
 
@@ -33,8 +34,8 @@ class Service:
     """A model that reads passages of `folders` (by name, the first by default) as `settings` say.
 
     `ranker` is the model of `rerank_lm`; `key` is what clients must send, if anything. `max_length` is how many tokens
-    the model reads at once, by default as many as it can. Raises what opening the indexes and their retrievers raises,
-    and UsageError if lengths do not fit into the model.
+    the model reads at once, by default as many as it can. Raises what opening the indexes, their retrievers and the
+    prompt of chats raises, and UsageError if lengths do not fit into the model.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Service:
         self.settings = fitted(replace(settings or Settings(), index=default), model, max_length)
         check_documents(self.settings.reading, self.options.limits)
         self._rerankers = Rerankers(self.settings.reading, ranker)
+        self.prompt = open_chat_prompt(self.options.prompt)
         self.names = TokenNames(self.model.tokenizer)
         self.metrics = Metrics()
         self.reads({})  # what cannot be opened is said now
@@ -105,10 +107,15 @@ class Service:
         self.metrics.tokens.labels("prompt").inc(read)
         self.metrics.tokens.labels("written").inc(written)
 
-    def reads(self, choice: Mapping[str, Any]) -> Reads:
-        """How a request reads that chooses this; RequestError if it may not, or if there is no such thing."""
+    def reads(self, choice: Mapping[str, Any], *, in_strides: bool = True) -> Reads:
+        """How a request reads that chooses this; RequestError if it may not, or if there is no such thing.
+
+        A text is read in strides, of which each has to fit beside its passages; a chat is not.
+        """
         try:
             settings = changed(self.settings, choice, self.options, self.indexes.names)
+            if in_strides and settings.index is not None:
+                check_room(settings)
             if settings.index is None:
                 return Reads(settings)
             reranker = self._rerankers.of(settings.reading.reranking)

@@ -86,7 +86,6 @@ def changed(settings: Settings, choice: Mapping[str, Any], options: ServeOptions
     if "retriever" in values and "query_tokens" not in values:
         tokens = QUERY_TOKENS if settings.retrieval.is_dense else PlanOptions().query_tokens
         settings = replace(settings, plan=replace(settings.plan, query_tokens=tokens))
-    check_room(settings)
     check_documents(settings.reading, options.limits)
     return settings
 

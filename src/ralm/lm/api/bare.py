@@ -1,11 +1,13 @@
 """The tokenizer of a model whose server takes text and puts its own special tokens before it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from ralm.errors import ChatError
+from ralm.lm.tokenizer import last_of_user
 from ralm.protocols import FullTokenizer
-from ralm.records import EncodedPiece, IntArray, SpecialTokens
+from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
 
 _NONE = np.zeros(0, dtype=np.int64)
 
@@ -54,9 +56,17 @@ class BareTokenizer:
         """Token ids (int64) of a document, cut to `max_tokens`."""
         return self._own.encode(text)[:max_tokens]
 
-    def encode_chat(self, message: str) -> tuple[IntArray, IntArray] | None:
-        """The ids and spans of a message, or of the chat that a server takes as text."""
-        return self._own.encode_with_spans(message) if self._messages else self._own.encode_chat(message)
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
+        """The ids and spans of a message, or of the chat that a server takes as text; ChatError if a server that takes
+        a message is given several."""
+        if not self._messages:
+            return self._own.encode_chat(messages)
+        if len(messages) > 1:
+            raise ChatError(
+                f"this model is asked with one message of the user, and the chat has {len(messages)}: leave out the "
+                "others, or ask a server that takes a prompt as text."
+            )
+        return self._own.encode_with_spans(messages[last_of_user(messages)].content)
 
     def decode(self, tokens: IntArray) -> str:
         """As the tokenizer."""

@@ -1,57 +1,132 @@
-"""The chat template of a tokenizer: messages as text, and what it writes around a message of the user.
+"""The chat template of a tokenizer: messages as text, and where each message stands in it.
 
-Works on text; knows nothing of token ids or models.
+Works on text; knows nothing of token ids or models. To find the messages, they are written a second time between marks:
+if the text without the marks is that without marks, each message stands where its marks were.
 """
 
-from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, Final
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, Final, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
-from ralm.errors import ModelError
+from ralm.errors import ChatError
 from ralm.lm.local.files import first_line
+from ralm.records import Message
 
-_SAMPLE: Final = "ralm-message"
+_KEY_BYTES: Final = 8
+_ASSISTANT: Final = "assistant"
+_FIRST, _LAST, _WITHIN = "0", "1", "2"
+"""The kinds of marks."""
+_AFTER_THOUGHTS: Final = re.compile(r"[>)}\]]\s*(?=\S)")
+"""What may end thoughts: a bracket, such as that of </think>, and white space."""
+Stretch: TypeAlias = tuple[int, int]
+"""The first character of a part of a text, and the one past its last."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenChat:
+    """A chat as text, and the stretch of it that each message is, without the white space around the message."""
+
+    text: str
+    stretches: Sequence[Stretch]
 
 
 class ChatTemplate:
-    """Writes the beginning of a chat, in which the user has sent one message and the model is to answer."""
+    """Writes chats, up to where the answer of the model begins."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
 
-    def parts(self, message: str) -> tuple[str, str, str]:
-        """The text before the message, the message as the template writes it, and the text after it.
+    def write(self, messages: Sequence[Message]) -> WrittenChat:
+        """The text of a chat.
 
-        Raises ModelError if the template fails, or changes more of the message than the white space around it.
+        Raises ChatError if the template refuses the messages, leaves one out, or changes more of one than the white
+        space around it. Of messages of the assistant, templates may leave out thoughts.
         """
-        written = self._written(message)
+        marks = _Marks(messages)
         for _ in range(2):  # a template may write the date, which changes at midnight
-            before, after = self._around
-            kept = written[len(before) : len(written) - len(after)]
-            if before + kept + after == written and kept.strip() == message.strip():
-                return before, kept, after
-            del self._around
-        raise ModelError(
-            f"the chat template of this model changes the message {message[:40]!r}: choose another `prompt`."
+            written = marks.taken_out_of(self._written(marks.marked))
+            if written.text == self._written(messages):
+                return written
+        raise ChatError(
+            "the chat template of this model reads more than their roles into these messages: word them otherwise, or "
+            "choose another `prompt`."
         )
 
-    @cached_property
-    def _around(self) -> tuple[str, str]:
-        before, found, after = self._written(_SAMPLE).partition(_SAMPLE)
-        if not found:
-            raise ModelError("the chat template of this model leaves out the user's message: choose another `prompt`.")
-        return before, after
+    def _written(self, messages: Sequence[Message]) -> str:
+        chat = [{"role": one.role, "content": one.content} for one in messages]
+        refuses = "the chat template of this model refuses these messages"
+        return write_chat(self._tokenizer, chat, refuses, add_generation_prompt=True)
 
-    def _written(self, message: str) -> str:
-        chat = [{"role": "user", "content": message}]
-        return write_chat(self._tokenizer, chat, "the chat template of this model fails", add_generation_prompt=True)
+
+class _Marks:
+    """Marks around messages, which stand in none of them; an empty message has none.
+
+    Inside of messages of the assistant there are marks behind what may be the end of its thoughts, since templates
+    leave thoughts out.
+    """
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+        digest = blake2b("\0".join(one.content for one in messages).encode("utf-8", "replace"), digest_size=_KEY_BYTES)
+        self._key = int.from_bytes(digest.digest())
+
+    @property
+    def marked(self) -> list[Message]:
+        """The messages with marks, inside of the white space around them."""
+        return [replace(one, content=self._marked(place, one)) for place, one in enumerate(self._messages)]
+
+    def _marked(self, place: int, message: Message) -> str:
+        words = message.content.strip()
+        if not words:
+            return message.content
+        first, last, within = (f"~{self._key}.{place}.{kind}~" for kind in (_FIRST, _LAST, _WITHIN))
+        if message.role == _ASSISTANT:
+            words = _AFTER_THOUGHTS.sub(lambda found: found[0] + within, words)
+        return message.content.replace(message.content.strip(), f"{first}{words}{last}")
+
+    def taken_out_of(self, text: str) -> WrittenChat:
+        """The text without the marks, and where they were; ChatError if they do not stand around their messages."""
+        parts = re.split(rf"~{self._key}\.(\d+)\.(\d)~", text)
+        found: dict[tuple[int, str], list[int]] = {}
+        length = len(parts[0])
+        for place, kind, following in zip(map(int, parts[1::3]), parts[2::3], parts[3::3], strict=True):
+            found.setdefault((place, kind), []).append(length)
+            length += len(following)
+        bare = "".join(parts[::3])
+        return WrittenChat(bare, [self._stretch(place, bare, found) for place in range(len(self._messages))])
+
+    def _stretch(self, place: int, text: str, found: Mapping[tuple[int, str], Sequence[int]]) -> Stretch:
+        """The stretch of a message in the text, by where the marks were found."""
+        message = self._messages[place]
+        words = message.content.strip()
+        if not words:
+            return 0, 0
+        first, within, last = (found.get((place, kind), []) for kind in (_FIRST, _WITHIN, _LAST))
+        if not (first or within or last):
+            remedy = "choose another `prompt`" if message.role == "user" else "say it in a message of the user"
+            raise ChatError(f"the chat template of this model leaves out {_name(place, message)}: {remedy}.")
+        begins = [*first, *within]
+        if len(last) == 1 and begins and len(first) <= 1:
+            begin, end = min(begins), last[0]
+            if text[begin:end] == words or (message.role == _ASSISTANT and begin <= end):
+                return begin, end
+        raise ChatError(
+            f"the chat template of this model changes {_name(place, message)}: word it otherwise, or choose another "
+            "`prompt`."
+        )
+
+
+def _name(place: int, message: Message) -> str:
+    return f"the message {message.content[:40]!r} (number {place + 1}, {message.role})"
 
 
 def write_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], failure: str, **how: Any) -> str:
-    """Messages as the tokenizer's chat template writes them; ModelError, which begins with `failure`, if it fails."""
+    """Messages as the tokenizer's chat template writes them; ChatError, which begins with `failure`, if it fails."""
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
     except Exception as error:  # a template is a program of its own, with any error
-        raise ModelError(f"{failure}: {first_line(error)}") from error
+        raise ChatError(f"{failure}: {first_line(error)}") from error

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -20,11 +20,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ralm.errors import ModelError, RalmWarning, TextError
 from ralm.lm.alignment import align
-from ralm.lm.local.chat import ChatTemplate, write_chat
+from ralm.lm.local.chat import ChatTemplate, Stretch, write_chat
 from ralm.lm.local.cuts import Cuts
 from ralm.lm.local.files import check_tokenizer, loading_errors
 from ralm.lm.pieces import Window, chunks_of, encode_in_pieces, join_pieces
-from ralm.records import EncodedPiece, IntArray, SpecialTokens
+from ralm.lm.tokenizer import last_of_user
+from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
 
 _LOG = logging.getLogger(__name__)
 _GOES_ON = "@@"
@@ -129,29 +130,49 @@ class ModelTokenizer:
             self._warn_of(text, ids.count(self.unknown_token))
         return np.array(ids, dtype=np.int64)
 
-    def encode_chat(self, message: str) -> tuple[IntArray, IntArray] | None:
-        """The ids (int64, N) of a chat with this message of the user, up to where the model's answer begins, and the
-        characters of the message that each stands for (int64, N x 2); None without a chat template.
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
+        """The ids (int64, N) of a chat, up to where the model's answer begins, and the characters of the last message
+        of the user that each stands for (int64, N x 2); None without a chat template.
 
-        The ids are those of `apply_chat_template`, except that the text of a special token in the message is read as
-        text. Raises ModelError if the template fails or changes the message.
+        The ids are those of `apply_chat_template`, except that the text of a special token in a message is read as
+        text. Raises ChatError if the template refuses, leaves out or changes a message, or if none is of the user.
         """
         if self._chat is None:
             return None
-        before, kept, after = self._chat.parts(message)
-        if any(token in kept for token in self._tokenizer.get_added_vocab()):
-            parts = [self.encode_with_spans(before), self._read_as_text(kept), self.encode_with_spans(after)]
-            begins = np.cumsum([0, len(before), len(kept)])
-            tokens = np.concatenate([ids for ids, _ in parts])
-            spans_N2 = np.concatenate([spans + begin for (_, spans), begin in zip(parts, begins, strict=True)])
-        else:
-            tokens, spans_N2 = self.encode_with_spans(before + kept + after)
-        begin, end = len(before), len(before) + len(kept)
-        left_out = _indent(message) - _indent(kept)
-        in_message_N2 = np.clip(spans_N2, begin, end) - begin + left_out
+        place = last_of_user(messages)
+        chat = self._chat.write(messages)
+        tokens, spans_N2 = self._encode_parts(chat.text, sorted(filter(self._marks_in(chat.text), chat.stretches)))
+        begin, end = chat.stretches[place]
+        content = messages[place].content
+        in_message_N2 = np.clip(spans_N2, begin, end) - begin + len(content) - len(content.lstrip())
         in_message_N2[spans_N2[:, 1] <= begin] = 0
-        in_message_N2[spans_N2[:, 0] >= end] = len(message)
+        in_message_N2[spans_N2[:, 0] >= end] = len(content)
         return tokens, in_message_N2
+
+    def _marks_in(self, text: str) -> Callable[[Stretch], bool]:
+        """What tells whether a stretch of a text holds a part of what reads as an added token, white space apart."""
+        marks = [mark for mark in self._tokenizer.get_added_vocab() if mark.strip()]
+        longest = max(map(len, marks), default=0)
+        pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or "(?!)")
+
+        def is_marked(stretch: Stretch) -> bool:
+            begin, end = stretch
+            found = pattern.finditer(text, max(0, begin - longest + 1), end + longest - 1)
+            return any(one.start() < end and one.end() > begin for one in found)
+
+        return is_marked
+
+    def _encode_parts(self, text: str, as_text: Sequence[Stretch]) -> tuple[IntArray, IntArray]:
+        """The ids and spans of a text; special tokens in some stretches, in ascending order, are read as text."""
+        if not as_text:
+            return self.encode_with_spans(text)
+        begins = [0, *(place for stretch in as_text for place in stretch)]
+        parts = [
+            (self._read_as_text if number % 2 else self.encode_with_spans)(text[begin:end])
+            for number, (begin, end) in enumerate(pairwise([*begins, len(text)]))
+        ]
+        spans_N2 = [spans + begin for (_, spans), begin in zip(parts, begins, strict=True)]
+        return np.concatenate([ids for ids, _ in parts]), np.concatenate(spans_N2)
 
     def decode(self, tokens: IntArray) -> str:
         """The text of token ids, special tokens written out; spaces are cleaned up if the tokenizer does so by default.
@@ -200,7 +221,8 @@ class ModelTokenizer:
     def _read_as_text(self, text: str) -> tuple[IntArray, IntArray]:
         """The ids and spans of a text that holds no special tokens, only text that looks like them."""
         added = set(self._tokenizer.get_added_vocab()) - set(self._tokenizer.all_special_tokens)
-        marks = [mark for mark in added if len(mark) > 1 and mark in text]  # would be read as one token: cut inside
+        # a mark would be read as one token: cut inside
+        marks = [mark for mark in added if len(mark.strip()) > 1 and mark in text]
         cuts = sorted({found.start() + 1 for mark in marks for found in re.finditer(re.escape(mark), text)})
         parts = [self._read_part(text[begin:end]) for begin, end in pairwise([0, *cuts, len(text)])]
         spans_N2 = np.concatenate(
@@ -278,11 +300,6 @@ def _check_characters(text: str, begin: int = 0) -> None:
         raise TextError(
             f"character {begin + bad.start:,} of the text is half a character, a lone surrogate ({text[bad.start]!r})."
         ) from None
-
-
-def _indent(text: str) -> int:
-    """How much white space a text begins with."""
-    return len(text) - len(text.lstrip())
 
 
 def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, TypeVar
 from fastapi import Depends, Request
 from pydantic import JsonValue
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ralm.errors import BudgetError, InputError, ModelError, RalmError, ServerError, UsageError
 from ralm.serving.errors import RequestError
@@ -67,13 +68,27 @@ async def stream(request: Request, job: Job) -> Response:
             going.stop()
             raise
         _service(request).metrics.first.observe(time.monotonic() - begin)
-        sent = _sent(first, events, going)
-        return StreamingResponse(sent, media_type="text/event-stream", headers=_NOT_BUFFERED)
+        return _Stream(_sent(first, events), going)
 
     return await _unless_gone(request, work)
 
 
-async def _sent(first: bytes | None, events: AsyncIterator[Any], going: Going) -> AsyncIterator[bytes]:
+class _Stream(StreamingResponse):
+    """The events of a job, which ends with the stream, however that ends."""
+
+    def __init__(self, events: AsyncIterator[bytes], going: Going) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=_NOT_BUFFERED)
+        self._going = going
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._going.stop()
+
+
+async def _sent(first: bytes | None, events: AsyncIterator[Any]) -> AsyncIterator[bytes]:
     try:
         if first is not None:
             yield first
@@ -84,8 +99,6 @@ async def _sent(first: bytes | None, events: AsyncIterator[Any], going: Going) -
         status, body = _said(error)
         _LOG.info("a stream ended with status %s", status)
         yield server_sent(body)
-    finally:
-        going.stop()
 
 
 async def _unless_gone(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:

@@ -5,25 +5,25 @@ Knows events of a completion; knows nothing of HTTP. Runs in the thread of the r
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
 
-import numpy as np
 from pydantic import JsonValue
 
-from ralm.evaluation.traces import identified, token_as_json, total_as_json
-from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
-from ralm.reading.provenance import total_gain
-from ralm.records import NO_PASSAGE, DoubleArray, Passage, Provenance
+from ralm.answering.citations import web_address
+from ralm.reading.pieces import GeneratedText, texts_of_tokens
+from ralm.records import Provenance
 from ralm.serving.completion import Began, Completion, Echoed, Event, Gained, Reads
 from ralm.serving.names import TokenNames
-from ralm.serving.scoring import Likeliest, ScoredToken
 from ralm.serving.wire.completions import Head, Usage
+from ralm.serving.wire.sources import (
+    Json,
+    PassagesTold,
+    Token,
+    gain_told,
+    log_prob_told,
+    passage_told,
+    result_told,
+)
 from ralm.serving.writing import Ended, Wrote
-
-LEAST: Final = -9999.0
-"""What OpenAI's API gives for the log-probability of an impossible token; JSON has no infinity."""
-Json: TypeAlias = dict[str, JsonValue]
-_Token: TypeAlias = ScoredToken | GeneratedToken
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Part:
 
     choice: int
     text: str
-    tokens: Sequence[_Token] = ()
+    tokens: Sequence[Token] = ()
     texts: Sequence[str] = ()
 
 
@@ -61,7 +61,7 @@ class CompletionAnswer:
         self._as_ids = as_ids
         self._texts: tuple[str, ...] = ()
         self._choices: list[_Choice] = []
-        self._passages: dict[int, Passage] = {}
+        self._told = PassagesTold(reads.passages, names, as_ids=as_ids)
 
     def whole(self, events: Iterator[Event]) -> Json:
         """The answer."""
@@ -102,7 +102,7 @@ class CompletionAnswer:
                 self.usage.written += event.tokens
                 self._choices[event.choice].reason = event.reason
             case Gained():
-                self._choices[event.choice].gain = self._gain(event)
+                self._choices[event.choice].gain = _gain(event)
         return None
 
     def _whole(self, number: int, choice: _Choice) -> Json:
@@ -118,10 +118,7 @@ class CompletionAnswer:
     def _piece(self, part: _Part) -> Json:
         piece: Json = {"choices": [self._choice(part.choice, part.text, part, None)]}
         if self._reads.source is not None:
-            known = set(self._passages)
-            tokens = self._sourced(part)
-            new = [_passage(one) for number, one in self._passages.items() if number not in known]
-            piece["ralm"] = {"choices": [{"index": part.choice, "tokens": tokens}], "passages": [*new]}
+            piece["ralm"] = self._told.piece(part.choice, part.tokens)
         return piece
 
     def _choice(self, number: int, text: str, part: _Part | None, reason: str | None) -> Json:
@@ -136,7 +133,7 @@ class CompletionAnswer:
             choice.at += len(text)
         return {
             "tokens": [self._name(token.token) for token in part.tokens],
-            "token_logprobs": [_log_prob(token.log_prob) for token in part.tokens],
+            "token_logprobs": [log_prob_told(token.log_prob) for token in part.tokens],
             "top_logprobs": [self._top(token) for token in part.tokens],
             "text_offset": offsets,
         }
@@ -144,15 +141,14 @@ class CompletionAnswer:
     def _name(self, token: int) -> str:
         return self._names.of(token, as_id=self._as_ids)
 
-    def _top(self, token: _Token) -> JsonValue:
+    def _top(self, token: Token) -> JsonValue:
         """The likeliest tokens and the token itself; null where nothing stands before it."""
         if token.log_prob is None:
             return None
-        listed: Likeliest = getattr(token, "likeliest", ())
         named: dict[str, JsonValue] = {}
-        for number, log_prob in listed[: self._asked.likeliest]:
-            named.setdefault(self._name(number), _log_prob(log_prob))
-        named.setdefault(self._name(token.token), _log_prob(token.log_prob))
+        for number, log_prob in token.likeliest[: self._asked.likeliest]:
+            named.setdefault(self._name(number), log_prob_told(log_prob))
+        named.setdefault(self._name(token.token), log_prob_told(token.log_prob))
         return named
 
     def _sources(self) -> Json:
@@ -161,74 +157,24 @@ class CompletionAnswer:
             return {}
         choices: list[JsonValue] = []
         for number, choice in enumerate(self._choices):
-            tokens = [token for part in choice.parts for token in self._sourced(part)]
-            told: Json = {"index": number, **({"tokens": [*tokens]} if choice.parts else {})}
+            told: Json = {"index": number, **({"tokens": self._tokens(choice)} if choice.parts else {})}
             choices.append({**told, **(choice.gain or {})})
-        passages: list[JsonValue] = [_passage(one) for one in self._passages.values()]
-        ralm: Json = {**self._reads.settings.config, "passages": passages, "choices": choices}
-        return {"ralm": ralm, "search_results": [_result(one) for one in self._passages.values()]}
+        passages = self._told.known.values()
+        ralm: Json = {
+            **self._reads.settings.config,
+            "passages": [passage_told(one) for one in passages],
+            "choices": choices,
+        }
+        return {"ralm": ralm, "search_results": [result_told(one, web_address(one)) for one in passages]}
 
-    def _sourced(self, part: _Part) -> list[JsonValue]:
-        """Tokens with their passages, which are noted."""
-        told: list[JsonValue] = []
-        for token in part.tokens:
-            for number in token.passages_K.tolist():
-                if number != NO_PASSAGE and number not in self._passages:
-                    self._passages[number] = self._reads.passages[number]
-            shown = token_as_json(
-                token.token,
-                self._name(token.token),
-                _log_prob(token.log_prob),
-                token.passages_K,
-                token.posteriors_K,
-            )
-            if (gain := getattr(token, "gain", None)) is not None:
-                shown["gain"] = gain
-            told.append(shown)
-        return told
+    def _tokens(self, choice: _Choice) -> list[JsonValue]:
+        return [token for part in choice.parts for token in self._told.tokens(part.tokens)]
 
-    def _gain(self, event: Gained) -> Json:
-        provenance = Provenance.of_rows([(one.passages_K, one.posteriors_K) for one in event.tokens])
-        gains: list[JsonValue] = [*map(_finite, event.gain_T.tolist())]
-        return {"gains": gains, "gain": _finite_values(total_as_json(total_gain(provenance, _bounded(event.gain_T))))}
+
+def _gain(event: Gained) -> Json:
+    return gain_told(Provenance.of_rows([(one.passages_K, one.posteriors_K) for one in event.tokens]), event.gain_T)
 
 
 def _texts(piece: GeneratedText) -> list[str]:
     _, texts = texts_of_tokens([piece])
     return texts
-
-
-def _log_prob(log_prob: float | None) -> float | None:
-    """A log-probability as JSON can hold it; None where the model does not tell it."""
-    if log_prob is None or np.isnan(log_prob):
-        return None
-    return max(log_prob, LEAST)
-
-
-def _finite(gain: float) -> float | None:
-    return float(gain) if np.isfinite(gain) else None
-
-
-def _bounded(gain_T: DoubleArray) -> DoubleArray:
-    return np.nan_to_num(gain_T, nan=0.0, posinf=-LEAST, neginf=LEAST)
-
-
-def _finite_values(value: Json) -> Json:
-    return {name: None if isinstance(one, float) and not np.isfinite(one) else one for name, one in value.items()}
-
-
-def _passage(passage: Passage) -> Json:
-    return {**identified(passage), "text": passage.text}
-
-
-def _result(passage: Passage) -> Json:
-    """A passage as answers of search engines have it."""
-    metadata = passage.metadata
-    return {
-        "title": passage.title or passage.document_id,
-        "url": metadata.get("url"),
-        "date": metadata.get("date"),
-        "snippet": passage.text,
-        "passage": passage.number,
-        "document_id": passage.document_id,
-    }

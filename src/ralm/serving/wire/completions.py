@@ -15,7 +15,7 @@ from ralm.pipeline.options import Sampling
 from ralm.serving.completion import Completion
 from ralm.serving.errors import RequestError
 from ralm.serving.options import Limits
-from ralm.serving.wire.fields import Body, Chosen, StreamOptions, chosen
+from ralm.serving.wire.fields import Body, Chosen, StreamOptions, check_stream, chosen, count, refuse_idle
 
 _MOST_TOKENS: Final = 16
 """Tokens that OpenAI's API writes if a request does not say."""
@@ -78,9 +78,10 @@ def completion_of(body: CompletionRequest, limits: Limits) -> Completion:
 
     Raises RequestError if a value is wrong, beyond the limits, or asks for something that there is not.
     """
-    _refuse_idle(body)
+    refuse_idle(body, _IDLE)
+    check_stream(body)
     prompts = prompts_of(body.prompt)
-    times = _count("n", body.n, 1, limits.texts, default=1)
+    times = count("n", body.n, 1, limits.texts, default=1)
     if body.best_of not in (None, times):
         raise RequestError("`best_of` is not supported: leave it out, or give the value of `n`.", param="best_of")
     if len(prompts) * times > limits.texts:
@@ -93,23 +94,15 @@ def completion_of(body: CompletionRequest, limits: Limits) -> Completion:
     choice = body.chosen
     return Completion(
         prompts=prompts,
-        new_tokens=_count("max_tokens", body.max_tokens, 0, most, default=min(_MOST_TOKENS, most)),
+        new_tokens=count("max_tokens", body.max_tokens, 0, most, default=min(_MOST_TOKENS, most)),
         times=times,
         echo=bool(body.echo),
         scored=body.logprobs is not None or bool(choice.get("gain")),
-        likeliest=_count("logprobs", body.logprobs, 0, limits.likeliest, default=0),
+        likeliest=count("logprobs", body.logprobs, 0, limits.likeliest, default=0),
         query=choice.get("query"),
         gain=bool(choice.get("gain")),
         sampling=sampling_of(body, 1.0),
     )
-
-
-def _refuse_idle(body: CompletionRequest) -> None:
-    for name, nothing in _IDLE.items():
-        if getattr(body, name) not in nothing:
-            raise RequestError(f"`{name}` is not supported: leave it out.", param=name)
-    if body.stream_options is not None and not body.stream:
-        raise RequestError("`stream_options` goes with `stream`: true.", param="stream_options")
 
 
 def sampling_of(body: Any, temperature: float) -> dict[str, Any]:
@@ -138,13 +131,6 @@ def _stop(given: str | Sequence[str] | None) -> tuple[str, ...]:
     if len(stop) > _MOST_STOPS:
         raise RequestError(f"`stop` has {len(stop):,} texts; at most {_MOST_STOPS} are read.", param="stop")
     return stop
-
-
-def _count(name: str, given: int | None, least: int, most: int, default: int) -> int:
-    value = default if given is None else given
-    if not least <= value <= most:
-        raise RequestError(f"`{name}` must be from {least} to {most:,}.", param=name)
-    return value
 
 
 def prompts_of(given: Any, param: str = "prompt") -> list[Any]:

@@ -1,11 +1,13 @@
 """What the bodies of requests have in common: unknown fields are refused, and what a request chooses in `ralm`."""
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
+from ralm.serving.errors import RequestError
 from ralm.serving.settings import choices
 
 
@@ -61,3 +63,24 @@ def chosen(given: Chosen | None) -> dict[str, Any]:
         return {}
     values = {name: getattr(given, name) for name in given.model_fields_set}
     return {name: value for name, value in values.items() if value is not None or name == "index"}
+
+
+def refuse_idle(body: Body, idle: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
+    """Raise RequestError if a field that does nothing has another value than those that clients send for nothing."""
+    for name, nothing in idle.items():
+        if getattr(body, name) not in nothing:
+            raise RequestError(f"`{where}{name}` is not supported: leave it out.", param=f"{where}{name}")
+
+
+def check_stream(body: Any) -> None:
+    """Raise RequestError if a request has options of a stream and wants none."""
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("`stream_options` goes with `stream`: true.", param="stream_options")
+
+
+def count(name: str, given: int | None, least: int, most: int, default: int) -> int:
+    """A number of a request, or the default; RequestError if it is out of range."""
+    value = default if given is None else given
+    if not least <= value <= most:
+        raise RequestError(f"`{name}` must be from {least} to {most:,}.", param=name)
+    return value

@@ -1,0 +1,182 @@
+"""Which passages an answer cites, and for which words: the rule by hand, and what holds of any answer."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from ralm.answering.citations import ONE_BIT, Citation, citations, name_of, sources_text, web_address
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import open_prompt
+from ralm.answering.sourced import Answerer
+from ralm.answering.sources import AskedRetriever
+from ralm.evaluation.traces import TracedText
+from ralm.pipeline.sources import FromRetriever
+from ralm.reading.ensemble import Ensemble
+from ralm.records import NO_PASSAGE, Metadata, Passage, Provenance
+from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer
+
+PASSAGES = {number: Passage(number, f"d{number}", f"Title {number}", f"Text {number}.") for number in range(4)}
+Row = tuple[Sequence[int], Sequence[float]]
+
+
+def traced(
+    texts: Sequence[str], gains: Sequence[float], rows: Sequence[Row] | None = None, before: str = ""
+) -> TracedText:
+    """An answer whose tokens have these gains; without `rows` it was read with passage 0."""
+    rows = [((0,), (1.0,))] * len(texts) if rows is None else rows
+    read = [(np.array(one, dtype=np.int64), np.array(other, dtype=np.float32)) for one, other in rows]
+    return TracedText(
+        before=before,
+        texts=texts,
+        log_probs_T=np.full(len(texts), -1, dtype=np.float32),
+        baseline_T=-1 - np.array(gains, dtype=np.float32),
+        provenance=Provenance.of_rows(read),
+        passages=PASSAGES,
+    )
+
+
+def cited(text: TracedText) -> dict[int, list[str]]:
+    """The words that each passage is cited for."""
+    whole = text.before + "".join(text.texts)
+    return {one.passage.number: [whole[begin:end] for begin, end in one.spans] for one in citations(text)}
+
+
+def test_a_passage_is_cited_for_the_words_that_it_gave() -> None:
+    texts = ["I", " think", " Par", "is", ",", " so", " it", " is"]
+    assert cited(traced(texts, [0, 0.05, 4, 0, 0, -0.5, 0.2, 0])) == {0: ["Paris"]}
+    assert cited(traced(texts, [2, 0, 4, 0, 0, -0.5, 0.2, 0])) == {0: ["I think Paris"]}
+    assert cited(traced(texts, [4, -9, 5, 0, 0, -5, 4, 4])) == {0: ["I", "Paris", "it is"]}
+
+
+def test_a_passage_that_gave_less_than_a_bit_is_not_cited() -> None:
+    assert cited(traced(["a", " b"], [ONE_BIT - 0.01, 0])) == {}
+    assert cited(traced(["a", " b"], [ONE_BIT + 0.01, 0])) == {0: ["a"]}
+    assert cited(traced(["a", " b"], [3, -2.5])) == {}  # on balance
+    assert cited(traced(["a"] * 30, [0.09] * 30)) == {}  # nowhere more than elsewhere
+    assert cited(traced(["a"], [-3])) == {}
+    assert cited(traced([], [])) == {}
+
+
+def test_each_token_goes_to_the_passage_that_gave_it_most() -> None:
+    both = (1, 2)
+    rows: list[Row] = [(both, (0.9, 0.1)), (both, (0.2, 0.8)), (both, (0.5, 0.5)), ((3,), (1.0,))]
+    assert cited(traced(["one", " two", " none", " three"], [5, 4, -1, 2], rows)) == {
+        1: ["one"],
+        2: ["two"],
+        3: ["three"],
+    }
+    assert [one.gain for one in citations(traced(["one", " two"], [5, 4], rows[:2]))] == pytest.approx([5.3, 3.7])
+
+
+def test_parts_of_a_word_that_two_passages_gave() -> None:
+    rows: list[Row] = [((1,), (1.0,)), ((NO_PASSAGE,), (1.0,)), ((2,), (1.0,))]
+    assert cited(traced(["in", "ter", "net"], [2, 0, 2], rows)) == {1: ["inter"], 2: ["net"]}
+    assert cited(traced([" net"], [2], rows[:1], before="in ter")) == {1: ["net"]}
+    assert cited(traced(["net"], [2], rows[:1], before="inter")) == {1: ["net"]}  # what is before is not the answer
+
+
+def test_scripts_without_spaces_are_not_widened() -> None:
+    assert cited(traced(["\u6211", "\u662f", "\u4e2d", "\u56fd"], [0, 0, 2, 0])) == {0: ["\u4e2d"]}
+    assert cited(traced(["\u0939\u093f", "\u0928\u094d\u0926\u0940"], [2, 0])) == {
+        0: ["\u0939\u093f\u0928\u094d\u0926\u0940"]
+    }
+
+
+def test_an_answer_cites_the_passage_that_its_words_come_from() -> None:
+    passages = [Passage(0, "a", "", "where " + "paris " * 12), Passage(1, "b", "", "where else is it")]
+    model = CountingModel(WordTokenizer(), vocabulary=30, max_length=100)
+    source = AskedRetriever(FromRetriever(SharedWordsRetriever(passages), passages))
+    reader = Ensemble(documents=2, weights="uniform")
+    options = AnswerOptions(new_tokens=4, stop=())
+    [answer] = Answerer(model, open_prompt("replug"), source, reader=reader, options=options).answers(["where is it"])
+    [found] = citations(answer.text)
+    assert answer.answer.text.split() == ["paris"] * 4
+    assert found.passage.document_id == "a"
+    assert [answer.answer.text[begin:end] for begin, end in found.spans] == ["paris paris paris paris"]
+    assert [one.gain for one in answer.sources] == [pytest.approx(0, abs=1), pytest.approx(found.gain)]
+
+
+def test_white_space_is_not_cited() -> None:
+    assert cited(traced(["a", " \n"], [0, 5])) == {}
+    assert cited(traced(["a", " \n b\n"], [0, 5])) == {0: ["b"]}
+
+
+def test_a_model_that_tells_no_log_probabilities_cites_nothing() -> None:
+    assert cited(traced(["a"], [math.nan])) == {}
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> TracedText:
+    texts = draw(st.lists(st.sampled_from(["a", " b", "c ", "", "\n", " \u4e2d", "d.", "  "]), max_size=20))
+    gains = [draw(st.floats(-6, 6, width=32)) for _ in texts]
+    rows = [
+        draw(
+            st.sampled_from(
+                [
+                    ((0,), (1.0,)),
+                    ((0, 1), (0.5, 0.5)),
+                    ((2, 0, 1), (0.7, 0.2, 0.1)),
+                    ((NO_PASSAGE,), (1.0,)),
+                    ((1, 2), (0.0, 1.0)),
+                ]
+            )
+        )
+        for _ in texts
+    ]
+    return traced(texts, gains, rows, draw(st.sampled_from(["", "before", "x "])))
+
+
+@given(answers())
+def test_what_holds_of_any_answer(text: TracedText) -> None:
+    found = citations(text)
+    whole = text.before + "".join(text.texts)
+    gains = {row.passage: row.gain for row in text.contributions}
+    spans = sorted(span for one in found for span in one.spans)
+    assert all(len(text.before) <= begin < end <= len(whole) for begin, end in spans)
+    assert all(one[1] <= other[0] for one, other in pairwise(spans))
+    assert all(whole[begin:end] == whole[begin:end].strip() for begin, end in spans)
+    assert [one.gain for one in found] == sorted((one.gain for one in found), reverse=True)
+    for one in found:
+        assert one.gain == gains[one.passage.number] >= ONE_BIT
+        assert list(one.spans) == sorted(one.spans)
+        assert one.spans
+
+
+@given(answers())
+def test_more_gain_of_the_only_passage_is_cited_no_less(text: TracedText) -> None:
+    alone = traced(text.texts, text.gain_T.tolist(), before=text.before)
+    more = traced(text.texts, [max(gain, 3) for gain in text.gain_T.tolist()], before=text.before)
+
+    def characters(found: Sequence[Citation]) -> set[int]:
+        return {place for one in found for span in one.spans for place in range(*span)}
+
+    assert characters(citations(alone)) <= characters(citations(more))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "address"),
+    [
+        ({}, None),
+        ({"url": "https://a.example/b", "source": "http://c"}, "https://a.example/b"),
+        ({"url": "b.html", "source": "HTTP://c.example"}, "HTTP://c.example"),
+        ({"url": "javascript:alert(1)"}, None),
+        ({"url": "https://a.example/\n[2] b: https://b.example"}, None),
+        ({"url": 7, "source": "/etc/passwd"}, None),
+    ],
+)
+def test_the_address_of_a_passage_in_the_web(metadata: Metadata, address: str | None) -> None:
+    assert web_address(Passage(0, "d", "T", "x", metadata=metadata)) == address
+
+
+def test_sources_as_text() -> None:
+    found = [
+        Citation(Passage(0, "d0", "A \n title", "x"), 3.0, [(0, 1)]),
+        Citation(Passage(1, "d1", "", "y"), 2.0, [(1, 2)]),
+    ]
+    assert sources_text(found, ["https://a", "/b"]) == "\n\nSources:\n[1] A title: https://a\n[2] d1: /b"
+    assert sources_text([], []) == ""
+    assert name_of(Passage(0, "d", "a\x1b[2J\u202e", "x")) == "a\\x1b[2J\\u202e"

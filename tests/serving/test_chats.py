@@ -1,0 +1,510 @@
+"""POST /v1/chat/completions over loopback, asked by the clients that people have: as the library answers."""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_openai import ChatOpenAI
+
+from ralm.answering.citations import citations
+from ralm.answering.conversation import Conversation
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import open_prompt
+from ralm.answering.sourced import Answerer, SourcedAnswer
+from ralm.answering.sources import AskedRetriever, RerankedPassages
+from ralm.errors import QuestionFileError, UsageError
+from ralm.lm.named import load_language_model
+from ralm.lm.options import ModelOptions
+from ralm.lm.tokenizer import full_tokenizer
+from ralm.pipeline.options import GenerationOptions
+from ralm.pipeline.sources import FromRetriever
+from ralm.protocols import Reader, Reranker, WritingModel
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
+from ralm.reading.in_context import InContext
+from ralm.records import Document, Message
+from ralm.reranking.likelihood import ZeroShot
+from ralm.reranking.random import RandomChoice
+from ralm.serving.options import ServeOptions
+from ralm.serving.service import Service
+from tests.chat_models import POSITIONS, save_chat_model
+from tests.fakes import CountingModel, WordTokenizer
+from tests.serving.served import save_index, serving
+
+CORPUS = [
+    Document("hill", "The Hill", "The dog keeps the sheep on the hill.", metadata={"url": "https://a.example/hill"}),
+    Document("sea", "The Sea", "The whales sing in the sea.", metadata={"url": "/etc/passwd"}),
+    Document("town", "The Town", "Fish and bread are sold by the sea."),
+]
+SAID: list[Any] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Tell me of the sea."},
+    {"role": "assistant", "content": "It is deep."},
+    {"role": "user", "content": "Who sings in the sea?"},
+]
+QUESTION: list[Any] = [{"role": "user", "content": "Who keeps the sheep?"}]
+READERS: list[tuple[dict[str, Any], Reader]] = [
+    ({}, InContext()),
+    ({"reader": "ensemble", "documents": 2, "weights": "uniform"}, Ensemble(documents=2, weights="uniform")),
+    ({"reader": "concatenation", "documents": 2}, Concatenation(documents=2)),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> WritingModel:
+    folder = save_chat_model(tmp_path_factory.mktemp("model") / "tiny-chat")
+    return load_language_model(str(folder), ModelOptions(dtype="float32"))
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_index(tmp_path_factory.mktemp("chats") / "index", CORPUS)
+
+
+@pytest.fixture(scope="module")
+def service(model: WritingModel, index: Path) -> Service:
+    return Service(model, folders={"texts": index})
+
+
+@pytest.fixture(scope="module")
+def url(service: Service) -> Iterator[str]:
+    with serving(service) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def answered(
+    model: WritingModel, index: Path, said: list[Any], reader: Reader | None = None, **options: Any
+) -> SourcedAnswer:
+    """What the library answers."""
+    answerer = Answerer(
+        model,
+        open_prompt("chat"),
+        AskedRetriever(FromRetriever.of_index(index)),
+        reader=reader,
+        options=AnswerOptions(**{"stop": (), "new_tokens": 24, **options}),
+        credit="passages",
+    )
+    return answerer.stream(Conversation([Message(one["role"], one["content"]) for one in said])).sourced()
+
+
+def asked(client: openai.OpenAI, said: list[Any], **more: Any) -> Any:
+    return client.chat.completions.create(
+        model="tiny-chat", messages=said, **{"max_tokens": 24, "temperature": 0, **more}
+    )
+
+
+@pytest.mark.parametrize(("chosen", "reader"), READERS)
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 5, "top_p": 0.9}])
+@pytest.mark.parametrize("said", [SAID, QUESTION])
+def test_the_answer_is_that_of_the_library(
+    client: openai.OpenAI,
+    model: WritingModel,
+    index: Path,
+    chosen: dict[str, Any],
+    reader: Reader,
+    sampling: dict[str, Any],
+    said: list[Any],
+) -> None:
+    expected = answered(model, index, said, reader, **sampling)
+    found = asked(client, said, logprobs=True, extra_body={"ralm": chosen}, **sampling)
+    [choice] = found.choices
+    assert choice.message.content == expected.answer.text
+    assert choice.message.role == "assistant"
+    tokens = choice.logprobs.content
+    assert [one.logprob for one in tokens] == pytest.approx([one.log_prob for one in expected.answer.tokens], abs=1e-4)
+    assert found.usage.completion_tokens == len(tokens) == len(expected.answer.tokens)
+    told = found.model_extra["ralm"]
+    assert told["index"] == "texts"
+    [own] = told["choices"]
+    assert own["gains"] == pytest.approx(expected.text.gain_T.tolist(), abs=1e-3)
+    assert own["gain"]["nats"] == pytest.approx(expected.text.gain.nats, abs=1e-3)
+    assert [one["passage"] for one in own["sources"]] == [one.passage.number for one in expected.sources]
+    shares = expected.text.provenance.posteriors_TK
+    np.testing.assert_allclose([one["posteriors"] for one in own["tokens"]], shares, atol=1e-4)
+    for one, other in zip(own["sources"], expected.sources, strict=True):
+        assert (one["share"], one["gain"]) == (
+            pytest.approx(other.share, abs=1e-3),
+            pytest.approx(other.gain, abs=1e-2),
+        )
+    assert {one["passage"] for one in told["passages"]} == {one.passage.number for one in expected.sources}
+    assert {one["passage"] for one in found.model_extra["search_results"]} == {
+        one["passage"] for one in told["passages"]
+    }
+
+
+def test_passages_may_be_chosen_by_a_reranker(client: openai.OpenAI, model: WritingModel, index: Path) -> None:
+    source = FromRetriever.of_index(index)
+    read = set()
+    rerankers: dict[str, Reranker] = {"zero-shot": ZeroShot(candidates=3), "random": RandomChoice(candidates=3)}
+    for method, reranker in rerankers.items():
+        chosen = RerankedPassages(source, reranker, model, GenerationOptions())
+        answerer = Answerer(model, open_prompt("chat"), chosen, options=AnswerOptions(stop=(), new_tokens=24))
+        for said in (SAID, QUESTION, SAID[3:], SAID[1:2]):
+            [expected] = answerer.answers([Conversation([Message(one["role"], one["content"]) for one in said])])
+            found = asked(client, said, extra_body={"ralm": {"rerank": method, "candidates": 3}})
+            assert found.choices[0].message.content == expected.answer.text
+            read.add(expected.sources[0].passage.number)
+    assert len(read) > 1
+
+
+@pytest.mark.parametrize(("chosen", "reader"), READERS)
+def test_annotations_are_the_citations_of_the_library(
+    client: openai.OpenAI, url: str, model: WritingModel, index: Path, chosen: dict[str, Any], reader: Reader
+) -> None:
+    cited = 0
+    for said in (SAID, QUESTION, SAID[3:], SAID[1:2]):
+        expected = answered(model, index, said, reader)
+        [choice] = asked(client, said, extra_body={"ralm": chosen}).choices
+        spans = sorted((span, one.passage) for one in citations(expected.text) for span in one.spans)
+        found = [one.url_citation for one in choice.message.annotations]
+        assert [(one.start_index, one.end_index) for one in found] == [span for span, _ in spans]
+        for one, (_, passage) in zip(found, spans, strict=True):
+            assert one.title == passage.title
+            web = passage.metadata.get("url") if passage.document_id == "hill" else None
+            assert one.url == (web or f"{url}/passages/texts/{passage.number}")
+            read = httpx.get(f"{url}/passages/texts/{passage.number}").json()
+            assert (read["text"], read["document_id"]) == (passage.text, passage.document_id)
+            cited += 1
+    assert cited > 0
+
+
+@pytest.mark.parametrize(("chosen", "reader"), READERS)
+def test_a_stream_is_the_same_answer(client: openai.OpenAI, chosen: dict[str, Any], reader: Reader) -> None:
+    more: dict[str, Any] = {"logprobs": True, "n": 2, "temperature": 0.9, "seed": 3, "extra_body": {"ralm": chosen}}
+    whole = asked(client, SAID, **more)
+    pieces = list(asked(client, SAID, stream=True, stream_options={"include_usage": True}, **more))
+    assert {one.object for one in pieces} == {"chat.completion.chunk"}
+    assert pieces[-1].usage == whole.usage
+    assert not pieces[-1].choices
+    for number, choice in enumerate(whole.choices):
+        own = [one for piece in pieces for one in piece.choices if one.index == number]
+        assert own[0].delta.role == "assistant"
+        assert "".join(one.delta.content or "" for one in own) == choice.message.content
+        assert [one.finish_reason for one in own] == [None] * (len(own) - 1) + [choice.finish_reason]
+        listed = [token for one in own if one.logprobs for token in one.logprobs.content]
+        assert listed == choice.logprobs.content
+        annotations = (own[-1].delta.model_extra or {}).get("annotations", [])
+        assert annotations == [one.model_dump() for one in choice.message.annotations]
+    told = pieces[-2].model_extra
+    assert told["search_results"] == whole.model_extra["search_results"]
+    for one, other in zip(told["ralm"]["choices"], whole.model_extra["ralm"]["choices"], strict=True):
+        assert one["sources"] == other["sources"]
+    tokens = [token for piece in pieces[:-2] for token in _tokens_of(piece, 0)]
+    credited = told["ralm"]["choices"][0].get("tokens", [])
+    assert bool(credited) == (chosen.get("reader") == "concatenation")  # whose passages are told apart at the end
+    assert (credited or tokens) == whole.model_extra["ralm"]["choices"][0]["tokens"]
+    assert [one["log_prob"] for one in tokens] == [one["log_prob"] for one in credited or tokens]
+
+
+def _tokens_of(piece: Any, number: int) -> list[Any]:
+    choices = (piece.model_extra or {}).get("ralm", {}).get("choices", [])
+    return [token for one in choices if one["index"] == number for token in one.get("tokens", [])]
+
+
+def test_choices_have_seeds_of_their_own(client: openai.OpenAI, model: WritingModel, index: Path) -> None:
+    found = asked(client, SAID, n=3, temperature=1.0, seed=7)
+    texts = [one.message.content for one in found.choices]
+    assert texts == [answered(model, index, SAID, temperature=1.0, seed=7 + n).answer.text for n in range(3)]
+    assert len(set(texts)) == 3
+
+
+def test_without_an_index_it_is_the_plain_conversation(client: openai.OpenAI, model: WritingModel) -> None:
+    found = asked(client, SAID, extra_body={"ralm": {"index": None}})
+    options = AnswerOptions(new_tokens=24, stop=())
+    said = [Message(one["role"], one["content"]) for one in SAID]
+    [expected] = Answerer(model, open_prompt("chat"), options=options).answers([Conversation(said)])
+    assert found.choices[0].message.content == expected.answer.text
+    assert found.choices[0].message.annotations == []
+    assert "search_results" not in found.model_extra
+    chat = full_tokenizer(model.tokenizer).encode_chat(said)
+    assert chat is not None
+    assert found.usage.prompt_tokens == len(chat[0])
+
+
+def test_an_answer_ends_for_a_reason(client: openai.OpenAI) -> None:
+    whole = asked(client, SAID)
+    text = whole.choices[0].message.content
+    assert whole.choices[0].finish_reason == "length"
+    stopped = asked(client, SAID, stop=[text[3:5], "never there"]).choices[0]
+    assert (stopped.finish_reason, stopped.message.content) == ("stop", text[: text.index(text[3:5])])
+    by_default = client.chat.completions.create(model="tiny-chat", messages=SAID, temperature=0)
+    assert by_default.usage is not None
+    assert by_default.usage.completion_tokens <= POSITIONS // 4
+
+
+def test_sources_as_text_for_clients_that_drop_fields(client: openai.OpenAI, url: str) -> None:
+    for said in (SAID, QUESTION, SAID[3:], SAID[1:2]):
+        plain = asked(client, said)
+        more = asked(client, said, extra_body={"ralm": {"sources": "text"}})
+        text, annotations = plain.choices[0].message.content, plain.choices[0].message.annotations
+        assert more.choices[0].message.annotations == annotations
+        told = more.choices[0].message.content.removeprefix(text)
+        streamed = asked(client, said, stream=True, extra_body={"ralm": {"sources": "text"}})
+        assert "".join(one.choices[0].delta.content or "" for one in streamed) == text + told
+        assert bool(told) == bool(annotations)
+        if annotations:
+            assert told.startswith("\n\nSources:\n[1] ")
+            assert {one.url_citation.url for one in annotations} == {
+                line.split(": ", 1)[1] for line in told.split("\n")[3:]
+            }
+            return
+    pytest.fail("no answer cites anything")
+
+
+def test_gain_can_be_left_out(client: openai.OpenAI) -> None:
+    found = asked(client, SAID, extra_body={"ralm": {"gain": False}})
+    assert found.choices[0].message.annotations == []
+    assert "gains" not in found.model_extra["ralm"]["choices"][0]
+    assert found.choices[0].message.content == asked(client, SAID).choices[0].message.content
+
+
+def test_langchain_chats(url: str, client: openai.OpenAI) -> None:
+    chat = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model="tiny-chat", temperature=0, max_tokens=24)  # type: ignore[arg-type, call-arg]
+    said = [
+        SystemMessage("Be brief."),
+        HumanMessage("Tell me of the sea."),
+        AIMessage("It is deep."),
+        HumanMessage([{"type": "text", "text": "Who sings in the sea?"}]),
+    ]
+    expected = asked(client, SAID).choices[0].message.content
+    assert chat.invoke(said).content == expected
+    assert "".join(str(piece.content) for piece in chat.stream(said)) == expected
+    with_sources = chat.bind(extra_body={"ralm": {"index": None}})
+    assert (
+        with_sources.invoke(said).content
+        == asked(client, SAID, extra_body={"ralm": {"index": None}}).choices[0].message.content
+    )
+
+
+def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
+    first = asked(client, SAID[1:2])
+    parts = [{"type": "text", "text": "Who sings"}, {"type": "text", "text": "in the sea?"}]
+    said = [
+        {"role": "developer", "content": "Be brief."},
+        SAID[1],
+        first.choices[0].message,
+        {"role": "user", "content": parts},
+    ]
+    plain = [
+        SAID[0],
+        SAID[1],
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "Who sings\nin the sea?"},
+    ]
+    assert asked(client, said).choices == asked(client, plain).choices
+    nothing: dict[str, Any] = {
+        "n": 1,
+        "user": "me",
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "response_format": {"type": "text"},
+        "tools": [],
+        "store": False,
+        "modalities": ["text"],
+        "logit_bias": {},
+    }
+    assert asked(client, SAID, **nothing).choices == asked(client, SAID).choices
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "said"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "`tools` is not supported"),
+        ({"tool_choice": "required"}, "tool_choice", "not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
+        ({"audio": {"voice": "ash", "format": "wav"}}, "audio", "not supported"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
+        ({"top_logprobs": 2}, "top_logprobs", "`top_logprobs` goes with `logprobs`"),
+        ({"top_logprobs": 99, "logprobs": True}, "top_logprobs", "from 0 to 20"),
+        ({"n": 0}, "n", "from 1 to"),
+        ({"max_tokens": 0}, "max_tokens", "from 1 to"),
+        ({"max_tokens": 512}, "messages", "at most 512 fit here: shorten them to 0 tokens, or lower `max_tokens`"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "differ"),
+        ({"max_tokens": 480}, "messages", r"have \d+ tokens and 480 are to be written"),
+        ({"temperature": -1}, "temperature", "temperature"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "goes with `stream`"),
+        ({"messages": []}, "messages", "no message with the role user"),
+        ({"messages": SAID[:1]}, "messages", "no message with the role user"),
+        ({"messages": [SAID[1], SAID[3]]}, "messages", "refuses these messages: roles must alternate"),
+        ({"messages": [{"role": "user", "content": " "}]}, "messages", "is empty"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "must be text"),
+        (
+            {"messages": [{"role": "tool", "content": "5", "tool_call_id": "a"}]},
+            "messages.0",
+            "tools are not supported",
+        ),
+        ({"messages": [{"role": "tool", "content": "5"}]}, "messages.0", "tools are not supported"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}
+                ]
+            },
+            "messages.0.content.0",
+            "of the type image_url; only text is read",
+        ),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, "messages.0.content.0", "only text is read"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "lone surrogate"),
+        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "not supported"),
+        ({"messages": [{"role": "user</s>", "content": "a"}]}, "messages.0.role", "it must be system, developer"),
+        ({"ralm": {"stride": 4}}, "ralm.stride", "does nothing in a chat"),
+        ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
+        ({"ralm": {"rerank": "predictive"}}, "ralm.rerank", "rerank"),
+        ({"ralm": {"sources": "footnotes"}}, "ralm.sources", "sources"),
+        ({"ralm": {"query": " "}}, "ralm.query", "is empty"),
+        ({"ralm": {"index": "../other"}}, "ralm.index", "is not served"),
+        ({"model": "gpt-4o"}, "model", "is not served"),
+        ({"message": []}, "message", "the nearest is `messages`"),
+        ({"messages": [{"role": "user", "contents": "a"}]}, "messages.0.contents", "the nearest is `content`"),
+        ({"ralm": {"source": "text"}}, "ralm.source", "the nearest is `sources`"),
+        ({"top_logprob": 1}, "top_logprob", "the nearest is `top_logprobs`"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_refused(url: str, more: dict[str, Any], param: str | None, said: str, stream: bool) -> None:
+    body = {"model": "tiny-chat", "messages": SAID, "stream": stream or None, **more}
+    if stream and "stream_options" in more:
+        return
+    typed = {"Content-Type": "application/json"}
+    found = httpx.post(f"{url}/v1/chat/completions", content=json.dumps(body), headers=typed)
+    assert found.status_code in (400, 404), found.text
+    error = found.json()["error"]
+    assert error["param"] == param, error
+    assert re.search(said, error["message"]), error
+    assert error["type"] in ("invalid_request_error", "not_found_error")
+
+
+def test_a_conversation_that_does_not_fit(url: str, client: openai.OpenAI, model: WritingModel) -> None:
+    def said(length: int) -> list[Any]:
+        return [{"role": "user", "content": "s" * length}]
+
+    chat = full_tokenizer(model.tokenizer).encode_chat([Message("user", "s")])
+    assert chat is not None
+    most = POSITIONS - len(chat[0])  # characters beside the one, with nothing left for an answer
+    for more in (0, 10**6):
+        found = httpx.post(f"{url}/v1/chat/completions", json={"model": "tiny-chat", "messages": said(most + 1 + more)})
+        error = found.json()["error"]
+        assert (found.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+        assert f"the messages have {POSITIONS + more:,} tokens and 1 are to be written" in error["message"]
+    plain: dict[str, Any] = {"extra_body": {"ralm": {"index": None}}}
+    fits = client.chat.completions.create(model="tiny-chat", messages=said(most - 9), temperature=0, **plain)
+    assert fits.usage is not None
+    assert (fits.usage.prompt_tokens, fits.usage.completion_tokens) == (POSITIONS - 10, 10)
+    with_passage = client.chat.completions.create(model="tiny-chat", messages=said(most - 39), temperature=0)
+    assert with_passage.choices[0].finish_reason == "length"
+
+
+def test_a_passage_that_there_is_not(url: str) -> None:
+    for path in ("texts/3", "texts/-1", "other/0", "texts/99999999999999999999999"):
+        found = httpx.get(f"{url}/passages/{path}")
+        assert found.status_code == 404, path
+    assert httpx.get(f"{url}/passages/texts/a").status_code == 400
+
+
+def test_a_model_without_a_chat_template(index: Path) -> None:
+    tiny = load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
+    with serving(Service(tiny, folders={"texts": index})) as url:
+        body = {"model": "ralm-tiny", "messages": QUESTION, "max_tokens": 8}
+        found = httpx.post(f"{url}/v1/chat/completions", json=body)
+        assert found.status_code == 400
+        assert "ralm-tiny has no chat template: ask /v1/completions" in found.json()["error"]["message"]
+    with serving(Service(tiny, ServeOptions(prompt="replug"), folders={"texts": index})) as url:
+        answerer = Answerer(
+            tiny,
+            open_prompt("replug"),
+            AskedRetriever(FromRetriever.of_index(index)),
+            options=AnswerOptions(new_tokens=8),
+        )
+        [expected] = answerer.answers([QUESTION[0]["content"]])
+        found = httpx.post(f"{url}/v1/chat/completions", json={**body, "temperature": 0})
+        assert found.json()["choices"][0]["message"]["content"] == expected.answer.text
+        found = httpx.post(f"{url}/v1/chat/completions", json={**body, "messages": SAID})
+        assert found.status_code == 400
+        assert "has 4 messages, and this prompt asks one question" in found.json()["error"]["message"]
+
+
+def test_the_likeliest_tokens_are_listed(client: openai.OpenAI, model: WritingModel, index: Path) -> None:
+    plain = asked(client, SAID, logprobs=True)
+    found = asked(client, SAID, logprobs=True, top_logprobs=3)
+    assert found.choices[0].message == plain.choices[0].message
+    expected = answered(model, index, SAID, likeliest=3)
+    listed = found.choices[0].logprobs.content
+    assert len(listed) == len(expected.answer.tokens)
+    for one, token in zip(listed, expected.answer.tokens, strict=True):
+        assert [other.logprob for other in one.top_logprobs] == pytest.approx([value for _, value in token.likeliest])
+        assert one.top_logprobs[0].token == one.token  # greedy
+        assert one.top_logprobs[0].logprob == one.logprob
+        assert one.bytes is None or bytes(one.bytes).decode() == one.token
+    assert all(one.top_logprobs == [] for one in plain.choices[0].logprobs.content)
+
+
+def test_many_chats_at_once_are_answered_as_alone(url: str, model: WritingModel, index: Path) -> None:
+    readers = [READERS[n % len(READERS)] for n in range(12)]
+    said = [[SAID, QUESTION, SAID[3:], SAID[1:2]][n % 4] for n in range(12)]
+
+    async def ask_all() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as clients:
+            return await asyncio.gather(
+                *(
+                    clients.chat.completions.create(
+                        model="tiny-chat",
+                        messages=said[n],
+                        max_tokens=16,
+                        temperature=n % 2,
+                        seed=n,
+                        extra_body={"ralm": readers[n][0]},
+                    )
+                    for n in range(12)
+                )
+            )
+
+    for n, found in enumerate(asyncio.run(ask_all())):
+        expected = answered(model, index, said[n], readers[n][1], new_tokens=16, temperature=float(n % 2), seed=n)
+        assert found.choices[0].message.content == expected.answer.text
+
+
+def test_prompts_that_are_none_of_chats(model: WritingModel) -> None:
+    with pytest.raises(UsageError, match="chat-choice shows choices"):
+        Service(model, ServeOptions(prompt="chat-choice"))
+    with pytest.raises(QuestionFileError, match="is no prompt"):
+        Service(model, ServeOptions(prompt="absent"))
+
+
+def test_a_model_that_gives_text_alone(index: Path) -> None:
+    tokenizer = WordTokenizer()
+    tokenizer.encode("Question: Answer: Knowledge: The whales sing in the sea. Who sings by the sea?")
+    model = CountingModel(tokenizer, tier="text", name="words", max_length=400)
+    service = Service(model, ServeOptions(prompt="replug"), folders={"texts": index})
+    with serving(service) as url:
+        body = {
+            "model": "words",
+            "messages": [{"role": "user", "content": "Who sings by the sea?"}],
+            "max_tokens": 2,
+            "temperature": 0,
+        }
+        refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "logprobs": True})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"] == "the model words tells no log-probabilities: leave out `logprobs`."
+        refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "ralm": {"gain": True}})
+        assert refused.status_code == 400
+        assert "does not tell the log-probabilities of given texts" in refused.json()["error"]["message"]
+        ensemble = {"reader": "ensemble", "documents": 2}
+        refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "ralm": ensemble})
+        assert refused.status_code == 400
+        assert "gives text alone" in refused.json()["error"]["message"]

@@ -1,0 +1,145 @@
+"""The tokenizer, searching, and the vectors of texts."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from ralm import EncoderOptions, PlanOptions, build_index, load_encoder, open_index
+from ralm.corpus.passages import make_passages
+from ralm.lm.named import load_local_model
+from ralm.serving.options import Settings
+from ralm.serving.service import Service
+from tests.serving.served import DOCUMENTS, MODEL, PROMPTS, serving, tiny
+from tests.tiny_encoders import save_tiny_bert
+from tests.tiny_models import save_tiny_model
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_tokens_of_a_text_and_back(client: httpx.Client) -> None:
+    for prompt in PROMPTS:
+        answer = client.post("/tokenize", json={"prompt": prompt, "return_token_strs": True}).json()
+        assert answer["tokens"] == tiny().tokenizer.encode(prompt).tolist()
+        assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+        assert answer["max_model_len"] == 1024
+        assert client.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": prompt}
+    assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+    assert client.post("/tokenize", json={"prompt": "", "model": MODEL}).json()["tokens"] == []
+
+
+def test_special_tokens(client: httpx.Client, tmp_path: Path) -> None:
+    info = client.get("/tokenizer_info").json()
+    assert (info["eos_token"], info["bos_token"], info["chat_template"]) == ("<|endoftext|>", None, None)
+    assert client.post("/tokenize", json={"prompt": info["eos_token"]}).json()["tokens"] == [0]
+    with serving(Service(load_local_model(str(save_tiny_model("llama", tmp_path / "llama"))))) as url:
+        assert httpx.get(f"{url}/tokenizer_info").json()["bos_token"] == "<s>"
+        for special, expected in ((True, [256, 97]), (False, [97]), (None, [256, 97])):
+            body = {"prompt": "a"} | ({} if special is None else {"add_special_tokens": special})
+            tokens = httpx.post(f"{url}/tokenize", json=body).json()["tokens"]
+            assert len(tokens) == len(expected)
+            assert (tokens[0] == 256) is (len(expected) == 2)
+        models = httpx.get(f"{url}/v1/models").json()["data"]
+        assert [one["id"] for one in models] == ["llama"]
+
+
+def test_a_bos_is_read_once_and_never_told(tmp_path: Path) -> None:
+    """Text begins with the BOS that the tokenizer puts first; token ids are read as they are."""
+    model = load_local_model(str(save_tiny_model("llama", tmp_path / "llama")))
+    with serving(Service(model)) as url:
+        body = {"model": "llama", "max_tokens": 0, "echo": True, "logprobs": 0}
+        text = "The sea is"
+        ids = model.tokenizer.encode(text).tolist()
+
+        def scored(prompt: object) -> list[float]:
+            answer = httpx.post(f"{url}/v1/completions", json={**body, "prompt": prompt}).json()
+            found: list[float] = answer["choices"][0]["logprobs"]["token_logprobs"]
+            assert found[0] is None
+            return found[1:]
+
+        of_text, with_bos, without = scored(text), scored([256, *ids]), scored(ids)
+        assert of_text == pytest.approx(with_bos[1:], abs=1e-4)
+        assert without != pytest.approx(of_text, abs=1e-2)
+
+
+def test_under_retrieval_a_bos_begins_the_reading(tmp_path: Path, index: Path) -> None:
+    model = load_local_model(str(save_tiny_model("llama", tmp_path / "llama")))
+    service = Service(model, folders={"few": index}, max_length=64, settings=_short())
+    with serving(service) as url:
+        body = {"model": "llama", "max_tokens": 4, "temperature": 0, "echo": True, "logprobs": 0}
+        text = "The sea is deep and"
+        ids = model.tokenizer.encode(text).tolist()
+        of_text, of_ids = (
+            httpx.post(f"{url}/v1/completions", json={**body, "prompt": prompt}).json()["choices"][0]
+            for prompt in (text, [256, *ids])
+        )
+        assert of_text["text"] == of_ids["text"].removeprefix("<s>")
+        one, other = of_text["logprobs"]["token_logprobs"], of_ids["logprobs"]["token_logprobs"]
+        assert one[1:] == pytest.approx(other[2:], abs=1e-4)
+        assert other[1] < 0  # the first token behind the BOS is scored
+
+
+def _short() -> Settings:
+    return Settings(plan=PlanOptions(document_tokens=16, max_length=64))
+
+
+# ---- searching
+
+
+def test_a_search_is_that_of_ralm_search(client: httpx.Client, index: Path) -> None:
+    answer = client.get("/search", params={"q": "dog sheep", "k": 2}).json()
+    hits = open_index(index).bm25.retrieve(["dog sheep"], 2).of(0)
+    assert [(hit["passage"], hit["score"]) for hit in answer["hits"]] == [
+        (number, round(score, 4)) for number, score in hits
+    ]
+    assert answer["hits"][0]["metadata"] == {"url": "http://h"}
+    assert answer["index"] == "few"
+    assert client.get("/search", params={"q": "nothing of the kind", "index": "few"}).json()["hits"] == []
+
+
+def test_without_an_index_there_is_nothing_to_search(plain_url: str) -> None:
+    assert httpx.get(f"{plain_url}/search?q=a").status_code == 404
+
+
+# ---- vectors
+
+
+@pytest.fixture(scope="module")
+def dense_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("dense")
+    encoder = load_encoder(EncoderOptions(encoder=str(save_tiny_bert(folder / "bert"))))
+    build_index(make_passages(DOCUMENTS), folder / "index", encoder=encoder)
+    with serving(Service(tiny(), folders={"both": folder / "index"})) as url:
+        yield url
+
+
+def test_vectors_are_those_of_queries(dense_url: str) -> None:
+    client = openai.OpenAI(base_url=f"{dense_url}/v1", api_key="any", max_retries=0)
+    texts = ["whales", "the dog sleeps"]
+    as_base64 = client.embeddings.create(model="both", input=texts)  # what openai's client asks for
+    as_numbers = client.embeddings.create(model="both", input=texts, encoding_format="float")
+    assert [one.embedding for one in as_base64.data] == [one.embedding for one in as_numbers.data]
+    raw = httpx.post(
+        f"{dense_url}/v1/embeddings", json={"model": "both", "input": "whales", "encoding_format": "base64"}
+    ).json()["data"][0]["embedding"]
+    np.testing.assert_allclose(np.frombuffer(base64.b64decode(raw), "<f4"), as_numbers.data[0].embedding, atol=1e-5)
+    assert [one.id for one in client.models.list()] == ["both", MODEL]
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model=MODEL, input=texts)
+    with pytest.raises(openai.BadRequestError):
+        client.embeddings.create(model="both", input=texts, dimensions=3)
+
+
+def test_a_request_may_choose_the_retriever(dense_url: str) -> None:
+    body = {"model": MODEL, "prompt": PROMPTS[0], "max_tokens": 4, "temperature": 0}
+    for retriever in ("bm25", "dense", "hybrid", "random"):
+        choice = {"retriever": retriever, "reader": "ensemble", "documents": 3}
+        answer = httpx.post(f"{dense_url}/v1/completions", json={**body, "ralm": choice}, timeout=60).json()
+        assert answer["ralm"]["retriever"] == retriever
+        assert len(answer["ralm"]["passages"]) > 0
+        found = httpx.get(f"{dense_url}/search", params={"q": "whales", "k": 2, "retriever": retriever}).json()
+        assert len(found["hits"]) == (1 if retriever == "bm25" else 2)
