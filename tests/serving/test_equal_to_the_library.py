@@ -1,6 +1,7 @@
 """What is served is what `ralm generate` and `ralm eval` give, alone and among many, greedy and seeded."""
 
 import random
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,7 +29,8 @@ from ralm.lm.scoring import Scorer
 from ralm.pipeline.reading import read
 from ralm.pipeline.texts import prepare_text
 from ralm.serving.service import Service
-from tests.serving.served import MODEL, PROMPTS, events_of, tiny
+from tests.api.backings import OfTable
+from tests.serving.served import MODEL, PROMPTS, events_of, serving, tiny
 
 READERS: dict[str, Any] = {
     "in-context": InContext(),
@@ -245,3 +247,28 @@ def test_the_plain_model_scores_without_an_index(plain_url: str) -> None:
     assert listed["token_logprobs"][1:-1] == pytest.approx(expected.tolist(), abs=1e-4)
     assert "ralm" not in answer
     assert "search_results" not in answer
+
+
+def test_a_prompt_of_one_token_has_nothing_before_it(client: httpx.Client) -> None:
+    body = {"model": MODEL, "prompt": "The", "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 2}
+    [choice] = answered(client, body)["choices"]
+    assert choice["logprobs"]["token_logprobs"][0] is None
+    assert choice["logprobs"]["top_logprobs"][0] is None
+    assert len(choice["logprobs"]["tokens"]) == 2
+    assert choice["logprobs"]["text_offset"] == [0, 3]
+
+
+def test_the_end_of_a_text_is_a_token_behind_an_echoed_prompt() -> None:
+    """Clients of `echo` count on one token more than the prompt has, whatever the model writes."""
+    body = {"model": "table-1", "max_tokens": 40, "temperature": 1, "logprobs": 0}
+    with serving(Service(OfTable(seed=1, ends=True))) as url, httpx.Client(base_url=url, timeout=60) as http:
+        reasons = Counter[str]()
+        for seed in range(20):
+            [alone] = answered(http, {**body, "seed": seed, "prompt": "abc"})["choices"]
+            [echoed] = answered(http, {**body, "seed": seed, "prompt": "abc", "echo": True})["choices"]
+            end = ["<|end|>"] if alone["finish_reason"] == "stop" else []
+            assert echoed["logprobs"]["tokens"] == ["a", "b", "c", *alone["logprobs"]["tokens"], *end]
+            assert echoed["text"] == "abc" + alone["text"]
+            assert echoed["finish_reason"] == alone["finish_reason"]
+            reasons[alone["finish_reason"]] += 1
+    assert reasons.keys() == {"stop", "length"}
