@@ -4,6 +4,7 @@
 # make lint    lint, types and layers alone
 # make fuzz    options at their extremes and damaged files, thousands of each: none may crash, hang or answer otherwise
 # make kills   kill the program at 50 random moments of every command that writes a folder
+# make soak    a server at saturation for half an hour, with faults: no growth, nothing stuck, nothing wrong
 # make bench   the benchmarks, each against a named baseline in the same run
 # make bench-retrieval   BM25 against other engines
 # make bench-dense       dense and hybrid retrieval against BM25, brute force and the encoder itself
@@ -12,6 +13,7 @@
 # make bench-learning    signals and training against plain loops
 # make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
 # make bench-answering   answers to questions with 16 demonstrations and ten passages against the plain loop of prompts
+# make bench-serving     the server with many requests at once against one after another
 # make bench-api         requests to models behind an API, certified tokens, reading ahead
 # make docs    write docs/command-line.md from the program's own help, and docs/python-api.md from the docstrings
 # make test-lowest   run the fast tests with the lowest versions of dependencies that pyproject.toml allows
@@ -28,7 +30,7 @@ SEED ?= 0
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo serve-demo test test-fast test-lowest lint kills fuzz bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-api docs clean
+.PHONY: demo serve-demo test test-fast test-lowest lint kills fuzz soak bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-api docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -54,6 +56,9 @@ lint: $(VENV)/installed-dev
 
 kills: $(VENV)/installed-dev
 	RALM_KILLS=50 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/test_kills.py
+
+soak: $(VENV)/installed-dev
+	RALM_SOAK=1800 $(BIN)/python -m pytest --timeout 36000 tests/serving/test_soak.py
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.index_memory
@@ -84,11 +89,15 @@ bench-ensembles: $(VENV)/installed-dev
 bench-answering: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.answering
 
+bench-serving: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.serving
+
 bench-api: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.api
 
 fuzz: $(VENV)/installed-dev
-	RALM_FUZZ=5000 $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/fuzz
+	RALM_FUZZ=5000 $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/fuzz tests/serving/test_odd_requests.py \
+		tests/serving/test_odd_chats.py
 	$(BIN)/python -m tests.fuzz.damage --mutants $(MUTANTS) --seed $(SEED)
 
 docs: $(VENV)/installed-dev

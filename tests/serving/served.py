@@ -2,20 +2,17 @@
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from ralm import build_index
 from ralm.corpus.passages import make_passages
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.named import load_local_model
-from ralm.records import Document, FloatArray, Pass
+from ralm.records import Document
 from ralm.serving.running import Server, address_of, bound_socket
 from ralm.serving.service import Service
 
@@ -37,27 +34,10 @@ PROMPTS = [
 ]
 
 
-class Told:
-    """What one token of a plain model has: a stand-in for `distributions` of models that lack it."""
-
-    def __init__(self, model: LocalLanguageModel) -> None:
-        self._model = model
-
-    @torch.inference_mode()
-    def __call__(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
-        for one in passes:
-            logits_1NV = self._model.model(input_ids=torch.from_numpy(one.tokens_N[:-1])[None], use_cache=False).logits
-            log_probs_NV = np.asarray(logits_1NV[0].float().log_softmax(-1))
-            yield log_probs_NV[one.targets_P - 1]
-
-
 @cache
 def tiny() -> LocalLanguageModel:
-    """The built-in model, which also tells distributions."""
-    model: Any = load_local_model(MODEL)
-    if not hasattr(model, "distributions"):
-        model.distributions = Told(model)
-    return model  # type: ignore[no-any-return]
+    """The built-in model."""
+    return load_local_model(MODEL)
 
 
 def save_index(folder: Path, documents: Sequence[Document] = DOCUMENTS) -> Path:

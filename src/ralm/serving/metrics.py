@@ -8,6 +8,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 _SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
+BATCH_FIGURES: Final = {
+    "steps": "Steps in which texts were read together.",
+    "texts": "Texts in these steps.",
+    "seconds": "Seconds of these steps.",
+    "passes": "Prompts, or parts of them, that were scored.",
+}
+"""What is told of `ralm.serving.batching.batcher.Counts`, by name."""
+
+
 class Metrics:
     """The figures of one server."""
 

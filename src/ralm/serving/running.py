@@ -42,6 +42,7 @@ def serve(service: Service, listening: socket.socket, ready: Callable[[str], Non
     with no_progress():
         service.warm_up()
         server.run()
+        service.close()
 
 
 class Server(uvicorn.Server):

@@ -7,17 +7,19 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from ralm.errors import UsageError
 from ralm.protocols import LanguageModel, WritingModel
 from ralm.retrieval.options import RetrieverOptions
+from ralm.serving.batching.model import BatchedModel
 from ralm.serving.chat import open_chat_prompt
 from ralm.serving.completion import Reads
 from ralm.serving.errors import RequestError
 from ralm.serving.indexes import Indexes, Rerankers
-from ralm.serving.metrics import Metrics
+from ralm.serving.metrics import BATCH_FIGURES, Metrics
 from ralm.serving.models import shared_model
 from ralm.serving.names import TokenNames
 from ralm.serving.options import ServeOptions, Settings
@@ -62,6 +64,7 @@ class Service:
         self.prompt = open_chat_prompt(self.options.prompt)
         self.names = TokenNames(self.model.tokenizer)
         self.metrics = Metrics()
+        self._watch_batches()
         self.reads({})  # what cannot be opened is said now
 
     @property
@@ -79,6 +82,11 @@ class Service:
         for _ in write([prompt], self.model, options, **reads.parts):
             pass
 
+    def close(self) -> None:
+        """End the thread that reads for all requests; whoever waits for it ends too."""
+        if isinstance(self.model, BatchedModel):
+            self.model.close()
+
     def workers(self) -> Workers:
         """The threads of requests, for the event loop that runs."""
         limits = self.options.limits
@@ -86,6 +94,12 @@ class Service:
         self.metrics.watch("requests_under_way", "Requests that are computed.", lambda: workers.under_way)
         self.metrics.watch("requests_waiting", "Requests that wait for a place.", lambda: workers.waiting)
         return workers
+
+    def _watch_batches(self) -> None:
+        if isinstance(self.model, BatchedModel):
+            counts = self.model.counts
+            for name, said in BATCH_FIGURES.items():
+                self.metrics.watch(f"batch_{name}", said, partial(getattr, counts, name))
 
     def check_model(self, name: str) -> None:
         """Raise RequestError if a model is not the one that is served."""

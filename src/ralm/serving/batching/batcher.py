@@ -68,14 +68,12 @@ class _Scoring:
 
 @dataclass(slots=True)
 class Counts:
-    """What was read so far: steps and their seconds, texts in them, tokens read of these, passes scored and theirs."""
+    """What was read so far: steps, texts in them and their seconds, and passes that were scored."""
 
     steps: int = 0
     texts: int = 0
-    tokens: int = 0
-    passes: int = 0
-    pass_tokens: int = 0
     seconds: float = 0.0
+    passes: int = 0
 
 
 class Batcher:
@@ -278,7 +276,6 @@ class Batcher:
             if isinstance(found, Exception):
                 scoring.answer.set_exception(found)
                 return
-            self.counts.pass_tokens += len(scoring.next)
             scoring.found.append(found)
             if len(scoring.found) < len(scoring.passes):
                 self._scoring.append(scoring)
