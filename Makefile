@@ -4,6 +4,7 @@
 # make lint    lint, types and layers alone
 # make fuzz    options at their extremes and damaged files, thousands of each: none may crash, hang or answer otherwise
 # make kills   kill the program at 50 random moments of every command that writes a folder
+# make golden  all cases of other programs' answers; make test compares a part of the slowest ones
 # make soak    a server at saturation for half an hour, with faults: no growth, nothing stuck, nothing wrong
 # make bench   the benchmarks, each against a named baseline in the same run
 # make bench-retrieval   BM25 against other engines
@@ -30,7 +31,7 @@ SEED ?= 0
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo serve-demo test test-fast test-lowest lint kills fuzz soak bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-api docs clean
+.PHONY: demo serve-demo test test-fast test-lowest lint kills fuzz golden soak bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-api docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -56,6 +57,9 @@ lint: $(VENV)/installed-dev
 
 kills: $(VENV)/installed-dev
 	RALM_KILLS=50 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/test_kills.py
+
+golden: $(VENV)/installed-dev
+	RALM_GOLDEN=all $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/test_against_reference.py tests/answering/test_official_qa.py
 
 soak: $(VENV)/installed-dev
 	RALM_SOAK=1800 $(BIN)/python -m pytest --timeout 36000 tests/serving/test_soak.py

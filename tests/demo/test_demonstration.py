@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_bm25_passages_help_and_random_ones_do_not(tmp_path: Path) -> None:
-    answer = ralm("demo", "--folder", tmp_path / "demo", "--limit-tokens", 600, "--json")
+    answer = ralm("demo", "--folder", tmp_path / "demo", "--limit-tokens", 300, "--json")
     assert answer.status == 0, answer.err
     shown = json.loads(answer.out)
     assert list(shown) == ["none", "random", "bm25", "oracle"]

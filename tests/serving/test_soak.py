@@ -19,7 +19,7 @@ import pytest
 from tests.serving.process import Running, running
 from tests.serving.served import MODEL, PROMPTS, save_index
 
-SECONDS = float(os.environ.get("RALM_SOAK", "8"))
+SECONDS = float(os.environ.get("RALM_SOAK", "5"))
 ASK: dict[str, Any] = {"model": MODEL, "max_tokens": 16, "temperature": 0}
 LONG = 600
 CLIENTS = 8
