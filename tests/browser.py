@@ -1,4 +1,4 @@
-"""A real Chromium for tests of pages. Where the checks run (CI=true) it must be there; elsewhere tests without it skip."""
+"""A real Chromium for tests of pages. With CI=true it must be there; else tests that need it skip."""
 
 import itertools
 import json
@@ -67,7 +67,7 @@ class Tab:
     def until(self, script: str, seconds: float = 60) -> None:
         """Wait until a script gives something true."""
         end = time.monotonic() + seconds
-        while not self.value(script):
+        while not self.value(f"Boolean({script})"):
             assert time.monotonic() < end, f"{script} did not come true; {self.faults}"
             time.sleep(0.05)
 

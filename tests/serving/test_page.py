@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from ralm.records import Document
-from ralm.serving.options import ServeOptions
+from ralm.reading.plan import PlanOptions
+from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.service import Service
 from tests.browser import Tab, browser_tab, needs_browser
 from tests.serving.served import DOCUMENTS, MODEL, save_index, serving, tiny
@@ -52,8 +53,8 @@ def tab(browser: Tab) -> Iterator[Tab]:
     assert not browser.faults, "nothing was refused by the policy, and no script failed"
 
 
-def text_of(tab: Tab, id: str) -> str:
-    return str(tab.value(f"document.getElementById({id!r}).textContent"))
+def text_of(tab: Tab, name: str) -> str:
+    return str(tab.value(f"document.getElementById({name!r}).textContent"))
 
 
 def write(tab: Tab, url: str, prompt: str = PROMPT, **options: object) -> None:
@@ -93,7 +94,7 @@ def test_what_may_be_chosen(page_url: str, folder: Path) -> None:
     assert told["choices"]["index"] == {"values": ["few"]}
     assert told["choices"]["retriever"] == {"values": ["bm25", "random"]}, "the index has no vectors"
     assert told["choices"]["documents"] == {"least": 1, "most": 100}
-    with serving(Service(tiny(), ServeOptions(allow=("reader",)), {"few": folder}, key=KEY)) as url:
+    with serving(Service(tiny(), ServeOptions(allow=("reader",)), folders={"few": folder}, key=KEY)) as url:
         assert httpx.get(f"{url}/choices").status_code == 401
         assert httpx.get(f"{url}/").status_code == 200
         told = httpx.get(f"{url}/choices", headers={"Authorization": f"Bearer {KEY}"}).json()
@@ -209,7 +210,8 @@ def test_on_a_phone_it_is_one_column(tab: Tab, page_url: str) -> None:
 
 @needs_browser
 def test_escape_stops_and_errors_are_told(tab: Tab, folder: Path) -> None:
-    service = Service(SlowTable(0.05), folders={"few": folder})
+    settings = Settings(plan=PlanOptions(max_length=256, document_tokens=32))
+    service = Service(SlowTable(0.05), settings=settings, folders={"few": folder})
     with serving(service) as url:
         tab.open(f"{url}/#max_tokens=200&temperature=0")
         tab.type("#prompt", "abc")
@@ -232,7 +234,7 @@ def test_escape_stops_and_errors_are_told(tab: Tab, folder: Path) -> None:
 @needs_browser
 def test_a_key_is_asked_for_and_kept_nowhere(tab: Tab, folder: Path) -> None:
     options = ServeOptions(allow=("reader", "gain"))
-    with serving(Service(tiny(), options, {"few": folder}, key=KEY)) as url:
+    with serving(Service(tiny(), options, folders={"few": folder}, key=KEY)) as url:
         tab.open(f"{url}/#max_tokens=4&reader=ensemble")
         assert tab.value("document.getElementById('key').checkVisibility()")
         tab.type("#key", KEY)
