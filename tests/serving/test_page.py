@@ -9,8 +9,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from ralm.records import Document
 from ralm.reading.plan import PlanOptions
+from ralm.records import Document
 from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.service import Service
 from tests.browser import Tab, browser_tab, needs_browser
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metadata = {"url": "javascript:alert(1)", "note": NASTY}
-    nasty = Document("nasty", NASTY, f"Markup {NASTY} stays text, and open() opens a file.", metadata=metadata)  # type: ignore[arg-type]
+    nasty = Document("nasty", NASTY, f"Markup {NASTY} stays text, and open() opens a file.", metadata=metadata)
     return save_index(tmp_path_factory.mktemp("page") / "index", [*DOCUMENTS, nasty])
 
 
