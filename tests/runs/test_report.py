@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,9 @@ from ralm.evaluation.traces import TracedText
 from ralm.records import NO_PASSAGE, Metadata, Passage, Provenance
 from ralm.runs.page import report_page
 from ralm.runs.report import Report
+from tests.browser import browser_command, needs_browser
 
 NASTY = "</script><script>alert(1)</script>"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ def test_gains_and_contributions_of_the_data(report: Report) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+@needs_browser
 def test_a_browser_draws_it(report: Report, tmp_path: Path) -> None:
     """After its scripts the page shows every token and passage; keys move between tokens, a click marks a passage's."""
     acts = """<script>
@@ -156,17 +155,13 @@ def test_a_browser_draws_it(report: Report, tmp_path: Path) -> None:
     page = report_page(replace(report, text=replace(report.text, passages=passages)))
     file.write_text(page.replace("</body>", acts), encoding="utf-8")
     done = subprocess.run(
-        [
-            str(BROWSER),
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
+        browser_command(
+            tmp_path / "profile",
             "--enable-logging=stderr",
             "--virtual-time-budget=3000",
-            f"--user-data-dir={tmp_path / 'profile'}",
             "--dump-dom",
             file.as_uri(),
-        ],
+        ),
         capture_output=True,
         text=True,
         timeout=120,

@@ -4,7 +4,9 @@ const $ = id => document.getElementById(id);
 
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  for (const [name, value] of Object.entries(attributes))
+    if (name === "style") node.style.cssText = value;    // a strict policy refuses the attribute
+    else node.setAttribute(name, value);
   node.append(...children);
   return node;
 }

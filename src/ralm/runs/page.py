@@ -1,7 +1,8 @@
 """Reports as self-contained pages.
 
 A page is a template with the data filled in, and with the style and the functions that all pages share (page.css and
-page.js beside this file). It fetches nothing, and text in it is never treated as markup.
+page.js beside this file) or that those share which show where tokens came from (tokens.css and tokens.js). It loads
+nothing, and text in it is never treated as markup.
 """
 
 import html
@@ -15,7 +16,7 @@ from ralm.controls import one_line
 from ralm.runs.report import Report
 from ralm.runs.run import to_json
 
-_MARK: Final = re.compile(r"\{\{(?:title|style|script|data)\}\}")
+_MARK: Final = re.compile(r"\{\{(?:title|style|script|tokens\.css|tokens\.js|data)\}\}")
 
 
 def report_page(report: Report) -> str:
@@ -29,6 +30,8 @@ def page(package: str, template: str, title: str, data: JsonValue) -> str:
         "{{title}}": html.escape(one_line(title)),
         "{{style}}": _text("ralm.runs", "page.css"),
         "{{script}}": _text("ralm.runs", "page.js"),
+        "{{tokens.css}}": _text("ralm.runs", "tokens.css"),
+        "{{tokens.js}}": _text("ralm.runs", "tokens.js"),
         "{{data}}": to_json(data).replace("<", "\\u003c"),
     }
     # in one pass: the data may contain a mark

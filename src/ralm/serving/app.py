@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ralm.serving.errors import RequestError
-from ralm.serving.routes import chats, completions, models, operating, searching, tokens
+from ralm.serving.routes import chats, completions, models, operating, pages, searching, tokens
 from ralm.serving.routes.answering import refusal
 from ralm.serving.security import Guard
 from ralm.serving.service import Service
@@ -24,7 +24,7 @@ from ralm.serving.wire.fields import Body, Chosen
 from ralm.version import __version__
 
 _LOG: Final = logging.getLogger("ralm.serving")
-_FAMILIES: Final = (completions, chats, models, tokens, searching, operating)
+_FAMILIES: Final = (completions, chats, models, tokens, searching, operating, pages)
 _FIELDS: Final[Mapping[str, Mapping[str, type[Body]]]] = {
     "/v1/completions": {"ralm": Chosen, "": CompletionRequest},
     "/v1/chat/completions": {"ralm": ChatChosen, "messages": MessageBody, "": ChatRequest},

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ralm.errors import UsageError
 from ralm.protocols import LanguageModel, WritingModel
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.options import RetrieverName, RetrieverOptions
 from ralm.serving.batching.model import BatchedModel
 from ralm.serving.chat import open_chat_prompt
 from ralm.serving.completion import Reads
@@ -142,19 +142,26 @@ class Service:
 
     def _possible(self, name: str, options: RetrieverOptions) -> RetrieverOptions:
         """The options, if the index of a name was built for them; else RequestError."""
-        index = self.indexes.index(name)
-        lacking = []
-        if options.retriever in ("bm25", "hybrid") and index.bm25_options is None:
-            lacking.append("words")
-        if options.is_dense and not index.vectors:
-            lacking.append("vectors")
-        if lacking:
+        lacking = self._lacking(name, options)
+        if lacking is not None:
             raise RequestError(
-                f"the index {name!r} has no {lacking[0]}, which `retriever` {options.retriever} searches: choose "
+                f"the index {name!r} has no {lacking}, which `retriever` {options.retriever} searches: choose "
                 "another one.",
                 param="ralm.retriever",
             )
         return options
+
+    def can_search(self, retriever: RetrieverName) -> bool:
+        """Whether every index can be searched so."""
+        options = replace(self.settings.retrieval, retriever=retriever)
+        return all(self._lacking(name, options) is None for name in self.indexes.names)
+
+    def _lacking(self, name: str, options: RetrieverOptions) -> str | None:
+        """What an index would need to be searched so; None if it has everything."""
+        index = self.indexes.index(name)
+        if options.retriever in ("bm25", "hybrid") and index.bm25_options is None:
+            return "words"
+        return "vectors" if options.is_dense and not index.vectors else None
 
 
 def _first_named(message: str, choice: Mapping[str, Any]) -> str | None:

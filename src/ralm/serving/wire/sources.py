@@ -4,6 +4,7 @@ Knows records; knows nothing of HTTP or of who asked.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -11,7 +12,7 @@ from pydantic import JsonValue
 
 from ralm.evaluation.traces import TracedText, identified, token_as_json, total_as_json
 from ralm.reading.pieces import GeneratedToken
-from ralm.reading.provenance import total_gain
+from ralm.reading.provenance import contributions, total_gain
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Passages, Provenance
 from ralm.serving.names import TokenNames
 from ralm.serving.scoring import ScoredToken
@@ -77,12 +78,14 @@ def result_told(passage: Passage, url: JsonValue) -> Json:
 
 
 def gain_told(provenance: Provenance, gain_T: DoubleArray) -> Json:
-    """The gain of each token and of all, in nats; null for one that is not known or infinite."""
+    """The gain of each token and of all, in nats, and what each passage contributed; null for a gain that is not known
+    or infinite."""
     bounded_T = np.nan_to_num(gain_T, nan=0.0, posinf=-LEAST, neginf=LEAST)
     total = total_as_json(total_gain(provenance, bounded_T))
     return {
         "gains": [*map(finite, gain_T.tolist())],
         "gain": {name: finite(one) if isinstance(one, float) else one for name, one in total.items()},
+        "contributions": [asdict(one) for one in contributions(provenance, bounded_T)],
     }
 
 

@@ -1,0 +1,1 @@
+"""The page at `/` of a server, and what it may choose from."""

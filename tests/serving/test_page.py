@@ -1,0 +1,258 @@
+"""The page at `/` in a real browser: what is typed, streamed, shaded, pointed at, searched and linked to."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from ralm.reading.plan import PlanOptions
+from ralm.records import Document
+from ralm.serving.options import ServeOptions, Settings
+from ralm.serving.service import Service
+from tests.browser import Tab, browser_tab, needs_browser
+from tests.serving.served import DOCUMENTS, MODEL, save_index, serving, tiny
+from tests.serving.test_limits import SlowTable
+
+NASTY = '</script><script>document.title="caught"</script><img src=x onerror="document.title=\'caught\'">'
+PROMPT = "The function open() opens a"
+KEY = "sk-the-key-of-the-page"
+DONE = "document.getElementById('status').textContent === 'done'"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    metadata = {"url": "javascript:alert(1)", "note": NASTY}
+    nasty = Document("nasty", NASTY, f"Markup {NASTY} stays text, and open() opens a file.", metadata=metadata)
+    return save_index(tmp_path_factory.mktemp("page") / "index", [*DOCUMENTS, nasty])
+
+
+@pytest.fixture(scope="module")
+def page_url(folder: Path) -> Iterator[str]:
+    with serving(Service(tiny(), folders={"few": folder})) as url:
+        yield f"{url}/"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with browser_tab(tmp_path_factory.mktemp("browser")) as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(browser: Tab) -> Iterator[Tab]:
+    browser.size(1280, 900)
+    browser.faults.clear()
+    browser.requested.clear()
+    yield browser
+    assert not browser.faults, "nothing was refused by the policy, and no script failed"
+
+
+def text_of(tab: Tab, name: str) -> str:
+    return str(tab.value(f"document.getElementById({name!r}).textContent"))
+
+
+def write(tab: Tab, url: str, prompt: str = PROMPT, **options: object) -> None:
+    """Open the page with options in its link, type a prompt and have it continued."""
+    given = {"max_tokens": 12, "temperature": 0, **options}
+    tab.open(url + "#" + "&".join(f"{name}={value}" for name, value in given.items()))
+    tab.type("#prompt", prompt)
+    tab.press("Enter", control=True)
+    tab.until(DONE)
+
+
+def completed(url: str, **more: Any) -> Any:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, **more}
+    return httpx.post(f"{url}v1/completions", json=body, timeout=60).json()
+
+
+# ---- what the server sends
+
+
+def test_the_page_tells_nothing_of_what_is_served_and_loads_nothing(page_url: str) -> None:
+    answer = httpx.get(page_url)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "connect-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert not re.search(r"https?://|@import|url\(|src=|innerHTML|insertAdjacent", answer.text)
+    assert MODEL not in answer.text
+    assert "few" not in answer.text
+    assert httpx.get(page_url, headers={"Host": "evil.example"}).status_code == 403
+
+
+def test_what_may_be_chosen(page_url: str, folder: Path) -> None:
+    told = httpx.get(f"{page_url}choices").json()
+    assert told["model"] == MODEL
+    assert told["defaults"]["index"] == "few"
+    assert told["choices"]["index"] == {"values": ["few"]}
+    assert told["choices"]["retriever"] == {"values": ["bm25", "random"]}, "the index has no vectors"
+    assert told["choices"]["documents"] == {"least": 1, "most": 100}
+    with serving(Service(tiny(), ServeOptions(allow=("reader",)), folders={"few": folder}, key=KEY)) as url:
+        assert httpx.get(f"{url}/choices").status_code == 401
+        assert httpx.get(f"{url}/").status_code == 200
+        told = httpx.get(f"{url}/choices", headers={"Authorization": f"Bearer {KEY}"}).json()
+        assert told["choices"] == {"reader": {"values": ["in-context", "ensemble", "concatenation"]}}
+
+
+# ---- in a browser
+
+
+@needs_browser
+def test_a_prompt_is_continued_with_and_without_passages(tab: Tab, page_url: str) -> None:
+    write(tab, page_url, reader="ensemble", documents=2)
+    chosen = {"reader": "ensemble", "documents": 2, "gain": True}
+    told, plain = completed(page_url, ralm=chosen), completed(page_url, ralm={"index": None})
+    assert text_of(tab, "plain") == PROMPT + plain["choices"][0]["text"]
+    shown = tab.value("[...document.querySelectorAll('#text p')].map(one => one.textContent).join('\\n')")
+    assert shown.replace("\u200b", "").strip() == (PROMPT + told["choices"][0]["text"]).strip()
+
+    choice = told["ralm"]["choices"][0]
+    shades = tab.value(
+        "read.spans.map(one => [one.classList.contains('h'), Number(one.style.getPropertyValue('--g'))])"
+    )
+    assert len(shades) == len(choice["gains"]) == 12
+    for (helped, strength), gain in zip(shades, choice["gains"], strict=True):
+        assert helped is (gain >= 0)
+        assert strength == pytest.approx(min(1, abs(gain) / 3), abs=0.006)
+    colours = tab.value("read.spans.map(one => getComputedStyle(one).backgroundColor)")
+    assert len(set(colours)) > 3, "the policy lets the shades be drawn"
+    assert f"{abs(choice['gain']['nats']):.2f} nats" in text_of(tab, "gain")
+    assert all(one.startswith(page_url) for one in tab.requested if not one.startswith(("about:", "data:")))
+
+
+@needs_browser
+def test_tokens_and_passages_show_each_other(tab: Tab, page_url: str) -> None:
+    write(tab, page_url, reader="ensemble", documents=2)
+    token = completed(page_url, ralm={"reader": "ensemble", "documents": 2})["ralm"]["choices"][0]["tokens"][4]
+    tab.point("#t4")
+    rows = tab.value("[...document.querySelectorAll('#card .docs .number')].map(one => one.textContent)")
+    shares = sorted(token["posteriors"], reverse=True)
+    assert [float(row.strip("<%")) / 100 for row in rows] == pytest.approx(shares, abs=0.006)
+    tab.value("document.querySelector('#card .docs button').click()")
+    first = token["passages"][token["posteriors"].index(max(token["posteriors"]))]
+    assert tab.value("read.traced") == first
+    assert tab.value("document.querySelectorAll('.t.by').length") >= 1
+    assert tab.value("document.getElementById('t4').classList.contains('by')")
+    listed = tab.value("[...document.querySelectorAll('#passages .number')].map(one => one.textContent)")
+    assert len(listed) >= 2
+    tab.press("Escape")
+    assert tab.value("document.querySelectorAll('.t.by').length") == 0
+
+
+@needs_browser
+def test_keys_move_among_tokens(tab: Tab, page_url: str) -> None:
+    write(tab, page_url)
+    tab.value("document.querySelector('.t[tabindex=\"0\"]').focus()")
+    seen = []
+    for key in ("Home", "ArrowRight", "ArrowRight", "ArrowLeft", "End"):
+        tab.press(key)
+        seen.append(tab.value("document.activeElement.id"))
+        assert tab.value("document.querySelector('.t.on').id") == seen[-1]
+    assert seen == ["t0", "t1", "t2", "t1", "t11"]
+    names = "[...document.querySelectorAll('input, select, textarea')].every(one => one.labels.length === 1)"
+    assert tab.value(names), "every field has a label"
+    assert tab.value("document.getElementById('text').getAttribute('aria-live')") == "polite"
+    assert tab.value("document.getElementById('text').hasAttribute('aria-busy')") is False
+
+
+@needs_browser
+def test_markup_stays_text(tab: Tab, page_url: str) -> None:
+    write(tab, page_url, f"{PROMPT} {NASTY}", reader="ensemble", documents=4)
+    assert NASTY in text_of(tab, "text")
+    assert NASTY in text_of(tab, "plain")
+    tab.type("#query", f"markup stays text {NASTY}")
+    tab.press("Enter")
+    tab.until("document.querySelectorAll('#hits details').length > 0")
+    tab.value("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    tab.until("document.querySelector('#hits details p') && document.querySelector('#passages details p')")
+    assert NASTY in text_of(tab, "hits")
+    assert NASTY in text_of(tab, "passages")
+    assert tab.value("document.querySelectorAll('img, main script').length") == 0
+    assert tab.value("document.title") == MODEL
+    assert "javascript:alert(1)" in text_of(tab, "hits")
+    assert tab.value("document.querySelectorAll('a[href^=javascript]').length") == 0
+
+
+@needs_browser
+def test_a_link_holds_prompt_and_options(tab: Tab, page_url: str) -> None:
+    prompt = 'Two lines\n& "more" + caf\u00e9 #1'
+    tab.open(f"{page_url}#prompt={quote(prompt)}&reader=ensemble&documents=3&seed=7&temperature=0.5")
+    assert tab.value("document.getElementById('prompt').value") == prompt
+    found = tab.value("['reader', 'documents', 'seed', 'temperature'].map(name => document.getElementById(name).value)")
+    assert found == ["ensemble", "3", "7", "0.5"]
+    tab.type("#prompt", "!")
+    link = tab.value("document.getElementById('link').href")
+    assert link == tab.value("location.href")
+    tab.open(link)
+    assert sorted(tab.value("document.getElementById('prompt').value")) == sorted(prompt + "!")
+    assert not [one for one in tab.requested if "completions" in one], "a link writes nothing by itself"
+
+
+@needs_browser
+def test_on_a_phone_it_is_one_column(tab: Tab, page_url: str) -> None:
+    tab.size(360, 740)
+    write(tab, page_url)
+    assert tab.value("document.documentElement.scrollWidth") <= 360
+    columns = tab.value("['with', 'without'].map(name => document.getElementById(name).getBoundingClientRect().x)")
+    assert columns[0] == columns[1]
+    tab.value("document.getElementById('t3').click()")
+    card = tab.value("(box => [box.bottom, box.height])(document.getElementById('card').getBoundingClientRect())")
+    assert card[0] == 740, "the sources are at the lower edge"
+    assert 0 < card[1] < 400
+
+
+@needs_browser
+def test_escape_stops_and_errors_are_told(tab: Tab, folder: Path) -> None:
+    settings = Settings(plan=PlanOptions(max_length=256, document_tokens=32))
+    service = Service(SlowTable(0.05), settings=settings, folders={"few": folder})
+    with serving(service) as url:
+        tab.open(f"{url}/#max_tokens=200&temperature=0")
+        tab.type("#prompt", "abc")
+        tab.press("Enter", control=True)
+        tab.until("read.tokens.length > 2")
+        assert tab.value("document.getElementById('text').getAttribute('aria-busy')") == "true"
+        tab.press("Escape")
+        assert text_of(tab, "status") == "stopped"
+        many = tab.value("read.tokens.length")
+        assert many < 200
+        tab.value("new Promise(done => setTimeout(done, 500))")
+        assert tab.value("read.tokens.length") == many
+        tab.value("document.getElementById('max_tokens').value = '1000000'")
+        tab.press("Enter", control=True)
+        tab.until("!document.getElementById('with-fault').hidden && !document.getElementById('without-fault').hidden")
+        assert "max_tokens" in text_of(tab, "with-fault")
+        tab.faults[:] = [one for one in tab.faults if "the server responded with a status of 400" not in one]
+
+
+@needs_browser
+def test_a_key_is_asked_for_and_kept_nowhere(tab: Tab, folder: Path) -> None:
+    options = ServeOptions(allow=("reader", "gain"))
+    with serving(Service(tiny(), options, folders={"few": folder}, key=KEY)) as url:
+        tab.open(f"{url}/#max_tokens=4&reader=ensemble")
+        assert tab.value("document.getElementById('key').checkVisibility()")
+        tab.type("#key", KEY)
+        tab.press("Tab")
+        tab.until(f"document.title === {MODEL!r}")
+        assert tab.value("document.getElementById('reader').value") == "ensemble"
+        assert tab.value("document.getElementById('without').hidden"), "requests may not leave out the index"
+        assert tab.value("document.getElementById('stride').parentElement.hidden")
+        tab.type("#prompt", PROMPT)
+        tab.press("Enter", control=True)
+        tab.until(DONE)
+        assert tab.value("read.tokens.length") >= 1
+        kept = tab.value("location.href + document.cookie + JSON.stringify({...localStorage, ...sessionStorage})")
+        assert KEY not in kept
+
+
+@needs_browser
+def test_without_an_index_there_is_one_column(tab: Tab, plain_url: str) -> None:
+    write(tab, f"{plain_url}/")
+    assert tab.value("document.getElementById('with').hidden")
+    assert text_of(tab, "plain") == PROMPT + completed(f"{plain_url}/")["choices"][0]["text"]
