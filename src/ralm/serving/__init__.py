@@ -10,5 +10,6 @@ One request is one thread that runs the library's own code; the asyncio side che
     prompts, writing, scoring, completion, chat    what one request asks, without HTTP; events out
     wire                OpenAI's requests, answers and error bodies
     routes, app         HTTP
+    pages               the page at `/`
     security, metrics, running               keys and sizes; figures; the process
 """
