@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from ralm.bounds import check_count
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.protocols import LanguageModel, Reader, Reranker
@@ -124,11 +123,10 @@ class Sampling:
         ),
     ] = 1.0
     seed: Annotated[int, seed_option(_DRAWN)] = 0
-    likeliest: int = 0
+    likeliest: Annotated[int, Option("How many likeliest tokens are recorded with each token.", least=0, flag="")] = 0
 
     def __post_init__(self) -> None:
         check_options(self)
-        check_count("likeliest", self.likeliest, least=0)
         if 0 < self.temperature < COLDEST:
             raise UsageError(f"`temperature` must be 0 (greedy) or at least {COLDEST:g}, not {self.temperature}.")
 
