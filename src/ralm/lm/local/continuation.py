@@ -28,6 +28,7 @@ from ralm.lm.local.head import ChosenLogits, sent
 from ralm.lm.local.keyvalues import Kept, KeyValueRows
 from ralm.lm.local.packed import PackedWeights
 from ralm.lm.local.replica import LOGITS_A_BATCH, TOKENS_A_BATCH, target_log_probs
+from ralm.lm.prefixes import shared_tokens
 from ralm.records import FloatArray, IntArray, NextTokens, Pass
 
 _WORTH: Final = 8
@@ -321,8 +322,8 @@ def _changed(held: Sequence[IntArray], texts: Sequence[IntArray], placed: dict[i
     for number, text in enumerate(texts):
         if number in placed or not free:
             continue
-        row = max(free, key=lambda row: _shared(held[row], text))
-        columns = min(_shared(held[row], text), len(text) - 1)
+        row = max(free, key=lambda row: shared_tokens(held[row], text))
+        columns = min(shared_tokens(held[row], text), len(text) - 1)
         if columns * _WORTH >= len(text):
             free.remove(row)
             found[number] = _Placed(number, Kept(row, columns))
@@ -336,17 +337,10 @@ def _beginnings(new: Sequence[int], rows: Sequence[IntArray]) -> dict[int, tuple
     copied: dict[int, tuple[int, int]] = {}
     for row in new:
         wanted = len(rows[row]) - 1
-        shared = [min(_shared(rows[other], rows[row]), len(rows[other]) - 1, wanted) for other in whole]
+        shared = [min(shared_tokens(rows[other], rows[row]), len(rows[other]) - 1, wanted) for other in whole]
         best = int(np.argmax(shared)) if shared else 0
         if shared and shared[best] * _WORTH_A_COPY >= wanted > 0:
             copied[row] = (whole[best], shared[best])
         else:
             whole.append(row)
     return copied
-
-
-def _shared(one: IntArray, other: IntArray) -> int:
-    """The length of the common prefix."""
-    shortest = min(len(one), len(other))
-    differ = np.flatnonzero(one[:shortest] != other[:shortest])
-    return int(differ[0]) if len(differ) else shortest

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ralm.lm.prefixes import shared_tokens
 from ralm.records import IntArray
 
 
@@ -70,13 +71,6 @@ class Line:
         if grown:
             return len(text) - 1
         return min(max((shared_tokens(one, text) for one in self.held), default=0), len(text) - 1)
-
-
-def shared_tokens(one: IntArray, other: IntArray) -> int:
-    """The length of the common prefix of two texts."""
-    shortest = min(len(one), len(other))
-    differ = np.flatnonzero(one[:shortest] != other[:shortest])
-    return int(differ[0]) if len(differ) else shortest
 
 
 def equal_shares(wanted: Sequence[int], most: int) -> list[int]:

@@ -7,9 +7,9 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Protocol, TypeVar
 
 from fastapi import Depends, Request
 from pydantic import JsonValue
@@ -19,15 +19,17 @@ from starlette.types import Receive, Scope, Send
 from ralm.errors import BudgetError, InputError, ModelError, RalmError, ServerError, UsageError
 from ralm.serving.errors import RequestError
 from ralm.serving.service import Service
-from ralm.serving.wire.completions import DONE, server_sent
+from ralm.serving.wire.chats import ChatRequest
+from ralm.serving.wire.completions import DONE, CompletionRequest, Usage, server_sent
 from ralm.serving.wire.errors import error_body
+from ralm.serving.wire.sources import Json
 from ralm.serving.workers import BusyError, Going, Job, StoppedError, TimeUpError, Workers
 
 _LOG: Final = logging.getLogger("ralm.serving")
 _GONE: Final = 499
 """The status in logs of a request whose client went away."""
 _NOT_BUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-Found = TypeVar("Found")
+Event = TypeVar("Event", contravariant=True)
 
 
 def _service(request: Request) -> Service:
@@ -41,6 +43,30 @@ Served = Annotated[Service, Depends(_service)]
 def as_bytes(value: JsonValue) -> bytes:
     """JSON as the body of an answer."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class _Answer(Protocol[Event]):
+    """How the events of a job are told."""
+
+    usage: Usage
+
+    def whole(self, events: Iterator[Event]) -> Json: ...
+
+    def pieces(self, events: Iterator[Event], *, usage: bool) -> Iterator[Json]: ...
+
+
+def told(
+    service: Service, body: CompletionRequest | ChatRequest, answer: _Answer[Event], events: Iterator[Event]
+) -> Iterator[bytes]:
+    """An answer as bytes: whole, or in pieces if that is what the request asks for. Its tokens are counted."""
+    try:
+        if body.stream:
+            usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+            yield from map(server_sent, answer.pieces(events, usage=usage))
+        else:
+            yield as_bytes(answer.whole(events))
+    finally:
+        service.count_tokens(answer.usage.prompt, answer.usage.written)
 
 
 async def whole(request: Request, job: Job) -> Response:

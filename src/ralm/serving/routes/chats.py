@@ -9,11 +9,10 @@ from starlette.responses import Response
 from ralm.records import Passage
 from ralm.serving.chat import answered, check_chat
 from ralm.serving.errors import RequestError
-from ralm.serving.routes.answering import Served, as_bytes, stream, whole
+from ralm.serving.routes.answering import Served, stream, told, whole
 from ralm.serving.service import Service
 from ralm.serving.wire.chat_answers import ChatAnswer
 from ralm.serving.wire.chats import ChatRequest, chat_of
-from ralm.serving.wire.completions import server_sent
 from ralm.serving.wire.sources import passage_told
 from ralm.serving.workers import Check, Job
 
@@ -58,13 +57,6 @@ def _job(request: Request, body: ChatRequest, service: Service) -> Job:
             sources_as_text=body.sources_as_text,
         )
         events = answered(asked, service.model, reads, service.prompt, limits, check)
-        try:
-            if body.stream:
-                usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-                yield from map(server_sent, answer.pieces(events, usage=usage))
-            else:
-                yield as_bytes(answer.whole(events))
-        finally:
-            service.count_tokens(answer.usage.prompt, answer.usage.written)
+        yield from told(service, body, answer, events)
 
     return job

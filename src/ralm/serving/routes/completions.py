@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ralm.serving.completion import check_sources, completed
-from ralm.serving.routes.answering import Served, as_bytes, stream, whole
+from ralm.serving.routes.answering import Served, stream, told, whole
 from ralm.serving.service import Service
 from ralm.serving.wire.answers import CompletionAnswer
-from ralm.serving.wire.completions import CompletionRequest, Head, completion_of, server_sent
+from ralm.serving.wire.completions import CompletionRequest, Head, completion_of
 from ralm.serving.workers import Check, Job
 
 router = APIRouter()
@@ -39,13 +39,6 @@ def _job(body: CompletionRequest, service: Service) -> Job:
             as_ids=bool(body.return_tokens_as_token_ids),
         )
         events = completed(asked, service.model, reads, limits, check)
-        try:
-            if body.stream:
-                usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-                yield from map(server_sent, answer.pieces(events, usage=usage))
-            else:
-                yield as_bytes(answer.whole(events))
-        finally:
-            service.count_tokens(answer.usage.prompt, answer.usage.written)
+        yield from told(service, body, answer, events)
 
     return job
