@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from transformers import Phi3Config, Phi3ForCausalLM
 
 from ralm.errors import ModelError
+from ralm.lm.local import keyvalues
 from ralm.lm.local.continuation import CachedContinuations
 from ralm.lm.local.head import ChosenLogits
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
@@ -74,6 +75,32 @@ def test_rows_of_different_lengths_equal_each_alone(model: LocalLanguageModel, t
                 texts = [text[:6] if row % 2 else np.append(text, 7) for row, text in enumerate(texts)]
             case 19:
                 texts = [draw.integers(0, 250, size=POSITIONS - 13) for _ in range(2)]
+
+
+def test_tensors_are_seldom_made_anew(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts join one after another, and are replaced by short ones when they have grown long."""
+    made: list[tuple[int, int]] = []
+    zeros = keyvalues._zeros_like
+
+    def counted(like: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+        made.append(shape)
+        return zeros(like, shape)
+
+    monkeypatch.setattr(keyvalues, "_zeros_like", counted)
+    draw = np.random.default_rng(0)
+    continuations = CachedContinuations(model.logits, POSITIONS)
+    texts: list[IntArray] = []
+    for step in range(300):
+        texts = [np.append(text, step % 250) if len(text) < 40 else draw.integers(0, 250, 4) for text in texts]
+        if step < 16:
+            texts.append(draw.integers(0, 250, 3))
+        if step % 20 == 0:
+            check(model.model, continuations, texts)
+        else:
+            continuations.next_tokens(texts)
+    layers = model.model.config.num_hidden_layers
+    assert len(made) <= 2 * layers * 7, "rows are doubled five times"
+    assert max(rows * columns for rows, columns in made) <= 2 * 16 * (40 + 64)
 
 
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=4)

@@ -26,7 +26,7 @@ from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedToken
 from ralm.records import FloatArray, IntArray, NextTokens, Pass
 from ralm.serving.batching.batcher import Closed
-from ralm.serving.batching.lines import Line, equal_shares, that_fit
+from ralm.serving.batching.lines import Line, shares, that_fit
 from ralm.serving.batching.model import BatchedModel, ending_with
 from ralm.serving.batching.options import BatchOptions
 from tests.fakes import CountingModel, SharedWordsRetriever, UnigramContinuations, WordTokenizer, passages_of
@@ -344,17 +344,22 @@ def test_texts_of_a_thread_that_does_not_come_back_are_held_for_a_while() -> Non
         assert away.next_tokens([text_of(9, 9, 9)]).log_probs_BC[0].argmax() == 9
 
 
-@given(wanted=st.lists(st.integers(1, 50), max_size=8), most=st.integers(1, 100))
-def test_shares_are_equal_or_all_that_is_wanted(wanted: list[int], most: int) -> None:
-    shares = equal_shares(wanted, most)
-    assert all(1 <= share <= want for share, want in zip(shares, wanted, strict=True))
-    assert sum(shares) <= max(most, len(wanted))
-    if sum(wanted) <= most:
-        assert shares == wanted
-    less = [share for share, want in zip(shares, wanted, strict=True) if share < want]
-    if less:
-        assert max(shares) - min(less) <= 1
-        assert sum(shares) > most - len(wanted)
+@given(wanted=st.lists(st.integers(1, 50), min_size=1, max_size=8), most=st.integers(1, 100))
+def test_half_a_chunk_goes_to_the_oldest_and_half_to_the_smallest(wanted: list[int], most: int) -> None:
+    given_ = shares(wanted, most)
+    assert all(0 <= share <= want for share, want in zip(given_, wanted, strict=True))
+    assert sum(given_) == min(most, sum(wanted))
+    assert given_[0] >= min(wanted[0], most - most // 2)
+    if min(wanted) <= most // 2:
+        assert any(share == want for share, want in zip(given_, wanted, strict=True))
+
+
+def test_a_long_text_is_read_while_short_ones_keep_coming() -> None:
+    long, chunks = 1000, 0
+    while long > 0:
+        read, *_ = shares([long, 20, 20, 20], 32)
+        long, chunks = long - read, chunks + 1
+    assert chunks <= 63
 
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8).map(lambda text: text_of(*text)), max_size=4)

@@ -43,8 +43,8 @@ _NO_WANTED: Final = torch.zeros(0, dtype=torch.long)
 class CachedContinuations:
     """Texts of at most `max_length` tokens, with a row of keys and values each.
 
-    `tokens_a_batch` is how many tokens, padding included, are read at once if several texts must be read again. The
-    last tokens are read with `packed` weights if given. It `keeps_texts` from one call to the next.
+    `tokens_a_batch` is how many tokens, padding included, are read at once if several texts must be read again. All
+    is read with `packed` weights if given. It `keeps_texts` from one call to the next.
     """
 
     keeps_texts: Final = True
@@ -74,7 +74,7 @@ class CachedContinuations:
         device runs out of memory, or the model returns NaN.
         """
         check_texts(self._logits.name, texts, self._max_length)
-        with enough_memory(self._logits, texts):
+        with enough_memory(self._logits, texts), self._packed():
             numbers_B = self._hold(texts)
             log_probs_BV = self._read_last([texts[number] for number in numbers_B])
         self._held = [texts[number] for number in numbers_B]
@@ -91,7 +91,7 @@ class CachedContinuations:
         returns NaN.
         """
         texts = [one.tokens_N[: one.targets_P[0]] for one in passes]
-        with enough_memory(self._logits, [one.tokens_N for one in passes]):
+        with enough_memory(self._logits, [one.tokens_N for one in passes]), self._packed():
             numbers_B = self._hold(
                 texts, max(len(one) - len(text) + 1 for one, text in zip(passes, texts, strict=True))
             )
@@ -146,10 +146,9 @@ class CachedContinuations:
         """Read the last token of every text; returns the distributions (float32, B x V) after them."""
         last_B1 = torch.from_numpy(np.array([[tokens[-1]] for tokens in rows]))
         alone = [slice(row, row + 1) for row in range(len(rows))]
-        with self._packed():
-            parts = [self._next(last_B1, batch) for batch in (alone if self._thresholds else [slice(0, len(rows))])]
+        parts = [self._next(last_B1, batch) for batch in (alone if self._thresholds else [slice(0, len(rows))])]
         self._rows.grew()
-        log_probs_BV = torch.cat(parts)
+        log_probs_BV = torch.cat(parts) if len(parts) > 1 else parts[0]
         self._logits.check_numbers(log_probs_BV)
         return log_probs_BV.cpu().numpy()
 

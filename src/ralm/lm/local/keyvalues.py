@@ -7,6 +7,7 @@ needs. Knows tensors; knows nothing of tokens or of what a model does with its k
 Shapes: B rows, H heads, C columns, S size of a head.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ from ralm.records import IntArray
 
 _ROOM: Final = 64
 """Columns that new tensors reserve for tokens to come."""
+_ALIGNMENT: Final = 64
+"""Bytes of a line of a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +56,31 @@ class KeyValueRows:
 
         The rest of a row must be written before it is read.
         """
-        before_B, last = self.lengths_B, self.last
-        fits = len(kept) <= self.shape[0] and lengths_B.max() <= last <= self.shape[1] - room
-        if not fits:
-            self.last = int(lengths_B.max())
-            self.shape = (max(len(kept), self.shape[0]), self.last + max(room, _ROOM))
-        self.lengths_B = lengths_B
+        before_B, last, longest = self.lengths_B, self.last, int(lengths_B.max())
+        shape = self._new_shape(len(kept), longest, room)
+        self.lengths_B, self.shape = lengths_B, shape or self.shape
+        if shape or not longest <= last <= self.shape[1] - room:
+            self.last = longest
         moves = []
         for row, (source, columns) in enumerate((one.source, one.columns) for one in kept):
             begin = last - int(before_B[source]) if columns else 0
-            if columns and not (fits and (source, begin) == (row, self.begins(row))):
+            if columns and (shape or (source, begin) != (row, self.begins(row))):
                 moves.append(((source, begin), (row, self.begins(row)), columns))
         for layer in self.cache.layers:
-            layer.move(moves, None if fits else self.shape)
+            layer.move(moves, shape)
+
+    def _new_shape(self, count: int, longest: int, room: int) -> tuple[int, int] | None:
+        """The shape of new tensors for `count` rows; None if those at hand have room, and are not far too large.
+
+        New tensors take long, so there are few: rows that come one after another find room for as many again, and rows
+        that are at the end of the columns move to their beginning if they need not move again soon.
+        """
+        rows, columns = self.shape
+        enough = longest <= self.last <= columns - room or longest + max(room, _ROOM // 2) <= columns
+        if count <= rows <= 4 * count and enough and columns <= 2 * (longest + _ROOM):
+            return None
+        more = min(rows, count) if count > rows else 0
+        return count + more, longest + max(room, _ROOM)
 
     def put_all(self, rows: Sequence[int], layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Write whole rows from each layer's keys and values (B, H, C, S); of a shorter row only its first columns."""
@@ -139,9 +154,18 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
 
 
 def _zeros_like(tensor_BHCS: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Zeros: a masked column is multiplied by zero, and zero times uninitialised memory may be NaN."""
+    """Zeros: a masked column is multiplied by zero, and zero times uninitialised memory may be NaN.
+
+    On a CPU the system gives zeros that take neither time nor memory before they are used.
+    """
     rows, columns = shape
-    return tensor_BHCS.new_zeros((rows, tensor_BHCS.shape[1], columns, tensor_BHCS.shape[3]))
+    sizes = (rows, tensor_BHCS.shape[1], columns, tensor_BHCS.shape[3])
+    if tensor_BHCS.device.type != "cpu":
+        return tensor_BHCS.new_zeros(sizes)
+    count = math.prod(sizes) * tensor_BHCS.itemsize
+    bytes_ = np.zeros(count + _ALIGNMENT, dtype=np.uint8)
+    begin = -bytes_.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(bytes_[begin : begin + count]).view(tensor_BHCS.dtype).view(sizes)
 
 
 def _moved(

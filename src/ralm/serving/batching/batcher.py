@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeAlias
 
 from ralm.protocols import Continuations
 from ralm.records import FloatArray, IntArray, NextTokens, Pass
-from ralm.serving.batching.lines import Line, equal_shares, that_fit
+from ralm.serving.batching.lines import Line, shares, that_fit
 
 _LOG: Final = logging.getLogger(__name__)
 _PATIENCE: Final = 0.2
@@ -79,7 +79,7 @@ class Counts:
 class Batcher:
     """Reads what threads ask for until it is closed; a thread of its own uses the model.
 
-    `chunk` is how many tokens of new texts a step reads at most (at least one of each), and of passes (at least one
+    `chunk` is how many tokens of new texts a step reads at most, and of passes (at least one
     pass); `cache` how many tokens are held at most, padding included. Lines that do not fit wait, the oldest first.
     """
 
@@ -205,7 +205,7 @@ class Batcher:
         """Read more of lines: the last tokens of those that grew, and a share of the chunk of the others."""
         new = [line for line in lines if not line.grew]
         chunk = self._chunk if self._keeps else sum(line.left for line in new)
-        for line, share in zip(new, equal_shares([line.left for line in new], chunk), strict=True):
+        for line, share in zip(new, shares([line.left for line in new], chunk), strict=True):
             line.advance(share)
         for line in lines:
             if line not in new:

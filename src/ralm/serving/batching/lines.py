@@ -1,8 +1,8 @@
 """What is read next of the texts that many threads wait for: a little of each, so that no long one holds up the others.
 
 A line is the texts that one thread is continuing. Texts that grew by a token take part in every step. Other texts, such
-as a new prompt or one with a new passage in front, are read in chunks between the steps of the others: each line gets
-the same share of a chunk, and what a short one leaves goes to the longer ones.
+as a new prompt or one with a new passage in front, are read in chunks between the steps of the others: half of a chunk
+goes to the line that waits longest, half to the one with the least left.
 
 Works on token ids; knows nothing of threads or models.
 """
@@ -73,14 +73,25 @@ class Line:
         return min(max((shared_tokens(one, text) for one in self.held), default=0), len(text) - 1)
 
 
-def equal_shares(wanted: Sequence[int], most: int) -> list[int]:
-    """`most` divided among wishes: the same for each, or as much as it wants if that is less; at least 1 for each."""
-    shares = [0] * len(wanted)
-    left = max(most, len(wanted))
-    for after, place in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
-        shares[place] = min(wanted[place], max(left // (len(wanted) - after), 1))
-        left -= shares[place]
-    return shares
+def shares(wanted: Sequence[int], most: int) -> list[int]:
+    """`most` divided among wishes, the oldest first in the list: half goes to the oldest, the rest to the smallest.
+
+    So a small wish is soon fulfilled, a large one is not put off for good, and few are fulfilled in small parts.
+    """
+    places = range(len(wanted))
+    oldest = _poured(wanted, places, most - most // 2)
+    left = [want - given for want, given in zip(wanted, oldest, strict=True)]
+    smallest = _poured(left, sorted(places, key=left.__getitem__), most - sum(oldest))
+    return [first + more for first, more in zip(oldest, smallest, strict=True)]
+
+
+def _poured(wanted: Sequence[int], order: Iterable[int], most: int) -> list[int]:
+    """`most` divided among wishes: each gets, in this order, what it wants of what is left."""
+    given = [0] * len(wanted)
+    for place in order:
+        given[place] = min(wanted[place], most)
+        most -= given[place]
+    return given
 
 
 def that_fit(lines: Iterable[Line], tokens: int) -> tuple[list[Line], list[Line]]:
