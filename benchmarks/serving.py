@@ -1,12 +1,18 @@
 """`ralm serve` under load: requests at once against one after another, and how long a first token takes.
 
-    python -m benchmarks.serving [--models gpt2 ralm-tiny] [--documents 0 1 10] [--strides 4 64] [--demo FOLDER] ...
+    python -m benchmarks.serving [--models gpt2 ralm-tiny] [--documents 0 1 10] [--strides 4 64] [--outside] ...
 
 Each of 16 clients sends a completion of 64 new tokens over HTTP. The ratio is that of tokens a second to the same
 requests one after another. Every request has its own prompt of 64 tokens. Passages are found every `stride` tokens;
 64 means once. When the best passages change, they and the text behind them are read again, as In-Context RALM does.
 `gpt2` has GPT-2 124M's shape and random weights. The server is a process of its own; passages are those of the
 demonstration (`--demo`, a folder of `ralm demo`; without it, one is made).
+
+"searching, %" is the part of the time of requests one after another that they waited for searches: what retrieval adds
+to a token, but for the passages that are read.
+
+`--outside` asks `transformers serve` for the same without passages, as it is by default and with its continuous
+batching.
 
 The last columns: short requests (16 new tokens) come one after another while the other clients send prompts of 600
 tokens; the milliseconds to their first token, the median and the 99th percentile, and the median alone.
@@ -15,9 +21,11 @@ tokens; the milliseconds to their first token, the median and the 99th percentil
 import argparse
 import asyncio
 import re
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +34,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import torch
 from openai import AsyncOpenAI
@@ -36,21 +45,50 @@ from benchmarks.scoring import gpt2_tokenizer
 
 NEW_TOKENS, SHORT_NEW, LONG_TOKENS = 64, 16, 600
 _SERVING = re.compile(r"serving (\S+) at (\S+)")
+_RUNNING = re.compile(r"Uvicorn running on (\S+)")
+_SECONDS = re.compile(r"^ralm_search_seconds (\S+)", re.MULTILINE)
+
+
+@contextmanager
+def program(command: list[str], said: re.Pattern[str]) -> Iterator[re.Match[str]]:
+    """What a program says when it is ready."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        found = next((found for line in process.stderr if (found := said.search(line))), None)
+        assert found is not None, f"{command[0]} did not start"
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # or else the program waits to say more
+        yield found
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:  # it still writes for clients that have gone
+            process.kill()
 
 
 @contextmanager
 def served(model: str, index: Path) -> Iterator[tuple[str, str]]:
     """The name of a model that is served in a process of its own, and the address."""
     command = [sys.executable, "-m", "ralm", "serve", "--lm", model, "--index", str(index), "--port", "0"]
-    process = subprocess.Popen([*command, "--most-requests", "32"], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        said = next((found for line in process.stderr if (found := _SERVING.search(line))), None)
-        assert said is not None, "the server did not start"
-        yield said[1], said[2]
-    finally:
-        process.terminate()
-        process.communicate()
+    with program([*command, "--most-requests", "32"], _SERVING) as found:
+        yield found[1], found[2]
+
+
+@contextmanager
+def served_by_transformers(model: str, *options: str) -> Iterator[tuple[str, str]]:
+    """The same by `transformers serve`."""
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("transformers")), "serve", model, "--device", "cpu", "--port", port]
+    with program([*command, *options], _RUNNING) as found:
+        yield model, f"{found[1]}/v1"
+
+
+def free_port() -> str:
+    """A port that nobody listens to."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -64,10 +102,17 @@ class Load:
     async def tokens(self, prompt: str, new_tokens: int = NEW_TOKENS) -> int:
         """Tokens that are written for a prompt."""
         answer = await self.client.completions.create(
-            model=self.name, prompt=prompt, max_tokens=new_tokens, temperature=0, extra_body={"ralm": self.how}
+            model=self.name, prompt=prompt, max_tokens=new_tokens, temperature=0, extra_body=self.how
         )
         assert answer.usage is not None
         return answer.usage.completion_tokens
+
+    async def searching(self) -> float:
+        """Seconds that requests waited for searches, since the server began."""
+        async with httpx.AsyncClient() as client:
+            figures = await client.get(str(self.client.base_url.join("/metrics")))
+        found = _SECONDS.search(figures.text)
+        return float(found[1]) if found else 0.0
 
     async def rate(self, prompts: Sequence[str], clients: int) -> float:
         """Tokens a second with so many requests under way."""
@@ -90,7 +135,7 @@ class Load:
             max_tokens=SHORT_NEW,
             temperature=0,
             stream=True,
-            extra_body={"ralm": self.how},
+            extra_body=self.how,
         )
         async for _ in stream:
             first = first or time.perf_counter() - begin
@@ -132,7 +177,10 @@ async def figures(load: Load, material: Material, args: argparse.Namespace) -> d
     prompts = prompts_of(material, args.requests, 64)
     alone = prompts[:: max(1, args.requests // args.alone)]
     await load.rate(prompts[:2], 2)
-    slow, fast = await load.rate(alone, 1), await load.rate(prompts, args.clients)
+    searched, begin = await load.searching(), time.perf_counter()
+    slow = await load.rate(alone, 1)
+    searching = (await load.searching() - searched) / (time.perf_counter() - begin)
+    fast = await load.rate(prompts, args.clients)
     short, long = prompts_of(material, args.short, 32), prompts_of(material, args.clients, LONG_TOKENS)
     quiet = [await load.first_token(prompt) for prompt in short[:8]]
     busy = await load.first_tokens(short, long, args.clients - 1)
@@ -140,10 +188,22 @@ async def figures(load: Load, material: Material, args: argparse.Namespace) -> d
         "tokens/s one by one": slow,
         f"tokens/s {args.clients} at once": fast,
         "ratio": fast / slow,
+        "searching, %": 100 * searching,
         "first token p50, ms": float(np.median(busy)),
         "p99": float(np.percentile(busy, 99)),
         "alone": float(np.median(quiet)),
     }
+
+
+def ways(args: argparse.Namespace) -> Iterator[tuple[int, int | str, dict[str, object]]]:
+    """Numbers of passages, strides, and what a request says to have them."""
+    for documents in args.documents:
+        if documents == 0:
+            yield 0, "", {"index": None}
+            continue
+        for stride in args.strides:
+            ensemble = {"reader": "ensemble", "documents": documents} if documents > 1 else {}
+            yield documents, stride, {"stride": stride, **ensemble}
 
 
 def main() -> None:
@@ -155,23 +215,27 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=48, help="requests that are sent at once, in all")
     parser.add_argument("--alone", type=int, default=6, help="requests that are sent one after another")
     parser.add_argument("--short", type=int, default=40, help="short requests")
+    parser.add_argument("--outside", action="store_true", help="`transformers serve` too")
     parser.add_argument("--demo", type=Path)
     args = parser.parse_args()
     torch.manual_seed(0)
-    rows = []
+    rows: list[dict[str, object]] = []
     with material_of(args.demo) as material, tempfile.TemporaryDirectory() as folder:
         AutoModelForCausalLM.from_config(GPT2Config()).save_pretrained(folder)
         gpt2_tokenizer().save_pretrained(folder)
+
+        def add(server: tuple[str, str], said: dict[str, object], how: dict[str, Any]) -> None:
+            rows.append(said | asyncio.run(row(*server, how, material, args)))
+            print_table(rows[-1:])
+
         for model in args.models:
-            with served(folder if model == "gpt2" else model, material.index) as (name, url):
-                for documents in args.documents:
-                    for stride in args.strides if documents else args.strides[:1]:
-                        how = {"index": None} if documents == 0 else {"stride": stride}
-                        if documents > 1:
-                            how |= {"reader": "ensemble", "documents": documents}
-                        found = asyncio.run(row(name, url, how, material, args))
-                        rows.append({"model": model, "documents": documents, "stride": stride, **found})
-                        print_table(rows[-1:])
+            with served(folder if model == "gpt2" else model, material.index) as server:
+                for documents, stride, how in ways(args):
+                    add(server, {"model": model, "documents": documents, "stride": stride}, {"ralm": how})
+        for options in [(), ("--continuous-batching",)] if args.outside else []:
+            with served_by_transformers(folder, *options) as server:
+                name = " ".join(["gpt2, transformers serve", *options])
+                add(server, {"model": name, "documents": 0, "stride": ""}, {})
     print_table(rows)
 
 

@@ -272,7 +272,11 @@ def test_figures_for_prometheus(client: httpx.Client) -> None:
     assert 'ralm_requests_total{route="/v1/completions",status="200"}' in text
     assert 'ralm_requests_total{route="none",status="404"}' in text
     assert 'ralm_tokens_total{kind="written"}' in text
-    figures = dict(line.split() for line in text.splitlines() if line.startswith("ralm_batch_"))
+    figures = dict(line.split() for line in text.splitlines() if line.startswith(("ralm_batch_", "ralm_search_")))
     assert float(figures["ralm_batch_steps"]) >= 3
     assert float(figures["ralm_batch_texts"]) >= float(figures["ralm_batch_steps"])
     assert float(figures["ralm_batch_seconds"]) > 0
+    client.get("/search", params={"q": "open a file"})
+    after = dict(line.split() for line in client.get("/metrics").text.splitlines() if "search_" in line[:12])
+    assert float(after["ralm_search_queries"]) == float(figures["ralm_search_queries"]) + 1
+    assert float(after["ralm_search_seconds"]) > float(figures["ralm_search_seconds"]) > 0

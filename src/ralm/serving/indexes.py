@@ -5,8 +5,10 @@ they began with. Knows folders and records of options; knows nothing of requests
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
+from time import perf_counter
 from typing import Any, Final
 
 from ralm.errors import RalmError, UsageError
@@ -24,6 +26,21 @@ _SAFE: Final = ("bm25", "random")
 """Retrievers that many threads may ask at once."""
 
 
+class Searches:
+    """How many queries were searched, and the seconds that requests waited for them."""
+
+    def __init__(self) -> None:
+        self.queries = 0
+        self.seconds = 0.0
+        self._lock = Lock()
+
+    def count(self, queries: int, seconds: float) -> None:
+        """Count queries that were searched in so many seconds."""
+        with self._lock:
+            self.queries += queries
+            self.seconds += seconds
+
+
 class Indexes:
     """Open indexes by name, in the order that the operator gave; the first is the default one.
 
@@ -36,6 +53,7 @@ class Indexes:
         self._open = {name: open_index(folder) for name, folder in self._folders.items()}
         self._sources: dict[tuple[str, RetrieverOptions], FromRetriever] = {}
         self._encoders: dict[str, Any] = {}
+        self.searches = Searches()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -58,9 +76,8 @@ class Indexes:
         with self._lock:
             if (name, options) not in self._sources:
                 source = FromRetriever.of_index(self._open[name], options)
-                if options.retriever not in _SAFE:
-                    source = source.asking(OneQueryAtATime(source.retriever))
-                self._sources[name, options] = source
+                lock = nullcontext() if options.retriever in _SAFE else RLock()
+                self._sources[name, options] = source.asking(SharedRetriever(source.retriever, self.searches, lock))
             return self._sources[name, options]
 
     def encoded(self, name: str, texts: Sequence[str]) -> FloatArray:
@@ -91,20 +108,24 @@ class Indexes:
         return said
 
 
-class OneQueryAtATime:
-    """A retriever that many threads share: one call after the other."""
+class SharedRetriever:
+    """A retriever that many threads ask, each call within `lock`; counts its calls."""
 
-    def __init__(self, retriever: Retriever) -> None:
+    def __init__(self, retriever: Retriever, searches: Searches, lock: AbstractContextManager[object]) -> None:
         self._retriever = retriever
-        self._lock = RLock()
+        self._searches = searches
+        self._lock = lock
         self.config = retriever.config
         if hasattr(retriever, "stable"):
             self.stable: int = retriever.stable
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
         """The other retriever's own."""
+        begin = perf_counter()
         with self._lock:
-            return self._retriever.retrieve(queries, k)
+            hits = self._retriever.retrieve(queries, k)
+        self._searches.count(len(queries), perf_counter() - begin)
+        return hits
 
 
 class Rerankers:

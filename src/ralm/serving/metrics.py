@@ -15,6 +15,11 @@ BATCH_FIGURES: Final = {
     "passes": "Prompts, or parts of them, that were scored.",
 }
 """What is told of `ralm.serving.batching.batcher.Counts`, by name."""
+SEARCH_FIGURES: Final = {
+    "queries": "Queries that were searched.",
+    "seconds": "Seconds that requests waited for them.",
+}
+"""What is told of `ralm.serving.indexes.Searches`, by name."""
 
 
 class Metrics:

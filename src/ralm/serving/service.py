@@ -19,7 +19,7 @@ from ralm.serving.chat import open_chat_prompt
 from ralm.serving.completion import Reads
 from ralm.serving.errors import RequestError
 from ralm.serving.indexes import Indexes, Rerankers
-from ralm.serving.metrics import BATCH_FIGURES, Metrics
+from ralm.serving.metrics import BATCH_FIGURES, SEARCH_FIGURES, Metrics
 from ralm.serving.models import shared_model
 from ralm.serving.names import TokenNames
 from ralm.serving.options import ServeOptions, Settings
@@ -64,7 +64,7 @@ class Service:
         self.prompt = open_chat_prompt(self.options.prompt)
         self.names = TokenNames(self.model.tokenizer)
         self.metrics = Metrics()
-        self._watch_batches()
+        self._watch_counts()
         self.reads({})  # what cannot be opened is said now
 
     @property
@@ -95,7 +95,9 @@ class Service:
         self.metrics.watch("requests_waiting", "Requests that wait for a place.", lambda: workers.waiting)
         return workers
 
-    def _watch_batches(self) -> None:
+    def _watch_counts(self) -> None:
+        for name, said in SEARCH_FIGURES.items():
+            self.metrics.watch(f"search_{name}", said, partial(getattr, self.indexes.searches, name))
         if isinstance(self.model, BatchedModel):
             counts = self.model.counts
             for name, said in BATCH_FIGURES.items():
