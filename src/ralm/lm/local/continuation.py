@@ -14,7 +14,7 @@ Shapes: B texts, N tokens, P targets, C columns of the cache, V vocabulary.
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +26,6 @@ from ralm.errors import ModelError
 from ralm.lm.local.engine import lengths_read_apart
 from ralm.lm.local.head import ChosenLogits, sent
 from ralm.lm.local.keyvalues import Kept, KeyValueRows
-from ralm.lm.local.packed import PackedWeights
 from ralm.lm.local.replica import LOGITS_A_BATCH, TOKENS_A_BATCH, target_log_probs
 from ralm.lm.prefixes import shared_tokens
 from ralm.records import FloatArray, IntArray, NextTokens, Pass
@@ -43,8 +42,8 @@ _NO_WANTED: Final = torch.zeros(0, dtype=torch.long)
 class CachedContinuations:
     """Texts of at most `max_length` tokens, with a row of keys and values each.
 
-    `tokens_a_batch` is how many tokens, padding included, are read at once if several texts must be read again. All
-    is read with `packed` weights if given. It `keeps_texts` from one call to the next.
+    `tokens_a_batch` is how many tokens, padding included, are read at once if several texts must be read again. It
+    `keeps_texts` from one call to the next.
     """
 
     keeps_texts: Final = True
@@ -54,10 +53,8 @@ class CachedContinuations:
         logits: ChosenLogits,
         max_length: int,
         tokens_a_batch: int | None = None,
-        packed: PackedWeights | None = None,
     ) -> None:
         self._logits = logits
-        self._packed = packed.used if packed else nullcontext
         self._max_length = max_length
         self._tokens = tokens_a_batch or tokens_a_batch_of(logits)
         self._thresholds = lengths_read_apart(logits.model.config)
@@ -74,7 +71,7 @@ class CachedContinuations:
         device runs out of memory, or the model returns NaN.
         """
         check_texts(self._logits.name, texts, self._max_length)
-        with enough_memory(self._logits, texts), self._packed():
+        with enough_memory(self._logits, texts):
             numbers_B = self._hold(texts)
             log_probs_BV = self._read_last([texts[number] for number in numbers_B])
         self._held = [texts[number] for number in numbers_B]
@@ -91,7 +88,7 @@ class CachedContinuations:
         returns NaN.
         """
         texts = [one.tokens_N[: one.targets_P[0]] for one in passes]
-        with enough_memory(self._logits, [one.tokens_N for one in passes]), self._packed():
+        with enough_memory(self._logits, [one.tokens_N for one in passes]):
             numbers_B = self._hold(
                 texts, max(len(one) - len(text) + 1 for one, text in zip(passes, texts, strict=True))
             )

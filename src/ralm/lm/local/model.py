@@ -18,7 +18,7 @@ from ralm.lm.local.files import check_folder, loading_errors
 from ralm.lm.local.fingerprint import settings_fingerprint, weights_fingerprint
 from ralm.lm.local.head import ChosenLogits
 from ralm.lm.local.kernels import speed_up
-from ralm.lm.local.packed import PackedWeights
+from ralm.lm.local.packed import pack_weights
 from ralm.lm.local.probe import check_causal, keeps_rows
 from ralm.lm.local.replica import Replica, distributions
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
@@ -105,7 +105,7 @@ class LocalLanguageModel:
         texts again for every token.
         """
         if self._keeps_rows:
-            return CachedContinuations(self.logits, self.max_length, packed=self._packed)
+            return CachedContinuations(self.logits, self.max_length)
         return ReadAnew(self.logits, self.max_length)
 
     @cached_property
@@ -119,10 +119,6 @@ class LocalLanguageModel:
     @cached_property
     def _settings(self) -> str:
         return settings_fingerprint(self.model)
-
-    @cached_property
-    def _packed(self) -> PackedWeights:
-        return PackedWeights(self.model)
 
 
 def load_language_model(name: str, options: ModelOptions | None = None) -> LocalLanguageModel:
@@ -144,9 +140,11 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
     speed_up(model)
     copies = [deepcopy(model).to(device) for device in devices[1:]]
     loaded = LocalLanguageModel(name, model, tokenizer, copies)
-    if options.compile:  # after the probes: their few tokens are not worth compiling for
-        for one in (model, *copies):
+    for one in (model, *copies):
+        if options.compile:  # after the probes: their few tokens are not worth compiling for
             one.base_model.compile(dynamic=True)
+        else:
+            pack_weights(one)
     return loaded
 
 
