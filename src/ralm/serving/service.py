@@ -21,7 +21,7 @@ from ralm.serving.errors import RequestError
 from ralm.serving.indexes import Indexes, Rerankers
 from ralm.serving.metrics import BATCH_FIGURES, Metrics
 from ralm.serving.models import shared_model
-from ralm.serving.names import TokenNames
+from ralm.serving.names import NamesByToken
 from ralm.serving.options import ServeOptions, Settings
 from ralm.serving.settings import changed, check_documents, check_room, fitted, generation_of
 from ralm.serving.workers import Workers
@@ -62,7 +62,7 @@ class Service:
         check_documents(self.settings.reading, self.options.limits)
         self._rerankers = Rerankers(self.settings.reading, ranker)
         self.prompt = open_chat_prompt(self.options.prompt)
-        self.names = TokenNames(self.model.tokenizer)
+        self.names = NamesByToken(self.model.tokenizer)
         self.metrics = Metrics()
         self._watch_batches()
         self.reads({})  # what cannot be opened is said now

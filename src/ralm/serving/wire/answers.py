@@ -12,7 +12,7 @@ from ralm.answering.citations import web_address
 from ralm.reading.pieces import GeneratedText, texts_of_tokens
 from ralm.records import Provenance
 from ralm.serving.completion import Began, Completion, Echoed, Event, Gained, Reads
-from ralm.serving.names import TokenNames
+from ralm.serving.names import NamesByToken
 from ralm.serving.wire.completions import Head, Usage
 from ralm.serving.wire.sources import (
     Json,
@@ -50,7 +50,7 @@ class CompletionAnswer:
     """Turns the events of one request into its answer."""
 
     def __init__(
-        self, head: Head, asked: Completion, reads: Reads, names: TokenNames, *, logprobs: bool, as_ids: bool
+        self, head: Head, asked: Completion, reads: Reads, names: NamesByToken, *, logprobs: bool, as_ids: bool
     ) -> None:
         self.usage = Usage()
         self._head = head

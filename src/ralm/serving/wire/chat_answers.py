@@ -16,7 +16,7 @@ from ralm.reading.pieces import GeneratedToken
 from ralm.records import Passage
 from ralm.serving.chat import Answered, Chat, Event
 from ralm.serving.completion import Began, Reads
-from ralm.serving.names import TokenNames
+from ralm.serving.names import NamesByToken
 from ralm.serving.wire.completions import Head, Usage
 from ralm.serving.wire.sources import (
     Json,
@@ -53,7 +53,7 @@ class ChatAnswer:
         self,
         asked: Chat,
         reads: Reads,
-        names: TokenNames,
+        names: NamesByToken,
         address: Callable[[Passage], str],
         *,
         model: str,
