@@ -153,6 +153,11 @@ def test_the_operator_says_what_requests_may_choose(index: Path) -> None:
         refused = httpx.post(f"{url}/v1/completions", json={**body, "ralm": {"stride": 2}}).json()["error"]
         assert refused["message"] == "`stride` may not be chosen here; a request may choose: index."
         assert refused["param"] == "ralm.stride"
+    with serving(Service(tiny(), ServeOptions(allow=("stride",)), folders={"few": index})) as url:
+        assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == [MODEL]
+        unknown = httpx.post(f"{url}/v1/completions", json={**body, "model": f"{MODEL}:plain"})
+        assert unknown.status_code == 404
+        assert unknown.json()["error"]["message"] == f"the model '{MODEL}:plain' is not served; there is: {MODEL}."
 
 
 # ---- keys
