@@ -98,6 +98,11 @@ class Service:
         if isinstance(self.model, BatchedModel):
             self.model.close()
 
+    @property
+    def failed(self) -> bool:
+        """Whether the model can read nothing any more."""
+        return isinstance(self.model, BatchedModel) and self.model.failed is not None
+
     def workers(self) -> Workers:
         """The threads of requests, for the event loop that runs."""
         limits = self.options.limits
