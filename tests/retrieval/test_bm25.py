@@ -46,9 +46,7 @@ def indexed(
     return BM25([Segment(open_arrays(folder), len(texts))], options, partition=partition)
 
 
-def test_words_that_no_passage_has_are_not_remembered_for_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_words_that_no_passage_has_are_not_remembered_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lexicon, "_MOST_ABSENT", 50)
     retriever = indexed(tmp_path, ["alpha beta", "gamma"])
     expected = retriever.retrieve(["gamma unseen"], 2).of(0)

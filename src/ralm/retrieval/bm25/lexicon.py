@@ -1,7 +1,7 @@
 """The terms that queries have asked for: one number for each, whatever its numbers in the segments.
 
-A term is looked up in the vocabularies on its first use, so opening an index reads no vocabulary. Terms of the index are
-remembered for good; of the others, which queries may have any number of, only the latest.
+A term is looked up in the vocabularies on its first use, so opening an index reads no vocabulary. Terms of the index
+are remembered for good; of the others, which queries may have any number of, only the latest.
 
 Letters of shapes: V terms asked for so far (and room for more), S segments.
 """
