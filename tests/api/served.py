@@ -12,7 +12,7 @@ from ralm.lm.api.capabilities import Asking, Capabilities
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.model import ApiModel
-from ralm.lm.api.names import TokenNames
+from ralm.lm.api.names import TokensByName
 from ralm.lm.api.options import ApiOptions
 from ralm.lm.api.probe import load_api_model
 from ralm.lm.api.tokenizers import ApiTokenizer, open_tokenizer
@@ -105,7 +105,7 @@ def way_named(name: str, backing: OfTable, likeliest: int, *, as_ids: bool = Tru
     """A way of asking the server of a table, as the probe would make it."""
     asking = Asking(way=name, likeliest=likeliest, as_ids=as_ids)
     return way_of(
-        asking, "scripted", full_tokenizer(backing.tokenizer), TokenNames(backing.tokenizer, backing.vocabulary)
+        asking, "scripted", full_tokenizer(backing.tokenizer), TokensByName(backing.tokenizer, backing.vocabulary)
     )
 
 

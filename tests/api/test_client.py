@@ -500,12 +500,14 @@ def test_a_store_that_is_given_stays_open(tmp_path: Path) -> None:
 
 
 PROGRAM = """
+import signal
 import sys
 from pathlib import Path
 from ralm.lm.api.client import Asked, Client
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.options import ApiOptions
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
 client = Client(Endpoint(sys.argv[1], "m"), ApiOptions(answers=Path(sys.argv[2]), requests_at_once=4))
 client.identity = "x"
 for answer in client.answers(Asked("/completions", {"n": number}, 3) for number in range(int(sys.argv[3]))):

@@ -10,7 +10,7 @@ from ralm.errors import ServerError
 from ralm.lm.api.capabilities import Asking
 from ralm.lm.api.client import Asked, Client
 from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.names import TokenNames
+from ralm.lm.api.names import TokensByName
 from ralm.lm.api.predictions import log_prob_of, log_probs_of
 from ralm.lm.api.ways.named import way_of
 from ralm.lm.api.ways.way import Way
@@ -34,7 +34,7 @@ def way_for(name: str) -> Way:
     """The way of asking a reader; TGI takes text alone."""
     if name != "tgi":
         return way_named(name, TABLE, 5)
-    names = TokenNames(TABLE.tokenizer, TABLE.vocabulary)
+    names = TokensByName(TABLE.tokenizer, TABLE.vocabulary)
     asking = Asking(way="tgi", likeliest=5, as_ids=False)
     return way_of(asking, "scripted", cast("FullTokenizer", TABLE.tokenizer), names)
 

@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from ralm.errors import RalmError, ServerError
 from ralm.lm.api.client import Asked, Client
 from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.names import TokenNames
+from ralm.lm.api.names import TokensByName
 from ralm.lm.api.predictions import Prediction, log_prob_of, prediction_of
 from ralm.lm.api.prompts import PromptForm
 from ralm.lm.api.ways.way import END, JsonObject, Way
@@ -312,7 +312,7 @@ def test_a_list_for_the_chat_form_of_log_probabilities() -> None:
 
 
 def test_names_of_tokens() -> None:
-    names = TokenNames(TABLE.tokenizer, VOCABULARY)
+    names = TokensByName(TABLE.tokenizer, VOCABULARY)
     assert names.id_of("token_id:17") == 17
     assert names.id_of("T") == TEXT[0]
     assert names.id_of("") is names.id_of("Th") is names.id_of("\ufffd") is names.id_of("bytes:\\xe2") is None

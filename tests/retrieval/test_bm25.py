@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import tracemalloc
 from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from ralm.errors import CorpusError, UsageError, WorkerError
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.analysis.analyser import Analyser
 from ralm.retrieval.analysis.named import ENGLISH
-from ralm.retrieval.bm25 import build, search, term_ids
+from ralm.retrieval.bm25 import build, lexicon, search, term_ids
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
@@ -43,6 +44,26 @@ def indexed(
             builder.add(text)
         builder.finish()
     return BM25([Segment(open_arrays(folder), len(texts))], options, partition=partition)
+
+
+def test_words_that_no_passage_has_are_not_remembered_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lexicon, "_MOST_ABSENT", 50)
+    retriever = indexed(tmp_path, ["alpha beta", "gamma"])
+    expected = retriever.retrieve(["gamma unseen"], 2).of(0)
+
+    def ask(first: int) -> None:
+        for number in range(first, first + 2000):
+            assert retriever.retrieve([f"gamma {'x' * 200}{number}"], 2).of(0) == expected
+
+    ask(0)
+    tracemalloc.start()
+    try:
+        ask(2000)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 100_000  # 2,000 words have 400,000 characters
+    ask(0)
 
 
 def check(retriever: BM25, texts: list[str], queries: list[str], k: int, options: BM25Options) -> None:

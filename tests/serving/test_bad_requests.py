@@ -37,6 +37,7 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"prompt": [10**40]}, "prompt", "of more than 18 digits"),
         ({"prompt": "word " * 2000}, "prompt", "are to be written, together"),
         ({"max_tokens": -1}, "max_tokens", "`max_tokens` must be from 0"),
+        ({"prompt": "a" * 10**6}, "prompt", "the text of `prompt` has at least"),
         ({"max_tokens": 1024}, "prompt", "at most 1,024 fit here: send a prompt of at most 0 tokens"),
         ({"max_tokens": 1.5}, "max_tokens", "`max_tokens` must be a whole number."),
         ({"max_tokens": "2"}, "max_tokens", "`max_tokens` must be a whole number."),

@@ -323,6 +323,46 @@ def test_closing_ends_whoever_waits() -> None:
         shared.continuations().next_tokens([text_of(1)])
 
 
+class Broken(Recorded):
+    """Cannot read a bad token, and then nothing any more."""
+
+    def continuations(self) -> "RecordedContinuations":
+        if any(self.bad in text for step in self.steps for text in step):
+            raise SystemError("the device is gone")
+        return super().continuations()
+
+
+def test_an_error_that_ends_the_thread_reaches_whoever_waits_and_comes_later(caplog: pytest.LogCaptureFixture) -> None:
+    model = Broken(WordTokenizer(), vocabulary=50, bad=7, seconds=0.05)
+    shared = BatchedModel(model)
+
+    def writes() -> None:
+        continuations, text = shared.continuations(), text_of(1)
+        while True:
+            text = np.append(text, 1)[-20:]
+            continuations.next_tokens([text])
+
+    jobs = [writes, writes, lambda: shared.score(random_small_passes() * 100)]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        waiting = [pool.submit(job) for job in jobs]
+        time.sleep(0.2)
+        assert shared.failed is None
+        lately = shared.continuations()
+        with pytest.raises(ModelError, match="what reads for all requests has failed: SystemError.*device is gone"):
+            lately.next_tokens([text_of(7)])
+        for one in waiting:
+            with pytest.raises(ModelError, match="device is gone") as told:
+                one.result(SECONDS)
+            assert told.value.__cause__ is shared.failed
+    for later in (shared.continuations, lambda: shared.score(random_small_passes())):
+        with pytest.raises(ModelError, match="device is gone"):
+            later()
+    with pytest.raises(ModelError, match="device is gone"):
+        lately.next_tokens([text_of(1)])
+    assert [one.exc_info[0] for one in caplog.records if one.levelname == "CRITICAL" and one.exc_info] == [SystemError]
+    shared.close()
+
+
 def test_texts_of_threads_that_ended_are_not_held() -> None:
     model = recorded()
     with batched(model) as shared:
@@ -396,8 +436,11 @@ def test_lines_fit_into_the_cache_the_first_always(lines: list[list[int]], token
         line = Line()
         line.wait_for([np.zeros(length, dtype=np.int64) for length in lengths])
         made.append(line)
-    fit, others = that_fit(made, tokens)
+    fit = that_fit(made, tokens)
     assert fit[0] is made[0]
-    assert len(fit) + len(others) == len(made)
-    rows = sum(len(line.texts) for line in fit)
-    assert len(fit) == 1 or rows * max(line.columns for line in fit) <= tokens
+    assert fit == [line for line in made if line in fit]
+    rows, columns = sum(len(line.texts) for line in fit), max(line.columns for line in fit)
+    assert len(fit) == 1 or rows * columns <= tokens
+    for line in made:
+        if line not in fit:
+            assert (rows + len(line.texts)) * max(columns, line.columns) > tokens

@@ -50,6 +50,7 @@ SAID: list[Any] = [
     {"role": "assistant", "content": "It is deep."},
     {"role": "user", "content": "Who sings in the sea?"},
 ]
+AT_LEAST = "the text of `messages` has at least 200,"  # thousand tokens: none is longer than <pad>
 QUESTION: list[Any] = [{"role": "user", "content": "Who keeps the sheep?"}]
 READERS: list[tuple[dict[str, Any], Reader]] = [
     ({}, InContext()),
@@ -397,11 +398,14 @@ def test_a_conversation_that_does_not_fit(url: str, client: openai.OpenAI, model
     chat = full_tokenizer(model.tokenizer).encode_chat([Message("user", "s")])
     assert chat is not None
     most = POSITIONS - len(chat[0])  # characters beside the one, with nothing left for an answer
-    for more in (0, 10**6):
+    for more, told in ((0, f"the messages have {POSITIONS:,} tokens and 1 are to be written"), (10**6, AT_LEAST)):
         found = httpx.post(f"{url}/v1/chat/completions", json={"model": "tiny-chat", "messages": said(most + 1 + more)})
         error = found.json()["error"]
         assert (found.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
-        assert f"the messages have {POSITIONS + more:,} tokens and 1 are to be written" in error["message"]
+        assert told in error["message"]
+    long_ago = [{"role": "user", "content": "s" * 10**6}, {"role": "assistant", "content": "a"}, *said(1)]
+    found = httpx.post(f"{url}/v1/chat/completions", json={"model": "tiny-chat", "messages": long_ago})
+    assert AT_LEAST in found.json()["error"]["message"]
     plain: dict[str, Any] = {"extra_body": {"ralm": {"index": None}}}
     fits = client.chat.completions.create(model="tiny-chat", messages=said(most - 9), temperature=0, **plain)
     assert fits.usage is not None

@@ -40,7 +40,7 @@ def test_openai(of_openai: openai.OpenAI, service: Service) -> None:
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == len(answer.choices[0].logprobs.tokens) == 12
     assert answer.ralm["index"] == "few"  # clients keep fields that they do not know
-    assert [one.id for one in of_openai.models.list()] == [MODEL]
+    assert [one.id for one in of_openai.models.list()] == [MODEL, f"{MODEL}:few", f"{MODEL}:plain"]
     assert of_openai.models.retrieve(MODEL).id == MODEL
 
 
@@ -112,10 +112,32 @@ def test_curl(url: str, service: Service) -> None:
     assert "Content-Type: application/json" in without["error"]["message"]
 
 
-def test_our_own_api_model_is_of_the_first_tier(plain_url: str, service: Service, tmp_path: Path) -> None:
-    """Scores, ensembles and generation through the server are those of the same model in this process."""
+def test_openai_chooses_an_index_by_the_name_of_the_model(of_openai: openai.OpenAI, service: Service) -> None:
+    body: Any = {"prompt": PROMPTS[0], **WRITTEN}
+    plain = "".join(one.text for one in generate(PROMPTS[0], tiny(), GenerationOptions(new_tokens=12)))
+    for name, text, index in (("plain", plain, None), ("few", expected(service, PROMPTS[0]), "few")):
+        answer = of_openai.completions.create(model=f"{MODEL}:{name}", **body)
+        assert (answer.model, answer.choices[0].text) == (f"{MODEL}:{name}", text)
+        assert of_openai.models.retrieve(answer.model).model_dump()["index"] == index
+        same = of_openai.completions.create(model=answer.model, **body, extra_body={"ralm": {"index": index}})
+        assert same.choices[0].text == text
+    with pytest.raises(openai.BadRequestError, match=f"the model {MODEL}:plain reads no index: leave out") as refused:
+        of_openai.completions.create(model=f"{MODEL}:plain", **body, extra_body={"ralm": {"index": "few"}})
+    assert refused.value.param == "ralm.index"
+    with pytest.raises(openai.BadRequestError, match=f"the model {MODEL}:few reads the index 'few': leave out"):
+        of_openai.completions.create(model=f"{MODEL}:few", **body, extra_body={"ralm": {"index": None}})
+    with pytest.raises(openai.NotFoundError, match=f"there is: {MODEL}, {MODEL}:few, {MODEL}:plain"):
+        of_openai.completions.create(model=f"{MODEL}:other", **body)
+
+
+@pytest.mark.parametrize(("of", "name"), [("plain_url", MODEL), ("url", f"{MODEL}:plain")])
+def test_our_own_api_model_is_of_the_first_tier(
+    of: str, name: str, request: pytest.FixtureRequest, service: Service, tmp_path: Path
+) -> None:
+    """Scores, ensembles and generation through the server are those of the same model in this process, also if the
+    server reads an index by default."""
     options = ApiOptions(answers=tmp_path / "answers.sqlite", tokenizer=MODEL)
-    model: Any = load_language_model(f"{plain_url}/v1#{MODEL}", ModelOptions(api=options))
+    model: Any = load_language_model(f"{request.getfixturevalue(of)}/v1#{name}", ModelOptions(api=options))
     try:
         assert model.way.name == "echo"
         assert model.capabilities.tier.startswith("1:")

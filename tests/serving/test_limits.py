@@ -153,6 +153,11 @@ def test_the_operator_says_what_requests_may_choose(index: Path) -> None:
         refused = httpx.post(f"{url}/v1/completions", json={**body, "ralm": {"stride": 2}}).json()["error"]
         assert refused["message"] == "`stride` may not be chosen here; a request may choose: index."
         assert refused["param"] == "ralm.stride"
+    with serving(Service(tiny(), ServeOptions(allow=("stride",)), folders={"few": index})) as url:
+        assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == [MODEL]
+        unknown = httpx.post(f"{url}/v1/completions", json={**body, "model": f"{MODEL}:plain"})
+        assert unknown.status_code == 404
+        assert unknown.json()["error"]["message"] == f"the model '{MODEL}:plain' is not served; there is: {MODEL}."
 
 
 # ---- keys
@@ -179,9 +184,9 @@ def test_without_the_key_nothing_is_told(index: Path, caplog: pytest.LogCaptureF
         right = {"Authorization": f"Bearer {SECRET}"}
         assert httpx.get(f"{url}/health").status_code == 200
         assert httpx.post(f"{url}/v1/completions", json=body, headers=right).status_code == 200
+        until(lambda: "POST /v1/completions 200" in caplog.text)  # the line is written once the answer is sent
         assert SECRET not in said + caplog.text
         assert "The sea" not in caplog.text
-        assert "POST /v1/completions 200" in caplog.text
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
@@ -217,6 +222,26 @@ def test_prompts_are_logged_only_if_wanted(caplog: pytest.LogCaptureFixture) -> 
             httpx.post(f"{url}/v1/completions", json={**ASK, "max_tokens": 1, "prompt": "secret words"})
             httpx.get(f"{url}/search?q=secret+words")
         assert ("secret words" in caplog.text) is wanted
+
+
+# ---- a model that fails
+
+
+def test_a_model_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(_: object) -> list[object]:
+        raise SystemError("the device is gone")
+
+    with serving(limited()) as url, httpx.Client(base_url=url, timeout=20) as http:
+        assert http.get("/health").json()["status"] == "ok"
+        monkeypatch.setattr("ralm.serving.batching.batcher.Batcher._next_passes", fails)
+        for _ in range(2):
+            answer = http.post("/v1/completions", json=ASK)
+            assert answer.status_code == 500
+            assert answer.json()["error"]["message"] == "the language model failed: see the log of the server."
+        assert http.get("/health").status_code == 503
+        assert "start the server anew" in http.get("/health").json()["error"]["message"]
+        assert "SystemError: the device is gone" in caplog.text
+        assert http.get("/v1/models").status_code == 200
 
 
 # ---- indexes that change

@@ -127,7 +127,7 @@ def test_vectors_are_those_of_queries(dense_url: str) -> None:
         f"{dense_url}/v1/embeddings", json={"model": "both", "input": "whales", "encoding_format": "base64"}
     ).json()["data"][0]["embedding"]
     np.testing.assert_allclose(np.frombuffer(base64.b64decode(raw), "<f4"), as_numbers.data[0].embedding, atol=1e-5)
-    assert [one.id for one in client.models.list()] == ["both", MODEL]
+    assert [one.id for one in client.models.list()] == ["both", MODEL, f"{MODEL}:both", f"{MODEL}:plain"]
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model=MODEL, input=texts)
     with pytest.raises(openai.BadRequestError):

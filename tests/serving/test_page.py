@@ -57,6 +57,12 @@ def text_of(tab: Tab, name: str) -> str:
     return str(tab.value(f"document.getElementById({name!r}).textContent"))
 
 
+def continued(tab: Tab, name: str) -> str:
+    """The text of a column, whose lines are blocks."""
+    lines = tab.value(f"[...document.querySelectorAll('#{name} p')].map(one => one.textContent).join('\\n')")
+    return str(lines).replace("\u200b", "").strip()
+
+
 def write(tab: Tab, url: str, prompt: str = PROMPT, **options: object) -> None:
     """Open the page with options in its link, type a prompt and have it continued."""
     given = {"max_tokens": 12, "temperature": 0, **options}
@@ -108,10 +114,11 @@ def test_what_may_be_chosen(page_url: str, folder: Path) -> None:
 def test_a_prompt_is_continued_with_and_without_passages(tab: Tab, page_url: str) -> None:
     write(tab, page_url, reader="ensemble", documents=2)
     chosen = {"reader": "ensemble", "documents": 2, "gain": True}
-    told, plain = completed(page_url, ralm=chosen), completed(page_url, ralm={"index": None})
-    assert text_of(tab, "plain") == PROMPT + plain["choices"][0]["text"]
-    shown = tab.value("[...document.querySelectorAll('#text p')].map(one => one.textContent).join('\\n')")
-    assert shown.replace("\u200b", "").strip() == (PROMPT + told["choices"][0]["text"]).strip()
+    told, plain = completed(page_url, ralm=chosen), completed(page_url, ralm={"index": None}, logprobs=0)
+    for name, answer in (("text", told), ("plain", plain)):
+        assert continued(tab, name) == (PROMPT + answer["choices"][0]["text"]).strip()
+    log_probs = plain["choices"][0]["logprobs"]["token_logprobs"]
+    assert tab.value("plain.tokens.map(one => one.baseline_log_prob)") == pytest.approx(log_probs, abs=1e-4)
 
     choice = told["ralm"]["choices"][0]
     shades = tab.value(
@@ -144,6 +151,27 @@ def test_tokens_and_passages_show_each_other(tab: Tab, page_url: str) -> None:
     assert len(listed) >= 2
     tab.press("Escape")
     assert tab.value("document.querySelectorAll('.t.by').length") == 0
+
+
+@needs_browser
+def test_tokens_without_passages_tell_how_likely_they_were(tab: Tab, page_url: str, plain_url: str) -> None:
+    write(tab, page_url)
+    first = tab.value("document.querySelector('#text .t.on').id")
+    tab.point("#p2")
+    assert tab.value("[...document.querySelectorAll('.t.on')].map(one => one.id)") == ["p2"]
+    shown = tab.value("percent(Math.exp(plain.tokens[2].baseline_log_prob))")
+    assert tab.value("document.querySelector('#card .odds').textContent") == f"without{shown}"
+    assert "read without a passage" in text_of(tab, "card")
+    tab.point("#title")
+    assert tab.value("[...document.querySelectorAll('.t.on')].map(one => one.id)") == [first], (
+        "back to the one that is kept"
+    )
+    tab.value("document.querySelector('#plain .t[tabindex=\"0\"]').focus()")
+    tab.press("ArrowRight")
+    assert tab.value("[document.activeElement.id, document.querySelectorAll('.t.on').length]") == ["p1", 1]
+    write(tab, f"{plain_url}/")
+    tab.point("#p1")
+    assert text_of(tab, "card").find("without") > 0, "also where there is no index"
 
 
 @needs_browser
@@ -209,6 +237,34 @@ def test_on_a_phone_it_is_one_column(tab: Tab, page_url: str) -> None:
 
 
 @needs_browser
+def test_on_a_phone_the_sources_of_a_token_can_be_closed(tab: Tab, page_url: str) -> None:
+    tab.size(360, 740)
+    write(tab, page_url)
+    is_open = "document.getElementById('card').checkVisibility()"
+    tab.value("document.getElementById('t3').click()")
+    assert tab.value(is_open)
+    assert tab.value("document.querySelector('#card .close').ariaLabel") == "close the sources of this token"
+    width, height = tab.value(
+        "(box => [box.width, box.height])(document.querySelector('#card .close').getBoundingClientRect())"
+    )
+    assert min(width, height) >= 40, "a finger finds it"
+    tab.value("document.querySelector('#card .close').focus()")
+    tab.press("Enter")
+    assert not tab.value(is_open)
+    assert tab.value("document.activeElement.id") == "t3"
+    assert tab.value("document.querySelectorAll('.t.on').length") == 0
+    tab.value("document.getElementById('text').dispatchEvent(new PointerEvent('pointerleave'))")
+    assert not tab.value(is_open), "it stays closed"
+    tab.press("ArrowRight")
+    assert tab.value(is_open)
+    tab.value("document.querySelector('#card .close').click()")
+    tab.value("document.getElementById('t5').click()")
+    assert tab.value(is_open)
+    tab.size(1280, 900)
+    assert not tab.value("document.querySelector('#card .close').checkVisibility()"), "beside the text it hides nothing"
+
+
+@needs_browser
 def test_escape_stops_and_errors_are_told(tab: Tab, folder: Path) -> None:
     settings = Settings(plan=PlanOptions(max_length=256, document_tokens=32))
     service = Service(SlowTable(0.05), settings=settings, folders={"few": folder})
@@ -255,4 +311,4 @@ def test_a_key_is_asked_for_and_kept_nowhere(tab: Tab, folder: Path) -> None:
 def test_without_an_index_there_is_one_column(tab: Tab, plain_url: str) -> None:
     write(tab, f"{plain_url}/")
     assert tab.value("document.getElementById('with').hidden")
-    assert text_of(tab, "plain") == PROMPT + completed(f"{plain_url}/")["choices"][0]["text"]
+    assert continued(tab, "plain") == (PROMPT + completed(f"{plain_url}/")["choices"][0]["text"]).strip()

@@ -118,12 +118,13 @@ def test_the_requests_that_the_demonstration_prints(tmp_path: Path) -> None:
         (("--lm", MODEL, "--port", "70000"), "--port must be at most 65,535"),
         (("--lm", MODEL, "--index", "none"), "none is not a ralm index"),
         (("--lm", MODEL, "--index", "a/x", "--index", "b/x"), "two indexes are called 'x': give NAME=DIR"),
+        (("--lm", MODEL, "--index", "plain={index}"), "no index can be called plain, which is the model without"),
         (("--lm", MODEL, "--max-length", "2000"), "is beyond the 1024 tokens that ralm-tiny can read"),
         (("--lm", MODEL, "--settings", "none.toml"), "none.toml is not a file of settings"),
     ],
 )
-def test_what_cannot_be_served_is_one_sentence(arguments: tuple[object, ...], said: str) -> None:
-    answer = ralm("serve", "--port", 0, *arguments)
+def test_what_cannot_be_served_is_one_sentence(index: Path, arguments: tuple[str, ...], said: str) -> None:
+    answer = ralm("serve", "--port", 0, *(one.format(index=index) for one in arguments))
     assert answer.status in (1, 2)
     assert said in answer.err
     assert answer.err.startswith("ralm: ")

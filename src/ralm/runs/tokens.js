@@ -15,12 +15,13 @@ function bar(share, kind) {
   return make("span", {class: "bar"}, make("i", {class: kind, style: `width:${(100 * share).toFixed(1)}%`}));
 }
 
-// A text in `text`, token by token, with the sources of the token that is pointed at or has the focus in `card`.
+// A text in `text`, token by token, with the sources of the token that is pointed at or has the focus in `card`, which
+// several texts may share: `card.shows` is the text whose token is there, `card.keeps` the one to which it goes back.
 // A token has `text`, `log_prob`, `baseline_log_prob`, `gain`, and its `passages`, numbers in the map `passages`, with
-// their `posteriors`. What is not known yet is null.
+// their `posteriors`. What is not known yet is null. The element of a token is called `name` and its place.
 class TracedText {
-  constructor(text, card, passages) {
-    Object.assign(this, {text, card, passages});
+  constructor(text, card, passages, name = "t") {
+    Object.assign(this, {text, card, passages, name});
     this.begin("");
     const at = (name, act) => text.addEventListener(name, event => {
       if (event.target.place !== undefined) act(event.target.place);
@@ -28,7 +29,7 @@ class TracedText {
     at("pointerover", place => this.show(place));
     at("click", place => this.keep(place, true));
     at("focusin", place => this.keep(place, false));
-    text.addEventListener("pointerleave", () => this.show(this.kept));
+    text.addEventListener("pointerleave", () => card.keeps?.show(card.keeps.kept));
     text.addEventListener("keydown", event => {
       const last = this.tokens.length - 1;
       const to = {ArrowRight: this.kept + 1, ArrowLeft: this.kept - 1, Home: 0, End: last}[event.key];
@@ -44,6 +45,7 @@ class TracedText {
     this.text.classList.remove("traced");
     this.text.replaceChildren();
     this.card.replaceChildren();
+    this.card.shows = this.card.keeps = null;
     const span = make("span", {class: "before"});
     span.textContent = before;
     this._put(span);
@@ -68,7 +70,7 @@ class TracedText {
     const rest = token.text.slice(space.length);
     const breaks = !rest.trim() && rest.includes("\n");  // the indentation after a line break belongs to the next line
     const place = this.tokens.length;
-    const span = make("span", {class: "t", id: "t" + place, tabindex: "-1"}, breaks ? "" : rest.replace(/\n/g, ""));
+    const span = make("span", {class: "t", id: this.name + place, tabindex: place ? "-1" : "0"}, breaks ? "" : rest.replace(/\n/g, ""));
     span.place = place;
     this.tokens.push(token);
     this.spans.push(span);
@@ -106,8 +108,9 @@ class TracedText {
 
   keep(place, focus) {                          // go on showing a token
     if (!this.tokens[place]) return;
-    if (this.kept >= 0) this.spans[this.kept].tabIndex = -1;
+    this.spans[Math.max(this.kept, 0)].tabIndex = -1;
     this.kept = place;
+    this.card.keeps = this;
     this.spans[place].tabIndex = 0;
     if (focus) this.spans[place].focus();
     this.show(place);
@@ -115,7 +118,8 @@ class TracedText {
 
   show(place) {
     if (place === this.shown || !this.tokens[place]) return;
-    if (this.shown >= 0) this.spans[this.shown].classList.remove("on");
+    this.card.shows?.unmark();
+    this.card.shows = this;
     this.shown = place;
     this.spans[place].classList.add("on");
     const token = this.tokens[place], kind = side(token.gain);
@@ -129,9 +133,23 @@ class TracedText {
     if (!token.passages.length) docs.append(make("li", {class: "soft"}, "read without a passage"));
     const word = token.text.trim() ? token.text.trim() : JSON.stringify(token.text).slice(1, -1).replace(/ /g, "␣") || "(part of a character)";
     const gain = isKnown(token.gain) ? [make("b", {class: "number " + tone(token.gain)}, nats(token.gain) + " nats")] : [];
-    this.card.replaceChildren(make("div", {class: "token"}, make("q", {}, word), ...gain),
+    const close = make("button", {type: "button", class: "close", "aria-label": "close the sources of this token"}, "×");
+    close.onclick = () => this.close();
+    this.card.replaceChildren(make("div", {class: "token"}, make("q", {}, word), ...gain, close),
       make("div", {class: "odds"}, ...row("with", token.log_prob, kind), ...row("without", token.baseline_log_prob, "")),
       make("h2", {}, "Where it came from"), docs);
+  }
+
+  unmark() {
+    this.spans[this.shown]?.classList.remove("on");
+    this.shown = -1;
+  }
+
+  close() {                                     // show no token, until one is pointed at or gets the focus
+    this.spans[this.shown].focus({preventScroll: true});   // which the button had
+    this.unmark();
+    this.card.replaceChildren();
+    this.card.shows = this.card.keeps = null;
   }
 
   traceButton(passage, ...children) {

@@ -20,6 +20,7 @@ from ralm.serving.completion import Began, Reads
 from ralm.serving.errors import RequestError
 from ralm.serving.models import Watched
 from ralm.serving.options import Limits
+from ralm.serving.prompts import TOO_LONG, check_size
 from ralm.serving.scoring import check_scores
 from ralm.serving.settings import generation_of
 from ralm.serving.workers import Check
@@ -27,7 +28,6 @@ from ralm.serving.writing import Ended, Wrote
 
 _SHARE: Final = 4
 """An answer has at most one of so many parts of what the model reads at once, if a request does not say."""
-_TOO_LONG: Final = "context_length_exceeded"
 _IDLE: Final = ("stride", "query_tokens", "document_tokens")
 """Choices that change nothing in a chat: passages are found once, with the whole message, and read whole."""
 
@@ -70,6 +70,8 @@ def answered(
     """
     length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
     watched = Watched(model, check)
+    said = [one.content.strip() for one in asked.conversation.messages if one.role == "user"]  # no template drops these
+    check_size(said, model.tokenizer, length, "messages")
     try:
         own = _own_tokens(asked.conversation, model.tokenizer, prompt)
         options = _options(asked, prompt, _new_tokens(asked, own, limits, length), length)
@@ -84,7 +86,7 @@ def answered(
         seeds = [(options.seed + time) % (MOST_SEEDS + 1) for time in range(asked.times)]
         streams = answerer.streams(asked.conversation, seeds)
     except LengthError as error:
-        raise RequestError(str(error), param="messages", code=_TOO_LONG) from None
+        raise RequestError(str(error), param="messages", code=TOO_LONG) from None
     except ChatError as error:
         raise RequestError(str(error), param="messages") from None
     yield Began((), own)
@@ -156,7 +158,7 @@ def _new_tokens(asked: Chat, own: int, limits: Limits, length: int) -> int:
             f"the messages have {own:,} tokens and {new_tokens:,} are to be written, together {own + new_tokens:,}; at "
             f"most {length:,} fit here: shorten them to {max(0, length - new_tokens):,} tokens, or lower `max_tokens`.",
             param="messages",
-            code=_TOO_LONG,
+            code=TOO_LONG,
         )
     return new_tokens
 

@@ -101,7 +101,8 @@ def completed(asked: Completion, model: WritingModel, reads: Reads, limits: Limi
     asked for; and what `generate` and `evaluate_text` raise.
     """
     watched = Watched(model, check)
-    prompts = [read_prompt(given, model) for given in asked.prompts]
+    most = limits.prompt_tokens or reads.settings.plan.max_length
+    prompts = [read_prompt(given, model, most=most) for given in asked.prompts]
     settings = [prompt.settings(reads.settings) for prompt in prompts]
     for prompt, read_with in zip(prompts, settings, strict=True):
         check_prompt(prompt, asked.new_tokens, limits, read_with.plan.max_length)

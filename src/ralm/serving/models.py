@@ -63,6 +63,12 @@ class LockedTokenizer:
         """The tokenizer's own."""
         return self._full.unknown_token
 
+    @property
+    def longest_token(self) -> int | None:
+        """The tokenizer's own, if it has one."""
+        with self._lock:
+            return getattr(self._own, "longest_token", None)
+
     def token_of(self, text: str) -> int | None:
         """The tokenizer's own."""
         with self._lock:

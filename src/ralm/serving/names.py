@@ -13,7 +13,7 @@ _BEFORE: Final = "a"
 """What stands before a token when it is decoded: some tokenizers write its space only there."""
 
 
-class TokenNames:
+class NamesByToken:
     """The names of tokens. A part of a character has no text of its own, and is called by its id."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

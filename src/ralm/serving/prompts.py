@@ -3,9 +3,10 @@
 Works on tokenizers; knows nothing of HTTP or of what is done with the prompt.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from ralm.records import IntArray
 from ralm.serving.errors import RequestError
 from ralm.serving.options import Limits, Settings
 
+TOO_LONG: Final = "context_length_exceeded"
+"""The code of errors about prompts that are too long."""
 _MOST_IDS = 2**31 - 1
 
 
@@ -53,14 +56,36 @@ class ServedPrompt:
         return int(len(self.tokens) > 1 and int(self.tokens[0]) in (full.special_tokens.begin, full.end_token))
 
 
-def read_prompt(given: str | Sequence[int], model: WritingModel, param: str = "prompt") -> ServedPrompt:
+def check_size(texts: Iterable[str], tokenizer: Tokenizer, most: int, param: str) -> None:
+    """Raise RequestError if texts have more bytes than `most` tokens can stand for, so that they need not be tokenised.
+
+    Of many tokenizers it is not known for sure how many these are, and nothing is refused.
+    """
+    longest: int | None = getattr(tokenizer, "longest_token", None)
+    if longest is None:
+        return
+    least = -(-sum(len(text.encode()) for text in texts) // longest)
+    if least > most:
+        raise RequestError(
+            f"the text of `{param}` has at least {least:,} tokens, and at most {most:,} fit here: send less.",
+            param=param,
+            code=TOO_LONG,
+        )
+
+
+def read_prompt(
+    given: str | Sequence[int], model: WritingModel, param: str = "prompt", most: int | None = None
+) -> ServedPrompt:
     """The prompt that a request gives.
 
-    Raises RequestError if it is empty, has a token that the model does not know, or holds half a character.
+    Raises RequestError if it is empty, has a token that the model does not know, holds half a character, or is a text
+    that surely has more than `most` tokens.
     """
     tokenizer = model.tokenizer
     if isinstance(given, str):
         check_text(given, param)
+        if most is not None:
+            check_size([given], tokenizer, most, param)
         tokens = tokenizer.encode(given)
     else:
         vocabulary = getattr(model, "vocabulary", _MOST_IDS)
@@ -86,7 +111,7 @@ def check_prompt(prompt: ServedPrompt, new_tokens: int, limits: Limits, max_leng
             f"the prompt has {length:,} tokens and {new_tokens:,} are to be written, together {length + new_tokens:,}; "
             f"at most {most:,} fit here: send a prompt of at most {fits:,} tokens, or lower `max_tokens`.",
             param="prompt",
-            code="context_length_exceeded",
+            code=TOO_LONG,
         )
 
 

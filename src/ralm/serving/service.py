@@ -21,9 +21,17 @@ from ralm.serving.errors import RequestError
 from ralm.serving.indexes import Indexes, Rerankers
 from ralm.serving.metrics import BATCH_FIGURES, SEARCH_FIGURES, Metrics
 from ralm.serving.models import shared_model
-from ralm.serving.names import TokenNames
+from ralm.serving.names import NamesByToken
 from ralm.serving.options import ServeOptions, Settings
-from ralm.serving.settings import changed, check_documents, check_room, fitted, generation_of
+from ralm.serving.settings import (
+    PLAIN,
+    changed,
+    check_documents,
+    check_room,
+    fitted,
+    generation_of,
+    indexes_by_model,
+)
 from ralm.serving.workers import Workers
 from ralm.serving.writing import write
 
@@ -58,11 +66,14 @@ class Service:
         self.model = shared_model(model, self.options.batch)
         self.indexes = Indexes(folders or {})
         default = next(iter(self.indexes.names), None)
+        if PLAIN in self.indexes.names:
+            raise UsageError(f"no index can be called {PLAIN}, which is the model without passages: give NAME=DIR.")
         self.settings = fitted(replace(settings or Settings(), index=default), model, max_length)
+        self.models = indexes_by_model(self.name, self.settings, self.options, self.indexes.names)
         check_documents(self.settings.reading, self.options.limits)
         self._rerankers = Rerankers(self.settings.reading, ranker)
         self.prompt = open_chat_prompt(self.options.prompt)
-        self.names = TokenNames(self.model.tokenizer)
+        self.names = NamesByToken(self.model.tokenizer)
         self.metrics = Metrics()
         self._watch_counts()
         self.reads({})  # what cannot be opened is said now
@@ -87,6 +98,11 @@ class Service:
         if isinstance(self.model, BatchedModel):
             self.model.close()
 
+    @property
+    def failed(self) -> bool:
+        """Whether the model can read nothing any more."""
+        return isinstance(self.model, BatchedModel) and self.model.failed is not None
+
     def workers(self) -> Workers:
         """The threads of requests, for the event loop that runs."""
         limits = self.options.limits
@@ -104,14 +120,31 @@ class Service:
                 self.metrics.watch(f"batch_{name}", said, partial(getattr, counts, name))
 
     def check_model(self, name: str) -> None:
-        """Raise RequestError if a model is not the one that is served."""
-        if name != self.name:
+        """Raise RequestError if a model is not served."""
+        if name not in self.models:
             raise RequestError(
-                f"the model {name!r} is not served; there is: {self.name}.",
+                f"the model {name!r} is not served; there is: {', '.join(self.models)}.",
                 param="model",
                 code="model_not_found",
                 status=404,
             )
+
+    def chosen(self, model: str, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """What a request chooses by the name of the model and in its field `ralm` together.
+
+        Raises RequestError if the model is not served, or if the two differ.
+        """
+        self.check_model(model)
+        if model == self.name:
+            return {**choice}
+        index = self.models[model]
+        if choice.get("index", index) != index:
+            raise RequestError(
+                f"the model {model} reads {'no index' if index is None else f'the index {index!r}'}: leave out "
+                f"`ralm.index`, or ask {self.name}.",
+                param="ralm.index",
+            )
+        return {**choice, "index": index}
 
     def log_prompts(self, prompts: Sequence[str | Sequence[int]]) -> None:
         """Log the beginning of each prompt, if the operator wants that."""

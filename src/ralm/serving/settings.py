@@ -3,7 +3,7 @@
 Knows records of options; knows nothing of HTTP or of how passages are found.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,6 +25,8 @@ _UNKNOWN_LENGTH: Final = 2048
 _ARGUMENTS: Final = Arguments({PlanOptions: ("max_length", "windows", "semantics", "block", "bos")})
 _OWN: Final = ("index", "query", "gain")
 """Choices that no record of options has."""
+PLAIN: Final = "plain"
+"""What stands in the place of an index in the name of the model without passages."""
 
 
 def choices() -> dict[str, Declared]:
@@ -58,6 +60,17 @@ def fitted(settings: Settings, model: WritingModel, max_length: int | None) -> S
 def check_room(settings: Settings) -> None:
     """Raise UsageError if the passages of a context and a stride do not fit into the model."""
     settings.plan.check_documents(getattr(settings.reading.chosen_reader, "joined", 1))
+
+
+def indexes_by_model(
+    name: str, settings: Settings, options: ServeOptions, indexes: Sequence[str]
+) -> dict[str, str | None]:
+    """The index that each name of the model reads, None for none: NAME the default one; if requests may choose it,
+    also NAME:INDEX and NAME:plain, for clients that choose nothing but a model."""
+    found = {name: settings.index}
+    if indexes and "index" in options.allow:
+        found |= {f"{name}:{index}": index for index in indexes} | {f"{name}:{PLAIN}": None}
+    return found
 
 
 def changed(settings: Settings, choice: Mapping[str, Any], options: ServeOptions, indexes: tuple[str, ...]) -> Settings:

@@ -18,7 +18,7 @@ _BEFORE: Final = "a"
 """What stands before a token when it is decoded in a text: some tokenizers write its space only there."""
 
 
-class TokenNames:
+class TokensByName:
     """The tokens of a vocabulary of `size` ids by name."""
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:

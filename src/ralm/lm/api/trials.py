@@ -13,7 +13,7 @@ import numpy as np
 from ralm.errors import ModelError, ServerError
 from ralm.lm.api.capabilities import Asking
 from ralm.lm.api.client import Asked, Client
-from ralm.lm.api.names import TokenNames
+from ralm.lm.api.names import TokensByName
 from ralm.lm.api.predictions import Prediction
 from ralm.lm.api.store import JsonObject, answer_key
 from ralm.lm.api.tokenizers import ApiTokenizer
@@ -48,7 +48,7 @@ class Trials:
         self._name = name
         self._client = client
         self._tokenizer = tokenizer
-        self._names = TokenNames(tokenizer.tokenizer, tokenizer.size)
+        self._names = TokensByName(tokenizer.tokenizer, tokenizer.size)
         self._text = tokenizer.tokenizer.encode(_TEXT)
         self._answers: dict[bytes, JsonObject] = {}
 

@@ -33,7 +33,7 @@ from ralm.lm.pieces import Window
 _LOCAL: Final = frozenset(
     "BertNormalizer ByteLevel Lowercase NFC NFD NFKC NFKD Nmt Precompiled Prepend Replace Strip StripAccents "
     "BertPreTokenizer CharDelimiterSplit Digits Metaspace Punctuation Split UnicodeScripts Whitespace "
-    "WhitespaceSplit".split()
+    "WhitespaceSplit Removed".split()
 )
 _MODELS: Final = ("BPE", "Unigram", "WordLevel", "WordPiece")
 _SPACES: Final = " \n\u2581\u0120\u010a"
@@ -53,7 +53,7 @@ class Cuts:
         if not self._tokenizer.is_fast:
             return False
         backend = self._tokenizer.backend_tokenizer
-        kinds = {kind for stage in (backend.normalizer, backend.pre_tokenizer) for kind in _kinds(stage)}
+        kinds = {kind for stage in (backend.normalizer, backend.pre_tokenizer) for kind in stage_kinds(stage)}
         return (
             kinds <= _LOCAL
             and type(backend.model).__name__ in _MODELS
@@ -95,8 +95,9 @@ class Cuts:
         return "\0".join(self._tokenizer.get_vocab())
 
 
-def _kinds(stage: Any) -> Iterator[str]:
-    """The kinds of the parts of a stage; an empty name for a part that is written in Python."""
+def stage_kinds(stage: Any) -> Iterator[str]:
+    """The kinds of the parts of a stage of a fast tokenizer; an empty name for a part that is written in Python, and
+    `Removed` beside the kind of a part that leaves out what it splits at."""
     if stage is None:
         return
     try:
@@ -108,5 +109,7 @@ def _kinds(stage: Any) -> Iterator[str]:
 def _kinds_of(state: dict[str, Any]) -> Iterator[str]:
     if state["type"] != "Sequence":
         yield state["type"]
+    if state.get("behavior") == "Removed":
+        yield "Removed"
     for inner in state.get("normalizers") or state.get("pretokenizers") or ():
         yield from _kinds_of(inner)

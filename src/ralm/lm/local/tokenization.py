@@ -23,6 +23,7 @@ from ralm.lm.alignment import align
 from ralm.lm.local.chat import ChatTemplate, Stretch, write_chat
 from ralm.lm.local.cuts import Cuts
 from ralm.lm.local.files import check_tokenizer, loading_errors
+from ralm.lm.local.longest import longest_token
 from ralm.lm.pieces import Window, chunks_of, encode_in_pieces, join_pieces
 from ralm.lm.tokenizer import last_of_user
 from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
@@ -49,6 +50,11 @@ class ModelTokenizer:
     def end_token(self) -> int | None:
         """The id of the end-of-text token, or None."""
         return self._tokenizer.eos_token_id
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """The most bytes of a text (UTF-8) that one token stands for; None if that is not known for sure."""
+        return longest_token(self._tokenizer)
 
     @cached_property
     def special_tokens(self) -> SpecialTokens:

@@ -135,7 +135,9 @@ class Arrays:
         """The row of `offsets` of a term; -1 if no passage has it."""
         row = self._found.get(term)
         if row is None:
-            row = self._found[term] = self._look_up(term.encode("utf-8", "surrogatepass"))
+            row = self._look_up(term.encode("utf-8", "surrogatepass"))
+            if row >= 0:  # of the others there may be any number
+                self._found[term] = row
         return row
 
     def spelt(self, terms: NDArray[np.int64]) -> list[str]:

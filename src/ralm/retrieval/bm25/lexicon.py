@@ -1,10 +1,12 @@
 """The terms that queries have asked for: one number for each, whatever its numbers in the segments.
 
-A term is looked up in the vocabularies on its first use, so opening an index reads no vocabulary.
+A term is looked up in the vocabularies on its first use, so opening an index reads no vocabulary. Terms of the index
+are remembered for good; of the others, which queries may have any number of, only the latest.
 
 Letters of shapes: V terms asked for so far (and room for more), S segments.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from threading import Lock
 from typing import Final
@@ -17,6 +19,8 @@ from ralm.retrieval.bm25.segments import Segment
 
 NO_TERM: Final = -1
 _FIRST_ROOM: Final = 1 << 10
+_MOST_ABSENT: Final = 1 << 16
+"""Terms that are remembered as in no passage, so that they are not looked up again."""
 
 
 class Lexicon:
@@ -31,6 +35,7 @@ class Lexicon:
         self._segments = segments
         self._with_terms = with_terms
         self._numbers: dict[str, int] = {}
+        self._absent: deque[str] = deque()
         self._known = 0
         self._lock = Lock()
         self.terms_SV: NDArray[np.int64] = np.full((len(segments), _FIRST_ROOM), NO_TERM, np.int64)
@@ -61,8 +66,16 @@ class Lexicon:
                 self.frequency_V[number] = frequency
                 self.idf_V[number] = idf(np.array([frequency]), self._with_terms)[0]
                 self._known += 1
+            else:
+                self._note_absent(term)
             self._numbers[term] = number
             return number
+
+    def _note_absent(self, term: str) -> None:
+        """Note that a term is in no passage, and forget the oldest such term if there are too many."""
+        self._absent.append(term)
+        if len(self._absent) > _MOST_ABSENT:
+            del self._numbers[self._absent.popleft()]
 
     def _make_room(self) -> None:
         room = len(self.idf_V)

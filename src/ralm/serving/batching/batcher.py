@@ -3,7 +3,7 @@
 A step reads the last tokens of all texts that grew, a chunk of the texts that are new or changed, and then as many
 tokens of the passes that are to be scored. A thread that draws a token asks again soon, so a step waits for it a
 little; a thread that retrieves for longer misses a step, and its texts are held for it. If reading fails, each line is
-read alone, so that only those fail that cannot be read.
+read alone, so that only those fail that cannot be read. If the thread itself fails, all fail, now and later.
 """
 
 import logging
@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
+from ralm.errors import ModelError
 from ralm.protocols import Continuations
 from ralm.records import FloatArray, IntArray, NextTokens, Pass
 from ralm.serving.batching.lines import Line, shares, that_fit
@@ -79,12 +80,15 @@ class Counts:
 class Batcher:
     """Reads what threads ask for until it is closed; a thread of its own uses the model.
 
-    `chunk` is how many tokens of new texts a step reads at most, and of passes (at least one
-    pass); `cache` how many tokens are held at most, padding included. Lines that do not fit wait, the oldest first.
+    `failed` is the error that ended the thread before its time, if one did.
+
+    `chunk` is how many tokens of new texts a step reads at most, and of passes (at least one pass); `cache` how many
+    tokens are held at most, padding included. Lines that do not fit wait, the oldest first.
     """
 
     def __init__(self, model: ReadModel, chunk: int, cache: int) -> None:
         self.counts = Counts()
+        self.failed: BaseException | None = None
         self._model = model
         self._chunk = chunk
         self._cache = cache
@@ -100,9 +104,11 @@ class Batcher:
         self._thread.start()
 
     def enter(self, gone: threading.Event) -> Caller:
-        """A new line; what it waits for ends with `Closed` once `gone` is set."""
+        """A new line; what it waits for ends with `Closed` once `gone` is set. Raises what `next_tokens` raises if
+        nothing can be read any more."""
         caller = Caller(gone)
         with self._changed:
+            self._check_open()
             self._callers.append(caller)
         return caller
 
@@ -111,7 +117,8 @@ class Batcher:
         self._left.append(caller)
 
     def next_tokens(self, caller: Caller, texts: Sequence[IntArray]) -> NextTokens:
-        """The predictions of a line's texts. Raises what reading them raises, and Closed."""
+        """The predictions of a line's texts. Raises what reading them raises, Closed, and ModelError if nothing can be
+        read any more."""
         answer: Future[NextTokens] = Future()
         with self._changed:
             self._check_open()
@@ -121,7 +128,8 @@ class Batcher:
         return answer.result()
 
     def read(self, reads: Reads, passes: Sequence[Pass], gone: threading.Event) -> list[FloatArray]:
-        """What a method of the model gives for passes. Raises what it raises, and Closed."""
+        """What a method of the model gives for passes. Raises what it raises, Closed, and ModelError if nothing can be
+        read any more."""
         if not passes:
             return []
         scoring = _Scoring(reads, passes, gone)
@@ -138,11 +146,33 @@ class Batcher:
             self._changed.notify_all()
         self._thread.join()
 
+    @property
+    def _over(self) -> bool:
+        """Whether nothing is read any more."""
+        return self._closed or self.failed is not None
+
+    def _end(self) -> Exception:
+        """What whoever waits gets when nothing is read for it any more."""
+        if self.failed is None:
+            return Closed()
+        error = ModelError(f"what reads for all requests has failed: {self.failed!r}; start the server anew.")
+        error.__cause__ = self.failed
+        return error
+
     def _check_open(self) -> None:
-        if self._closed:
-            raise Closed
+        if self._over:
+            raise self._end()
 
     def _live(self) -> None:
+        try:
+            self._read_until_closed()
+        except BaseException as error:  # noqa: BLE001  # raised in all threads that wait
+            _LOG.critical("what reads for all requests has failed; start the server anew", exc_info=error)
+            with self._changed:
+                self.failed = error
+                self._drop_gone()
+
+    def _read_until_closed(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._waiting() or self._scoring)
@@ -174,14 +204,14 @@ class Batcher:
                     self._callers.remove(caller)
 
     def _drop_gone(self) -> None:
-        """End what nobody waits for any more; all, once the batcher is closed."""
+        """End what nobody waits for any more; all, once nothing is read."""
         self._drop_left()
         for caller in self._waiting():
-            if self._closed or caller.gone.is_set():
-                _fail(caller, Closed())
-        for scoring in [one for one in self._scoring if self._closed or one.gone.is_set()]:
+            if self._over or caller.gone.is_set():
+                _fail(caller, self._end())
+        for scoring in [one for one in self._scoring if self._over or one.gone.is_set()]:
             self._scoring.remove(scoring)
-            scoring.answer.set_exception(Closed())
+            scoring.answer.set_exception(self._end())
 
     def _next_step(self) -> list[Caller]:
         """The callers whose texts are read or held in the next step, with their lines advanced."""
@@ -193,7 +223,7 @@ class Batcher:
             caller.steps_idle += 1
         held = [caller for caller in idle if self._keeps and caller.steps_idle <= _STEPS_HELD]
         by_line = {id(caller.line): caller for caller in self._callers}
-        fit, _ = that_fit([caller.line for caller in (*waiting, *held)], self._cache)
+        fit = that_fit([caller.line for caller in (*waiting, *held)], self._cache)
         taken = [by_line[id(line)] for line in fit]
         for caller in self._callers:
             if caller not in taken:

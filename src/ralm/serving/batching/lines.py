@@ -94,18 +94,15 @@ def _poured(wanted: Sequence[int], order: Iterable[int], most: int) -> list[int]
     return given
 
 
-def that_fit(lines: Iterable[Line], tokens: int) -> tuple[list[Line], list[Line]]:
-    """The lines, in order, whose texts fit into a cache of this many tokens when padded to the longest, the first one
-    always; and the others."""
+def that_fit(lines: Iterable[Line], tokens: int) -> list[Line]:
+    """The lines, in order, whose texts fit into a cache of this many tokens when padded to the longest; the first one
+    always."""
     fit: list[Line] = []
-    others: list[Line] = []
     rows = longest = 0
     for line in lines:
         more = rows + len(line.texts or line.held)
         wide = max(longest, line.columns)
-        if fit and more * wide > tokens:
-            others.append(line)
-        else:
+        if not fit or more * wide <= tokens:
             fit.append(line)
             rows, longest = more, wide
-    return fit, others
+    return fit

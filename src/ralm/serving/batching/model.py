@@ -65,6 +65,11 @@ class BatchedModel:
         """What was read so far."""
         return self._batcher.counts
 
+    @property
+    def failed(self) -> BaseException | None:
+        """The error for which nothing can be read any more, if there is one."""
+        return self._batcher.failed
+
     def score(self, passes: Sequence[Pass]) -> list[FloatArray]:
         """As the model's own."""
         return self._batcher.read(self._model.score, passes, _GONE.get())

@@ -37,11 +37,11 @@ async def passage(index: str, number: int, service: Served) -> dict[str, JsonVal
 
 def _job(request: Request, body: ChatRequest, service: Service) -> Job:
     def job(check: Check) -> Iterator[bytes]:
-        service.check_model(body.model)
+        choice = service.chosen(body.model, body.chosen)
         limits = service.options.limits
         asked = chat_of(body, limits)
-        reads = service.reads(body.chosen, in_strides=False)
-        check_chat(service.model, service.prompt, body.chosen, logprobs=bool(body.logprobs))
+        reads = service.reads(choice, in_strides=False)
+        check_chat(service.model, service.prompt, choice, logprobs=bool(body.logprobs))
         service.log_prompts([asked.conversation.question])
 
         def address(one: Passage) -> str:
@@ -52,7 +52,7 @@ def _job(request: Request, body: ChatRequest, service: Service) -> Job:
             reads,
             service.names,
             address,
-            model=service.name,
+            model=body.model,
             logprobs=bool(body.logprobs),
             sources_as_text=body.sources_as_text,
         )

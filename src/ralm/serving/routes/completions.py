@@ -24,14 +24,14 @@ async def complete(request: Request, body: CompletionRequest, service: Served) -
 
 def _job(body: CompletionRequest, service: Service) -> Job:
     def job(check: Check) -> Iterator[bytes]:
-        service.check_model(body.model)
+        choice = service.chosen(body.model, body.chosen)
         limits = service.options.limits
         asked = completion_of(body, limits)
-        reads = service.reads(body.chosen)
+        reads = service.reads(choice)
         check_sources(asked, reads.settings)
         service.log_prompts(asked.prompts)
         answer = CompletionAnswer(
-            Head(service.name),
+            Head(body.model),
             asked,
             reads,
             service.names,

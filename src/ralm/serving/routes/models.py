@@ -12,7 +12,7 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def models(service: Served) -> dict[str, JsonValue]:
-    """The language model, and the indexes that encode texts."""
+    """The names of the language model, and the indexes that encode texts."""
     return {"object": "list", "data": [*_models(service).values()]}
 
 
@@ -32,7 +32,9 @@ async def model(name: str, service: Served) -> JsonValue:
 
 def _models(service: Service) -> dict[str, JsonValue]:
     head: dict[str, JsonValue] = {"object": "model", "created": service.created, "owned_by": "ralm"}
-    indexes: JsonValue = [*service.indexes.names]
-    own: dict[str, JsonValue] = {"id": service.name, **head, "max_model_len": service.max_length, "indexes": indexes}
+    own: dict[str, JsonValue] = {"max_model_len": service.max_length, "indexes": [*service.indexes.names]}
+    models: dict[str, JsonValue] = {
+        name: {"id": name, **head, **own, "index": index} for name, index in service.models.items()
+    }
     encoders: dict[str, JsonValue] = {name: {"id": name, **head} for name in service.indexes.dense_names()}
-    return {**encoders, service.name: own}
+    return {**encoders, **models}

@@ -13,8 +13,12 @@ router = APIRouter()
 
 
 @router.get("/health")
-async def health() -> dict[str, JsonValue]:
-    """Whether the server answers."""
+async def health(service: Served) -> dict[str, JsonValue]:
+    """Whether the server answers; 503 if its model can read nothing any more."""
+    if service.failed:
+        raise RequestError(
+            "the language model has failed for good: see the log, and start the server anew.", status=503
+        )
     return {"status": "ok", "version": __version__}
 
 

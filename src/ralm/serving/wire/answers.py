@@ -12,7 +12,7 @@ from ralm.answering.citations import web_address
 from ralm.reading.pieces import GeneratedText, texts_of_tokens
 from ralm.records import Provenance
 from ralm.serving.completion import Began, Completion, Echoed, Event, Gained, Reads
-from ralm.serving.names import TokenNames
+from ralm.serving.names import NamesByToken
 from ralm.serving.wire.completions import Head, Usage
 from ralm.serving.wire.sources import (
     Json,
@@ -50,7 +50,7 @@ class CompletionAnswer:
     """Turns the events of one request into its answer."""
 
     def __init__(
-        self, head: Head, asked: Completion, reads: Reads, names: TokenNames, *, logprobs: bool, as_ids: bool
+        self, head: Head, asked: Completion, reads: Reads, names: NamesByToken, *, logprobs: bool, as_ids: bool
     ) -> None:
         self.usage = Usage()
         self._head = head
@@ -74,17 +74,16 @@ class CompletionAnswer:
 
     def pieces(self, events: Iterator[Event], *, usage: bool) -> Iterator[Json]:
         """The pieces of the answer as they come, at the end the usage if it is wanted."""
-        more: Json = {"usage": None} if usage else {}
+        return self._head.stream(self._pieces(events), self.usage if usage else None)
+
+    def _pieces(self, events: Iterator[Event]) -> Iterator[Json]:
         for event in events:
             part = self._take(event)
             if part is not None and (part.text or part.tokens):
-                yield {**self._head.as_json(), **self._piece(part), **more}
+                yield self._piece(part)
         for number, choice in enumerate(self._choices):
             last = number == len(self._choices) - 1
-            ended = self._choice(number, "", None, choice.reason)
-            yield {**self._head.as_json(), "choices": [ended], **(self._sources() if last else {}), **more}
-        if usage:
-            yield {**self._head.as_json(), "choices": [], "usage": self.usage.as_json()}
+            yield {"choices": [self._choice(number, "", None, choice.reason)], **(self._sources() if last else {})}
 
     def _take(self, event: Event) -> _Part | None:
         """Note an event; what it adds to a choice, if anything."""

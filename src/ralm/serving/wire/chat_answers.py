@@ -16,7 +16,7 @@ from ralm.reading.pieces import GeneratedToken
 from ralm.records import Passage
 from ralm.serving.chat import Answered, Chat, Event
 from ralm.serving.completion import Began, Reads
-from ralm.serving.names import TokenNames
+from ralm.serving.names import NamesByToken
 from ralm.serving.wire.completions import Head, Usage
 from ralm.serving.wire.sources import (
     Json,
@@ -53,7 +53,7 @@ class ChatAnswer:
         self,
         asked: Chat,
         reads: Reads,
-        names: TokenNames,
+        names: NamesByToken,
         address: Callable[[Passage], str],
         *,
         model: str,
@@ -92,19 +92,18 @@ class ChatAnswer:
 
     def pieces(self, events: Iterator[Event], *, usage: bool) -> Iterator[Json]:
         """The pieces of the answer as they come, at the end the usage if it is wanted."""
-        self._head = replace(self._head, kind=_PIECE)
-        more: Json = {"usage": None} if usage else {}
+        return replace(self._head, kind=_PIECE).stream(self._pieces(events), self.usage if usage else None)
+
+    def _pieces(self, events: Iterator[Event]) -> Iterator[Json]:
         for event in events:
-            yield from ({**self._head.as_json(), **piece, **more} for piece in self._of_event(event))
+            yield from self._of_event(event)
         for number, choice in enumerate(self._choices):
             last = number == len(self._choices) - 1
             if text := self._sources_text(choice):
-                yield {**self._head.as_json(), **self._delta(number, {"content": text}), **more}
+                yield self._delta(number, {"content": text})
             noted = self._annotations(choice)
             ended = self._delta(number, {"annotations": noted} if noted else {}, reason=choice.reason)
-            yield {**self._head.as_json(), **ended, **(self._sources(whole=False) if last else {}), **more}
-        if usage:
-            yield {**self._head.as_json(), "choices": [], "usage": self.usage.as_json()}
+            yield {**ended, **(self._sources(whole=False) if last else {})}
 
     def _of_event(self, event: Event) -> Iterator[Json]:
         """The pieces that an event gives."""

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import randbits, token_hex
 from typing import Annotated, Any, Final
@@ -180,6 +180,14 @@ class Head:
     def as_json(self) -> dict[str, JsonValue]:
         """Its fields."""
         return {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
+
+    def stream(self, pieces: Iterator[dict[str, JsonValue]], usage: Usage | None) -> Iterator[dict[str, JsonValue]]:
+        """The pieces, each behind these fields, and at the end the usage if it is wanted."""
+        more: dict[str, JsonValue] = {} if usage is None else {"usage": None}
+        for piece in pieces:
+            yield {**self.as_json(), **piece, **more}
+        if usage is not None:
+            yield {**self.as_json(), "choices": [], "usage": usage.as_json()}
 
 
 def server_sent(value: JsonValue) -> bytes:

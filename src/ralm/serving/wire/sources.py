@@ -14,7 +14,7 @@ from ralm.evaluation.traces import TracedText, identified, token_as_json, total_
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.provenance import contributions, total_gain
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Passages, Provenance
-from ralm.serving.names import TokenNames
+from ralm.serving.names import NamesByToken
 from ralm.serving.scoring import ScoredToken
 
 LEAST: Final = -9999.0
@@ -26,7 +26,7 @@ Token: TypeAlias = ScoredToken | GeneratedToken
 class PassagesTold:
     """Tells tokens with their passages, and remembers which passages these were, in the order of the text."""
 
-    def __init__(self, passages: Passages, names: TokenNames, *, as_ids: bool = False) -> None:
+    def __init__(self, passages: Passages, names: NamesByToken, *, as_ids: bool = False) -> None:
         self.known: dict[int, Passage] = {}
         self._passages = passages
         self._names = names

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.lm.api.client import Asked
-from ralm.lm.api.names import TokenNames
+from ralm.lm.api.names import TokensByName
 from ralm.lm.api.predictions import Prediction, log_prob_of, log_probs_of, prediction_of, text_alone
 from ralm.lm.api.prompts import PromptForm
 from ralm.lm.api.ways.way import JsonObject, Way, check_length, ended, odd, parses, part_of
@@ -37,7 +37,7 @@ class Completions(Way):
     names_parts: ClassVar[bool] = False
     model: str
     form: PromptForm
-    names: TokenNames
+    names: TokensByName
 
     def writing(self, text: IntArray, most: int) -> Asked:
         """Greedy tokens with `logprobs`."""

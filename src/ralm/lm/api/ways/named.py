@@ -1,7 +1,7 @@
 """The ways of asking by name."""
 
 from ralm.lm.api.capabilities import Asking
-from ralm.lm.api.names import TokenNames
+from ralm.lm.api.names import TokensByName
 from ralm.lm.api.prompts import PromptForm
 from ralm.lm.api.ways.chat import Chat, NewChat, NewTextChat, TextChat
 from ralm.lm.api.ways.completions import Biased, Completions, Echo, TextCompletions, Vllm
@@ -17,7 +17,7 @@ _SPOKEN = {kind.name: kind for kind in (Completions, Echo, Biased, Vllm, TextCom
 _TGI = {kind.name: kind for kind in (Tgi, TgiLikeliest)}
 
 
-def way_of(asking: Asking, model: str, tokenizer: FullTokenizer, names: TokenNames) -> Way:
+def way_of(asking: Asking, model: str, tokenizer: FullTokenizer, names: TokensByName) -> Way:
     """The way that `asking` describes, for a server's `model`. Raises KeyError if there is none of this name."""
     if asking.way == SgLang.name:
         return SgLang(likeliest=asking.likeliest)
