@@ -1,16 +1,15 @@
-"""The program, run again and again by processes that are forked from one which has loaded everything, and killed.
+"""The program as `test_kills` runs it: what it loads first, and how it is killed at some event of the file system.
 
-Reads lines of JSON: the arguments, and when to kill: after some seconds, or at some event of the file system (counted
-from 1; 0: never). Answers each with the process, its exit status, the seconds it took and the events it came to.
+Run with a file of eight bytes that counts the events, a part of the paths that count, the event to be killed at
+(counted from 1; 0: never), and the arguments of the program.
 """
 
-import json
+import mmap
+import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
-from multiprocessing import RawValue
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,15 @@ EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "fcntl.flock
 
 
 def load(warm: Sequence[Sequence[str]]) -> None:
-    """Load what the program needs by using it, and have small corpora use what large ones do."""
+    """Load what the program needs by using it, and have small corpora use what large ones do.
+
+    Processes are forked, which takes no time: most moments would fall into their start.
+    """
     from ralm.retrieval.bm25 import build, term_ids
     from ralm.retrieval.dense.build import DenseBuilder
     from ralm.training import making
 
+    setattr(term_ids, "get_context", lambda _: multiprocessing.get_context("fork"))  # noqa: B010
     setattr(making, "_PART", 5)  # noqa: B010
     setattr(build, "_PASSAGES_A_BATCH", 32)  # noqa: B010
     defaults = DenseBuilder.__init__.__kwdefaults__
@@ -45,50 +48,21 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def answer(arguments: Sequence[str], scratch: str, seconds: float, event: int) -> dict[str, float]:
-    """Run the program in a process of its own."""
-    events = RawValue("q", 0)
+def count_events(counter: str, scratch: str, killed_at: int) -> None:
+    """Count in a file what happens to files, and kill the program at one of these events."""
+    with Path(counter).open("r+b") as file:
+        events = memoryview(mmap.mmap(file.fileno(), 8)).cast("q")
 
     def count(name: str, details: tuple[Any, ...]) -> None:
         if name not in EVENTS or not (name == "fcntl.flock" or scratch in str(details[0]) or details[-1] != -1):
             return
-        events.value += 1
-        if events.value == event:
+        events[0] += 1
+        if events[0] == killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    begin = time.monotonic()
-    process = os.fork()
-    if process == 0:
-        status = 70
-        try:
-            os.setsid()
-            sys.addaudithook(count)
-            status = run(arguments)
-            sys.stderr.flush()
-        finally:
-            os._exit(status)
-    if seconds:
-        time.sleep(seconds)
-        os.kill(process, signal.SIGKILL)
-    _, ended = os.waitpid(process, 0)
-    return {
-        "process": process,
-        "status": os.waitstatus_to_exitcode(ended),
-        "seconds": time.monotonic() - begin,
-        "events": events.value,
-    }
-
-
-def serve() -> None:
-    """Answer until there are no more lines."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    load(json.loads(Path(sys.argv[1]).read_text()))
-    for line in sys.stdin:
-        answers.write(json.dumps(answer(**json.loads(line))) + "\n")
-        answers.flush()
+    sys.addaudithook(count)
 
 
 if __name__ == "__main__":
-    serve()
+    count_events(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    sys.exit(run(sys.argv[4:]))

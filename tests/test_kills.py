@@ -11,9 +11,10 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -26,11 +27,12 @@ from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.index import open_index
 from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT
 from tests.cli.test_signals import processes, wait_until
+from tests.forked import Programs
 from tests.tiny_encoders import save_tiny_bert
 from tests.tiny_models import save_tiny_model
 from tests.training.made_signals import save_signals
 
-MOMENTS = int(os.environ.get("RALM_KILLS", "3"))
+MOMENTS = int(os.environ.get("RALM_KILLS", "2"))
 
 pytestmark = [
     pytest.mark.slow,
@@ -72,55 +74,44 @@ COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
 """Each command, what makes an older result of it, and what makes the one that is killed."""
 
 
-ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
-    "OMP_NUM_THREADS": "1",  # threads of OpenMP do not live on in a process that is forked: it would wait for ever
-}
-
-
-class Program:
+class Killed:
     """The program in a folder of its own; `answer` runs it there and may kill it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.random = random.Random(0)
+        self.errors = ""
         warm = [[*command, *options, "--out", f"old-{name}"] for name, (command, options, _) in COMMANDS.items()]
         warm += [[*command, *options, "--out", f"new-{name}"] for name, (command, _, options) in COMMANDS.items()]
         warm.insert(0, ["index", "corpus.jsonl", "--words", "10", "--workers", "1", "--out", "index"])
-        (folder / "warm.json").write_text(json.dumps(warm))
-        with (folder / "stderr.txt").open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.killed_program", "warm.json"],
-                cwd=folder,
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
-                },
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
+        self.programs = Programs(f"from tests.killed_program import load; load({warm})", folder)
 
-    def answer(self, arguments: list[str], *, seconds: float = 0.0, event: int = 0) -> dict[str, float]:
-        assert self.process.stdin
-        assert self.process.stdout
-        asked = {"arguments": arguments, "scratch": "out", "seconds": seconds, "event": event}
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        assert line, self.errors()
-        answer: dict[str, float] = json.loads(line)
-        wait_until(lambda: not list(processes(int(answer["process"]))), "a process is left")
-        return answer
+    def answer(self, arguments: list[str], *, seconds: float = 0.0, event: int = 0) -> "Answer":
+        """Run it; kill it after some seconds, or at an event (`tests.killed_program`)."""
+        counter = self.folder / "events"
+        counter.write_bytes(bytes(8))
+        begin = time.monotonic()
+        process = self.programs.start("tests.killed_program", counter, "out", event, *arguments, folder=self.folder)
+        if seconds:
+            time.sleep(seconds)
+            process.kill()
+        _, self.errors = process.communicate(timeout=300)
+        took = time.monotonic() - begin
+        wait_until(lambda: not list(processes(process.pid)), "a process is left")
+        assert process.returncode is not None
+        return Answer(process.returncode, took, int.from_bytes(counter.read_bytes(), sys.byteorder))
 
-    def errors(self) -> str:
-        return (self.folder / "stderr.txt").read_text()[-2000:]
+
+class Answer(NamedTuple):
+    """The exit status, the seconds that it took, and the events that it came to."""
+
+    status: int
+    seconds: float
+    events: int
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
     folder = tmp_path_factory.mktemp("killed")
     rows = [
         {"id": f"{name}-{number}", "title": title, "text": f"{text} {number}"}
@@ -132,10 +123,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     save_tiny_bert(folder / "bert")
     save_tiny_model("gpt2", folder / "lm")
     save_taught_index(folder)
-    program = Program(folder)
+    program = Killed(folder)
     yield program
-    program.process.kill()
-    program.process.communicate()
+    program.programs.close()
 
 
 def save_taught_index(folder: Path) -> None:
@@ -150,39 +140,39 @@ def save_taught_index(folder: Path) -> None:
 
 @pytest.mark.parametrize("force", [False, True], ids=["", "force"])
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_whenever_it_is_killed(program: Program, kind: str, force: bool) -> None:
+def test_whenever_it_is_killed(program: Killed, kind: str, force: bool) -> None:
     command, old, new = COMMANDS[kind]
     out = program.folder / "out"
     forced = ["--force"] if force else []
     arguments = [*command, *new, "--out", "out/result", *forced]
     older = [*command, *old, "--out", "out/result", "--force"]
-    assert program.answer(older)["status"] == 0, program.errors()
+    assert program.answer(older).status == 0, program.errors
     whole = program.answer([*arguments, "--force"])
-    assert whole["status"] == 0, program.errors()
+    assert whole.status == 0, program.errors
     allowed = [content(program.folder / f"new-{kind}"), content(program.folder / f"old-{kind}")]
     assert content(out / "result") == allowed[0]
     for moment in range(MOMENTS):
         if force:
-            assert program.answer(older)["status"] == 0, program.errors()
+            assert program.answer(older).status == 0, program.errors
         else:
             clear(out)
-        at: dict[str, Any] = {"seconds": program.random.uniform(0, whole["seconds"])}
+        at: dict[str, Any] = {"seconds": program.random.uniform(0, whole.seconds)}
         if moment % 2:
-            at = {"event": program.random.randint(1, int(whole["events"]))}
+            at = {"event": program.random.randint(1, whole.events)}
         killed = program.answer(arguments, **at)
-        assert killed["status"] in (-9, 0), (at, program.errors())
+        assert killed.status in (-9, 0), (at, program.errors)
         stands = (out / "result").exists()
         assert stands or not force, at
         if stands:
             assert content(out / "result") in allowed[: 1 + force], at
-        again = program.answer(arguments)["status"]
-        assert again == (1 if stands and not force else 0), (at, program.errors())
+        again = program.answer(arguments).status
+        assert again == (1 if stands and not force else 0), (at, program.errors)
         assert content(out / "result") == allowed[0], at
         assert [path.name for path in out.iterdir()] == ["result"], at
     clear(out)
 
 
-def test_whenever_an_update_is_killed(program: Program) -> None:
+def test_whenever_an_update_is_killed(program: Killed) -> None:
     """The index is as before the update or as after it, and the next update leaves nothing else."""
     folder, index = program.folder, program.folder / "out" / "result"
     added = [{"id": f"more-{number}", "text": TEXT[number:]} for number in range(40)]
@@ -194,22 +184,22 @@ def test_whenever_an_update_is_killed(program: Program) -> None:
         shutil.copytree(folder / "before", index)
 
     older = ["index", "corpus.jsonl", "--words", "9", "--out", "before"]
-    assert program.answer(older)["status"] == 0, program.errors()
+    assert program.answer(older).status == 0, program.errors
     (folder / "out").mkdir()
     renew()
     whole = program.answer(update)
-    assert whole["status"] == 0, program.errors()
+    assert whole.status == 0, program.errors
     after = content(index)
     for moment in range(MOMENTS):
         renew()
-        at: dict[str, Any] = {"seconds": program.random.uniform(0, whole["seconds"])}
+        at: dict[str, Any] = {"seconds": program.random.uniform(0, whole.seconds)}
         if moment % 2:
-            at = {"event": program.random.randint(1, int(whole["events"]))}
+            at = {"event": program.random.randint(1, whole.events)}
         killed = program.answer(update, **at)
-        assert killed["status"] in (-9, 0), (at, program.errors())
+        assert killed.status in (-9, 0), (at, program.errors)
         happened = "updates" in read_manifest(index, kind="index", format_version=4).settings
-        again = program.answer(update)["status"]
-        assert again == (1 if happened else 0), (at, program.errors())  # then the ids are there already
+        again = program.answer(update).status
+        assert again == (1 if happened else 0), (at, program.errors)  # then the ids are there already
         assert content(index) == after, at
         assert [path.name for path in (folder / "out").iterdir()] == ["result"], at
     clear(folder / "out")

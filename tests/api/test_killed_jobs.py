@@ -1,10 +1,6 @@
 """The program asks a server, is killed in the middle, and is run again: no answered request is asked again."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +18,7 @@ from tests.api.served import EXACT
 from tests.cli.program import ralm
 from tests.cli.test_cli import STORIES, TEXT
 from tests.cli.test_signals import wait_until
+from tests.forked import Program, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 READING = "--stride 4 --max-length 64 --document-tokens 24 --reader ensemble --documents 3".split()
@@ -38,15 +35,8 @@ class Job:
         passages = [Passage(number, name, title, text) for number, (name, title, text) in enumerate(STORIES)]
         build_index(passages, folder / "index")
 
-    def start(self, *more: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, "-m", "ralm", *self.arguments(self.model, OPTIONS, more)],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, *more: str) -> Program:
+        return started("ralm", *self.arguments(self.model, OPTIONS, more), folder=self.folder)
 
     def nll(self, *more: str, lm: str | None = None, options: Sequence[str] = OPTIONS) -> float:
         """The figure of a whole run, in this process."""
@@ -79,7 +69,7 @@ def test_a_killed_evaluation(
         assert begun.wait(120), process.communicate()[1]
         wait_until(lambda: server.under_way <= len(server.posts) - enough, "requests are not answered")
         time.sleep(1)  # until the answers have arrived
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.communicate()
         killed.set()
         answered = {request.asked for request in server.posts if request.number < enough}

@@ -8,12 +8,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
+
+from tests.forked import Program, started
 
 
 class Running:
     """The process, its address, and the lines that it wrote on standard error so far."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: subprocess.Popen[str] | Program) -> None:
         self.process = process
         self.lines: list[str] = []
         self.url = ""
@@ -52,16 +55,22 @@ class Running:
 
 
 @contextmanager
-def running(*arguments: object, folder: Path | None = None, **environment: str) -> Iterator[Running]:
-    """The process with these arguments, on a free port, once it listens; killed at the end if it has not ended."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ralm", "serve", "--port", "0", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
-    )
+def running(
+    *arguments: object, folder: Path | None = None, anew: bool = False, **environment: str
+) -> Iterator[Running]:
+    """The process with these arguments, on a free port, once it listens; killed at the end if it has not ended.
+
+    Forked from one that has loaded everything; `anew`: started as by a user.
+    """
+    serve = ["ralm", "serve", "--port", "0", *map(str, arguments)]
+    process: subprocess.Popen[str] | Program
+    if anew:
+        variables = {**os.environ, **environment}
+        process = subprocess.Popen(
+            [sys.executable, "-m", *serve], stdout=PIPE, stderr=PIPE, text=True, cwd=folder, env=variables
+        )
+    else:
+        process = started(*serve, folder=folder, environment=environment)
     served = Running(process)
     try:
         served.url = served.wait_for("serving ").split(" at ")[1].strip().removesuffix("/v1")

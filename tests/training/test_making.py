@@ -1,11 +1,8 @@
 """Folders of signals end to end: the command line, several processes, killed processes, damage, other settings."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +19,8 @@ from ralm.training.examples import Example
 from ralm.training.signals import CANDIDATES, Signals, open_signals
 from ralm.training.worth import worth_of
 from tests.cli.program import Answer, ralm
+from tests.cli.test_signals import wait_until
+from tests.forked import Program, killing, started
 from tests.training.made_signals import save_signals
 
 SMALL = ["--prefix-tokens", 12, "--sequence-tokens", 32, "--query-tokens", 12, "--document-tokens", 30]
@@ -145,37 +144,28 @@ def test_text_that_changed_is_another_text(work: Path, tmp_path: Path, asked: li
     succeeded(ralm(*asked, "--out", tmp_path / "out", "--force"))
 
 
-def begun(*arguments: object) -> subprocess.Popen[str]:
-    code = "import sys; from ralm.training import making; making._PART = 2; from ralm.cli import main; main()"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RALM_PROGRESS": "0", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+def begun(*arguments: object, before: str = "") -> Program:
+    """The program, which measures two examples at a time."""
+    return started("ralm", *arguments, before=f"from ralm.training import making; making._PART = 2\n{before}")
 
 
 @pytest.mark.slow
 def test_processes_share_the_work_and_one_is_killed(
     tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes at once; one is killed while it holds a part."""
+    """Two processes at once, beside a third one, which is killed while it holds a part."""
     monkeypatch.setattr(making, "_PART", 2)
     succeeded(ralm(*asked, "--out", tmp_path / "alone"))
     out = tmp_path / "out"
-    some = [begun(*asked, "--out", out) for _ in range(2)]
+    killed = begun(*asked, "--out", out, before=killing("/parts/", 2))
     parts = tmp_path / "out.unfinished" / "parts"
-    deadline = time.monotonic() + 120
-    while not list(parts.glob("*.lock")) and not out.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    some[0].send_signal(signal.SIGKILL)
-    for process in some[1:]:
+    wait_until(lambda: bool([*parts.glob("*.lock")]) or killed.poll() is not None, "no part is measured")
+    others = [begun(*asked, "--out", out) for _ in range(2)]
+    _, err = killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL, err
+    for process in others:
         _, err = process.communicate(timeout=240)
         assert process.returncode == 0, err
-    some[0].communicate(timeout=60)
     same(open_signals(tmp_path / "alone"), open_signals(out))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "out"]
 

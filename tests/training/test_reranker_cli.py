@@ -1,10 +1,7 @@
 """A reranker from signals to a figure, through the command line; killed on the way."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +12,7 @@ from ralm.retrieval.building import build_index
 from ralm.retrieval.index import open_index
 from tests.cli.program import ralm
 from tests.fakes import passages_of
+from tests.forked import killing, started
 from tests.tiny_encoders import save_tiny_bert
 from tests.training.made_signals import save_signals
 
@@ -140,34 +138,14 @@ def test_what_training_refuses(arguments: list[str], message: str, folder: Path)
     assert not (folder / "new.unfinished").exists()
 
 
-KILLED = """
-import os, signal, sys
-
-def kill(name, details):
-    if name == "os.rename" and "checkpoint-" in str(details[0]):
-        kill.left -= 1
-        if kill.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-kill.left = int(sys.argv.pop(1))
-sys.addaudithook(kill)
-from ralm.cli import main
-main()
-"""
-
-
 @pytest.mark.slow
 def test_a_training_that_is_killed_ends_with_the_weights_of_an_undisturbed_one(folder: Path) -> None:
     """Killed when the second checkpoint is about to get its name, and again at the third one after that."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "OMP_NUM_THREADS": str(torch.get_num_threads()),
-    }
     for checkpoint, steps in ((2, {2}), (3, {4, 6})):
-        command = [sys.executable, "-c", KILLED, str(checkpoint), *TRAIN, *SETTINGS, "--out", "killed"]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        before = f"import torch; torch.set_num_threads({torch.get_num_threads()})" + killing("checkpoint-", checkpoint)
+        program = started("ralm", *TRAIN, *SETTINGS, "--out", "killed", before=before)
+        _, errors = program.communicate(timeout=200)
+        assert program.returncode == -signal.SIGKILL, errors
         kept = {
             int(path.name.split("-")[1]) for path in (folder / "killed.unfinished").glob("checkpoint-*.safetensors")
         }

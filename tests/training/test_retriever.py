@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,6 +33,7 @@ from ralm.training.retriever import train_retriever
 from ralm.training.versions import Versions
 from tests.cli.test_signals import processes
 from tests.fakes import SharedWordsRetriever, passages_of
+from tests.forked import Program, started
 from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
 from tests.training.taught import OPTIONS, TRAINING, WORDS, Taught, passages
 
@@ -266,20 +265,39 @@ def test_what_does_not_belong_together(root: Path, index: Path, tmp_path: Path) 
     fails(UsageError, "was updated; merge its segments", index)
 
 
+FORKING = """
+import multiprocessing
+from ralm.training import refresher
+refresher.get_context = lambda _: multiprocessing.get_context("fork")
+"""
+"""The process that encodes is forked, so it need not load everything."""
+
+KILLED = """
+import os, signal, sys, time
+
+def kill(name, details):
+    if name == "os.rename" and "version-" in str(details[0]) and multiprocessing.parent_process():
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+
+sys.addaudithook(kill)
+"""
+"""Kills the training when the process that encodes is about to name its vectors; that one has to end by itself."""
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_killed_training_goes_on(root: Path, index: Path, tmp_path: Path) -> None:
     """Killed while passages are encoded: nothing is left of the processes, and the result is whole."""
     work = tmp_path / "out.unfinished"
-    program = start(tmp_path)
-    wait_for(lambda: (work / "snapshot-00000004").exists() or program.poll() is not None)
-    assert program.poll() is None, program.communicate()
-    os.kill(program.pid, signal.SIGKILL)
-    program.communicate()
+    program = start(tmp_path, KILLED)
+    _, errors = program.communicate(timeout=200)
+    assert program.returncode == -signal.SIGKILL, errors
     wait_for(lambda: not list(processes(program.pid)))
     assert not (tmp_path / "out").exists()
     assert list(open_index(index).vectors) == ["main"]
     assert list(work.glob("checkpoint-*"))
+    assert list(work.glob("snapshot-00000004"))
+    assert not list(work.glob("version-????????"))
     ended = start(tmp_path)
     _, errors = ended.communicate(timeout=300)
     assert ended.returncode == 0, errors
@@ -291,13 +309,6 @@ def test_a_killed_training_goes_on(root: Path, index: Path, tmp_path: Path) -> N
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["counts"]["steps"] == 12
 
 
-def start(folder: Path) -> "subprocess.Popen[str]":
+def start(folder: Path, more: str = "") -> Program:
     """The program that trains, in a session of its own."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.training.taught", str(folder)],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return started("tests.training.taught", folder, before=FORKING + more)

@@ -1,6 +1,7 @@
 """`ralm serve`: answers OpenAI's API with a model that reads passages."""
 
 import json
+import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -182,3 +183,4 @@ def _print_requests(url: str, model: str) -> None:
         print_line(f"curl -s {url}/v1/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
     print_line(f"\ncurl -s '{url}/search?q=open+a+file&k=3'")
     print_line(f"curl -s {url}/v1/models")
+    sys.stdout.flush()  # also into a pipe: the server goes on
