@@ -70,7 +70,7 @@ def _take(work: Work[T, R], job: Any, answer: Any, bad: Callable[[T], None]) -> 
     try:
         result = ray.get(answer)
     except RayTaskError as error:
-        _raise_cause(error)
+        raise_cause(error)
     except (NodeDiedError, ObjectLostError):
         going_on = work.lost(job)
     except (WorkerCrashedError, OutOfMemoryError):
@@ -85,7 +85,7 @@ def _take(work: Work[T, R], job: Any, answer: Any, bad: Callable[[T], None]) -> 
     return False
 
 
-def _raise_cause(error: RayTaskError) -> NoReturn:
+def raise_cause(error: RayTaskError) -> NoReturn:
     """Raise the error of a function as if it had been called here."""
     if "failed to import" in str(error.cause):
         raise ClusterError("a machine of the cluster does not have ralm as this one does: install the same on all.")
