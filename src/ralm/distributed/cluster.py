@@ -1,6 +1,7 @@
 """Connects to a Ray cluster, and checks that its machines can do the job: their versions, and the shared folders."""
 
 import logging
+import os
 import platform
 import socket
 import uuid
@@ -11,10 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-import ray
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
+"""Ray reads it when it is imported. Otherwise it prints on standard output that workers died, which is not ours."""
 
-from ralm.errors import ClusterError
-from ralm.version import __version__
+import ray  # noqa: E402
+
+from ralm.errors import ClusterError  # noqa: E402
+from ralm.version import __version__  # noqa: E402
 
 AUTO: Final = "auto"
 SEEN: Final = "seen"

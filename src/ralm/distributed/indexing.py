@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from ralm.corpus.decontamination import Decontamination, Removals
 from ralm.corpus.fields import Fields
 from ralm.corpus.ids import SharedIds
-from ralm.corpus.left_out import CRASHES, NOT_JSON, LeftOut
+from ralm.corpus.left_out import BROKEN_LINES, CRASHES, NOT_JSON, LeftOut
 from ralm.corpus.maker import MEND, DocumentMaker, check_metadata
 from ralm.corpus.passages import make_passages
 from ralm.corpus.sources import no_document, warn_of_shared
@@ -77,12 +77,11 @@ class CorpusPlan:
         return replace(self, lm=str(Path(self.lm).absolute())) if self.lm and Path(self.lm).is_dir() else self
 
     def settings(self) -> dict[str, JsonValue]:
-        """Everything that decides what becomes of a span."""
+        """Everything that decides what becomes of a span, but for what is bad in it."""
         forbidden: list[JsonValue] = [*sorted(self.decontamination.titles), *sorted(self.decontamination.hashes)]
         return {
             "index format": FORMAT_VERSION,
             "fields": json.loads(json.dumps(asdict(self.fields))),
-            "skip_bad": self.skip_bad,
             "splitting": asdict(self.splitting),
             "lm": self.lm,
             "decontamination": {**self.decontamination.settings, "sha256": _short(forbidden)},
@@ -227,7 +226,11 @@ def _make_part(job: _Job, span: Span) -> tuple[str, Held]:
     folder = job.work / _PARTS / key
     with storage_errors(folder):
         make_once(folder, lambda new: _write_part(new, job, span))
-    return key, _record(folder).held
+    record = _record(folder)
+    skips = job.plan.skip_bad or span.in_folder
+    if BROKEN_LINES in record.left_out and not skips:  # the part was made when they were to be skipped
+        raise CorpusError(f"{record.left_out[BROKEN_LINES][1][0]}.{MEND}")
+    return key, record.held
 
 
 def _write_part(folder: Path, job: _Job, span: Span) -> None:

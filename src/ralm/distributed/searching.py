@@ -74,10 +74,7 @@ def open_shards(
         parts = min(shards or count, count, processors())
         borders = np.linspace(0, count, parts + 1).round().astype(int).tolist()
         make: Any = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(_Shard)
-        actors = [
-            make.remote(opened.path, options, opened.fingerprint, begin, end)
-            for begin, end in pairwise(borders)
-        ]
+        actors = [make.remote(opened.path, options, opened.fingerprint, begin, end) for begin, end in pairwise(borders)]
         try:
             yield ShardedBM25(opened, actors)
         finally:

@@ -133,7 +133,12 @@ def write_index(
                 link_file(place / name, folder / entry.file(name))
                 files[entry.file(name)] = file
         return write_manifest(
-            folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts, files=files
+            folder,
+            kind=KIND,
+            format_version=FORMAT_VERSION,
+            settings=settings,
+            counts=counts,
+            files=dict(sorted(files.items())),
         )
 
 
