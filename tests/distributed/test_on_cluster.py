@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ralm.distributed import indexing
 from ralm.distributed.indexing import CorpusPlan, build_index_on
 from ralm.distributed.searching import open_shards
 from ralm.errors import CorpusError
@@ -25,7 +26,7 @@ from tests.cli.program import ralm
 from tests.distributed.clusters import POISON, cluster, node, queries, save_corpus
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-KILLS = int(os.environ.get("RALM_KILLS", "2"))
+KILLS = int(os.environ.get("RALM_KILLS", "1"))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,10 @@ def same_hits(found: Any, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 2, 7])
-def test_an_index_is_that_of_one_machine(nodes: Any, folder: Path, shards: int) -> None:
+def test_an_index_is_that_of_one_machine(
+    nodes: Any, folder: Path, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "_JOINED", 3)
     out = folder / f"shards-{shards}"
     answer = ralm("index", *sources(folder), "--out", out, "--ray", nodes.address, "--shards", shards)
     assert answer.status == 0, answer.err
@@ -95,7 +99,7 @@ def test_a_poisoned_line_is_named_or_left_out_and_what_was_done_is_kept(nodes: A
     with pytest.raises(CorpusError, match=r"poisoned\.jsonl, line 30 ends the process that reads it"):
         build_index_on(nodes.address, CorpusPlan(sources=[str(poisoned)]), out)
     records = sorted((PARTS.beside(out) / "parts").glob("*/record.json"))
-    assert len(records) >= 8
+    assert len(records) >= 8, "what is beside the poison, too"
     for record in records:  # if it were made again, it would not say so
         record.write_text(json.dumps(json.loads(record.read_text()) | {"warnings": [f"kept {record.parent.name}"]}))
 

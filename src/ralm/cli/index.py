@@ -20,7 +20,7 @@ from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 
 _SPLITTING, _CORPUS = Splitting(), CorpusOptions()
 _FORMULA, _BUILD, _VECTORS = BM25Options(), BuildOptions(), VectorOptions()
-MOST_SHARDS: Final = 10_000
+MOST_SHARDS: Final = 1000
 _BM25, _DENSE = '`retriever="bm25"` or `"both"`', '`retriever="dense"` or `"both"`'
 
 

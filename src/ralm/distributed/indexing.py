@@ -56,6 +56,8 @@ _LETTERS: Final = 32
 _LEAST_SPANS: Final = 8
 """Spans that a small corpus is cut into, for each shard."""
 _WARNINGS: Final = 5
+_JOINED: Final = 64
+"""The most folders that are joined at once: each takes a dozen file handles, of which a process often has 1,024."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,13 @@ class _Part(NamedTuple):
     source: int
     key: str
     held: Held
+
+
+class _Folder(NamedTuple):
+    """A folder of passages and their arrays: its path in the work folder, and how many passages there are."""
+
+    name: str
+    passages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +224,29 @@ def _make_parts(job: _Job, spans: Sequence[Span], left_out: LeftOut) -> list[_Pa
             raise CorpusError(f"{span.name} ends the process that reads it, each of {TRIES} times.{MEND}")
         left_out.add(CRASHES, span.name)
 
-    made = run_tasks(_make_part, job, spans, shown="Indexing", name=_name, bad=bad, halves=Span.halves)
+    def halves(span: Span) -> tuple[Span, Span] | None:
+        both = span.halves()
+        if both:
+            _halved(job, span).touch()
+        return both
+
+    known = (part for span in spans for part in _as_halved(job, span))
+    made = run_tasks(_make_part, job, known, shown="Indexing", name=_name, bad=bad, halves=halves)
     return [_Part(span.source, *part) for span, part in made]
+
+
+def _halved(job: _Job, span: Span) -> Path:
+    """The file that says that a span was halved, so that it need not crash again."""
+    return job.work / _PARTS / f"{_key(job.plan, span)}.halved"
+
+
+def _as_halved(job: _Job, span: Span) -> Iterator[Span]:
+    """The parts that a span was cut into before."""
+    halves = span.halves() if _halved(job, span).exists() else None
+    for half in halves or ():
+        yield from _as_halved(job, half)
+    if halves is None:
+        yield span
 
 
 def _make_part(job: _Job, span: Span) -> tuple[str, Held]:
@@ -292,34 +322,51 @@ def _take_in(job: _Job, parts: Sequence[_Part], removals: Removals, left_out: Le
 
 def _make_shards(job: _Job, parts: Sequence[_Part], shards: int) -> list[Placed]:
     """Have consecutive parts joined into shards of about the same number of passages."""
-    full = [(part.key, part.held.passages) for part in parts if part.held.passages]
-    total, before = sum(passages for _, passages in full), 0
-    shares: dict[int, list[tuple[str, int]]] = {}
-    for key, passages in full:
-        shares.setdefault((2 * before + passages) * shards // (2 * total), []).append((key, passages))
-        before += passages
+    full = [_Folder(f"{_PARTS}/{part.key}", part.held.passages) for part in parts if part.held.passages]
+    total, before = sum(part.passages for part in full), 0
+    shares: dict[int, list[_Folder]] = {}
+    for part in full:
+        shares.setdefault((2 * before + part.passages) * shards // (2 * total), []).append(part)
+        before += part.passages
     if full and len(shares) < shards:
         raise UsageError(
             f"`shards` is {shards}, but the corpus can only be cut into {len(shares)} of about one size: only files of "
             "JSON Lines that are not packed are cut into pieces. Give fewer `shards`, or more and smaller files."
         )
-    made = _run(_make_shard, job, shares.values(), "Joining parts", lambda share: f"a shard of {len(share):,} parts")
-    return [Placed(job.work / _SHARDS / key, shard) for key, shard in made]
+    joined = _joined(job, [*shares.values()])
+    return [Placed(job.work / one.name, _shard(job.work / one.name)) for one in joined]
 
 
-def _make_shard(job: _Job, share: Sequence[tuple[str, int]]) -> tuple[str, Shard]:
-    """Join consecutive parts, given by name and number of passages, unless it was done."""
+def _joined(job: _Job, shares: list[list[_Folder]]) -> list[_Folder]:
+    """Have each share joined; many folders by and by, since every one takes file handles."""
+    while True:
+        groups = [[share[at : at + _JOINED] for at in range(0, len(share), _JOINED)] for share in shares]
+        made = iter(_run(_join, job, [one for some in groups for one in some], "Joining parts", _name_of_share))
+        shares = [[next(made) for _ in some] for some in groups]
+        if all(len(share) == 1 for share in shares):
+            return [folder for (folder,) in shares]
+
+
+def _join(job: _Job, share: Sequence[_Folder]) -> _Folder:
+    """Join consecutive parts or shards, unless it was done."""
     job.here.check()
-    key = _short([name for name, _ in share])
-    folder = job.work / _SHARDS / key
+    name = f"{_SHARDS}/{_short([folder.name for folder in share])}"
 
     def join(new: Path) -> None:
-        shard = join_parts([(job.work / _PARTS / name, passages) for name, passages in share], new, job.build)
+        shard = join_parts([(job.work / folder.name, folder.passages) for folder in share], new, job.build)
         (new / _RECORD).write_text(shard.model_dump_json(), encoding="utf-8")
 
-    with storage_errors(folder):
-        make_once(folder, join)
-    return key, Shard.model_validate_json((folder / _RECORD).read_bytes())
+    with storage_errors(job.work / name):
+        make_once(job.work / name, join)
+    return _Folder(name, _shard(job.work / name).passages)
+
+
+def _shard(folder: Path) -> Shard:
+    return Shard.model_validate_json((folder / _RECORD).read_bytes())
+
+
+def _name_of_share(share: Sequence[_Folder]) -> str:
+    return f"a shard of {sum(folder.passages for folder in share):,} passages"
 
 
 def _warn_of_shared(shards: Sequence[Placed]) -> None:

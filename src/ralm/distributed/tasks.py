@@ -11,6 +11,7 @@ from ray.exceptions import (
     ObjectLostError,
     OutOfMemoryError,
     RayError,
+    RaySystemError,
     RayTaskError,
     WorkerCrashedError,
 )
@@ -87,8 +88,11 @@ def _take(work: Work[T, R], job: Any, answer: Any, bad: Callable[[T], None]) -> 
 
 def raise_cause(error: RayTaskError) -> NoReturn:
     """Raise the error of a function as if it had been called here."""
-    if "failed to import" in str(error.cause):
-        raise ClusterError("a machine of the cluster does not have ralm as this one does: install the same on all.")
+    if isinstance(error.cause, ImportError | RaySystemError):
+        why = str(error.cause).splitlines()[0]
+        raise ClusterError(
+            f"a machine of the cluster does not have what this one has ({why}): install the same on all."
+        )
     if isinstance(error.cause, Exception):
         raise error.cause from None
     raise error
