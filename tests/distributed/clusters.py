@@ -14,6 +14,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from ralm.distributed.cluster import own_signals
+
 ROOT = Path(__file__).parents[2]
 POISON = "zzpoison"
 """A word that ends every worker that reads it, in these clusters."""
@@ -29,16 +31,19 @@ def cluster(nodes: int = 3) -> "Iterator[Cluster]":
         patch.setenv("PYTHONPATH", paths)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", folder)
-        started: Any = Cluster(initialize_head=True, head_node_args={**node(), "include_dashboard": False})
+        started: Any = None
         try:
-            for _ in range(nodes - 1):
-                started.add_node(**node())
-            hook = {"worker_process_setup_hook": "tests.distributed.clusters.die_of_poison"}
-            ray.init(started.address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=hook)
+            with own_signals():
+                started = Cluster(initialize_head=True, head_node_args={**node(), "include_dashboard": False})
+                for _ in range(nodes - 1):
+                    started.add_node(**node())
+                hook = {"worker_process_setup_hook": "tests.distributed.clusters.die_of_poison"}
+                ray.init(started.address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=hook)
             yield started
         finally:
             ray.shutdown()
-            started.shutdown()
+            if started is not None:
+                started.shutdown()
 
 
 def node() -> dict[str, int]:

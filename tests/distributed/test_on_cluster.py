@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -124,7 +125,8 @@ def test_a_node_that_is_killed_costs_nothing_but_time(nodes: Any, folder: Path) 
             nodes.remove_node(sorted(nodes.worker_nodes, key=id)[0], allow_graceful=False)
             time.sleep(rng.uniform(0, 2))
             nodes.add_node(**node())
-            assert running.wait(120) == 0
+            _, said = running.communicate(timeout=120)
+        assert running.returncode == 0, said
         assert same_index(out, folder)
 
 
@@ -143,11 +145,24 @@ def test_a_driver_that_is_killed_is_run_again(nodes: Any, folder: Path) -> None:
         assert not PARTS.beside(out).exists()
 
 
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_driver_that_is_told_to_end_says_nothing(nodes: Any, folder: Path, end: signal.Signals) -> None:
+    out = folder / f"ended-{end}"
+    with driver(folder, out, nodes.address) as running:
+        while not [*(PARTS.beside(out) / "parts").glob("*")]:
+            time.sleep(0.05)
+            assert running.poll() is None
+        running.send_signal(end)
+        _, said = running.communicate(timeout=60)
+    assert (running.returncode, said) == (128 + end, b"")
+    assert not out.exists()
+
+
 @contextmanager
 def driver(folder: Path, out: Path, address: str) -> Iterator["subprocess.Popen[bytes]"]:
     """The command that builds the index, in a process of its own."""
     command = [sys.executable, "-m", "ralm", "index", *sources(folder), "--out", str(out), "--ray", address]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
         try:
             yield running
         finally:

@@ -3,6 +3,7 @@
 import logging
 import os
 import platform
+import signal
 import socket
 import uuid
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any, Final
 
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
@@ -40,7 +42,8 @@ def connected(address: str) -> Iterator[None]:
     if address != AUTO:
         _check_answers(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with own_signals():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError:
         where = "on this machine" if address == AUTO else f"at {address}"
         raise ClusterError(f"there is no Ray cluster {where}. {_START}, or give another address.") from None
@@ -55,6 +58,15 @@ def connected(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Keep our handler of SIGTERM: Ray's prints a trace."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if current_thread() is main_thread() and handler is not None:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def processors() -> int:
