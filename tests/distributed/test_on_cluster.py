@@ -161,8 +161,8 @@ def test_a_driver_that_is_told_to_end_says_nothing(nodes: Any, folder: Path, end
 
 def another_node(nodes: Any) -> Any:
     """A node that no driver is connected to."""
-    own = ray._private.worker.global_worker.node.raylet_socket_name
-    return next(one for one in nodes.worker_nodes if one.raylet_socket_name != own)
+    own: Any = ray._private.worker.global_worker.node
+    return next(one for one in nodes.worker_nodes if one.raylet_socket_name != own.raylet_socket_name)
 
 
 @contextmanager
