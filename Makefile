@@ -3,7 +3,7 @@
 # make test    set everything up, then lint, types, layers and all tests
 # make lint    lint, types and layers alone
 # make fuzz    options at their extremes and damaged files, thousands of each: none may crash, hang or answer otherwise
-# make kills   kill the program at 50 random moments of every command that writes a folder
+# make kills   kill the program at 50 random moments of every command that writes a folder, and machines of a cluster
 # make golden  all cases of other programs' answers; make test compares a part of the slowest ones
 # make soak    a server at saturation for half an hour, with faults: no growth, nothing stuck, nothing wrong
 # make bench   the benchmarks, each against a named baseline in the same run
@@ -56,7 +56,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 kills: $(VENV)/installed-dev
-	RALM_KILLS=50 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/test_kills.py
+	RALM_KILLS=50 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/test_kills.py tests/distributed/test_on_cluster.py
 
 golden: $(VENV)/installed-dev
 	RALM_GOLDEN=all $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/test_against_reference.py tests/answering/test_official_qa.py

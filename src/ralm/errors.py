@@ -20,6 +20,7 @@ message and exits with `exit_status`. A traceback is always a bug in ralm.
     |   +-- OtherAnalyserError   passages that were analysed in a different way
     +-- StorageError             the disk is full, or the file cannot be written
     +-- WorkerError              a worker process died
+    |   +-- ClusterError         a Ray cluster is not there, or one of its machines cannot do the job
     +-- PartError                a custom part does not keep the contract of its protocol
     |   +-- RetrieverError       a retriever returned invalid hits
     |   +-- RerankerError        a reranker returned invalid hits, or hits that it was not given
@@ -108,6 +109,10 @@ class StorageError(RalmError):
 
 class WorkerError(RalmError):
     """A worker process died."""
+
+
+class ClusterError(WorkerError):
+    """A Ray cluster is not there, has failed, or one of its machines cannot do the job."""
 
 
 class ModelError(RalmError):

@@ -122,16 +122,17 @@ def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_a_signal_decides_the_status_even_if_cleaning_up_fails() -> None:
+@pytest.mark.parametrize("error", [WorkerError("a process has died"), KeyboardInterrupt()])
+def test_a_signal_decides_the_status_even_if_cleaning_up_fails(error: BaseException) -> None:
     with pytest.raises(SystemExit) as ended, signals_unwind():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
         finally:
-            raise WorkerError("a process has died")
+            raise error
     assert ended.value.code == 128 + signal.SIGTERM
-    with pytest.raises(WorkerError, match="a process has died"), signals_unwind():
-        raise WorkerError("a process has died")
+    with pytest.raises(type(error)), signals_unwind():
+        raise error
 
 
 def test_a_signal_decides_the_status_even_if_its_exception_is_lost() -> None:

@@ -124,11 +124,9 @@ def test_the_choice_is_by_size_and_overlap(tmp_path: Path, monkeypatch: pytest.M
     used: list[int] = []
     searched = Stream.search
 
-    def noted(
-        self: Stream, queries: Sequence[Sequence[int]], forbidden: Forbidden | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def noted(self: Stream, queries: Sequence[Sequence[int]], *others: Any) -> tuple[np.ndarray, np.ndarray]:
         used.append(len(queries))
-        return searched(self, queries, forbidden)
+        return searched(self, queries, *others)
 
     monkeypatch.setattr(Stream, "search", noted)
     plain = bm25.retrieve(overlapping, 5)
@@ -171,9 +169,9 @@ def test_queries_one_at_a_time_find_the_stream_of_their_text(tmp_path: Path, mon
     streams: list[Stream] = []
     searched = Stream.search
 
-    def noted(self: Stream, queries: Sequence[Sequence[int]], forbidden: Forbidden) -> tuple[np.ndarray, np.ndarray]:
+    def noted(self: Stream, queries: Sequence[Sequence[int]], *others: Any) -> tuple[np.ndarray, np.ndarray]:
         streams.append(self)
-        return searched(self, queries, forbidden)
+        return searched(self, queries, *others)
 
     monkeypatch.setattr(Stream, "search", noted)
     hits = [bm25.retrieve([query], 4) for query in asked]

@@ -32,7 +32,7 @@ def signals_unwind() -> Iterator[None]:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else end)
     try:
         yield
-    except Exception:
+    except BaseException:  # Ray makes a KeyboardInterrupt of ours
         if received:
             sys.exit(128 + received[0])
         raise

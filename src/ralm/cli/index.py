@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 from pydantic import JsonValue
@@ -20,6 +20,7 @@ from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 
 _SPLITTING, _CORPUS = Splitting(), CorpusOptions()
 _FORMULA, _BUILD, _VECTORS = BM25Options(), BuildOptions(), VectorOptions()
+MOST_SHARDS: Final = 1000
 _BM25, _DENSE = '`retriever="bm25"` or `"both"`', '`retriever="dense"` or `"both"`'
 
 
@@ -50,14 +51,17 @@ def index(
     device: Annotated[
         str, Option("Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
     ] = "auto",
+    ray: options.Ray = None,
+    shards: Annotated[int, Option("Ray: parts of the index that machines can search apart.", most=MOST_SHARDS)] = 1,
     force: options.Force = False,
 ) -> None:
     """Split documents into passages and index them for BM25, dense retrieval, or both.
 
-    Finished vectors are kept in a folder beside --out until the index is complete. Rerun the command after an
-    interruption to resume.
+    Finished vectors, and what the machines of a cluster have done, are kept in a folder beside --out until the index is
+    complete. Rerun the command after an interruption to resume.
     """
     from ralm.cli.output import print_index
+    from ralm.distributed.loading import ray_extra
     from ralm.folders.outputs import check_output
     from ralm.retrieval.analysis.named import analysis_named
     from ralm.retrieval.building import build_index
@@ -79,6 +83,9 @@ def index(
         Use(EncoderOptions, dense, _DENSE),
         Use(vectors, dense, _DENSE),
         Use("device", dense, _DENSE),
+        Use("shards", ray is not None, "`ray`"),
+        Use("workers", ray is None, "one machine; a cluster has its own"),
+        Use("ray", not dense, '`retriever="bm25"`: vectors are encoded on one machine so far (`ralm encode`)'),
     )
     analysis_named(analyser)
     if "workers" not in given_options(context):
@@ -92,6 +99,25 @@ def index(
         )
         return {**read.describe(), "splitting": split}
 
+    if ray is not None:
+        with ray_extra():
+            from ralm.distributed.indexing import CorpusPlan, build_index_on
+        plan = CorpusPlan(
+            sources=sources,
+            fields=read.fields,
+            named=len(sources) > 1,
+            skip_bad=corpus.skip_bad,
+            splitting=splitting,
+            lm=lm,
+            decontamination=read.decontamination,
+            analyser=analyser,
+        )
+        manifest = build_index_on(
+            ray, plan, out, formula, shards=shards, describe=describe, removals=read.removals, left_out=read.left_out,
+            build=build, force=force,
+        )  # fmt: skip
+        print_index(out, manifest, read)
+        return
     manifest = build_index(
         read.passages,
         out,

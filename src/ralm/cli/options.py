@@ -26,6 +26,10 @@ LimitTokens = Annotated[
 ]
 SkipBad = Annotated[bool, Option("Skip broken lines of files, and count them; in folders they always are.")]
 Force = Annotated[bool, Option("Replace an existing output of ralm.")]
+Ray = Annotated[
+    str | None,
+    Option("Work on the Ray cluster at this address, HOST:PORT; auto is the one that this machine belongs to."),
+]
 Json = Annotated[bool, Option("Print only one JSON object.")]
 
 RERANKING: Final = ("reranking", "rerank_lm", "cut_together")

@@ -11,11 +11,11 @@ fewer than `ngram` words.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import JsonValue
 
@@ -154,9 +154,20 @@ class Removals:
         """Count what was left out of a document."""
         self._passages[removed.reason] += removed.passages
         self._documents[removed.reason] += 1
-        key = (removed.reason, removed.title, "" if removed.title else removed.document_id)
+        self._list((removed.reason, removed.title, "" if removed.title else removed.document_id), removed.passages)
+
+    def take_in(self, counts: Mapping[str, Mapping[str, int]], listed: Iterable[Mapping[str, Any]]) -> None:
+        """Add what was left out of another part of the corpus: its `counts` and what it `listed`."""
+        for reason, both in counts.items():
+            self._passages[reason] += both["passages"]
+            self._documents[reason] += both["documents"]
+        for row in listed:
+            self._list((row["reason"], row["title"], row["document_id"]), row["passages"])
+
+    def _list(self, key: tuple[str, str, str], passages: int) -> None:
+        """Count passages in the list, unless it is full."""
         if key in self._rows or len(self._rows) < _ROWS_LISTED:
-            self._rows[key] = self._rows.get(key, 0) + removed.passages
+            self._rows[key] = self._rows.get(key, 0) + passages
 
     def count(self, reason: str) -> int:
         """The number of passages left out for this reason."""

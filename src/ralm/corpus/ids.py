@@ -4,6 +4,7 @@ Consecutive documents with one id are one document in parts, such as the pages o
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
 from typing import Final
 
 import numpy as np
@@ -39,6 +40,14 @@ class SharedIds:
                 self._add(ids)
                 ids.clear()
         self._add(ids)
+
+    def watch(self, ids: Iterable[str]) -> None:
+        """Count these ids, of consecutive documents or passages."""
+        different = (identifier for identifier, _ in groupby(ids))
+        while some := list(islice(different, _IDS_AT_ONCE)):
+            if len(self._seen) >= _MOST_IDS:
+                return
+            self._add(some)
 
     def _add(self, ids: list[str]) -> None:
         if len(self._seen) >= _MOST_IDS or not ids:

@@ -15,6 +15,7 @@ UNKNOWN: Final = "files of an unknown kind"
 LINKS: Final = "links that lead to nothing new"
 HIDDEN: Final = "hidden files and folders"
 NOT_JSON: Final = "fields of metadata that JSON cannot hold"
+CRASHES: Final = "lines or files that end the process that reads them"
 _EXAMPLES_KEPT: Final = 5
 _KINDS_COUNTED: Final = 20
 _OTHER_KINDS: Final = "other"
@@ -41,6 +42,15 @@ class LeftOut:
         """Count a file of an unknown kind."""
         self.add(UNKNOWN, name)
         self.kinds[suffix if suffix in self.kinds or len(self.kinds) < _KINDS_COUNTED else _OTHER_KINDS] += 1
+
+    def take_in(self, other: "LeftOut") -> None:
+        """Add what another part of the corpus lacks."""
+        self.counts += other.counts
+        for reason, examples in other.examples.items():
+            kept = self.examples.setdefault(reason, [])
+            kept += [one for one in examples if one not in kept][: _EXAMPLES_KEPT - len(kept)]
+        for suffix, count in other.kinds.items():
+            self.kinds[suffix if suffix in self.kinds or len(self.kinds) < _KINDS_COUNTED else _OTHER_KINDS] += count
 
     def lines(self) -> list[str]:
         """For each reason a line with the count and the first examples, for a person."""

@@ -34,7 +34,7 @@ class DocumentMaker:
         self.left_out = left_out
         self.skip_bad = skip_bad
         self._never_seen = set(fields.metadata or ())
-        self._no_json: set[str] = set()
+        self._no_json: dict[str, str] = {}
 
     def document(self, record: Mapping[str, object], where: str, place: str) -> Document:
         """The document in a record, with `place` as id if it has none; a null text counts as empty.
@@ -80,16 +80,18 @@ class DocumentMaker:
         """Count a field of metadata with values that JSON cannot hold, once."""
         self._never_seen.discard(name)
         if name not in self._no_json and len(self._no_json) < _FIELDS_COUNTED:
-            self._no_json.add(name)
+            self._no_json[name] = kind
             self.left_out.add(NOT_JSON, f"{name} ({kind})")
 
-    def check_metadata(self) -> None:
-        """Raise CorpusError if no record had one of the fields that were named for metadata."""
-        if missing := sorted(self._never_seen):
-            raise CorpusError(
-                f"no document has the field {', '.join(map(repr, missing))}, which `Fields.metadata` names; correct it "
-                "or leave it out."
-            )
+    @property
+    def never_seen(self) -> list[str]:
+        """The fields, named for metadata, that no record has had so far."""
+        return sorted(self._never_seen)
+
+    @property
+    def not_json(self) -> dict[str, str]:
+        """The fields with values that JSON cannot hold, and of which type the first of these was."""
+        return self._no_json
 
     def _metadata(self, record: Mapping[str, object]) -> dict[str, JsonValue]:
         """The chosen fields of a record, except missing values and those that JSON cannot hold."""
@@ -105,6 +107,15 @@ class DocumentMaker:
         if self._never_seen:
             self._never_seen.difference_update(record)
         return metadata
+
+
+def check_metadata(never_seen: list[str]) -> None:
+    """Raise CorpusError if no record had one of the fields that were named for metadata."""
+    if never_seen:
+        raise CorpusError(
+            f"no document has the field {', '.join(map(repr, never_seen))}, which `Fields.metadata` names; correct it "
+            "or leave it out."
+        )
 
 
 def without_remedy(error: CorpusError) -> str:

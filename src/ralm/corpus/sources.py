@@ -5,7 +5,7 @@ Knows where to look and which reader to use; knows nothing of passages.
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -19,8 +19,8 @@ from ralm.corpus.formats.kinds import SUFFIXES, is_known, reader_of
 from ralm.corpus.formats.parquet import needed_columns
 from ralm.corpus.ids import SharedIds
 from ralm.corpus.left_out import BROKEN_FILES, EMPTY_FILES, NO_TEXT, LeftOut
-from ralm.corpus.maker import DocumentMaker, without_remedy
-from ralm.errors import CorpusError, MissingExtraError, RalmWarning
+from ralm.corpus.maker import DocumentMaker, check_metadata, without_remedy
+from ralm.errors import CorpusError, MissingExtraError, RalmWarning, UsageError
 from ralm.records import Document
 
 __all__ = ["Fields", "LeftOut", "read_documents"]
@@ -72,16 +72,21 @@ def read_documents(
     yield from shared.watched(
         document for source, documents in opened for document in _with_text(source, documents, counted)
     )
-    maker.check_metadata()
-    if shared.count:
-        warnings.warn(
-            f"several documents share an id, such as {', '.join(shared.examples)} ({shared.count:,} have that of an "
-            "earlier document): the id of a hit does not tell them apart.",
-            RalmWarning,
-            stacklevel=2,
-        )
+    check_metadata(maker.never_seen)
+    warn_of_shared(shared)
     if left_out is None and counted.counts:
         warnings.warn(f"left out of {', '.join(sources)}: {'; '.join(counted.lines())}", RalmWarning, stacklevel=2)
+
+
+def warn_of_shared(ids: SharedIds) -> None:
+    """Give a RalmWarning if several documents share an id."""
+    if ids.count:
+        warnings.warn(
+            f"several documents share an id, such as {', '.join(ids.examples)} ({ids.count:,} have that of an "
+            "earlier document): the id of a hit does not tell them apart.",
+            RalmWarning,
+            stacklevel=3,
+        )
 
 
 def _with_text(source: str, documents: Iterator[Document], left_out: LeftOut) -> Iterator[Document]:
@@ -89,40 +94,89 @@ def _with_text(source: str, documents: Iterator[Document], left_out: LeftOut) ->
 
     Raises CorpusError, with what was left out, if there is none.
     """
-    found = False
+    document = None
     before = Counter(left_out.counts)
+    for document in with_text(documents, left_out):
+        yield document
+    if document is None:
+        raise no_document(source, left_out, left_out.counts - before)
+
+
+def with_text(documents: Iterator[Document], left_out: LeftOut) -> Iterator[Document]:
+    """The documents that have text; the others are counted."""
     for document in documents:
         if document.text and not document.text.isspace():
-            found = True
             yield document
         else:
             left_out.add(NO_TEXT, document.id)
-    if not found:
-        new = left_out.counts - before
-        lines = [line for reason, line in zip(left_out.counts, left_out.lines(), strict=True) if reason in new]
-        raise CorpusError(f"{source} holds no document" + (f"; left out: {'; '.join(lines)}" if lines else "."))
+
+
+def no_document(source: str, left_out: LeftOut, reasons: Collection[str]) -> CorpusError:
+    """The error for a source without documents, with what was left out for these reasons."""
+    lines = [line for reason, line in zip(left_out.counts, left_out.lines(), strict=True) if reason in reasons]
+    return CorpusError(f"{source} holds no document" + (f"; left out: {'; '.join(lines)}" if lines else "."))
 
 
 def _open(source: str, begin: str, maker: DocumentMaker) -> Iterator[Document]:
     """The documents of a source; ids begin with `begin`, unless it is empty."""
     if source.startswith(HUB_PREFIX):
         return _dataset_documents(source.removeprefix(HUB_PREFIX), _prefix(begin), maker)
-    path = Path(source)
-    if not path.exists() and not path.is_symlink():
-        raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
+    path = _existing(source)
     if not path.is_dir():
-        return _file_documents(path, path_text(Path(begin)) if begin else "", maker)
-    if any((path / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS)):
+        file = _file_of(path, begin)
+        return reader_of(file.suffix)(file, maker)
+    if _is_saved(path):
         return _dataset_documents(source, _prefix(path_text(Path(begin)) if begin else ""), maker)
     return _folder_documents(path, maker.skipping_bad(), begin)
 
 
-def _file_documents(path: Path, name: str, maker: DocumentMaker) -> Iterator[Document]:
+def files_of(source: str, begin: str, left_out: LeftOut) -> list[File]:
+    """The files that a source names or holds, for reading them apart; ids begin with `begin`, unless it is empty.
+
+    Raises CorpusError as `read_documents` does, UsageError if the source is a dataset or holds one.
+    """
+    path = Path(source) if source.startswith(HUB_PREFIX) else _existing(source)
+    if source.startswith(HUB_PREFIX) or _is_saved(path):
+        raise _only_files(source)
+    if not path.is_dir():
+        return [_file_of(path, begin)]
+    everything = list(found_below(str(path), left_out))
+    _check_extras(everything)
+    for found in everything:
+        if found.is_dataset:
+            raise _only_files(found.path)
+    return [_file_below(path, found, begin) for found in everything]
+
+
+def _only_files(source: str) -> UsageError:
+    return UsageError(f"{source} is a dataset, and several machines can only read files; save it as Parquet first.")
+
+
+def _existing(source: str) -> Path:
+    path = Path(source)
+    if not path.exists() and not path.is_symlink():
+        raise CorpusError(f"{source} does not exist; a dataset of the Hugging Face hub is named hf:NAME.")
+    return path
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether `datasets` saved this folder."""
+    return any((folder / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS))
+
+
+def _file_of(path: Path, begin: str) -> File:
+    """A source that is a file."""
     if not is_known(path.name):
         kinds = ", ".join(SUFFIXES)
         raise CorpusError(f"{path} is of an unknown type; give a folder, a file that ends in {kinds}, or hf:NAME.")
-    file = File(path, name or path_text(path.name), _prefix(name))
-    return reader_of(file.suffix)(file, maker)
+    name = path_text(Path(begin)) if begin else ""
+    return File(path, name or path_text(path.name), _prefix(name))
+
+
+def _file_below(folder: Path, found: Found, begin: str) -> File:
+    path = Path(found.path)
+    name = path_text(Path(begin, path.relative_to(folder)).as_posix())
+    return File(path, name, _prefix(name))
 
 
 def _folder_documents(folder: Path, maker: DocumentMaker, begin: str) -> Iterator[Document]:
@@ -130,15 +184,13 @@ def _folder_documents(folder: Path, maker: DocumentMaker, begin: str) -> Iterato
     everything = list(found_below(str(folder), maker.left_out))
     _check_extras(everything)
     for found in everything:
-        path = Path(found.path)
-        name = path_text(Path(begin, path.relative_to(folder)).as_posix())
-        file = File(path, name, _prefix(name))
+        file = _file_below(folder, found, begin)
         documents = (
             _dataset_documents(found.path, file.prefix, maker)
             if found.is_dataset
             else reader_of(file.suffix)(file, maker)
         )
-        yield from _unless_broken(documents, found.path, maker.left_out)
+        yield from unless_broken(documents, found.path, maker.left_out)
 
 
 def _check_extras(everything: list[Found]) -> None:
@@ -151,7 +203,7 @@ def _check_extras(everything: list[Found]) -> None:
             break
 
 
-def _unless_broken(documents: Iterator[Document], path: str, left_out: LeftOut) -> Iterator[Document]:
+def unless_broken(documents: Iterator[Document], path: str, left_out: LeftOut) -> Iterator[Document]:
     """The documents of a file in a folder, up to where it is broken; a file without any is counted too."""
     before = left_out.counts.total()
     document = None

@@ -6,6 +6,7 @@ so that those which the manifest does not name can be removed later. Knows nothi
 """
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -66,6 +67,14 @@ def end_change(folder: Path, work: Path) -> None:
             with suppress(OSError):  # stops at the first folder that is not empty
                 for parent in Path(name).parents[:-1]:
                     (folder / parent).rmdir()
+
+
+def link_file(file: Path, to: Path) -> None:
+    """Give a file another name as well; a copy where the disk has no links."""
+    try:
+        os.link(file, to)
+    except OSError:
+        shutil.copyfile(file, to)
 
 
 def sync(folder: Path) -> None:

@@ -76,8 +76,10 @@ def write_manifest(
     format_version: int,
     settings: dict[str, JsonValue],
     counts: dict[str, int],
+    files: dict[str, FileEntry] | None = None,
 ) -> Manifest:
-    """Write the manifest of `folder` with every file that is in it now; call it last."""
+    """Write the manifest of `folder` with every file that is in it now; call it last. `files` are their entries, if
+    they are known."""
     manifest = Manifest(
         kind=kind,
         format_version=format_version,
@@ -85,13 +87,13 @@ def write_manifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         settings=settings,
         counts=counts,
-        files=_entries(folder),
+        files=file_entries(folder) if files is None else files,
     )
     return _written(folder, manifest)
 
 
-def _entries(folder: Path) -> dict[str, FileEntry]:
-    """The entries of all files in a folder."""
+def file_entries(folder: Path) -> dict[str, FileEntry]:
+    """The entries of all files in a folder, by their paths in it."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {file.relative_to(folder).as_posix(): _entry(file) for file in files}
 
@@ -124,7 +126,7 @@ def write_changed_manifest(
         "ralm_version": __version__,
         "settings": settings,
         "counts": before.counts if counts is None else counts,
-        "files": kept | _entries(folder),
+        "files": kept | file_entries(folder),
     }
     return _written(folder, before.model_copy(update=changed))
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from ralm.errors import FolderExistsError, StorageError, UsageError
 from ralm.folders.changes import MANIFEST as MANIFEST, end_change, make_change, sync, sync_one
 from ralm.folders.exchange import exchange
-from ralm.folders.work import ENCODED, PARTIAL, UNFINISHED, WorkKind, at_work, is_work_folder, write_whole
+from ralm.folders.work import ENCODED, PARTIAL, PARTS, UNFINISHED, WorkKind, at_work, is_work_folder, write_whole
 
 _NEW: Final = "new"
 _OLD: Final = "old"
@@ -244,7 +244,7 @@ def _take_place(path: Path, work: Path, *, kind: str, force: bool, also: Sequenc
 
 def _note_finished(path: Path, work: Path) -> list[WorkKind]:
     """Record that a folder is finished, and which other work folders beside it are no longer needed; return those."""
-    held = [other for other in (UNFINISHED, ENCODED) if other.is_held_here(path)]
+    held = [other for other in (UNFINISHED, ENCODED, PARTS) if other.is_held_here(path)]
     record = _Finished(manifest=_hash(work / _NEW), of_no_use=[other.name for other in held])
     write_whole(work / _FINISHED, record.model_dump_json())
     return held
@@ -273,7 +273,7 @@ def _recover(path: Path, work: Path) -> None:
         finished = None
     end_change(path, work)
     if finished and finished.manifest == _hash(path):
-        for kind in (UNFINISHED, ENCODED):
+        for kind in (UNFINISHED, ENCODED, PARTS):
             if kind.name in finished.of_no_use and kind.beside(path).exists():
                 with suppress(FolderExistsError, UsageError), at_work(kind, path) as other:
                     kind.clear(other)

@@ -70,12 +70,17 @@ def build_index(
         settings: dict[str, JsonValue] = {}
         if terms:
             counts |= asdict(terms.finish())
-            stemmer = {STEMMER: analysis.stemmer()} if analysis.stemmer else {}
-            settings["bm25"] = {"analysis": analysis.recorded, **stemmer, "k1": options.k1, "b": options.b}
+            settings["bm25"] = bm25_settings(analysis, options)
         if dense:
             settings[BUILT] = dense.finish()
         settings |= describe()
         return write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts)
+
+
+def bm25_settings(analysis: Analysis, options: BM25Options) -> dict[str, JsonValue]:
+    """What the manifest of an index says of BM25."""
+    stemmer = {STEMMER: analysis.stemmer()} if analysis.stemmer else {}
+    return {"analysis": analysis.recorded, **stemmer, "k1": options.k1, "b": options.b}
 
 
 def add_all(

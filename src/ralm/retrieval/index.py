@@ -88,6 +88,13 @@ class Index:
         Raises UsageError if the index was not built for it, OtherAnalyserError if the installed stemming library gives
         other terms than the one that the index was built with.
         """
+        return self.bm25_of(slice(None))
+
+    def bm25_of(self, only: slice) -> BM25:
+        """BM25 over the passages of some consecutive segments, with the scores that they have in the whole index.
+
+        Raises what `bm25` raises.
+        """
         if self.bm25_options is None:
             raise UsageError(
                 f'{self.path} was not built for BM25; use `retriever="dense"`, or build it for both '
@@ -95,7 +102,7 @@ class Index:
             )
         segments, analysis = [one.for_bm25() for one in self.segments], self.analysis or ENGLISH
         _check_stems(self, segments, analysis)
-        return BM25(segments, self.bm25_options, analysis=analysis, fingerprint=self.fingerprint)
+        return BM25(segments, self.bm25_options, analysis=analysis, fingerprint=self.fingerprint, only=only)
 
     def encoder_options(self, vectors: str | None = None) -> EncoderOptions:
         """The encoder that made the vectors with this name, or the default ones.

@@ -27,6 +27,7 @@ from ralm.corpus.fields import Fields
 from ralm.corpus.fingerprint import fingerprint_of
 from ralm.corpus.sources import read_documents
 from ralm.errors import DamagedFolderError, WorkerError
+from ralm.folders.changes import link_file
 from ralm.folders.manifest import write_manifest
 from ralm.folders.outputs import check_output, new_folder, output_path, storage_errors
 from ralm.folders.work import MEASURED, at_work, locked, locked_now
@@ -271,7 +272,7 @@ def _write(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Measu
         with pq.ParquetWriter(folder / EXAMPLES, EXAMPLE_SCHEMA, compression="zstd") as writer:
             for part in range(sampled.num_row_groups):
                 writer.write_table(_texts(sampled.read_row_group(part), part * _PART, measurer))
-                _link(_done(work, part), folder / CANDIDATES / f"{part:05}.parquet")
+                link_file(_done(work, part), folder / CANDIDATES / f"{part:05}.parquet")
         counts = {"examples": sampled.metadata.num_rows}
         settings: dict[str, JsonValue] = {"config": config, "environment": environment()}
         write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts)
@@ -328,14 +329,6 @@ def _is_whole(file: Path) -> bool:
         file.unlink(missing_ok=True)
         return False
     return True
-
-
-def _link(file: Path, to: Path) -> None:
-    """The same file under another name; a copy where the disk has no links."""
-    try:
-        os.link(file, to)
-    except OSError:
-        shutil.copyfile(file, to)
 
 
 def _sync(file: Path) -> None:

@@ -22,13 +22,25 @@ _LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 
 
 @dataclass(frozen=True, slots=True)
+class Lines:
+    """Some lines of a file: `count` of them, from byte `begin` to byte `end`; the first has the number `first`, counted
+    from 1."""
+
+    begin: int
+    end: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class File:
     """A file with documents: `id` is the id of a document that is the whole file, and `prefix` is put before the number
-    of a record without an id of its own."""
+    of a record without an id of its own. With `lines`, it stands for these lines of a file of JSON Lines."""
 
     path: Path
     id: str
     prefix: str = ""
+    lines: Lines | None = None
 
     @property
     def suffix(self) -> str:
@@ -48,15 +60,19 @@ def suffix_of(name: str) -> str:
     return os.path.splitext(name.lower().removesuffix(GZIP))[1]  # noqa: PTH122  (of a million names)
 
 
-def lines_of(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """The lines of a file, unpacked if it is gzipped, each with its number (from 1) and byte offset."""
-    offset = 0
+def lines_of(path: Path, some: Lines | None = None) -> Iterator[tuple[int, int, bytes]]:
+    """The lines of a file, unpacked if it is gzipped, each with its number (from 1) and byte offset; or only `some`
+    of them."""
+    offset, first = (some.begin, some.first) if some else (0, 1)
     with unpacked(path) as stream:
-        for number, line in enumerate(iter(partial(stream.readline, MOST_UNPACKED), b""), 1):
+        stream.seek(offset)
+        for number, line in enumerate(iter(partial(stream.readline, MOST_UNPACKED), b""), first):
             if len(line) == MOST_UNPACKED:
                 raise CorpusError(f"{path}, line {number} is longer than {MOST_UNPACKED >> 20:,} MiB.")
             yield number, offset, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             offset += len(line)
+            if some and offset >= some.end:
+                return
 
 
 def content_of(path: Path) -> bytes:

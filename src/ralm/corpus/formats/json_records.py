@@ -29,7 +29,7 @@ _CUT_STRING: Final = "Unterminated string"
 
 def jsonl_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
     """One document per line, each a JSON object; blank lines are ignored."""
-    for number, offset, line in lines_of(file.path):
+    for number, offset, line in lines_of(file.path, file.lines):
         if not line.strip():
             continue
         where = f"{file.path}, line {number}"

@@ -19,10 +19,14 @@ from ralm.retrieval.bm25.stream import Collection, Part, Stream
 class Collecting:
     """Makes the collection on first use; safe to use from several threads.
 
-    `impacts`: for each segment, the impacts (float64) of its code table's rows.
+    `impacts`: for each segment, the impacts (float64) of its code table's rows. `ahead`: how many rows are before the
+    first segment.
     """
 
-    def __init__(self, segments: Sequence[Segment], lexicon: Lexicon, impacts: Sequence[NDArray[np.float64]]) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], lexicon: Lexicon, impacts: Sequence[NDArray[np.float64]], ahead: int = 0
+    ) -> None:
+        self._ahead = ahead
         self._segments = segments
         self._lexicon = lexicon
         self._impacts = impacts
@@ -37,7 +41,7 @@ class Collecting:
             return self._collection
 
     def _make(self, threads: int, before_each: Callable[[], None] | None = None) -> Collection:
-        parts, ahead = [], 0
+        parts, ahead = [], self._ahead
         for place, (segment, impact_C) in enumerate(zip(self._segments, self._impacts, strict=True)):
             common = find_common_terms(
                 segment.arrays, segment.passages, partial(self._idf, place), impact_C,

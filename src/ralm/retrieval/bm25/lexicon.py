@@ -28,11 +28,13 @@ class Lexicon:
 
     `terms_SV` (int64): the number of each term in each segment, `NO_TERM` if the segment does not have it.
     `frequency_V` (int64): in how many passages it occurs. `idf_V` (float64): its weight. Room for more terms is made by
-    replacing the arrays, so take them after the terms that are needed were looked up.
+    replacing the arrays, so take them after the terms that are needed were looked up. The segments `elsewhere` count in
+    frequencies, and have no place in `terms_SV`.
     """
 
-    def __init__(self, segments: Sequence[Segment], with_terms: int) -> None:
+    def __init__(self, segments: Sequence[Segment], with_terms: int, elsewhere: Sequence[Segment] = ()) -> None:
         self._segments = segments
+        self._elsewhere = elsewhere
         self._with_terms = with_terms
         self._numbers: dict[str, int] = {}
         self._absent: deque[str] = deque()
@@ -59,6 +61,7 @@ class Lexicon:
                 return known
             terms = [one.arrays.term(term) for one in self._segments]
             frequency = sum(one.frequency(its) for one, its in zip(self._segments, terms, strict=True))
+            frequency += sum(one.frequency(one.arrays.term(term)) for one in self._elsewhere)
             number = self._known if frequency else NO_TERM
             if frequency:
                 self._make_room()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ def search_streams(
     queries: Sequence[Sequence[int]],
     forbidden: Forbidden,
     numbers_QK: NDArray[np.int64],
-    scores_QK: NDArray[np.float32],
+    scores_QK: NDArray[Any],
     workers: int,
 ) -> None:
     """Fill in the hits of queries (term numbers), which the collection must bear, with this many threads."""
@@ -30,7 +31,9 @@ def search_streams(
         stream = Stream(collection, numbers_QK.shape[1])
         while some := runs.take(worker):
             part = slice(some.start, some.stop)
-            numbers_QK[part], scores_QK[part] = stream.search(queries[part], forbidden.some(some.start, some.stop))
+            numbers_QK[part], scores_QK[part] = stream.search(
+                queries[part], forbidden.some(some.start, some.stop), scores_QK.dtype
+            )
 
     if workers == 1:
         serve(0)

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import fields
 from functools import cached_property
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from pydantic import JsonValue
 
 from ralm.corpus.numbering import rising, union
 from ralm.errors import UsageError
-from ralm.records import Hits, IntArray
+from ralm.records import NO_PASSAGE, Hits, IntArray
 from ralm.retrieval.analysis.analyser import Analyser, Analysis
 from ralm.retrieval.analysis.named import ENGLISH
 from ralm.retrieval.arguments import check_k, forbidden_config
@@ -64,8 +64,9 @@ class BM25:
 
     `analysis`: how queries become terms, which must be how the passages did. `fingerprint`: a hash that identifies the
     index; without one the arrays are hashed when `config` is read.
-    `partition`: how many passages are scanned at a time; it does not affect the hits. Raises DamagedFolderError if the
-    arrays of a segment do not fit its passages. The postings of a term are checked on first use.
+    `partition`: how many passages are scanned at a time; it does not affect the hits. `only`: search these consecutive
+    segments alone; scores are those of the whole index, whose statistics count. Raises DamagedFolderError if the arrays
+    of a segment do not fit its passages. The postings of a term are checked on first use.
     """
 
     def __init__(
@@ -76,10 +77,13 @@ class BM25:
         analysis: Analysis = ENGLISH,
         fingerprint: str | None = None,
         partition: int = PARTITION,
+        only: slice | None = None,
     ) -> None:
         for segment in segments:
             segment.check()
-        self._segments = segments
+        begin, end, _ = (only or slice(None)).indices(len(segments))
+        self._segments = segments[begin:end]
+        self._ahead = sum(one.passages for one in segments[:begin])
         self._analysis = analysis
         self._known_fingerprint = fingerprint
         self._numbering = numbering_of(segments)
@@ -88,9 +92,9 @@ class BM25:
         self._partition = partition
         totals = totals_of(segments)
         self._average_length = totals.average_length
-        self._impacts = [_impacts(segment, totals.average_length, self._options) for segment in segments]
-        self._lexicon = Lexicon(segments, totals.with_terms)
-        self._collecting = Collecting(segments, self._lexicon, self._impacts)
+        self._impacts = [_impacts(segment, totals.average_length, self._options) for segment in self._segments]
+        self._lexicon = Lexicon(self._segments, totals.with_terms, [*segments[:begin], *segments[end:]])
+        self._collecting = Collecting(self._segments, self._lexicon, self._impacts, self._ahead)
         self._online = Online(STREAM_OVERLAP, self.beside)
         self._left_out: IntArray = np.zeros(0, np.int64)
         self._never = self._numbering.removed
@@ -158,8 +162,11 @@ class BM25:
 
         There are at most as many columns as passages. Raises UsageError if k is below 1.
         """
+        return self.retrieve_terms(self._terms_of(queries), k, forbidden)
+
+    def _terms_of(self, queries: Sequence[str]) -> list[list[int]]:
         analyse = Analyser(self._analysis)
-        return self.retrieve_terms([self.terms(self._weighed(analyse(query))) for query in queries], k, forbidden)
+        return [self.terms(self._weighed(analyse(query))) for query in queries]
 
     def _weighed(self, words: Sequence[str]) -> Sequence[str]:
         return words if self._weighting.is_plain else self._weighting.repeated(words)
@@ -180,12 +187,25 @@ class BM25:
 
     def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> Hits:
         """The same for queries given as term numbers."""
+        numbers_QK, scores_QK = self._search(queries, k, forbidden, np.float32)
+        return Hits(numbers_QK, scores_QK)
+
+    def retrieve_exactly(
+        self, queries: Sequence[str], k: int, forbidden: Forbidden | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The same as `retrieve`, with scores (float64, Q x K) that are not rounded: they order passages of several
+        parts of an index exactly as the whole index does."""
+        return self._search(self._terms_of(queries), k, forbidden, np.float64)
+
+    def _search(
+        self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None, scores: type[np.floating[Any]]
+    ) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """The numbers and scores of the hits."""
         check_k(k)
-        rows = self._in_rows(len(queries), forbidden)
-        k = min(k, max(self._passages, 1))
-        hits = Hits.none(len(queries), k)
-        self._fill(queries, rows, hits.numbers_QK, hits.scores_QK)
-        return Hits(self._numbering.numbers(hits.numbers_QK), hits.scores_QK)
+        shape = len(queries), min(k, max(self._passages, 1))
+        numbers_QK, scores_QK = np.full(shape, NO_PASSAGE, np.int64), np.zeros(shape, scores)
+        self._fill(queries, self._in_rows(len(queries), forbidden), numbers_QK, scores_QK)
+        return self._numbering.numbers(numbers_QK), scores_QK
 
     def _in_rows(self, queries: int, forbidden: Forbidden | None) -> Forbidden:
         """The rows that may not be found: those forbidden for all queries, and those forbidden for each."""
@@ -199,7 +219,7 @@ class BM25:
         queries: Sequence[Sequence[int]],
         forbidden: Forbidden,
         numbers_QK: NDArray[np.int64],
-        scores_QK: NDArray[np.float32],
+        scores_QK: NDArray[Any],
     ) -> None:
         """Fill in the hits of queries, as rows, in the fastest way."""
         suits = self._passages >= STREAM_PASSAGES and numbers_QK.shape[1] * _PASSAGES_A_HIT <= self._passages
@@ -226,7 +246,7 @@ class BM25:
         queries: Sequence[Sequence[int]],
         forbidden: Forbidden,
         numbers_QK: NDArray[np.int64],
-        scores_QK: NDArray[np.float32],
+        scores_QK: NDArray[Any],
     ) -> None:
         """Fill in the hits of queries that may follow those of earlier calls."""
         for row, query in enumerate(queries):
@@ -235,14 +255,16 @@ class BM25:
                 if stream is None:
                     self._scan([query], forbidden.some(row, row + 1), numbers_QK[one], scores_QK[one])
                 else:
-                    numbers_QK[one], scores_QK[one] = stream.search([query], forbidden.some(row, row + 1))
+                    numbers_QK[one], scores_QK[one] = stream.search(
+                        [query], forbidden.some(row, row + 1), scores_QK.dtype
+                    )
 
     def _scan(
         self,
         queries: Sequence[Sequence[int]],
         forbidden: Forbidden,
         numbers_QK: NDArray[np.int64],
-        scores_QK: NDArray[np.float32],
+        scores_QK: NDArray[Any],
     ) -> None:
         """Fill in the hits of some queries by a scan."""
         counters = [Counter(query) for query in queries]
@@ -252,7 +274,7 @@ class BM25:
         scanned = Scanned(ends, self._lexicon.idf_V[terms], counts)
         heaps_QK = np.zeros(numbers_QK.shape, np.int64)
         found_Q = np.zeros(len(queries), np.int64)
-        ahead = 0
+        ahead = self._ahead
         for place, (segment, impact_C) in enumerate(zip(self._segments, self._impacts, strict=True)):
             begins, stops = _postings_of(segment, self._lexicon.terms_SV[place, terms])
             scan(

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from ralm.records import NO_PASSAGE
 from ralm.retrieval.bm25.arrays import Arrays
@@ -106,15 +106,18 @@ class Stream:
         return _TABLE_NUMBERS // self._collection.codes
 
     def search(
-        self, queries: Sequence[Sequence[int]], forbidden: Forbidden | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The hits of queries given as term numbers, repeats included: rows of the index (int64) and scores (float32),
-        Q x K. What is forbidden is given as rows too.
+        self,
+        queries: Sequence[Sequence[int]],
+        forbidden: Forbidden | None = None,
+        scores: DTypeLike = np.float32,
+    ) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """The hits of queries given as term numbers, repeats included: rows of the index (int64) and scores (float32,
+        or float64, which are exact), Q x K. What is forbidden is given as rows too.
 
         The collection must bear every query (`Collection.bears`).
         """
         numbers_QK = np.full((len(queries), self._k), NO_PASSAGE, np.int64)
-        scores_QK = np.zeros((len(queries), self._k), np.float32)
+        scores_QK = np.zeros((len(queries), self._k), scores)
         for first in range(0, len(queries), BATCH):
             some = slice(first, first + BATCH)
             of_some = (forbidden or Forbidden.none(len(queries))).some(first, first + BATCH)
@@ -126,7 +129,7 @@ class Stream:
         queries: Sequence[Sequence[int]],
         forbidden: Forbidden,
         numbers_QK: NDArray[np.int64],
-        scores_QK: NDArray[np.float32],
+        scores_QK: NDArray[Any],
     ) -> None:
         """Answer a batch."""
         sizes = [len(query) for query in queries]

@@ -1,0 +1,201 @@
+"""A corpus cut into spans: runs of consecutive files, or of lines of one file, that can be read apart and in any order.
+
+A span says what it holds by a hash, so what was made of it once need not be made again. Files of JSON Lines that are
+not packed are cut into lines; every other file is read whole. Knows files; knows nothing of who reads them, or where.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ralm.controls import path_text
+from ralm.corpus.formats.file import File, Lines
+from ralm.corpus.formats.kinds import reader_of
+from ralm.corpus.left_out import LeftOut
+from ralm.corpus.maker import DocumentMaker
+from ralm.corpus.sources import files_of, unless_broken, with_text
+from ralm.corpus.text import open_file
+from ralm.errors import CorpusError
+from ralm.records import Document
+
+SPAN_BYTES: Final = 1 << 25
+"""About how many bytes a span has: some 50,000 passages of 100 words."""
+_MOST_FILES: Final = 1000
+_CUTTABLE: Final = (".jsonl", ".ndjson")
+_BLOCK: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive files of the source with number `source`, or lines of one of them. `in_folder`: the source is a
+    folder, in which what is broken is left out. `sha256` is a hash of the bytes; empty until it was computed."""
+
+    source: int
+    files: tuple[File, ...]
+    in_folder: bool
+    sha256: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        first, last = self.files[0], self.files[-1]
+        if len(self.files) > 1:
+            return f"{path_text(first.path)} to {path_text(last.path)} ({len(self.files):,} files)"
+        if first.lines is None:
+            return path_text(first.path)
+        begin, count = first.lines.first, first.lines.count
+        return f"{path_text(first.path)}, " + (
+            f"line {begin}" if count == 1 else f"lines {begin} to {begin + count - 1}"
+        )
+
+    def halves(self) -> "tuple[Span, Span] | None":
+        """Two spans that hold the same together; None for a single line, or a file that is not cut."""
+        if len(self.files) > 1:
+            middle = len(self.files) // 2
+            parts = [replace(self, files=some) for some in (self.files[:middle], self.files[middle:])]
+            return _hashed(parts[0]), _hashed(parts[1])
+        file = self.files[0]
+        lines = file.lines or (_all_lines(file.path) if _is_cut(file.path) else None)
+        if lines is None or lines.count < 2:
+            return None
+        first, second = _halved(file.path, lines)
+        return _hashed(self._of(first)), _hashed(self._of(second))
+
+    def _of(self, lines: Lines) -> "Span":
+        return replace(self, files=(replace(self.files[0], lines=lines),))
+
+    def check(self) -> None:
+        """Raise CorpusError if the bytes are not those that were hashed, or a file cannot be read here."""
+        if _hash(self.files) != self.sha256:
+            for file in self.files:
+                open_file(file.path).close()
+            raise CorpusError(f"{self.name} was changed since it was first read; run this again.")
+
+
+class Listed(NamedTuple):
+    """A file of the source with number `source`, and its size."""
+
+    source: int
+    file: File
+    in_folder: bool
+    bytes: int
+
+
+def list_files(sources: Sequence[str], left_out: LeftOut, *, named: bool) -> list[Listed]:
+    """The files of sources, in order, by their absolute paths; ids begin with their source if `named`.
+
+    Raises CorpusError and UsageError as `files_of` does.
+    """
+    listed = []
+    for number, source in enumerate(sources):
+        in_folder = Path(source).is_dir()
+        for file in files_of(source, source if named else "", left_out):
+            path = file.path.absolute()
+            size = path.stat().st_size if path.is_file() else 0  # reading it says what is wrong
+            listed.append(Listed(number, replace(file, path=path), in_folder, size))
+    return listed
+
+
+def grouped(files: Sequence[Listed], span_bytes: int) -> Iterator[Span]:
+    """The files in order as spans without hashes, to be cut: small ones of a source together."""
+    group: list[Listed] = []
+    for one in files:
+        full = sum(other.bytes for other in group) + one.bytes > span_bytes or len(group) == _MOST_FILES
+        if group and (full or one.source != group[0].source):
+            yield _together(group)
+            group = []
+        group.append(one)
+    if group:
+        yield _together(group)
+
+
+def cut(files: Span, span_bytes: int) -> list[Span]:
+    """The spans, with their hashes, of files that were grouped; reads every byte.
+
+    Raises CorpusError if a file to be cut cannot be read.
+    """
+    path = files.files[0].path
+    if len(files.files) > 1 or not _is_cut(path):
+        return [_hashed(files)]
+    return [replace(files._of(lines), sha256=digest) for lines, digest in _cut_lines(path, span_bytes)]
+
+
+def read_span(span: Span, maker: DocumentMaker) -> Iterator[Document]:
+    """The documents of a span that have text.
+
+    Raises CorpusError as `read_documents` does, and if the span was changed since it was hashed.
+    """
+    span.check()
+    chosen = maker.skipping_bad() if span.in_folder else maker
+    for file in span.files:
+        documents = reader_of(file.suffix)(file, chosen)
+        if span.in_folder:
+            documents = unless_broken(documents, str(file.path), maker.left_out)
+        yield from with_text(documents, maker.left_out)
+
+
+def _together(group: Sequence[Listed]) -> Span:
+    return Span(group[0].source, tuple(one.file for one in group), group[0].in_folder)
+
+
+def _is_cut(path: Path) -> bool:
+    return path.suffix.lower() in _CUTTABLE
+
+
+def _cut_lines(path: Path, span_bytes: int) -> Iterator[tuple[Lines, str]]:
+    """Runs of lines of about the size of a span, each with the hash of a span that holds them."""
+    begin, first = 0, 1
+    with open_file(path) as stream:
+        while held := stream.read(span_bytes):
+            held += stream.readline() if not held.endswith(b"\n") else b""
+            count = _count_lines(held)
+            yield Lines(begin, begin + len(held), first, count), _combined([hashlib.sha256(held).hexdigest()])
+            begin, first = begin + len(held), first + count
+
+
+def _all_lines(path: Path) -> Lines:
+    content = path.read_bytes()
+    return Lines(0, len(content), 1, _count_lines(content))
+
+
+def _halved(path: Path, lines: Lines) -> tuple[Lines, Lines]:
+    with open_file(path) as stream:
+        stream.seek(lines.begin)
+        middle, at = lines.count // 2, lines.begin
+        for _ in range(middle):
+            at += len(stream.readline())
+    rest = lines.count - middle
+    return Lines(lines.begin, at, lines.first, middle), Lines(at, lines.end, lines.first + middle, rest)
+
+
+def _count_lines(content: bytes) -> int:
+    return content.count(b"\n") + (not content.endswith(b"\n"))
+
+
+def _hashed(span: Span) -> Span:
+    return replace(span, sha256=_hash(span.files))
+
+
+def _hash(files: Sequence[File]) -> str:
+    """The hash of the bytes of files and lines; a file that cannot be read counts as empty, and reading it says why."""
+    return _combined([_hash_of(file) for file in files])
+
+
+def _combined(digests: list[str]) -> str:
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _hash_of(file: File) -> str:
+    digest = hashlib.sha256()
+    try:
+        with open_file(file.path) as stream:
+            left = file.lines.end - file.lines.begin if file.lines else file.path.stat().st_size
+            stream.seek(file.lines.begin if file.lines else 0)
+            while left and (block := stream.read(min(_BLOCK, left))):
+                digest.update(block)
+                left -= len(block)
+    except (CorpusError, OSError):
+        return ""
+    return digest.hexdigest()

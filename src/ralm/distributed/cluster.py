@@ -1,0 +1,151 @@
+"""Connects to a Ray cluster, and checks that its machines can do the job: their versions, and the shared folders."""
+
+import logging
+import os
+import platform
+import signal
+import socket
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from threading import current_thread, main_thread
+from typing import Any, Final
+
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
+"""Ray reads it when it is imported. Otherwise it prints on standard output that workers died, which is not ours."""
+
+import ray  # noqa: E402
+
+from ralm.errors import ClusterError  # noqa: E402
+from ralm.version import __version__  # noqa: E402
+
+AUTO: Final = "auto"
+SEEN: Final = "seen"
+"""What the names of markers begin with."""
+_SECONDS_TO_ANSWER: Final = 5.0
+_START: Final = "Start one with `ray start --head`, and `ray start --address=...` on its other machines"
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Use the cluster at an address, HOST:PORT, or the one that this machine belongs to (`auto`); one that this process
+    is connected to already stays connected.
+
+    Raises ClusterError if there is none, or if it runs other versions of Ray or Python.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    if address != AUTO:
+        _check_answers(address)
+    try:
+        with own_signals():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError:
+        where = "on this machine" if address == AUTO else f"at {address}"
+        raise ClusterError(f"there is no Ray cluster {where}. {_START}, or give another address.") from None
+    except RuntimeError as error:
+        if "mismatch" not in str(error):
+            raise
+        raise ClusterError(
+            f"the cluster at {address} has other versions than this machine, which has Ray {ray.__version__} and "
+            f"Python {platform.python_version()}; install the same on all machines."
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Keep our handler of SIGTERM: Ray's prints a trace."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if current_thread() is main_thread() and handler is not None:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def processors() -> int:
+    """How many processors the machines of the cluster have now, at least 1."""
+    machines: Any = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return max(1, int(machines.get("CPU", 0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What every machine must have: these versions, by name; the folder `shared` with the file `marker`, to be written
+    to; and files or folders to `read`."""
+
+    versions: dict[str, str]
+    shared: Path
+    marker: str
+    read: tuple[Path, ...]
+
+    @classmethod
+    @contextmanager
+    def of(cls, shared: Path, read: Sequence[Path]) -> "Iterator[Here]":
+        """What this machine has. The marker is there within the block."""
+        marker = shared / f"{SEEN}-{uuid.uuid4().hex}"
+        marker.touch()
+        try:
+            yield cls(_versions(), shared, marker.name, tuple(read))
+        finally:
+            marker.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Raise ClusterError if the machine that this runs on lacks something."""
+        if self.marker in _checked:
+            return
+        if lacks := self._lacks():
+            raise ClusterError(f"the machine {platform.node()} of the cluster {lacks}.")
+        _checked.add(self.marker)
+
+    def _lacks(self) -> str:
+        """What this machine lacks, in words; empty if nothing."""
+        found = _versions()
+        for name, here in self.versions.items():
+            if found[name] != here:
+                return f"has {name} {found[name]} where this one has {here}: install the same on all"
+        if not (self.shared / self.marker).exists():
+            return f"does not see {self.shared} as this one does: use a folder on a disk that all share"
+        for path in self.read:
+            if not path.exists():
+                return f"cannot read {path}: put it on a disk that all share"
+        try:
+            own = self.shared / f"{self.marker}-{uuid.uuid4().hex}"
+            own.touch()
+            own.unlink()
+        except OSError as error:
+            return f"cannot write to {self.shared} ({error.strerror}): allow that, or choose another output"
+        return ""
+
+
+_checked: set[str] = set()
+"""The markers for which this process has been checked."""
+
+
+def _versions() -> dict[str, str]:
+    """The versions that decide what this machine computes."""
+    return {
+        "ralm": __version__,
+        "Ray": ray.__version__,
+        "Python": platform.python_version(),
+        "PyStemmer": version("PyStemmer"),
+    }
+
+
+def _check_answers(address: str) -> None:
+    """Raise ClusterError unless something answers there: Ray itself would try for a minute."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        raise ClusterError(f"{address!r} is not the address of a cluster: give HOST:PORT, or auto.")
+    try:
+        socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(
+            f"there is no Ray cluster at {address} ({error}). {_START}, or give another address."
+        ) from None

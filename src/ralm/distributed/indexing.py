@@ -1,0 +1,407 @@
+"""Builds an index on a cluster.
+
+    files --> spans, by content --> a part for each span --> shards, of consecutive parts --> the index
+
+Parts and shards are kept beside the output until the index is complete, under hashes of what they are made of. So what
+is done is never done again, even if this process dies.
+"""
+
+import hashlib
+import json
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from ralm.corpus.decontamination import Decontamination, Removals
+from ralm.corpus.fields import Fields
+from ralm.corpus.ids import SharedIds
+from ralm.corpus.left_out import BROKEN_LINES, CRASHES, NOT_JSON, LeftOut
+from ralm.corpus.maker import MEND, DocumentMaker, check_metadata
+from ralm.corpus.passages import make_passages
+from ralm.corpus.sources import no_document, warn_of_shared
+from ralm.corpus.spans import SPAN_BYTES, Span, cut, grouped, list_files, read_span
+from ralm.corpus.splitting import Splitting
+from ralm.corpus.store import PASSAGES, PassageStore
+from ralm.distributed.cluster import Here, connected
+from ralm.distributed.keeping import make_once, remove_partial
+from ralm.distributed.tasks import run_tasks
+from ralm.distributed.work import TRIES
+from ralm.errors import CorpusError, RalmWarning, UsageError, WorkerError
+from ralm.folders.manifest import Manifest
+from ralm.folders.outputs import check_output, output_path, storage_errors
+from ralm.folders.work import PARTS, at_work
+from ralm.protocols import Tokenizer
+from ralm.records import Document
+from ralm.retrieval.analysis.named import analysis_named
+from ralm.retrieval.bm25.formula import BM25Options
+from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.index import FORMAT_VERSION, KIND
+from ralm.retrieval.shards import Held, Placed, Shard, documents_of, join_parts, write_index, write_part
+from ralm.runs.unfinished import is_begun, write_config
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_PARTS: Final = "parts"
+_SHARDS: Final = "shards"
+_RECORD: Final = "record.json"
+_LETTERS: Final = 32
+_LEAST_SPANS: Final = 8
+"""Spans that a small corpus is cut into, for each shard."""
+_WARNINGS: Final = 5
+_JOINED: Final = 64
+"""The most folders that are joined at once: each takes a dozen file handles, of which a process often has 1,024."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusPlan:
+    """What is read of `sources`, and how: as `read_documents`, `make_passages` and `build_index` take it. `lm` is the
+    name of the language model whose tokens `splitting` counts."""
+
+    sources: Sequence[str]
+    fields: Fields = field(default_factory=Fields)
+    named: bool = False
+    skip_bad: bool = False
+    splitting: Splitting = field(default_factory=Splitting)
+    lm: str | None = None
+    decontamination: Decontamination = field(default_factory=Decontamination)
+    analyser: str = "english"
+
+    def absolute(self) -> Self:
+        """The same from any folder, if `lm` is a folder."""
+        return replace(self, lm=str(Path(self.lm).absolute())) if self.lm and Path(self.lm).is_dir() else self
+
+    def settings(self) -> dict[str, JsonValue]:
+        """Everything that decides what becomes of a span, but for what is bad in it."""
+        forbidden: list[JsonValue] = [*sorted(self.decontamination.titles), *sorted(self.decontamination.hashes)]
+        return {
+            "index format": FORMAT_VERSION,
+            "fields": json.loads(json.dumps(asdict(self.fields))),
+            "splitting": asdict(self.splitting),
+            "lm": self.lm,
+            "decontamination": {**self.decontamination.settings, "sha256": _short(forbidden)},
+            "analyser": analysis_named(self.analyser).recorded,
+        }
+
+
+class _Record(BaseModel):
+    """What a part holds, and what of its span is left out of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    held: Held
+    documents: int
+    """Documents with text that were read."""
+    left_out: dict[str, tuple[int, list[str]]]
+    """For each reason the count and the first examples."""
+    not_json: dict[str, str]
+    never_seen: list[str]
+    removed: dict[str, dict[str, int]]
+    removed_list: list[dict[str, str | int]]
+    warnings: list[str]
+
+
+class _Part(NamedTuple):
+    """A part: the number of its source, its name, and what it holds."""
+
+    source: int
+    key: str
+    held: Held
+
+
+class _Folder(NamedTuple):
+    """A folder of passages and their arrays: its path in the work folder, and how many passages there are."""
+
+    name: str
+    passages: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What every machine is told."""
+
+    plan: CorpusPlan
+    work: Path
+    here: Here
+    build: BuildOptions
+    span_bytes: int
+
+
+def build_index_on(
+    address: str,
+    plan: CorpusPlan,
+    out: Path | str,
+    options: BM25Options | None = None,
+    *,
+    shards: int = 1,
+    describe: Callable[[], dict[str, JsonValue]] = dict,
+    removals: Removals | None = None,
+    left_out: LeftOut | None = None,
+    build: BuildOptions | None = None,
+    force: bool = False,
+) -> Manifest:
+    """Build an index for BM25 on the cluster at an address: the one that `build_index` builds here, with its passages
+    in `shards` segments. With one shard, all its files are the same.
+
+    Sources and `out` must be on disks that all machines share. `removals` and `left_out` are filled with what is left
+    out; `describe` is called afterwards. `build` bounds the memory of each task. A line, or a file that is not cut,
+    that ends the process that reads it is an error that names it, or is left out if the plan skips what is bad.
+
+    Raises ClusterError, UsageError if the corpus cannot be cut into so many shards, or was begun with other settings;
+    WorkerError if memory is too small for a shard; and what reading the corpus and `build_index` raise.
+    """
+    options, build = options or BM25Options(), replace(build or BuildOptions(), workers=1)
+    plan = plan.absolute()
+    removals, left_out = removals if removals is not None else Removals(), LeftOut() if left_out is None else left_out
+    out = output_path(Path(out))
+    check_output(out, kind=KIND, force=force)
+    files = list_files(plan.sources, left_out, named=plan.named)
+    span_bytes = min(SPAN_BYTES, max(1, sum(one.bytes for one in files) // (_LEAST_SPANS * shards)))
+    with connected(address), storage_errors(out), _kept(out, plan, force=force) as work:
+        with Here.of(work, [Path(source).absolute() for source in plan.sources]) as here:
+            job = _Job(plan, work, here, build, span_bytes)
+            cuts = _run(_cut, job, grouped(files, span_bytes), "Reading the corpus", _name)
+            parts = _make_parts(job, [span for some in cuts for span in some], left_out)
+            _take_in(job, parts, removals, left_out)
+            placed = _make_shards(job, parts, shards)
+        _warn_of_shared(placed)
+        documents = documents_of(part.held for part in parts)
+        analysis = analysis_named(plan.analyser)
+        return write_index(out, placed, documents, options, analysis, describe(), force=force)
+
+
+@contextmanager
+def _kept(out: Path, plan: CorpusPlan, *, force: bool) -> Iterator[Path]:
+    """The folder beside the output that keeps parts and shards, held against other processes.
+
+    Raises UsageError if it was begun with other settings, unless `force` is set.
+    """
+    with at_work(PARTS, out) as work:
+        if not is_begun(work, plan.settings(), "an index", force=force):
+            PARTS.empty(work)
+            write_config(work, plan.settings())
+        for name in (_PARTS, _SHARDS):
+            (work / name).mkdir(exist_ok=True)
+            remove_partial(work / name)
+        try:
+            yield work
+        finally:
+            if not any((work / _PARTS).glob("*")):
+                PARTS.clear(work)
+
+
+def _run(
+    function: Callable[[_Job, T], R], job: _Job, tasks: Iterable[T], shown: str, name: Callable[[T], str]
+) -> list[R]:
+    """The results for tasks that are never halved."""
+
+    def bad(task: T) -> NoReturn:
+        raise WorkerError(
+            f"{name(task)}: the process has ended {TRIES} times, perhaps because memory ran out; use machines with "
+            "more, or more `shards`."
+        )
+
+    return [result for _, result in run_tasks(function, job, tasks, shown=shown, name=name, bad=bad)]
+
+
+def _cut(job: _Job, files: Span) -> list[Span]:
+    job.here.check()
+    return cut(files, job.span_bytes)
+
+
+def _make_parts(job: _Job, spans: Sequence[Span], left_out: LeftOut) -> list[_Part]:
+    """Have a part made of every span; those that end their process are left out, or an error."""
+
+    def bad(span: Span) -> None:
+        if not job.plan.skip_bad:
+            raise CorpusError(f"{span.name} ends the process that reads it, each of {TRIES} times.{MEND}")
+        left_out.add(CRASHES, span.name)
+
+    def halves(span: Span) -> tuple[Span, Span] | None:
+        both = span.halves()
+        if both:
+            _halved(job, span).touch()
+        return both
+
+    known = (part for span in spans for part in _as_halved(job, span))
+    made = run_tasks(_make_part, job, known, shown="Indexing", name=_name, bad=bad, halves=halves)
+    return [_Part(span.source, *part) for span, part in made]
+
+
+def _halved(job: _Job, span: Span) -> Path:
+    """The file that says that a span was halved, so that it need not crash again."""
+    return job.work / _PARTS / f"{_key(job.plan, span)}.halved"
+
+
+def _as_halved(job: _Job, span: Span) -> Iterator[Span]:
+    """The parts that a span was cut into before."""
+    halves = span.halves() if _halved(job, span).exists() else None
+    for half in halves or ():
+        yield from _as_halved(job, half)
+    if halves is None:
+        yield span
+
+
+def _make_part(job: _Job, span: Span) -> tuple[str, Held]:
+    """Make the part of a span, unless it is there; returns its name and what it holds."""
+    job.here.check()
+    key = _key(job.plan, span)
+    folder = job.work / _PARTS / key
+    with storage_errors(folder):
+        make_once(folder, lambda new: _write_part(new, job, span))
+    record = _record(folder)
+    skips = job.plan.skip_bad or span.in_folder
+    if BROKEN_LINES in record.left_out and not skips:  # the part was made when they were to be skipped
+        raise CorpusError(f"{record.left_out[BROKEN_LINES][1][0]}.{MEND}")
+    return key, record.held
+
+
+def _write_part(folder: Path, job: _Job, span: Span) -> None:
+    plan, left_out, removals, read = job.plan, LeftOut(), Removals(), Counter[str]()
+    maker = DocumentMaker(plan.fields, left_out, skip_bad=plan.skip_bad)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", RalmWarning)
+        passages = make_passages(
+            _counted(read_span(span, maker), read),
+            plan.splitting,
+            tokenizer=_tokenizer(plan.lm) if plan.lm else None,
+            decontamination=plan.decontamination,
+            removals=removals,
+        )
+        held = write_part(folder, passages, analysis_named(plan.analyser), job.build)
+    reasons = {name: (count, left_out.examples[name]) for name, count in left_out.counts.items() if name != NOT_JSON}
+    record = {
+        "held": held,
+        "documents": read.total(),
+        "left_out": reasons,
+        "not_json": maker.not_json,
+        "never_seen": maker.never_seen,
+        "removed": removals.counts(),
+        "removed_list": removals.listed(),
+        "warnings": list(dict.fromkeys(str(one.message) for one in warned))[:_WARNINGS],
+    }
+    (folder / _RECORD).write_text(_Record.model_validate(record).model_dump_json(), encoding="utf-8")
+
+
+def _take_in(job: _Job, parts: Sequence[_Part], removals: Removals, left_out: LeftOut) -> None:
+    """Add up what is left out of the parts, and say what `read_documents` says of a corpus.
+
+    Raises CorpusError if a source has no documents, or no document has a field that is named for metadata.
+    """
+    documents = Counter[int]()
+    not_json: dict[str, str] = {}
+    never_seen = set(job.plan.fields.metadata or ())
+    for part in parts:
+        record = _record(job.work / _PARTS / part.key)
+        documents[part.source] += record.documents
+        left_out.take_in(
+            LeftOut(
+                Counter({name: count for name, (count, _) in record.left_out.items()}),
+                {name: examples for name, (_, examples) in record.left_out.items()},
+            )
+        )
+        removals.take_in(record.removed, record.removed_list)
+        not_json = record.not_json | not_json
+        never_seen &= {*record.never_seen}
+        for said in record.warnings:
+            warnings.warn(said, RalmWarning, stacklevel=2)
+    for name, kind in not_json.items():
+        left_out.add(NOT_JSON, f"{name} ({kind})")
+    for number, source in enumerate(job.plan.sources):
+        if not documents[number]:
+            raise no_document(source, left_out, left_out.counts)
+    check_metadata(sorted(never_seen))
+
+
+def _make_shards(job: _Job, parts: Sequence[_Part], shards: int) -> list[Placed]:
+    """Have consecutive parts joined into shards of about the same number of passages."""
+    full = [_Folder(f"{_PARTS}/{part.key}", part.held.passages) for part in parts if part.held.passages]
+    total, before = sum(part.passages for part in full), 0
+    shares: dict[int, list[_Folder]] = {}
+    for part in full:
+        shares.setdefault((2 * before + part.passages) * shards // (2 * total), []).append(part)
+        before += part.passages
+    if full and len(shares) < shards:
+        raise UsageError(
+            f"`shards` is {shards}, but the corpus can only be cut into {len(shares)} of about one size: only files of "
+            "JSON Lines that are not packed are cut into pieces. Give fewer `shards`, or more and smaller files."
+        )
+    joined = _joined(job, [*shares.values()])
+    return [Placed(job.work / one.name, _shard(job.work / one.name)) for one in joined]
+
+
+def _joined(job: _Job, shares: list[list[_Folder]]) -> list[_Folder]:
+    """Have each share joined; many folders by and by, since every one takes file handles."""
+    while True:
+        groups = [[share[at : at + _JOINED] for at in range(0, len(share), _JOINED)] for share in shares]
+        made = iter(_run(_join, job, [one for some in groups for one in some], "Joining parts", _name_of_share))
+        shares = [[next(made) for _ in some] for some in groups]
+        if all(len(share) == 1 for share in shares):
+            return [folder for (folder,) in shares]
+
+
+def _join(job: _Job, share: Sequence[_Folder]) -> _Folder:
+    """Join consecutive parts or shards, unless it was done."""
+    job.here.check()
+    name = f"{_SHARDS}/{_short([folder.name for folder in share])}"
+
+    def join(new: Path) -> None:
+        shard = join_parts([(job.work / folder.name, folder.passages) for folder in share], new, job.build)
+        (new / _RECORD).write_text(shard.model_dump_json(), encoding="utf-8")
+
+    with storage_errors(job.work / name):
+        make_once(job.work / name, join)
+    return _Folder(name, _shard(job.work / name).passages)
+
+
+def _shard(folder: Path) -> Shard:
+    return Shard.model_validate_json((folder / _RECORD).read_bytes())
+
+
+def _name_of_share(share: Sequence[_Folder]) -> str:
+    return f"a shard of {sum(folder.passages for folder in share):,} passages"
+
+
+def _warn_of_shared(shards: Sequence[Placed]) -> None:
+    """Give a RalmWarning if several documents share an id, as far as `read_documents` compares ids."""
+    shared = SharedIds()
+    shared.watch(document for placed in shards for _, document, _ in PassageStore(placed.folder / PASSAGES).origins())
+    warn_of_shared(shared)
+
+
+def _counted(documents: Iterator[Document], read: Counter[str]) -> Iterator[Document]:
+    for document in documents:
+        read["documents"] += 1
+        yield document
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(lm: str) -> Tokenizer:
+    from ralm.lm.named import load_tokenizer
+
+    return load_tokenizer(lm)
+
+
+def _name(span: Span) -> str:
+    return span.name
+
+
+def _record(part: Path) -> _Record:
+    return _Record.model_validate_json((part / _RECORD).read_bytes())
+
+
+def _key(plan: CorpusPlan, span: Span) -> str:
+    """The name of the part of a span: a hash of its content, of the names in it, and of what is made of it."""
+    files: list[JsonValue] = [[file.id, file.prefix, file.lines.first if file.lines else 0] for file in span.files]
+    return _short([plan.settings(), span.in_folder, span.sha256, files])
+
+
+def _short(content: JsonValue) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_LETTERS]

@@ -1,0 +1,97 @@
+"""What is said of a cluster that is not there, or of a machine of it that cannot do the job."""
+
+import socket
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ralm.distributed.cluster import Here, connected
+from ralm.errors import ClusterError
+from tests.cli.program import ralm
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    (tmp_path / "corpus.jsonl").write_text('{"text": "whales sing"}\n')
+    return tmp_path / "corpus.jsonl"
+
+
+def test_no_cluster_at_an_address(corpus: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    answer = ralm("index", corpus, "--out", corpus.with_name("index"), "--ray", f"127.0.0.1:{port}")
+    assert answer.status == 1
+    assert answer.err.startswith(f"ralm: there is no Ray cluster at 127.0.0.1:{port} (")
+    assert "Start one with `ray start --head`" in answer.err
+    assert answer.err.count("\n") == 1
+    assert [path.name for path in corpus.parent.iterdir()] == ["corpus.jsonl"]
+
+
+def test_no_cluster_on_this_machine(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda *_: None)
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", cache(lambda: set()))
+    answer = ralm("index", corpus, "--out", corpus.with_name("index"), "--ray", "auto")
+    assert answer.status == 1
+    assert answer.err.startswith("ralm: there is no Ray cluster on this machine. Start one with `ray start --head`")
+
+
+@pytest.mark.parametrize("address", ["here", "host:", ":6379", "host:port", "ray://host:10001x"])
+def test_what_is_no_address(address: str) -> None:
+    with (
+        pytest.raises(ClusterError, match="is not the address of a cluster: give HOST:PORT, or auto"),
+        connected(address),
+    ):
+        pass
+
+
+def test_a_machine_that_has_all(tmp_path: Path) -> None:
+    with Here.of(tmp_path, [tmp_path]) as here:
+        here.check()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_other_versions(tmp_path: Path) -> None:
+    with Here.of(tmp_path, []) as here:
+        for name in here.versions:
+            other = replace(here, versions={**here.versions, name: "0.0.1"})
+            with pytest.raises(
+                ClusterError, match=rf"of the cluster has {name} \S+ where this one has 0\.0\.1: install"
+            ):
+                other.check()
+
+
+def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with Here.of(tmp_path, []) as here:
+        elsewhere = replace(here, shared=tmp_path / "other")
+        with pytest.raises(ClusterError, match=r"does not see .*other as this one does: use a folder on a disk"):
+            elsewhere.check()
+
+
+def test_a_source_that_cannot_be_read(tmp_path: Path) -> None:
+    with (
+        Here.of(tmp_path, [tmp_path / "corpus"]) as here,
+        pytest.raises(ClusterError, match=r"cannot read .*corpus: put it on a disk that all share"),
+    ):
+        here.check()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--shards", "2"], "--shards does nothing here: it goes with --ray."),
+        (["--ray", "auto", "--workers", "2"], "--workers does nothing here: it goes with one machine"),
+        (
+            ["--ray", "auto", "--retriever", "dense", "--encoder", "e"],
+            "--ray does nothing here: it goes with --retriever bm25",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together(corpus: Path, options: list[str], said: str) -> None:
+    answer = ralm("index", corpus, "--out", corpus.with_name("index"), *options)
+    assert answer.status == 2
+    assert answer.err.startswith(f"ralm: {said}")

@@ -1,0 +1,176 @@
+"""On a cluster of three nodes: the same results as on one machine, whoever is killed and whatever is poisoned."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from ralm.distributed import indexing
+from ralm.distributed.indexing import CorpusPlan, build_index_on
+from ralm.distributed.searching import open_shards
+from ralm.errors import CorpusError
+from ralm.folders.work import PARTS
+from ralm.retrieval.bm25.forbidden import Forbidden
+from ralm.retrieval.index import check_index, open_index
+from tests.cli.program import ralm
+from tests.distributed.clusters import POISON, cluster, node, queries, save_corpus
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+KILLS = int(os.environ.get("RALM_KILLS", "1"))
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    with cluster() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus, and the index of it that one machine builds, `plain`."""
+    folder = tmp_path_factory.mktemp("cluster")
+    answer = ralm("index", *save_corpus(folder), "--out", folder / "plain")
+    assert answer.status == 0, answer.err
+    return folder
+
+
+def sources(folder: Path) -> list[str]:
+    return [str(folder / "corpus.jsonl"), str(folder / "texts")]
+
+
+def same_index(built: Path, folder: Path) -> bool:
+    """Whether an index of one shard is the plain one, byte for byte."""
+    manifests = [json.loads((index / "manifest.json").read_text()) for index in (built, folder / "plain")]
+    return all(manifests[0][name] == manifests[1][name] for name in ("files", "counts", "settings"))
+
+
+def same_hits(found: Any, folder: Path) -> None:
+    plain, asked = open_index(folder / "plain").bm25, queries()
+    forbidden = Forbidden.to_all([0, 5, 300], len(asked))
+    for k, never in ((1, None), (16, None), (400, forbidden)):
+        expected, hits = plain.retrieve(asked, k, never), found.retrieve(asked, k, never)
+        np.testing.assert_array_equal(hits.numbers_QK, expected.numbers_QK)
+        np.testing.assert_array_equal(hits.scores_QK, expected.scores_QK)
+        assert hits.scores_QK.dtype == np.float32
+    assert found.config["k1"] == plain.config["k1"]
+    assert found.stable == plain.stable
+
+
+@pytest.mark.parametrize("shards", [1, 2, 7])
+def test_an_index_is_that_of_one_machine(
+    nodes: Any, folder: Path, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "_JOINED", 3)
+    out = folder / f"shards-{shards}"
+    answer = ralm("index", *sources(folder), "--out", out, "--ray", nodes.address, "--shards", shards)
+    assert answer.status == 0, answer.err
+    assert "left out: files of an unknown kind: 1" in answer.out
+    assert check_index(out) == ([], [])
+    index = open_index(out)
+    assert len(index.segments) == shards
+    assert [*index.passages] == [*open_index(folder / "plain").passages]
+    assert shards > 1 or same_index(out, folder)
+    assert not PARTS.beside(out).exists()
+    same_hits(index.bm25, folder)
+    by_command = [ralm("search", one, "w1 w2", "--json").out for one in (out, folder / "plain")]
+    assert by_command[0] == by_command[1]
+    with open_shards(nodes.address, out) as several:
+        same_hits(several, folder)
+        assert several.passages[3] == index.passages[3]
+
+
+def test_a_poisoned_line_is_named_or_left_out_and_what_was_done_is_kept(nodes: Any, folder: Path) -> None:
+    lines = (folder / "corpus.jsonl").read_text().splitlines()[:64]
+    poisoned, sound = folder / "poisoned.jsonl", folder / "sound.jsonl"
+    poisoned.write_text("\n".join([*lines[:29], json.dumps({"text": POISON}), *lines[29:]]) + "\n")
+    sound.write_text("\n".join(lines) + "\n")
+    assert ralm("index", sound, "--out", folder / "sound").status == 0
+    out = folder / "poisoned"
+    with pytest.raises(CorpusError, match=r"poisoned\.jsonl, line 30 ends the process that reads it"):
+        build_index_on(nodes.address, CorpusPlan(sources=[str(poisoned)]), out)
+    records = sorted((PARTS.beside(out) / "parts").glob("*/record.json"))
+    assert len(records) >= 8, "what is beside the poison, too"
+    for record in records:  # if it were made again, it would not say so
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"warnings": [f"kept {record.parent.name}"]}))
+
+    answer = ralm("index", poisoned, "--out", out, "--ray", nodes.address, "--words", "50")
+    assert answer.status == 2
+    assert "is an index begun with other settings (splitting.words 100 there, 50 here)" in answer.err
+
+    answer = ralm("index", poisoned, "--out", out, "--ray", nodes.address, "--skip-bad")
+    assert answer.status == 0, answer.err
+    assert answer.err.count("warning: kept ") == len(records)
+    said = r"left out: lines or files that end the process that reads them: 1, such as \S+poisoned\.jsonl, line 30\n"
+    assert re.search(said, answer.out)
+    assert open_index(out).manifest.files == open_index(folder / "sound").manifest.files
+
+
+def test_a_node_that_is_killed_costs_nothing_but_time(nodes: Any, folder: Path) -> None:
+    rng = random.Random(KILLS)
+    for kill in range(KILLS):
+        out = folder / f"node-{kill}"
+        with driver(folder, out, nodes.address) as running:
+            time.sleep(rng.uniform(1, 6))
+            nodes.remove_node(another_node(nodes), allow_graceful=False)
+            time.sleep(rng.uniform(0, 2))
+            nodes.add_node(**node())
+            _, said = running.communicate(timeout=120)
+        assert running.returncode == 0, said
+        assert same_index(out, folder)
+
+
+def test_a_driver_that_is_killed_is_run_again(nodes: Any, folder: Path) -> None:
+    rng = random.Random(KILLS)
+    for kill in range(KILLS):
+        out = folder / f"driver-{kill}"
+        with driver(folder, out, nodes.address) as running:
+            time.sleep(rng.uniform(2, 8))
+            running.kill()
+            running.wait(60)
+        assert not out.exists() or same_index(out, folder)
+        answer = ralm("index", *sources(folder), "--out", out, "--ray", nodes.address, "--force")
+        assert answer.status == 0, answer.err
+        assert same_index(out, folder)
+        assert not PARTS.beside(out).exists()
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_driver_that_is_told_to_end_says_nothing(nodes: Any, folder: Path, end: signal.Signals) -> None:
+    out = folder / f"ended-{end}"
+    with driver(folder, out, nodes.address) as running:
+        while not [*(PARTS.beside(out) / "parts").glob("*")]:
+            time.sleep(0.05)
+            assert running.poll() is None
+        running.send_signal(end)
+        _, said = running.communicate(timeout=60)
+    assert (running.returncode, said) == (128 + end, b"")
+    assert not out.exists()
+
+
+def another_node(nodes: Any) -> Any:
+    """A node that no driver is connected to."""
+    own: Any = ray._private.worker.global_worker.node
+    return next(one for one in nodes.worker_nodes if one.raylet_socket_name != own.raylet_socket_name)
+
+
+@contextmanager
+def driver(folder: Path, out: Path, address: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """The command that builds the index, in a process of its own."""
+    command = [sys.executable, "-m", "ralm", "index", *sources(folder), "--out", str(out), "--ray", address]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
+        try:
+            yield running
+        finally:
+            running.kill()

@@ -1,0 +1,129 @@
+"""What becomes of tasks: again, in halves, or left out; which are late. And folders that are made once."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from ralm.distributed.keeping import make_once, remove_partial
+from ralm.distributed.work import TRIES, Job, Work
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def halves(task: range) -> Sequence[range] | None:
+    middle = (task.start + task.stop) // 2
+    return None if len(task) < 2 else (range(task.start, middle), range(middle, task.stop))
+
+
+def run(work: Work[range, int], poison: set[int], most: int = 3) -> tuple[list[range], int]:
+    """Run the tasks, several at a time, of which the last one ends first; returns those left out, and all tries."""
+    bad: list[range] = []
+    running: list[Job[range]] = []
+    tries = 0
+    while not work.is_done:
+        while len(running) < most and (job := work.begin(0)):
+            running.append(job)
+        job, tries = running.pop(), tries + 1
+        if not poison & {*job.task}:
+            work.done(job, sum(job.task), 1)
+        elif not work.crashed(job):
+            bad.append(job.task)
+    return bad, tries
+
+
+def test_results_are_in_order() -> None:
+    work = Work[range, int]([range(5), range(5, 9), range(9, 10)], halves)
+    assert run(work, set()) == ([], 3)
+    assert [task for task, _ in work.results()] == [range(5), range(5, 9), range(9, 10)]
+
+
+@pytest.mark.parametrize("poison", [{0}, {63}, {31, 32}, {70}, {5, 70, 99}])
+def test_what_is_poisoned_is_left_out_and_nothing_else(poison: set[int]) -> None:
+    work = Work[range, int]([range(64), range(64, 100)], halves)
+    bad, tries = run(work, poison)
+    assert sorted(number for one in bad for number in one) == sorted(poison)
+    assert all(len(one) == 1 for one in bad)
+    assert [number for task, _ in work.results() for number in task] == [n for n in range(100) if n not in poison]
+    assert tries <= len(poison) * (2 * TRIES + 2 * 7) + 2, "halving, not trying each"
+
+
+def test_a_task_that_crashes_by_chance_is_not_halved() -> None:
+    work = Work[range, int]([range(8)], halves)
+    for _ in range(TRIES - 1):
+        job = work.begin(0)
+        assert job is not None
+        assert work.crashed(job)
+    job = work.begin(0)
+    assert job is not None
+    assert job.task == range(8)
+
+
+def test_a_task_without_halves_is_left_out() -> None:
+    work = Work[range, int]([range(8)], lambda _: None)
+    assert run(work, {3}) == ([range(8)], TRIES)
+    assert work.results() == []
+
+
+def test_a_lost_machine_is_not_the_tasks_fault_unless_it_always_is() -> None:
+    work = Work[range, int]([range(1)], halves)
+    losses = 0
+    while (job := work.begin(0)) is not None and work.lost(job):
+        losses += 1
+        assert losses < 50
+    assert losses > 2 * TRIES
+    assert work.is_done
+
+
+def test_stragglers_are_named_once() -> None:
+    work = Work[range, int]([range(n, n + 1) for n in range(5)], halves)
+    jobs = [job for _ in range(5) if (job := work.begin(100.0))]
+    for job in jobs[:3]:
+        work.done(job, 0, 110.0)
+    assert work.late(129.0) == []
+    assert work.late(145.0) == [(jobs[3].task, 45.0, 10.0), (jobs[4].task, 45.0, 10.0)]
+    assert work.late(160.0) == []
+
+
+def test_a_folder_is_made_once(tmp_path: Path) -> None:
+    made = []
+
+    def make(folder: Path) -> None:
+        made.append(folder)
+        (folder / "content").write_text("x")
+
+    make_once(tmp_path / "part", make)
+    make_once(tmp_path / "part", make)
+    assert len(made) == 1
+    assert names(tmp_path) == ["part"]
+
+
+def test_nothing_has_the_name_of_a_folder_that_was_not_finished(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "content").write_text("x")
+        assert not (tmp_path / "part").exists()
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        make_once(tmp_path / "part", fail)
+    assert names(tmp_path) == []
+    (tmp_path / "part.0.partial").mkdir()  # of a process that was killed
+    remove_partial(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_of_two_that_make_a_folder_the_first_counts(tmp_path: Path) -> None:
+    both = Barrier(2)
+
+    def make(folder: Path) -> None:
+        (folder / "content").write_text("x")
+        both.wait(10)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: make_once(tmp_path / "part", make), range(2)))
+    assert names(tmp_path) == ["part"]
+    assert (tmp_path / "part" / "content").read_text() == "x"
