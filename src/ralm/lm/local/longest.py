@@ -6,13 +6,15 @@ a token is as many bytes as its name has characters.
 
 from typing import Final
 
-from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 
 from ralm.lm.local.cuts import stage_kinds
 
 _SPLITS: Final = frozenset("ByteLevel Digits Punctuation Split".split())
 """Kinds of pre-tokenisation that keep every character, unless they say otherwise."""
+_PRINTED: Final = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES: Final = {*map(chr, _PRINTED), *map(chr, range(0x100, 0x200 - len(_PRINTED)))}
+"""The names of single bytes: a character that can be printed stands for itself, the others are numbered from U+0100."""
 
 
 def longest_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -32,9 +34,9 @@ def _keeps_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:
         backend.normalizer is None
         and "ByteLevel" in kinds
         and kinds <= _SPLITS
-        and isinstance(model, models.BPE)
+        and type(model).__name__ == "BPE"
         and not (model.end_of_word_suffix or model.continuing_subword_prefix)
-        and tokenizer.get_vocab().keys() >= set(pre_tokenizers.ByteLevel.alphabet())
+        and tokenizer.get_vocab().keys() >= _BYTES
         # such tokens take the white space beside them
         and not any(token.lstrip or token.rstrip for token in tokenizer.added_tokens_decoder.values())
     )
