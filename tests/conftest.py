@@ -32,3 +32,11 @@ def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder with a tiny random model of each family, by family."""
     root = tmp_path_factory.mktemp("models")
     return {family: save_tiny_model(family, root / family) for family in FAMILIES}
+
+
+@pytest.fixture
+def no_tasks_of_the_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of lm-evaluation-harness, which would read its thousands of tasks for seconds."""
+    from lm_eval.tasks import manager
+
+    monkeypatch.setattr(manager, "__file__", str(tmp_path / "none" / "manager.py"))
