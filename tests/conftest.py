@@ -1,12 +1,14 @@
 """Fixtures that several parts share."""
 
 import os
+from functools import cache
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported: no test waits for a hub
 
 import pytest
 import torch
+from torch.utils import collect_env
 
 from tests.tiny_models import FAMILIES, save_tiny_model
 
@@ -15,6 +17,8 @@ def pytest_configure() -> None:
     """Share the cores among the workers: torch would have every one of them use all."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    # lm-evaluation-harness asks at the end of every evaluation, which starts a dozen programs
+    collect_env.get_pretty_env_info = cache(collect_env.get_pretty_env_info)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,3 +32,11 @@ def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder with a tiny random model of each family, by family."""
     root = tmp_path_factory.mktemp("models")
     return {family: save_tiny_model(family, root / family) for family in FAMILIES}
+
+
+@pytest.fixture
+def no_tasks_of_the_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of lm-evaluation-harness, which would read its thousands of tasks for seconds."""
+    from lm_eval.tasks import manager
+
+    monkeypatch.setattr(manager, "__file__", str(tmp_path / "none" / "manager.py"))

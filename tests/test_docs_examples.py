@@ -119,6 +119,7 @@ def what_examples_read(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_tasks_of_the_harness")
 @pytest.mark.parametrize("page", WITH_EXAMPLES)
 def test_the_examples_of_a_page_run(
     page: str, what_examples_read: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -188,8 +188,8 @@ def test_questions_with_choices_are_no_questions_of_qa(files: Path) -> None:
 
 @pytest.mark.slow
 def test_mmlu(tmp_path: Path) -> None:
-    """One question of every subject, with five demonstrations: chance is 25%, and ralm-tiny knows no better."""
-    asking = ["choice", shared("data", "mmlu", "test"), "--lm", "ralm-tiny", "--limit", "1", "--json"]
+    """One question of every subject, with a demonstration: chance is 25%, and ralm-tiny knows no better."""
+    asking = ["choice", shared("data", "mmlu", "test"), "--lm", "ralm-tiny", "--limit", "1", "--shots", "1", "--json"]
     found = json.loads(ralm(*asking, "--demonstrations", shared("data", "mmlu", "dev")).out)
     assert found["questions"] == 57
     assert len(found["subjects"]) == 57

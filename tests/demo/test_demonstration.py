@@ -5,9 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from ralm.demo import demonstration
+from ralm.records import Document
 from tests.cli.program import ralm
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def gathered_once(documents: list[Document], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demonstration, "standard_library_documentation", lambda: documents)
 
 
 def test_bm25_passages_help_and_random_ones_do_not(tmp_path: Path) -> None:
@@ -24,7 +31,7 @@ def test_bm25_passages_help_and_random_ones_do_not(tmp_path: Path) -> None:
 
 
 def test_what_a_person_sees(tmp_path: Path) -> None:
-    answer = ralm("demo", "--folder", tmp_path / "demo", "--limit-tokens", 200)
+    answer = ralm("demo", "--folder", tmp_path / "demo", "--limit-tokens", 100)
     assert answer.status == 0, answer.err
     for said in ("no retrieval", "random passages", "BM25 passages", "oracle", "nats", "<- ", "--lm gpt2"):
         assert said in answer.out

@@ -1,7 +1,4 @@
-import sys
 from pathlib import Path
-
-import pytest
 
 from ralm.demo.documentation import (
     MINIMUM_WORDS,
@@ -10,13 +7,9 @@ from ralm.demo.documentation import (
     standard_library_documentation,
 )
 from ralm.records import Document
+from tests.demo.conftest import Gathered
 
 FILLER = " ".join(["word"] * MINIMUM_WORDS)
-
-
-@pytest.fixture(scope="module")
-def documents() -> list[Document]:
-    return standard_library_documentation()
 
 
 def write(path: Path, source: str) -> None:
@@ -41,11 +34,8 @@ def test_the_same_every_time_and_in_order(documents: list[Document]) -> None:
     assert [document.id for document in documents] == sorted(document.id for document in documents)
 
 
-def test_nothing_is_imported() -> None:
-    unusual = {"turtle", "pydoc_data.topics", "nntplib", "antigravity", "this"}
-    before = set(sys.modules)
-    standard_library_documentation()
-    assert not unusual & (set(sys.modules) - before)
+def test_nothing_is_imported(gathered: Gathered) -> None:
+    assert not {"turtle", "pydoc_data.topics", "nntplib", "antigravity", "this"} & gathered.imported
 
 
 def test_tests_and_bundled_programs_are_left_out(documents: list[Document]) -> None:

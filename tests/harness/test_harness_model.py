@@ -421,6 +421,7 @@ def test_the_harness_finds_the_model_by_its_entry_point() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_tasks_of_the_harness")
 def test_the_program_of_the_harness_runs_with_the_model(
     tiny_folders: dict[str, Path],
     index: Path,
@@ -441,6 +442,7 @@ def test_the_program_of_the_harness_runs_with_the_model(
     assert json.loads(written.read_text())["config"]["ralm"]["reader"]["documents"] == 3
 
 
+@pytest.mark.usefixtures("no_tasks_of_the_harness")
 def test_an_error_of_the_program_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tasks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
