@@ -76,6 +76,7 @@ def save_corpus(folder: Path, documents: int = 400) -> list[str]:
             metadata = {"year": number // 50} if number % 3 else {}
             stream.write(json.dumps({"id": f"d{number}", "title": f"t{number % 7}", "text": text, **metadata}) + "\n")
         stream.write("\n" + json.dumps({"id": "e", "text": " "}) + "\n")
+        stream.write(json.dumps({"id": "d0", "text": "an id that another document has"}) + "\n")
     (folder / "texts").mkdir()
     for number in range(30):
         (folder / "texts" / f"{number:02}.txt").write_text(" ".join(rng.choices(words, k=150)))

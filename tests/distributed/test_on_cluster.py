@@ -41,13 +41,24 @@ def nodes() -> Iterator[Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus, and the index of it that one machine builds, `plain`."""
     folder = tmp_path_factory.mktemp("cluster")
-    answer = ralm("index", *save_corpus(folder), "--out", folder / "plain")
+    sources = save_corpus(folder)
+    (folder / "titles.txt").write_text("t3\n")
+    (folder / "held-out.txt").write_text((folder / "texts" / "07.txt").read_text())
+    answer = ralm("index", *sources, *leaving_out(folder), "--out", folder / "plain")
     assert answer.status == 0, answer.err
+    assert "warning: several documents share an id, such as d0" in answer.err
+    assert "left out for forbidden title" in answer.out
+    assert "left out for overlap with an evaluation text" in answer.out
     return folder
 
 
-def sources(folder: Path) -> list[str]:
-    return [str(folder / "corpus.jsonl"), str(folder / "texts")]
+def leaving_out(folder: Path) -> list[str]:
+    return ["--forbidden-titles", str(folder / "titles.txt"), "--decontaminate", str(folder / "held-out.txt")]
+
+
+def corpus(folder: Path) -> list[str]:
+    """The arguments that say what is indexed."""
+    return [str(folder / "corpus.jsonl"), str(folder / "texts"), *leaving_out(folder)]
 
 
 def same_index(built: Path, folder: Path) -> bool:
@@ -74,9 +85,10 @@ def test_an_index_is_that_of_one_machine(
 ) -> None:
     monkeypatch.setattr(indexing, "_JOINED", 3)
     out = folder / f"shards-{shards}"
-    answer = ralm("index", *sources(folder), "--out", out, "--ray", nodes.address, "--shards", shards)
+    answer = ralm("index", *corpus(folder), "--out", out, "--ray", nodes.address, "--shards", shards)
     assert answer.status == 0, answer.err
     assert "left out: files of an unknown kind: 1" in answer.out
+    assert "warning: several documents share an id, such as d0" in answer.err
     assert check_index(out) == ([], [])
     index = open_index(out)
     assert len(index.segments) == shards
@@ -140,7 +152,7 @@ def test_a_driver_that_is_killed_is_run_again(nodes: Any, folder: Path) -> None:
             running.kill()
             running.wait(60)
         assert not out.exists() or same_index(out, folder)
-        answer = ralm("index", *sources(folder), "--out", out, "--ray", nodes.address, "--force")
+        answer = ralm("index", *corpus(folder), "--out", out, "--ray", nodes.address, "--force")
         assert answer.status == 0, answer.err
         assert same_index(out, folder)
         assert not PARTS.beside(out).exists()
@@ -168,7 +180,7 @@ def another_node(nodes: Any) -> Any:
 @contextmanager
 def driver(folder: Path, out: Path, address: str) -> Iterator["subprocess.Popen[bytes]"]:
     """The command that builds the index, in a process of its own."""
-    command = [sys.executable, "-m", "ralm", "index", *sources(folder), "--out", str(out), "--ray", address]
+    command = [sys.executable, "-m", "ralm", "index", *corpus(folder), "--out", str(out), "--ray", address]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
         try:
             yield running

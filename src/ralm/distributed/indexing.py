@@ -125,9 +125,10 @@ class _Folder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What every machine is told."""
+    """What every machine is told; `settings` is a hash of those of the plan."""
 
     plan: CorpusPlan
+    settings: str
     work: Path
     here: Here
     build: BuildOptions
@@ -166,7 +167,7 @@ def build_index_on(
     span_bytes = min(SPAN_BYTES, max(1, sum(one.bytes for one in files) // (_LEAST_SPANS * shards)))
     with connected(address), storage_errors(out), _kept(out, plan, force=force) as work:
         with Here.of(work, [Path(source).absolute() for source in plan.sources]) as here:
-            job = _Job(plan, work, here, build, span_bytes)
+            job = _Job(plan, _short(plan.settings()), work, here, build, span_bytes)
             cuts = _run(_cut, job, grouped(files, span_bytes), "Reading the corpus", _name)
             parts = _make_parts(job, [span for some in cuts for span in some], left_out)
             _take_in(job, parts, removals, left_out)
@@ -237,7 +238,7 @@ def _make_parts(job: _Job, spans: Sequence[Span], left_out: LeftOut) -> list[_Pa
 
 def _halved(job: _Job, span: Span) -> Path:
     """The file that says that a span was halved, so that it need not crash again."""
-    return job.work / _PARTS / f"{_key(job.plan, span)}.halved"
+    return job.work / _PARTS / f"{_key(job, span)}.halved"
 
 
 def _as_halved(job: _Job, span: Span) -> Iterator[Span]:
@@ -252,7 +253,7 @@ def _as_halved(job: _Job, span: Span) -> Iterator[Span]:
 def _make_part(job: _Job, span: Span) -> tuple[str, Held]:
     """Make the part of a span, unless it is there; returns its name and what it holds."""
     job.here.check()
-    key = _key(job.plan, span)
+    key = _key(job, span)
     folder = job.work / _PARTS / key
     with storage_errors(folder):
         make_once(folder, lambda new: _write_part(new, job, span))
@@ -397,10 +398,10 @@ def _record(part: Path) -> _Record:
     return _Record.model_validate_json((part / _RECORD).read_bytes())
 
 
-def _key(plan: CorpusPlan, span: Span) -> str:
+def _key(job: _Job, span: Span) -> str:
     """The name of the part of a span: a hash of its content, of the names in it, and of what is made of it."""
     files: list[JsonValue] = [[file.id, file.prefix, file.lines.first if file.lines else 0] for file in span.files]
-    return _short([plan.settings(), span.in_folder, span.sha256, files])
+    return _short([job.settings, span.in_folder, span.sha256, files])
 
 
 def _short(content: JsonValue) -> str:
