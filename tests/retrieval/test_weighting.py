@@ -144,9 +144,9 @@ def test_online_search_uses_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     used: list[int] = []
     searched = Stream.search
 
-    def noted(self: Stream, queries: Sequence[Sequence[int]], forbidden: Forbidden | None = None) -> Any:
+    def noted(self: Stream, queries: Sequence[Sequence[int]], *more: Any) -> Any:
         used.append(len(queries))
-        return searched(self, queries, forbidden)
+        return searched(self, queries, *more)
 
     monkeypatch.setattr(Stream, "search", noted)
     _online(bm25, strides(words(1, 60, 45), 14, 3), 4)
