@@ -88,7 +88,7 @@ def test_a_bos_stands_in_front_of_documents_alone(tiny_folders: dict[str, Path])
     assert gpt2.encode_document("abc", 10).tolist() == gpt2.encode("abc").tolist()
 
 
-RERANKED_TOKENS = None if os.environ.get("RALM_GOLDEN") == "all" else 300
+RERANKED_TOKENS = None if os.environ.get("RALM_GOLDEN") == "all" else 320
 """Of the golden text; 16 passages are read for each of its strides."""
 
 
