@@ -4,10 +4,11 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -300,18 +301,18 @@ def random_small_passes() -> list[Pass]:
     return [Pass(text_of(1, 2), text_of(1)), Pass(text_of(3, 2, 1), text_of(1, 2))]
 
 
+def write_for_good(shared: BatchedModel) -> None:
+    continuations, text = shared.continuations(), text_of(1)
+    while True:
+        text = np.append(text, 1)[-20:]
+        continuations.next_tokens([text])
+
+
 def test_closing_ends_whoever_waits() -> None:
     model = recorded(seconds=0.05)
     shared = BatchedModel(model)
-
-    def waits() -> None:
-        continuations, text = shared.continuations(), text_of(1)
-        while True:
-            text = np.append(text, 1)[-20:]
-            continuations.next_tokens([text])
-
     with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(waits) for _ in range(4)]
+        waiting = [pool.submit(write_for_good, shared) for _ in range(4)]
         time.sleep(0.2)
         shared.close()
         for one in waiting:
@@ -335,16 +336,9 @@ class Broken(Recorded):
 def test_an_error_that_ends_the_thread_reaches_whoever_waits_and_comes_later(caplog: pytest.LogCaptureFixture) -> None:
     model = Broken(WordTokenizer(), vocabulary=50, bad=7, seconds=0.05)
     shared = BatchedModel(model)
-
-    def writes() -> None:
-        continuations, text = shared.continuations(), text_of(1)
-        while True:
-            text = np.append(text, 1)[-20:]
-            continuations.next_tokens([text])
-
-    jobs = [writes, writes, lambda: shared.score(random_small_passes() * 100)]
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        waiting = [pool.submit(job) for job in jobs]
+    with ThreadPoolExecutor(3) as pool:
+        waiting: list[Future[Any]] = [pool.submit(write_for_good, shared) for _ in range(2)]
+        waiting.append(pool.submit(shared.score, random_small_passes() * 100))
         time.sleep(0.2)
         assert shared.failed is None
         lately = shared.continuations()
