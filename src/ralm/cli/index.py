@@ -99,7 +99,20 @@ def index(
         )
         return {**read.describe(), "splitting": split}
 
-    if ray is not None:
+    if ray is None:
+        manifest = build_index(
+            read.passages,
+            out,
+            formula,
+            bm25=retriever != "dense",
+            analyser=analyser,
+            encoder=None if encoding is None else load_encoder(encoding, device=device),
+            vectors=vectors,
+            describe=describe,
+            build=build,
+            force=force,
+        )
+    else:
         with ray_extra():
             from ralm.distributed.indexing import CorpusPlan, build_index_on
         plan = CorpusPlan(
@@ -113,21 +126,15 @@ def index(
             analyser=analyser,
         )
         manifest = build_index_on(
-            ray, plan, out, formula, shards=shards, describe=describe, removals=read.removals, left_out=read.left_out,
-            build=build, force=force,
-        )  # fmt: skip
-        print_index(out, manifest, read)
-        return
-    manifest = build_index(
-        read.passages,
-        out,
-        formula,
-        bm25=retriever != "dense",
-        analyser=analyser,
-        encoder=None if encoding is None else load_encoder(encoding, device=device),
-        vectors=vectors,
-        describe=describe,
-        build=build,
-        force=force,
-    )
+            ray,
+            plan,
+            out,
+            formula,
+            shards=shards,
+            describe=describe,
+            removals=read.removals,
+            left_out=read.left_out,
+            build=build,
+            force=force,
+        )
     print_index(out, manifest, read)

@@ -41,7 +41,7 @@ class LeftOut:
     def add_unknown(self, name: str, suffix: str) -> None:
         """Count a file of an unknown kind."""
         self.add(UNKNOWN, name)
-        self.kinds[suffix if suffix in self.kinds or len(self.kinds) < _KINDS_COUNTED else _OTHER_KINDS] += 1
+        self._add_kind(suffix, 1)
 
     def take_in(self, other: "LeftOut") -> None:
         """Add what another part of the corpus lacks."""
@@ -50,7 +50,10 @@ class LeftOut:
             kept = self.examples.setdefault(reason, [])
             kept += [one for one in examples if one not in kept][: _EXAMPLES_KEPT - len(kept)]
         for suffix, count in other.kinds.items():
-            self.kinds[suffix if suffix in self.kinds or len(self.kinds) < _KINDS_COUNTED else _OTHER_KINDS] += count
+            self._add_kind(suffix, count)
+
+    def _add_kind(self, suffix: str, count: int) -> None:
+        self.kinds[suffix if suffix in self.kinds or len(self.kinds) < _KINDS_COUNTED else _OTHER_KINDS] += count
 
     def lines(self) -> list[str]:
         """For each reason a line with the count and the first examples, for a person."""

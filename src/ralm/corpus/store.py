@@ -36,8 +36,8 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 _WITHOUT_METADATA: Final = _SCHEMA.names[:3]
-_AS_BEFORE: Final = ""
-_NOTHING: Final = to_json({})
+_AS_BEFORE: Final = b""
+_NOTHING: Final = to_json({}).encode()
 
 _Column: TypeAlias = tuple[memoryview, memoryview]
 """The string offsets of a column, and its bytes."""
@@ -334,14 +334,12 @@ def _string(column: _Column, row: int) -> str:
 
 def _record_batch(passages: list[Passage]) -> pa.RecordBatch:
     columns = [
-        [passage.document_id for passage in passages],
-        [passage.title for passage in passages],
-        [passage.text for passage in passages],
-        list(_metadata_column(passages)),
+        [passage.document_id.encode() for passage in passages],
+        [passage.title.encode() for passage in passages],
+        [passage.text.encode() for passage in passages],
+        list(_once(_metadata_of(passages))),
     ]
-    arrays = [
-        _arrow([value.encode() for value in column], field.type) for column, field in zip(columns, _SCHEMA, strict=True)
-    ]
+    arrays = [_arrow(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=_SCHEMA)
 
 
@@ -358,22 +356,24 @@ def _arrow(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
 
 
-def _metadata_column(passages: list[Passage]) -> Iterator[str]:
-    """The JSON of each passage's metadata, or that it is the same as in the row before."""
-    before, stored = None, _NOTHING
+def _metadata_of(passages: list[Passage]) -> Iterator[bytes]:
+    """The JSON of each passage's metadata."""
+    before, as_json = None, b""
     for passage in passages:
-        as_json = stored if passage.metadata is before else _json(passage)
-        # compared as JSON: as Python values, 1 and true are equal
-        yield _AS_BEFORE if as_json == stored else as_json
-        before, stored = passage.metadata, as_json
+        if passage.metadata is not before:
+            before, as_json = passage.metadata, _json(passage).encode()
+        yield as_json
 
 
-def _once(stored: Iterable[bytes]) -> Iterator[bytes]:
-    """The same for metadata that is JSON already; empty stands for none."""
-    before = _NOTHING.encode()
-    for one in stored:
-        as_json = one or _NOTHING.encode()
-        yield b"" if as_json == before else as_json
+def _once(metadata: Iterable[bytes]) -> Iterator[bytes]:
+    """Metadata as JSON (empty: none), or that it is the same as in the row before.
+
+    Compared as JSON: as Python values, 1 and true are equal.
+    """
+    before = _NOTHING
+    for one in metadata:
+        as_json = one or _NOTHING
+        yield _AS_BEFORE if as_json == before else as_json
         before = as_json
 
 

@@ -17,6 +17,7 @@ from ralm.errors import CorpusError
 from ralm.folders.changes import link_file
 from ralm.folders.manifest import FileEntry, Manifest, file_entries, write_manifest
 from ralm.folders.outputs import new_folder
+from ralm.progress import progress_bar
 from ralm.records import Passage
 from ralm.retrieval.analysis.analyser import Analysis
 from ralm.retrieval.bm25.formula import BM25Options
@@ -65,8 +66,8 @@ def write_part(folder: Path, passages: Iterable[Passage], analysis: Analysis, bu
     Raises StorageError and what reading the passages raises.
     """
     ends: list[str] = []
-    with bm25_builder(folder / BM25, build, analysis) as terms:
-        counts = add_all(_noting(write_passages(folder / PASSAGES, passages), ends), terms, [], _unseen)
+    with bm25_builder(folder / BM25, build, analysis) as terms, progress_bar("", shown=False) as unseen:
+        counts = add_all(_noting(write_passages(folder / PASSAGES, passages), ends), terms, [], unseen)
         if not ends:
             return Held()
         terms.finish()
@@ -147,7 +148,3 @@ def _noting(passages: Iterable[Passage], ends: list[str]) -> Iterator[Passage]:
     for passage in passages:
         ends[:] = [ends[0] if ends else passage.document_id, passage.document_id]
         yield passage
-
-
-def _unseen(steps: int = 1) -> None:
-    """Shows no progress."""

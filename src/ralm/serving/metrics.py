@@ -1,6 +1,7 @@
 """Figures for Prometheus; knows numbers, nothing of requests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -46,6 +47,11 @@ class Metrics:
     def watch(self, name: str, said: str, count: Callable[[], int]) -> None:
         """A gauge that is read when it is asked for."""
         Gauge(f"ralm_{name}", said, registry=self.registry).set_function(count)
+
+    def watch_each(self, kind: str, figures: Mapping[str, str], counts: object) -> None:
+        """A gauge for each of these attributes of `counts`, named after the kind; `figures` says what they are."""
+        for name, said in figures.items():
+            self.watch(f"{kind}_{name}", said, partial(getattr, counts, name))
 
     def text(self) -> bytes:
         """All figures in Prometheus's text format."""

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,12 +111,9 @@ class Service:
         return workers
 
     def _watch_counts(self) -> None:
-        for name, said in SEARCH_FIGURES.items():
-            self.metrics.watch(f"search_{name}", said, partial(getattr, self.indexes.searches, name))
+        self.metrics.watch_each("search", SEARCH_FIGURES, self.indexes.searches)
         if isinstance(self.model, BatchedModel):
-            counts = self.model.counts
-            for name, said in BATCH_FIGURES.items():
-                self.metrics.watch(f"batch_{name}", said, partial(getattr, counts, name))
+            self.metrics.watch_each("batch", BATCH_FIGURES, self.model.counts)
 
     def check_model(self, name: str) -> None:
         """Raise RequestError if a model is not served."""

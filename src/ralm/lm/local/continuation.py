@@ -48,12 +48,7 @@ class CachedContinuations:
 
     keeps_texts: Final = True
 
-    def __init__(
-        self,
-        logits: ChosenLogits,
-        max_length: int,
-        tokens_a_batch: int | None = None,
-    ) -> None:
+    def __init__(self, logits: ChosenLogits, max_length: int, tokens_a_batch: int | None = None) -> None:
         self._logits = logits
         self._max_length = max_length
         self._tokens = tokens_a_batch or tokens_a_batch_of(logits)

@@ -57,9 +57,10 @@ class KeyValueRows:
         The rest of a row must be written before it is read.
         """
         before_B, last, longest = self.lengths_B, self.last, int(lengths_B.max())
-        shape = self._new_shape(len(kept), longest, room)
+        stay = longest <= last <= self.shape[1] - room
+        shape = self._new_shape(len(kept), longest, room, stay=stay)
         self.lengths_B, self.shape = lengths_B, shape or self.shape
-        if shape or not longest <= last <= self.shape[1] - room:
+        if shape or not stay:
             self.last = longest
         moves = []
         for row, (source, columns) in enumerate((one.source, one.columns) for one in kept):
@@ -69,14 +70,15 @@ class KeyValueRows:
         for layer in self.cache.layers:
             layer.move(moves, shape)
 
-    def _new_shape(self, count: int, longest: int, room: int) -> tuple[int, int] | None:
-        """The shape of new tensors for `count` rows; None if those at hand have room, and are not far too large.
+    def _new_shape(self, count: int, longest: int, room: int, *, stay: bool) -> tuple[int, int] | None:
+        """The shape of new tensors for `count` rows; None if those at hand have room, and are not far too large. Rows
+        can `stay` if they may end in the same column as before.
 
         New tensors take long, so there are few: rows that come one after another find room for as many again, and rows
         that are at the end of the columns move to their beginning if they need not move again soon.
         """
         rows, columns = self.shape
-        enough = longest <= self.last <= columns - room or longest + max(room, _ROOM // 2) <= columns
+        enough = stay or longest + max(room, _ROOM // 2) <= columns
         if count <= rows <= 4 * count and enough and columns <= 2 * (longest + _ROOM):
             return None
         more = min(rows, count) if count > rows else 0

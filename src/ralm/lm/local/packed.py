@@ -30,23 +30,23 @@ class _PackedLinear:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module: Any = module
-        self._packed: torch.Tensor | None = None
-        self._of: tuple[object, int] | None = None
+        self._weight: Any = None
+        self._version = 0
+        self._packed: Any = None
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        packed = self._packed_weights()
-        states_RI = states.reshape(-1, states.shape[-1])
-        found_RO = torch.ops.mkldnn._linear_pointwise(states_RI, packed, self._module.bias, "none", [], "")
-        return found_RO.view(*states.shape[:-1], found_RO.shape[-1])
-
-    def _packed_weights(self) -> torch.Tensor:
         weight = self._module.weight
         version = 0 if weight.is_inference() else weight._version
-        if self._packed is None or self._of is None or self._of[0] is not weight or self._of[1] != version:
-            weight_OI = weight.detach().T.contiguous() if isinstance(self._module, Conv1D) else weight.detach()
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, _ROWS)
-            self._of = weight, version
-        return self._packed
+        if weight is not self._weight or version != self._version:
+            self._pack(weight, version)
+        states_RI = states.reshape(-1, states.shape[-1])
+        found_RO = torch.ops.mkldnn._linear_pointwise(states_RI, self._packed, self._module.bias, "none", [], "")
+        return found_RO.view(*states.shape[:-1], found_RO.shape[-1])
+
+    def _pack(self, weight: torch.Tensor, version: int) -> None:
+        weight_OI = weight.detach().T.contiguous() if isinstance(self._module, Conv1D) else weight.detach()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, _ROWS)
+        self._weight, self._version = weight, version
 
 
 def processor_packs(dtype: torch.dtype) -> bool:
