@@ -21,7 +21,6 @@ tokens; the milliseconds to their first token, the median and the 99th percentil
 import argparse
 import asyncio
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -78,17 +77,9 @@ def served(model: str, index: Path) -> Iterator[tuple[str, str]]:
 @contextmanager
 def served_by_transformers(model: str, *options: str) -> Iterator[tuple[str, str]]:
     """The same by `transformers serve`."""
-    port = free_port()
-    command = [str(Path(sys.executable).with_name("transformers")), "serve", model, "--device", "cpu", "--port", port]
+    command = [str(Path(sys.executable).with_name("transformers")), "serve", model, "--device", "cpu", "--port", "0"]
     with program([*command, *options], _RUNNING) as found:
         yield model, f"{found[1]}/v1"
-
-
-def free_port() -> str:
-    """A port that nobody listens to."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
 
 
 @dataclass(frozen=True)
