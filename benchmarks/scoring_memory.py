@@ -4,8 +4,8 @@
 
 Each line is its own process on a CPU. A model with random weights scores a text of 1,024 tokens, all its tokens or the
 last 4, and the peak resident memory is compared with the prediction. That is the sum of what the process had before it
-loaded the model, the weights, and the workspace of one pass or, if weights are converted, the size of their file,
-whichever is larger.
+loaded the model, the weights, and the packed weights with the workspace of one pass or, if weights are converted, the
+size of their file, whichever is larger.
 """
 
 import json
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
 
+from ralm.lm.local.packed import packable
 from ralm.lm.local.replica import LOGITS_A_BATCH, LOGITS_A_CHUNK
 from ralm.lm.named import load_local_model
 from ralm.lm.options import Dtype, ModelOptions
@@ -55,7 +56,9 @@ def measure(folder: str, dtype: Dtype, targets: int) -> dict[str, float]:
     Scorer(model).log_probs([_request(targets, config.vocab_size)])
     files = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
     loading = files if dtype != "float32" else 0  # converted weights are in memory twice
-    predicted = start + (weights + max(loading, workspace(config, LENGTH, targets, size))) / 2**20
+    layers = cast("list[torch.nn.Linear]", packable(model.model))
+    packed = sum(layer.weight.nbytes for layer in layers)
+    predicted = start + (weights + max(loading, packed + workspace(config, LENGTH, targets, size))) / 2**20
     return {"start": start, "predicted": predicted, "measured": _peak()}
 
 
