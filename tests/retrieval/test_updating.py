@@ -273,13 +273,36 @@ def test_another_encoder_is_refused(tmp_path: Path) -> None:
 def test_vectors_can_be_added_once_the_segments_are_merged(tmp_path: Path) -> None:
     index = built(tmp_path / "index", some(30))
     update_index(index, remove=["d3"])
-    with pytest.raises(UsageError, match="was updated; merge its segments"):
+    with pytest.raises(UsageError, match="passages were removed from .*; merge its segments"):
         add_vectors(index, LetterEncoder())
     merge_index(index)
     add_vectors(index, LetterEncoder())
     update_index(index, passages(some(2, 40).items()), encoders={"main": LetterEncoder()})
     at_once = built(tmp_path / "at-once", {**{n: t for n, t in some(30).items() if n != "d3"}, **some(2, 40)})
     same(open_index(index), open_index(at_once), WORDS)
+
+
+@pytest.mark.parametrize("kind", ["Flat", "SQfp16", "IVF8,Flat", "PCA8,IVF4,Flat"])
+def test_vectors_of_several_segments_are_those_of_one(tmp_path: Path, kind: str) -> None:
+    encoder, options, documents = DistinctEncoder(), VectorOptions(faiss=kind), some(440)
+    index = built(tmp_path / "index", {name: texts for name, texts in documents.items() if int(name[1:]) < 400})
+    update_index(index, passages((name, texts) for name, texts in documents.items() if int(name[1:]) >= 400))
+    for path in (index, at_once := built(tmp_path / "at-once", documents)):
+        add_vectors(path, encoder, options, name="v")
+    opened = open_index(index)
+    assert len(opened.segments) == len(opened.vector_sets.sets["v"].files) == 2
+    assert check_index(index) == ([], [])
+    for effort in (DenseSearchOptions(), DenseSearchOptions(nprobe=2)) if "IVF" in kind else (DenseSearchOptions(),):
+        found, expected = (
+            open_index(path).dense(effort, encoder=encoder).retrieve(WORDS, 30) for path in (index, at_once)
+        )
+        np.testing.assert_array_equal(found.numbers_QK, expected.numbers_QK)
+        np.testing.assert_array_equal(found.scores_QK, expected.scores_QK)
+    add_vectors(index, encoder, options, name="v", force=True)
+    sets = [one.vector_sets.sets["v"] for one in (open_index(index), opened)]
+    assert (sets[0].files, sets[0].fingerprint) == (sets[1].files, sets[1].fingerprint), "they replace the same ones"
+    update_index(index, remove=["d3"])
+    assert len(open_index(index).dense(encoder=encoder).retrieve(["w1"], 5).of(0)) == 5
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ The manifest of the index is replaced in one step (`ralm.folders.changes`). A pr
 it opened, and a process that is killed on the way leaves the index unchanged.
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from pydantic import JsonValue
 
@@ -18,7 +20,7 @@ from ralm.progress import progress_bar
 from ralm.protocols import Encoder
 from ralm.retrieval.changing import changing
 from ralm.retrieval.dense.loading import dense_extra
-from ralm.retrieval.dense.options import VECTORS, VectorOptions
+from ralm.retrieval.dense.options import VectorOptions
 from ralm.retrieval.index import FORMAT_VERSION, Index, open_index
 from ralm.retrieval.vector_sets import (
     BUILT,
@@ -29,10 +31,19 @@ from ralm.retrieval.vector_sets import (
     VectorSets,
     check_name,
     folder_of,
+    joined_hash,
     set_fingerprint,
 )
 
 _NEW: Final = "new-vectors"
+
+
+class Ahead(Protocol):
+    """Encodes passages elsewhere, such as on a cluster. It can be sent to another process."""
+
+    def __call__(self, index: Index, encoder: Encoder, work: Path) -> None:
+        """Leave the vectors of the passages of an index in a folder, as `ChunkEncoder` does for each `CHUNK` of them.
+        The folder need not be there yet."""
 
 
 def add_vectors(
@@ -43,30 +54,39 @@ def add_vectors(
     name: str = MAIN,
     default: bool = True,
     force: bool = False,
+    ahead: Ahead | None = None,
 ) -> Manifest:
     """Encode the passages of an index and add the vectors to it as a set with this name; returns the new manifest.
 
     With `default` the set becomes the default; the first set always does. With `force` it replaces an existing set of
     this name in one step; an index that is open keeps the vectors that it was opened with. What was encoded is kept
     beside the index until the set is complete, so the same call resumes after an interruption. The identity of BM25 and
-    of other sets does not change: their caches and runs stay valid.
+    of other sets does not change: their caches and runs stay valid. `ahead` may encode passages before this process
+    would.
 
     Raises UsageError if the name is invalid, FolderExistsError if the index already has a set of that name and `force`
     is false or if another process is writing the index, and what `open_index` and `DenseBuilder` raise.
     """
     check_name(name)
+    with dense_extra():
+        from ralm.retrieval.dense.build import segment_file
     path = Path(index).resolve()
     opened = open_index(path)  # fails before anything is written beside a folder that is not an index
     with storage_errors(path), at_work(ENCODED, path) as work, changing(opened) as folder:
         check_can_add(opened, name, force=force)
         sets = opened.vector_sets
-        record = write_vectors(opened, folder / _NEW, work, encoder, options)
-        file = folder / _NEW / VECTORS
-        place = folder_of(name, whole_checksum(file))
-        record["file"] = f"{place}/{VECTORS}"
-        record["fingerprint"] = set_fingerprint(_passages_checksum(opened), file_checksum(file))
+        ends = [*accumulate(segment.entry.passages for segment in opened.segments)]
+        record = write_vectors(opened, folder / _NEW, work, encoder, options, ahead, ends)
+        files = [segment_file(number) for number in range(len(ends))]
+        place = folder_of(name, joined_hash([whole_checksum(folder / _NEW / file) for file in files]))
+        record["file"], *added_files = (f"{place}/{file}" for file in files)
+        record["added_files"] = [*added_files]
+        record["fingerprint"] = set_fingerprint(
+            joined_hash(_passages_checksums(opened)),
+            joined_hash([file_checksum(folder / _NEW / file) for file in files]),
+        )
         (folder / place).parent.mkdir()
-        file.parent.rename(folder / place)
+        (folder / _NEW).rename(folder / place)
         added = {**sets.sets, name: VectorSet.model_validate(record)}
         return _write(opened, folder, VectorSets(default=name if default else sets.default or name, sets=added))
 
@@ -74,9 +94,10 @@ def add_vectors(
 def check_can_add(index: Index, name: str, *, force: bool) -> None:
     """Raise the errors of `add_vectors` that are known before anything is encoded."""
     check_name(name)
-    if len(index.segments) > 1 or len(index.passages.numbering.removed):
+    if len(index.passages.numbering.removed):
         raise UsageError(
-            f"{index.path} was updated; merge its segments (`ralm merge {index.path}`) before vectors are added."
+            f"passages were removed from {index.path}; merge its segments (`ralm merge {index.path}`) before vectors "
+            "are added."
         )
     if name in index.vector_sets.sets and not force:
         raise FolderExistsError(
@@ -116,22 +137,30 @@ def set_default_vectors(index: Path | str, name: str) -> Manifest:
 
 
 def write_vectors(
-    index: Index, folder: Path, work: Path, encoder: Encoder, options: VectorOptions | None
+    index: Index,
+    folder: Path,
+    work: Path,
+    encoder: Encoder,
+    options: VectorOptions | None,
+    ahead: Ahead | None = None,
+    ends: Sequence[int] = (),
 ) -> dict[str, JsonValue]:
     """Write the vectors of all passages into a new folder; returns what the manifest records about them.
 
-    `work` keeps what is encoded, so the same call resumes after an interruption; the caller removes it. Raises what
-    `DenseBuilder` raises.
+    `ends`: as for `DenseBuilder.finish`, those of the segments; without them there is one. `work` keeps what is
+    encoded, so the same call resumes after an interruption; the caller removes it. Raises what `DenseBuilder` raises.
     """
     with dense_extra():
         from ralm.retrieval.dense.build import DenseBuilder
     folder.mkdir()
+    if ahead is not None:
+        ahead(index, encoder, work)
     with progress_bar("Encoding passages", len(index.passages)) as advance:
         builder = DenseBuilder(folder, work, encoder, options, advance=advance)
         for passage in index.passages:
             builder.add(passage)
         builder.encode_rest()
-    return builder.finish()
+    return builder.finish(ends)
 
 
 def _write(index: Index, folder: Path, sets: VectorSets) -> Manifest:
@@ -147,6 +176,6 @@ def _files(sets: VectorSets) -> set[str]:
     return {file for one in sets.sets.values() for file in one.files}
 
 
-def _passages_checksum(index: Index) -> str:
-    """The checksum of the passages of an index of one segment."""
-    return index.manifest.files[index.segments[0].entry.file(PASSAGES)].checksum
+def _passages_checksums(index: Index) -> list[str]:
+    """The checksums of the passages of each segment."""
+    return [index.manifest.files[segment.entry.file(PASSAGES)].checksum for segment in index.segments]

@@ -7,6 +7,7 @@ that replaces another of the same name never has the same path.
 
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Final
@@ -122,9 +123,14 @@ def encoder_options(index: Path, vectors: VectorSet) -> EncoderOptions:
     Raises DamagedFolderError if the manifest does not describe it.
     """
     try:
-        return _ENCODER_OPTIONS.validate_python(vectors.encoder)
+        return options_of_config(vectors.encoder)
     except ValidationError as error:
         raise no_encoder(index) from error
+
+
+def options_of_config(config: Mapping[str, JsonValue]) -> EncoderOptions:
+    """The options of an encoder with this `config`."""
+    return _ENCODER_OPTIONS.validate_python(config)
 
 
 def vector_options(vectors: VectorSet) -> VectorOptions:
@@ -175,6 +181,11 @@ def fingerprint_after(fingerprint: str, change: dict[str, str]) -> str:
 def set_fingerprint(passages: str, checksum: str) -> str:
     """A short hash of a file of vectors, given by its checksum, and of the passages, given by theirs."""
     return short_hash({PASSAGES: passages, VECTORS: checksum})
+
+
+def joined_hash(hashes: Sequence[str]) -> str:
+    """One hash for several, in their order: a single one stays as it is."""
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
 def short_hash(checksums: dict[str, str]) -> str:

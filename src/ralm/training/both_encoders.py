@@ -18,6 +18,7 @@ from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, IntArray
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.search import Dense, open_vectors
+from ralm.retrieval.encoding import Ahead
 from ralm.retrieval.index import Index
 from ralm.retrieval.vector_sets import vector_options
 from ralm.training.harness import (
@@ -57,6 +58,7 @@ class RetrieverStudent(Student):
         training_E: IntArray,
         options: RetrieverTrainingOptions,
         training: TrainingOptions,
+        ahead: Ahead | None = None,
     ) -> None:
         self.module = _module(encoder)
         self.version = 0
@@ -75,7 +77,7 @@ class RetrieverStudent(Student):
         self._versions = Versions(work)
         stored = vector_options(index.vector_sets.named(options.vectors, index.path))
         like = index.encoder_options(options.vectors)
-        self._refresher = Refresher(index, work, like, stored, options.refresh_device)
+        self._refresher = Refresher(index, work, like, stored, options.refresh_device, ahead)
         self._is_followed = False
         self._batch: Measured
         self._held_out: Measured

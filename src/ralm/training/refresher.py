@@ -19,6 +19,7 @@ from ralm.progress import no_progress
 from ralm.retrieval.dense.loading import load_encoder
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 from ralm.retrieval.dense.trained import options_of
+from ralm.retrieval.encoding import Ahead
 from ralm.retrieval.index import Index, open_index
 from ralm.training.versions import Versions
 
@@ -31,11 +32,20 @@ _logger = logging.getLogger(__name__)
 class Refresher:
     """The process that makes versions of the vectors of an index in a folder, one at a time.
 
-    `like`: how the encoders of the snapshots read. `stored`: how vectors are stored. `device`: where it encodes.
+    `like`: how the encoders of the snapshots read. `stored`: how vectors are stored.
+    `device`: where it encodes. `ahead` may encode passages before it would.
     """
 
-    def __init__(self, index: Index, folder: Path, like: EncoderOptions, stored: VectorOptions, device: str) -> None:
-        self._arguments = (index.path.resolve(), index.fingerprint, folder, like, stored, device)
+    def __init__(
+        self,
+        index: Index,
+        folder: Path,
+        like: EncoderOptions,
+        stored: VectorOptions,
+        device: str,
+        ahead: Ahead | None = None,
+    ) -> None:
+        self._arguments = (index.path.resolve(), index.fingerprint, folder, like, stored, device, ahead)
         self._number = 0
         self._deaths = 0
         self._process: BaseProcess | None = None
@@ -109,6 +119,7 @@ def _refresh(
     like: EncoderOptions,
     stored: VectorOptions,
     device: str,
+    ahead: Ahead | None,
     number: int,
     answer: Connection,
 ) -> None:
@@ -121,7 +132,7 @@ def _refresh(
             raise UsageError(f"{index} was changed while it was trained on; train again with the index as it is now.")
         with storage_errors(folder):
             encoder = load_encoder(options_of(versions.snapshot(number), like), device=device)
-            versions.encode(number, opened, encoder, stored)
+            versions.encode(number, opened, encoder, stored, ahead)
     except RalmError as error:
         answer.send(error)
         sys.exit(1)

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from ralm.errors import OtherEncoderError, RalmWarning, UsageError
 from ralm.retrieval.dense.loading import load_encoder
-from ralm.retrieval.encoding import add_vectors, check_can_add
+from ralm.retrieval.encoding import Ahead, add_vectors, check_can_add
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.vector_sets import VectorSet, vector_options
 from ralm.training.options import REPLUG, QueryEncoderOptions, RetrieverTrainingOptions, TrainingOptions, training_extra
@@ -121,13 +121,15 @@ def train_retriever(
     training: TrainingOptions = REPLUG,
     *,
     force: bool = False,
+    ahead: Ahead | None = None,
 ) -> TrainedRetriever:
     """Train the encoders of an index on examples that a language model scores on the way, and write their folder. Then
     encode the passages of the index with them, as a set of vectors that is not the default.
 
     The folder loads with sentence-transformers. If the index has a pair of encoders, it is that of queries, and
     `passages` in it is that of passages. A killed training resumes when this is called again with the same arguments;
-    if it was killed while it made the new vectors, `ralm encode` resumes that.
+    if it was killed while it made the new vectors, `ralm encode` resumes that. `ahead` may encode passages before this
+    machine would.
 
     Raises MissingExtraError if the extra `train` is not installed; UsageError if the index has no vectors, or a
     training with other settings was begun there; OtherEncoderError if the encoders are not those that made the vectors;
@@ -157,7 +159,7 @@ def train_retriever(
         config = _config(index, chosen, encoder, training)
         config |= {"examples": examples.config, "options": asdict(options)}
         with training_run(out, KIND, config, force=force) as work:
-            student = RetrieverStudent(encoder, examples, index, first, work, training_E, options, training)
+            student = RetrieverStudent(encoder, examples, index, first, work, training_E, options, training, ahead)
             try:
                 student.measure_held_out(evaluated(held_out_E, training))
                 trained = train(student, work, training_E, held_out_E, training)
@@ -165,7 +167,7 @@ def train_retriever(
                 student.close()
             write_trained(out, KIND, student, trained, config, results={"refreshes": student.refreshes}, force=force)
     tuned = load_encoder(options_of(Path(out), named), device=training.device)
-    add_vectors(index.path, tuned, vector_options(chosen), name=name, default=False, force=force)
+    add_vectors(index.path, tuned, vector_options(chosen), name=name, default=False, force=force, ahead=ahead)
     return TrainedRetriever(**_outcome(out, trained), refreshes=student.refreshes)
 
 

@@ -19,7 +19,7 @@ from ralm.folders.changes import sync, sync_one
 from ralm.folders.outputs import storage_errors
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import VECTORS, VectorOptions
-from ralm.retrieval.encoding import write_vectors
+from ralm.retrieval.encoding import Ahead, write_vectors
 from ralm.retrieval.index import Index
 
 _SNAPSHOT: Final = "snapshot"
@@ -56,12 +56,14 @@ class Versions:
             folder.mkdir()
             save(folder)
 
-    def encode(self, number: int, index: Index, encoder: Encoder, stored: VectorOptions) -> None:
+    def encode(
+        self, number: int, index: Index, encoder: Encoder, stored: VectorOptions, ahead: Ahead | None = None
+    ) -> None:
         """Make a version: encode the passages of an index with the encoder of a snapshot, from where an earlier call
         was killed. Raises what `write_vectors` raises, StorageError if the disk is full."""
         work = self._named(_ENCODING, number)
         with self._whole(_VERSION, number) as folder:
-            write_vectors(index, folder, work, encoder, stored)
+            write_vectors(index, folder, work, encoder, stored, ahead)
         shutil.rmtree(work, ignore_errors=True)
 
     def keep_newest(self) -> None:

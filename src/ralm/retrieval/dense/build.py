@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -23,7 +24,7 @@ from pydantic import JsonValue
 
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, UsageError
 from ralm.folders.outputs import storage_errors
-from ralm.progress import Advance, track
+from ralm.progress import Advance, progress_bar
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.options import VECTORS, VectorOptions
@@ -35,6 +36,47 @@ FEWEST_NEIGHBOURS: Final = 2
 """With fewer neighbours in a graph, FAISS crashes the process."""
 MOST_NEIGHBOURS: Final = 2048
 """A graph with more would take more memory than the vectors."""
+
+
+class ChunkEncoder:
+    """Encodes chunks of passages, and saves the vectors of each in the folder `work` under a hash of what is encoded
+    and with what; those that are there are not encoded again.
+
+    `advance` is called as passages are done. `encoded` counts those that were encoded, in `seconds`.
+    """
+
+    def __init__(self, work: Path, encoder: Encoder, advance: Advance | None = None) -> None:
+        self.encoded = 0
+        self.seconds = 0.0
+        self.config = encoder.config
+        self._work = work
+        self._encoder = encoder
+        self._advance = advance
+
+    def encode(self, passages: Sequence[Passage]) -> Path:
+        """The file with the vectors of passages, each of which has text.
+
+        Raises ModelError if a vector is invalid, StorageError if the disk is full.
+        """
+        file = self._work / f"{self._address(passages)}.npy"
+        if not _is_whole(file):
+            begin = perf_counter()
+            vectors_PD = self._encoder.encode_passages(passages, self._advance)
+            self.seconds += perf_counter() - begin
+            self.encoded += len(passages)
+            _check_finite(vectors_PD, passages)
+            _save(file, vectors_PD)
+        elif self._advance:
+            self._advance(len(passages))
+        return file
+
+    def _address(self, passages: Sequence[Passage]) -> str:
+        """A hash of what is encoded and with what."""
+        digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for passage in passages:
+            text = self._encoder.text_of(passage).encode("utf-8", "surrogatepass")
+            digest.update(len(text).to_bytes(8, "little") + text)
+        return digest.hexdigest()
 
 
 class DenseBuilder:
@@ -57,36 +99,32 @@ class DenseBuilder:
         advance: Advance | None = None,
     ) -> None:
         self._folder = folder
-        self._work = work
         self._encoder = encoder
+        self._encoded = ChunkEncoder(work, encoder, advance)
         self._options = options or VectorOptions()
         self._chunk = chunk
-        self._advance = advance
-        self._config = encoder.config
         self._index = new_faiss_index(encoder.dimension, self._options.faiss)
         self._waiting: list[Passage] = []
         self._files: list[Path] = []
-        self._count = self._encoded = 0
-        self._seconds = 0.0
+        self._count = 0
 
     def add(self, passage: Passage) -> None:
         """Add the next passage; it is encoded when a chunk is full.
 
         Raises CorpusError if it has no text to encode, ModelError if its vector is invalid.
         """
-        if not self._encoder.text_of(passage).strip():
-            raise CorpusError(
-                f"passage {passage.number} (document {passage.document_id!r}) is empty, so there is nothing to encode; "
-                "leave it out of the corpus."
-            )
+        check_text(self._encoder, passage)
         self._waiting.append(passage)
         if len(self._waiting) == self._chunk:
             self.encode_rest()
 
-    def finish(self) -> dict[str, JsonValue]:
+    def finish(self, ends: Sequence[int] = ()) -> dict[str, JsonValue]:
         """Write the vectors; returns what the manifest records about them.
 
-        Raises CorpusError if nothing was added, UsageError if there are too few vectors to train on.
+        `ends`: how many of the passages are in the first segment, in the first two, and so on; each has a file, see
+        `segment_file`. What FAISS learns of the vectors, such as the lists of IVF, is learned once, of all. Without
+        `ends` there is one segment. Raises CorpusError if nothing was added, UsageError if there are too few vectors to
+        train on.
         """
         assert not self._waiting, "encode_rest comes first"
         if not self._count:
@@ -94,22 +132,21 @@ class DenseBuilder:
         if not self._index.is_trained:
             train(self._index, self._sample(), self._options.faiss)
         try:
-            for file in track(self._files, "Adding vectors", len(self._files)):
-                self._index.add(np.load(file, allow_pickle=False))
-            faiss.write_index(self._index, str(self._folder / VECTORS))
-            faiss.read_index(str(self._folder / VECTORS), faiss.IO_FLAG_MMAP_IFC)
+            with progress_bar("Adding vectors", self._count) as advance:
+                for number, (first, end) in enumerate(pairwise([0, *(ends or [self._count])])):
+                    self._write(self._folder / segment_file(number), first, end, advance)
         except RuntimeError as error:
             raise UsageError(
                 f"FAISS cannot keep {self._count:,} vectors in an index {self._options.faiss!r} ({_reason(error)}); "
                 "choose another kind; the encoded vectors are kept for it."
             ) from None
         return {
-            "encoder": self._config,
+            "encoder": self._encoded.config,
             "query_fingerprint": self._encoder.query_fingerprint,
             "query_reading": self._encoder.query_config.get("reading", {}),
             "dimension": self._encoder.dimension,
-            "encoded": self._encoded,
-            "encoding_seconds": round(self._seconds, 3),
+            "encoded": self._encoded.encoded,
+            "encoding_seconds": round(self._encoded.seconds, 3),
             **asdict(self._options),
         }
 
@@ -118,26 +155,8 @@ class DenseBuilder:
         passages, self._waiting = self._waiting, []
         if not passages:
             return
-        file = self._work / f"{self._address(passages)}.npy"
-        if not _is_whole(file):
-            begin = perf_counter()
-            vectors_PD = self._encoder.encode_passages(passages, self._advance)
-            self._seconds += perf_counter() - begin
-            self._encoded += len(passages)
-            _check_finite(vectors_PD, passages)
-            _save(file, vectors_PD)
-        elif self._advance:
-            self._advance(len(passages))
-        self._files.append(file)
+        self._files.append(self._encoded.encode(passages))
         self._count += len(passages)
-
-    def _address(self, passages: Sequence[Passage]) -> str:
-        """A hash of what is encoded and with what."""
-        digest = hashlib.sha256(json.dumps(self._config, sort_keys=True).encode())
-        for passage in passages:
-            text = self._encoder.text_of(passage).encode("utf-8", "surrogatepass")
-            digest.update(len(text).to_bytes(8, "little") + text)
-        return digest.hexdigest()
 
     def _sample(self) -> FloatArray:
         """The vectors to train on: drawn without repetition, in the order of the passages."""
@@ -146,11 +165,37 @@ class DenseBuilder:
         rows = np.sort(generator.choice(self._count, size, replace=False))
         return np.concatenate([part for part in self._rows(rows) if len(part)])
 
+    def _write(self, file: Path, first: int, end: int, advance: Advance) -> None:
+        """Write the vectors of consecutive passages, in an index that knows what the first one has learned."""
+        index = faiss.clone_index(self._index)
+        for begin in range(first - first % self._chunk, end, self._chunk):
+            vectors_PD = np.load(self._files[begin // self._chunk], mmap_mode="r", allow_pickle=False)
+            own_PD = np.ascontiguousarray(vectors_PD[max(first - begin, 0) : end - begin])
+            index.add(own_PD)
+            advance(len(own_PD))
+        file.parent.mkdir(exist_ok=True)
+        faiss.write_index(index, str(file))
+        faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
+
     def _rows(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[FloatArray]:
         for number, file in enumerate(self._files):
             begin = number * self._chunk
             mine = rows[(rows >= begin) & (rows < begin + self._chunk)] - begin
             yield np.load(file, mmap_mode="r", allow_pickle=False)[mine]
+
+
+def segment_file(number: int) -> str:
+    """The file with the vectors of a segment, numbered from 0, in the folder of a set."""
+    return f"{number}/{VECTORS}" if number else VECTORS
+
+
+def check_text(encoder: Encoder, passage: Passage) -> None:
+    """Raise CorpusError if a passage has no text to encode."""
+    if not encoder.text_of(passage).strip():
+        raise CorpusError(
+            f"passage {passage.number} (document {passage.document_id!r}) is empty, so there is nothing to encode; "
+            "leave it out of the corpus."
+        )
 
 
 def new_faiss_index(dimension: int, string: str) -> faiss.Index:

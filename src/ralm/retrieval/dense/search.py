@@ -68,8 +68,7 @@ class Dense:
         self._encoder = encoder
         self._known_fingerprint = fingerprint
         self._numbering = Numbering(sum(index.ntotal for index in vectors), removed)
-        # segments that were added later are small and flat, so only the first has parameters of search
-        self._effort = _set_effort(vectors[0], options or DenseSearchOptions())
+        self._effort = _set_effort(vectors, options or DenseSearchOptions())
         self._forbidden: IntArray = np.zeros(0, np.int64)
         self._left_out = self._numbering.removed
 
@@ -303,17 +302,23 @@ def _head(head: bytes, name: Path) -> tuple[bytes, int, int, int, int, bool, int
     return kind, dimension, count, first, second, trained, metric
 
 
-def _set_effort(index: faiss.Index, options: DenseSearchOptions) -> dict[str, JsonValue]:
-    """Set the search parameters of the index; returns their values."""
+def _set_effort(vectors: Sequence[faiss.Index], options: DenseSearchOptions) -> dict[str, JsonValue]:
+    """Set the search parameters of the segments; returns their values. Segments that were added later may be flat, and
+    have none; the first decides which there are."""
+    index, *others = vectors
+    most = sum(index.ntotal for index in vectors)
     effort: dict[str, JsonValue] = {}
     for name, asked, usual, kind in (
         ("nprobe", options.nprobe, _NPROBE, "IVF"),
         ("efSearch", options.ef_search, _EF_SEARCH, "HNSW"),
     ):
-        value = min(usual if asked is None else asked, max(index.ntotal, usual))  # higher values add no work
+        value = min(usual if asked is None else asked, max(most, usual))  # higher values add no work
         try:
             faiss.ParameterSpace().set_index_parameter(index, name, value)
             effort[name] = value
+            for other in others:
+                if type(other) is type(index):
+                    faiss.ParameterSpace().set_index_parameter(other, name, value)
         except RuntimeError:
             if asked is not None:
                 raise UsageError(
