@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from hashlib import blake2b
-from typing import Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from ralm.answering.prompts import PromptText, QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.asking import check_length, tells_scores
 from ralm.errors import UsageError
-from ralm.lm.journal import Journal
+from ralm.lm.journal import Kept
 from ralm.lm.scoring import Scorer
 from ralm.lm.shared import SharedCache
 from ralm.pipeline.decoding import Decoder, pieces_of
@@ -45,6 +45,7 @@ _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 
 GoldScore: TypeAlias = tuple[float, int]
 """The natural log-probability of a gold answer, and its number of tokens."""
+Answered_co = TypeVar("Answered_co", bound=tuple[Any, ...], covariant=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,24 +218,23 @@ class _PromptDocuments:
 class KeptAnswers:
     """What keeps the scores of gold answers, and the answers themselves, for a later process."""
 
-    scores: Journal | None = None
-    answers: Journal | None = None
+    scores: Kept | None = None
+    answers: Kept | None = None
 
 
 def answer_all(
     asked: Sequence[AskedQuestion],
     model: WritingModel,
     options: AnswerOptions | None = None,
-    journal: Journal | None = None,
+    journal: Kept | None = None,
 ) -> Iterator[tuple[int, Answer]]:
     """The answers to questions, each with the number of its question, as soon as they are known.
 
     Some questions are answered together; an answer does not depend on the others. What a `journal` holds is not
     generated again.
     """
-    writing = _Writing(model, options or AnswerOptions(), SharedCache(model), journal)
-    for group in _groups(asked):
-        yield from zip(group, writing.answers([asked[number] for number in group]), strict=True)
+    way = _AnswerAll(options or AnswerOptions())
+    return _answered(way, asked, model, KeptAnswers(answers=journal))
 
 
 def answer_and_score(
@@ -245,14 +245,51 @@ def answer_and_score(
     kept: KeptAnswers | None = None,
 ) -> Iterator[tuple[int, Answer, GoldScore | None]]:
     """As `answer_all`, each answer with what `gold_log_probs` gives: a prompt is read once for both."""
-    options, kept = options or AnswerOptions(), kept or KeptAnswers()
-    cache = SharedCache(model)
-    scorer = Scorer(model, kept.scores, progress=False, cache=cache)
-    writing = _Writing(model, options, cache, kept.answers)
-    for group in _groups(asked):
-        some = [asked[number] for number in group]
-        golds = gold_log_probs(some, prompt, scorer, options.max_length)
-        yield from zip(group, writing.answers(some), golds, strict=True)
+    return _answered(_AnswerAndScore(prompt, options or AnswerOptions()), asked, model, kept or KeptAnswers())
+
+
+class Answering(Protocol[Answered_co]):
+    """A way of answering: small, so that it can be sent to another machine."""
+
+    def __call__(self, asked: Sequence[AskedQuestion], model: WritingModel, kept: KeptAnswers) -> Iterator[Answered_co]:
+        """What becomes of each question, its number first, in order."""
+
+
+def _answered(
+    way: Answering[Answered_co], asked: Sequence[AskedQuestion], model: WritingModel, kept: KeptAnswers
+) -> Iterator[Answered_co]:
+    """Answer questions in a way. A model with a method `answer` does so itself, on several machines for one."""
+    elsewhere: Callable[..., Iterator[Answered_co]] | None = getattr(model, "answer", None)
+    return way(asked, model, kept) if elsewhere is None else elsewhere(way, asked, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _AnswerAll:
+    options: AnswerOptions
+
+    def __call__(
+        self, asked: Sequence[AskedQuestion], model: WritingModel, kept: KeptAnswers
+    ) -> Iterator[tuple[int, Answer]]:
+        writing = _Writing(model, self.options, SharedCache(model), kept.answers)
+        for group in groups_of(asked):
+            yield from zip(group, writing.answers([asked[number] for number in group]), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _AnswerAndScore:
+    prompt: QuestionPrompt
+    options: AnswerOptions
+
+    def __call__(
+        self, asked: Sequence[AskedQuestion], model: WritingModel, kept: KeptAnswers
+    ) -> Iterator[tuple[int, Answer, GoldScore | None]]:
+        cache = SharedCache(model)
+        scorer = Scorer(model, kept.scores, progress=False, cache=cache)
+        writing = _Writing(model, self.options, cache, kept.answers)
+        for group in groups_of(asked):
+            some = [asked[number] for number in group]
+            golds = gold_log_probs(some, self.prompt, scorer, self.options.max_length)
+            yield from zip(group, writing.answers(some), golds, strict=True)
 
 
 def answer_of(pieces: Sequence[GeneratedText]) -> Answer:
@@ -340,7 +377,7 @@ def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:
     return length - options.new_tokens
 
 
-def _groups(asked: Sequence[AskedQuestion]) -> Iterator[list[int]]:
+def groups_of(asked: Sequence[AskedQuestion]) -> Iterator[list[int]]:
     """Numbers of questions, in order, that are answered together."""
     group: list[int] = []
     texts = 0
@@ -357,9 +394,7 @@ def _groups(asked: Sequence[AskedQuestion]) -> Iterator[list[int]]:
 class _Writing:
     """Writes answers behind prompts, and reads from a journal those that were written before."""
 
-    def __init__(
-        self, model: WritingModel, options: AnswerOptions, cache: SharedCache, journal: Journal | None
-    ) -> None:
+    def __init__(self, model: WritingModel, options: AnswerOptions, cache: SharedCache, journal: Kept | None) -> None:
         self._model = model
         self._options = options
         self._cache = cache

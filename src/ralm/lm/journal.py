@@ -33,15 +33,38 @@ def request_key(request: Request) -> bytes:
     return digest.digest()
 
 
-class Journal:
-    """Log-probabilities of requests by their keys, kept in a file; a context manager.
+class Kept:
+    """Log-probabilities of requests by their keys, kept in memory."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, FloatArray] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, key: bytes) -> FloatArray | None:
+        """The log-probabilities (float32) of a request's targets, or None if they are not known."""
+        return self._known.get(key)
+
+    def add(self, scored: Iterable[tuple[bytes, FloatArray]]) -> None:
+        """Keep these; those that are known stay as they are."""
+        for key, log_probs in scored:
+            self._known.setdefault(key, log_probs)
+
+    def items(self) -> list[tuple[bytes, FloatArray]]:
+        """All of them, with their keys."""
+        return [*self._known.items()]
+
+
+class Journal(Kept):
+    """The same kept in a file; a context manager.
 
     `reused` counts the requests that were answered from the records of an earlier process.
     """
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self._path = path
-        self._known: dict[bytes, FloatArray] = {}
         with storage_errors(path):
             self._stream = self._open()
         self._earlier = frozenset(self._known)
@@ -55,13 +78,10 @@ class Journal:
     ) -> None:
         self._stream.close()
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def get(self, key: bytes) -> FloatArray | None:
         """The log-probabilities (float32) of a request's targets, or None if they are not known."""
         self.reused += key in self._earlier
-        return self._known.get(key)
+        return super().get(key)
 
     def add(self, scored: Iterable[tuple[bytes, FloatArray]]) -> None:
         """Write these to the file; a process that is killed after this returns does not lose them."""
