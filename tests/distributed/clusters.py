@@ -51,6 +51,12 @@ def node() -> dict[str, int]:
     return {"num_cpus": 1, "object_store_memory": _STORE}
 
 
+def another_node(nodes: Any) -> Any:
+    """A node that no driver is connected to."""
+    own: Any = ray._private.worker.global_worker.node
+    return next(one for one in nodes.worker_nodes if one.raylet_socket_name != own.raylet_socket_name)
+
+
 def die_of_poison() -> None:
     """Make this process end when it reads a line with `POISON`."""
     from ralm.corpus.formats import json_records

@@ -56,8 +56,8 @@ def test_a_machine_that_has_all(tmp_path: Path) -> None:
 
 def test_other_versions(tmp_path: Path) -> None:
     with Here.of(tmp_path, []) as here:
-        for name in here.versions:
-            other = replace(here, versions={**here.versions, name: "0.0.1"})
+        for name, _ in here.versions:
+            other = replace(here, versions=((name, "0.0.1"),))
             with pytest.raises(
                 ClusterError, match=rf"of the cluster has {name} \S+ where this one has 0\.0\.1: install"
             ):

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 
 from ralm.distributed import indexing
 from ralm.distributed.indexing import CorpusPlan, build_index_on
@@ -25,7 +24,7 @@ from ralm.folders.work import PARTS
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.index import check_index, open_index
 from tests.cli.program import ralm
-from tests.distributed.clusters import POISON, cluster, node, queries, save_corpus
+from tests.distributed.clusters import POISON, another_node, cluster, node, queries, save_corpus
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 KILLS = int(os.environ.get("RALM_KILLS", "1"))
@@ -169,12 +168,6 @@ def test_a_driver_that_is_told_to_end_says_nothing(nodes: Any, folder: Path, end
         _, said = running.communicate(timeout=60)
     assert (running.returncode, said) == (128 + end, b"")
     assert not out.exists()
-
-
-def another_node(nodes: Any) -> Any:
-    """A node that no driver is connected to."""
-    own: Any = ray._private.worker.global_worker.node
-    return next(one for one in nodes.worker_nodes if one.raylet_socket_name != own.raylet_socket_name)
 
 
 @contextmanager

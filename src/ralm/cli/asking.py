@@ -33,6 +33,7 @@ class AskingJob:
     reading: Annotated[ReadingOptions, Option("How passages are read."), Flags(without=options.RERANKING)] = field(
         default_factory=ReadingOptions
     )
+    ray: options.Ray = None
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -109,7 +109,7 @@ def choice(
     shown = [] if job.demonstrations is None else read_choice_questions(job.demonstrations, job.fields, limit=job.shots)
     found = job.retriever()
     source = job.source(found, lambda file: given_passages(file, job.fields))
-    model = open_model(job.lm, job.model)
+    model = open_model(job.lm, job.model, job.ray)
     reader = job.reading.chosen_reader
     parts: Any = {
         "source": source,

@@ -7,6 +7,7 @@ import typer
 
 from ralm.cli import options
 from ralm.cli.idle import Use, refuse_idle
+from ralm.cli.models import encoding_on
 from ralm.options import Option
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 
@@ -21,6 +22,7 @@ def encode(
     default: Annotated[bool, Option("Search these vectors if `vectors` is not given.")] = True,
     stored: VectorOptions = _STORED,
     device: Annotated[str, Option("Where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto",
+    ray: options.Ray = None,
     force: options.Force = False,
 ) -> None:
     """Encode the passages of an index and add the vectors to it; its other vectors stay.
@@ -33,6 +35,7 @@ def encode(
     from ralm.retrieval.encoding import add_vectors
 
     refuse_idle(context, Use(stored))
-    encoder = load_encoder(encoding, device=device)
-    manifest = add_vectors(index, encoder, stored, name=vectors, default=default, force=force)
+    encoder = load_encoder(encoding, device="auto" if ray else device)
+    ahead = encoding_on(ray, device)
+    manifest = add_vectors(index, encoder, stored, name=vectors, default=default, force=force, ahead=ahead)
     print_encoded(index, manifest, vectors)

@@ -39,6 +39,7 @@ class Job:
         PlanOptions, Option("What is read for a stride."), Flags(default_said=options.QUERY_TOKENS_SAID)
     ] = field(default_factory=PlanOptions)
     model: Annotated[ModelOptions, Option("How the models run.")] = field(default_factory=ModelOptions)
+    ray: options.Ray = None
     limit_tokens: options.LimitTokens = None
 
     def __post_init__(self) -> None:
@@ -100,8 +101,8 @@ def evaluate(
         check_output(out, kind=KIND, force=force)
     chunks, reading = open_text(job.text, job.limit_tokens), job.reading
     source = open_source(job.index, job.retrieved, job.retrieval) if job.has_passages else None
-    model = open_model(job.lm, job.model)
-    ranker = open_model(reading.rerank_lm, job.model) if reading.rerank_lm else None
+    model = open_model(job.lm, job.model, job.ray)
+    ranker = open_model(reading.rerank_lm, job.model, job.ray) if reading.rerank_lm else None
     content = read_beginning(chunks, model.tokenizer, job.limit_tokens)
     parts: Any = {
         "source": source,

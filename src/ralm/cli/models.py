@@ -1,34 +1,72 @@
-"""Opens the language models of a command, and says at its end what was asked of servers."""
+"""Opens the language models of a command, here or on a cluster, and says at its end what was asked of servers."""
 
 import gc
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
 
 from ralm.cli.messages import note
+from ralm.lm.api.endpoint import is_api
 from ralm.lm.options import ModelOptions
 
 if TYPE_CHECKING:
+    from ralm.distributed.machines import Machines
     from ralm.protocols import WritingModel
+    from ralm.retrieval.encoding import Ahead
 
 _opened: "list[WritingModel]" = []
+_clusters: "dict[tuple[str, str], Machines]" = {}
+_connections: Final = ExitStack()
 
 
-def open_model(name: str, options: ModelOptions) -> "WritingModel":
-    """The language model of a name; raises what `load_language_model` raises.
+def open_model(name: str, options: ModelOptions, ray: str | None = None) -> "WritingModel":
+    """The language model of a name; with `ray`, on the machines of the cluster at this address, unless it is behind an
+    API. Raises what `load_language_model`, `machines` and `ClusterModel` raise.
 
     What is loaded now stays to the end, so the garbage collector need not look through it: that takes longer than to
     read what a server answers.
     """
     from ralm.lm.named import load_language_model
 
-    model = load_language_model(name, options)
+    model: WritingModel
+    if ray is None or is_api(name):
+        model = load_language_model(name, options)
+    else:
+        found = open_machines(ray, options.device)
+        from ralm.distributed.models import ClusterModel, ModelMaker
+
+        model = ClusterModel(found, ModelMaker.of(name, options))
     _opened.append(model)
     gc.freeze()
     return model
 
 
+def open_machines(address: str, device: str) -> "Machines":
+    """The machines of a cluster, the same for all models of a command."""
+    from ralm.distributed.loading import ray_extra
+
+    with ray_extra():
+        from ralm.distributed.machines import machines
+    if (address, device) not in _clusters:
+        _clusters[address, device] = _connections.enter_context(machines(address, device))
+    return _clusters[address, device]
+
+
+def encoding_on(address: str | None, device: str) -> "Ahead | None":
+    """What encodes passages on the cluster at an address, if there is one."""
+    if address is None:
+        return None
+    from ralm.distributed.loading import ray_extra
+
+    with ray_extra():
+        from ralm.distributed.encoding import EncodeOn
+    return EncodeOn(address, device)
+
+
 def close_models() -> None:
-    """Close the models that were opened, and print what was asked of servers."""
+    """Close the models that were opened and leave the cluster, and print what was asked of servers."""
     gc.unfreeze()
+    _clusters.clear()
+    _connections.close()
     while _opened:
         client: Any = getattr(_opened.pop(), "client", None)
         if client is not None:

@@ -46,7 +46,7 @@ def check_sources(index: Path | None, retrieved: Path | None, reading: ReadingOp
         raise UsageError(f'`reader="{reading.reader}"` reads passages: give `index` or `retrieved` too.')
 
 
-def model_uses(*models: str | None, runs: str = "dtype device compile") -> tuple[Use, ...]:
+def model_uses(*models: str | None, runs: str = "dtype device compile ray") -> tuple[Use, ...]:
     """What options of models need: those in `runs` a model that runs here, those of servers one behind an API."""
     behind_api = [is_api(name) for name in models if name]
     return (

@@ -85,7 +85,7 @@ class QuestionJob(AskingJob):
         found = self.retriever()
         return OpenedQuestions(
             questions=questions,
-            model=open_model(self.lm, self.model),
+            model=open_model(self.lm, self.model, self.ray),
             prompt=prompt,
             found=found,
             source=self.source(found, lambda file: GivenPassages.read(file, self.fields)),

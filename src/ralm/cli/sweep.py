@@ -16,7 +16,7 @@ from ralm.lm.options import ModelOptions
 from ralm.options import Option
 from ralm.retrieval.options import RetrieverOptions
 
-_FIXED: Final = ("lm", "rerank_lm", "limit_tokens", *kinds_of(ModelOptions))
+_FIXED: Final = ("lm", "rerank_lm", "limit_tokens", "ray", *kinds_of(ModelOptions))
 """Options that all points of a sweep share: one text is read with one model, which is loaded once."""
 _KINDS: Final = {name: kind for name, kind in kinds_of(Job).items() if name not in _FIXED}
 SWEPT: Final = [name.replace("_", "-") for name in _KINDS]
@@ -67,10 +67,10 @@ def sweep(
     first = next(iter(jobs.values()))
     chunks = open_text(first.text, first.limit_tokens)
     sources = {_source_of(job): open_source(*_source_of(job)) for job in jobs.values()}
-    model = open_model(first.lm, first.model)
+    model = open_model(first.lm, first.model, first.ray)
     content = read_beginning(chunks, model.tokenizer, first.limit_tokens)
     rerank_lm = next((job.reading.rerank_lm for job in jobs.values() if job.reading.rerank_lm), None)
-    ranker = Scorer(open_model(rerank_lm, first.model)) if rerank_lm else None
+    ranker = Scorer(open_model(rerank_lm, first.model, first.ray)) if rerank_lm else None
     cross_encoders = {
         _choosing(job): PairScorer(job.reading.reranking.load()) for job in jobs.values() if _choosing(job)
     }

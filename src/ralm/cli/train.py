@@ -10,7 +10,7 @@ import typer
 from ralm.cli import options
 from ralm.cli.flags import Flags, kinds_of
 from ralm.cli.idle import Use, refuse_idle
-from ralm.cli.models import open_model
+from ralm.cli.models import encoding_on, open_model
 from ralm.corpus.fields import Fields
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
@@ -97,6 +97,12 @@ def retriever(
     model: Annotated[ModelOptions, Flags(without=("device", "dry_run"))] = _MODEL,
     fields: Annotated[Fields, Flags(without=("metadata",))] = _FIELDS,
     skip_bad: options.SkipBad = False,
+    ray: Annotated[
+        str | None,
+        Option(
+            "Encode passages on the Ray cluster at this address, HOST:PORT or auto; training stays on this machine."
+        ),
+    ] = None,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
@@ -117,7 +123,7 @@ def retriever(
         Use(training),
         *options.model_uses(lm, runs="dtype compile"),
         Use("init reads", from_signals, "a folder of SIGNALS"),
-        Use("lm candidates refresh_every refresh_device save_as skip_bad", not from_signals, text),
+        Use("lm candidates refresh_every refresh_device save_as skip_bad ray", not from_signals, text),
         *(Use(kind, not from_signals, text) for kind in (CandidateOptions, ModelOptions, Fields)),
         Use(" ".join(name for name in kinds_of(ExampleOptions) if name != "seed"), not from_signals, text),
     )
@@ -136,7 +142,8 @@ def retriever(
         opened = open_index(index)
         scoring = open_model(lm, replace(model, device=training.device))
         examples = SampledExamples(sources, opened, scoring, sampled, reading, fields=fields, skip_bad=skip_bad)
-        trained = train_retriever(examples, opened, out, both, training, force=force)
+        ahead = encoding_on(ray, both.refresh_device)
+        trained = train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
         print_result = partial(print_encoders, trained, index, both.save_as or out.resolve().name)
     if json:
         print_json(

@@ -8,8 +8,8 @@ import socket
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, Final
@@ -77,22 +77,27 @@ def processors() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What every machine must have: these versions, by name; the folder `shared` with the file `marker`, to be written
-    to; and files or folders to `read`."""
+    """What every machine must have: these versions, each with its name; files or folders to `read`; and if something is
+    written, the folder `shared` with the file `marker`, to be written to."""
 
-    versions: dict[str, str]
-    shared: Path
-    marker: str
+    versions: tuple[tuple[str, str], ...]
     read: tuple[Path, ...]
+    marker: str
+    shared: Path | None = None
+
+    @classmethod
+    def reading(cls, read: Sequence[Path], packages: Sequence[str] = ()) -> "Here":
+        """What this machine has, if nothing is written. Versions of `packages` matter, besides the usual ones."""
+        return cls(_versions(packages), tuple(read), uuid.uuid4().hex)
 
     @classmethod
     @contextmanager
-    def of(cls, shared: Path, read: Sequence[Path]) -> "Iterator[Here]":
-        """What this machine has. The marker is there within the block."""
+    def of(cls, shared: Path, read: Sequence[Path], packages: Sequence[str] = ()) -> "Iterator[Here]":
+        """The same with a folder to be written to. The marker is there within the block."""
         marker = shared / f"{SEEN}-{uuid.uuid4().hex}"
         marker.touch()
         try:
-            yield cls(_versions(), shared, marker.name, tuple(read))
+            yield replace(cls.reading(read, packages), shared=shared, marker=marker.name)
         finally:
             marker.unlink(missing_ok=True)
 
@@ -106,21 +111,24 @@ class Here:
 
     def _lacks(self) -> str:
         """What this machine lacks, in words; empty if nothing."""
-        found = _versions()
-        for name, here in self.versions.items():
-            if found[name] != here:
-                return f"has {name} {found[name]} where this one has {here}: install the same on all"
-        if not (self.shared / self.marker).exists():
-            return f"does not see {self.shared} as this one does: use a folder on a disk that all share"
+        for name, here in self.versions:
+            there = _VERSIONS[name]() if name in _VERSIONS else _version_of(name)
+            if there != here:
+                return f"has {name} {there} where this one has {here}: install the same on all"
         for path in self.read:
             if not path.exists():
                 return f"cannot read {path}: put it on a disk that all share"
+        return "" if self.shared is None else self._cannot_write(self.shared)
+
+    def _cannot_write(self, shared: Path) -> str:
+        if not (shared / self.marker).exists():
+            return f"does not see {shared} as this one does: use a folder on a disk that all share"
         try:
-            own = self.shared / f"{self.marker}-{uuid.uuid4().hex}"
+            own = shared / f"{self.marker}-{uuid.uuid4().hex}"
             own.touch()
             own.unlink()
         except OSError as error:
-            return f"cannot write to {self.shared} ({error.strerror}): allow that, or choose another output"
+            return f"cannot write to {shared} ({error.strerror}): allow that, or choose another output"
         return ""
 
 
@@ -128,14 +136,21 @@ _checked: set[str] = set()
 """The markers for which this process has been checked."""
 
 
-def _versions() -> dict[str, str]:
+_VERSIONS: Final = {"ralm": lambda: __version__, "Ray": lambda: ray.__version__, "Python": platform.python_version}
+
+
+def _versions(packages: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """The versions that decide what this machine computes."""
-    return {
-        "ralm": __version__,
-        "Ray": ray.__version__,
-        "Python": platform.python_version(),
-        "PyStemmer": version("PyStemmer"),
-    }
+    own = tuple((name, version()) for name, version in _VERSIONS.items())
+    return (*own, *((name, _version_of(name)) for name in ("PyStemmer", *packages)))
+
+
+def _version_of(package: str) -> str:
+    """The version of a package; builds of one version for other devices are alike."""
+    try:
+        return version(package).partition("+")[0]
+    except PackageNotFoundError:
+        return "missing"
 
 
 def _check_answers(address: str) -> None:

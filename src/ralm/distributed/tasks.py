@@ -27,7 +27,8 @@ R = TypeVar("R")
 
 _AHEAD: Final = 2
 """Tasks that are handed to the cluster, for each of its processors."""
-_PAUSE: Final = 1.0
+PAUSE: Final = 1.0
+"""The most seconds to wait for an answer before looking around."""
 
 
 def run_tasks(
@@ -47,7 +48,7 @@ def run_tasks(
     function raises.
     """
     work: Work[T, R] = Work(tasks, halves)
-    remote: Any = ray.remote(num_cpus=1, max_retries=0)(_quietly)
+    remote: Any = ray.remote(num_cpus=1, max_retries=0)(quietly)
     held = ray.put(shared)
     running: dict[Any, Any] = {}
     with progress_bar(shown, work.total) as advance:
@@ -56,13 +57,13 @@ def run_tasks(
             while room > 0 and (job := work.begin(time.monotonic())):
                 running[remote.remote(function, held, job.task)] = job
                 room -= 1
-            ready, _ = ray.wait([*running], timeout=_PAUSE)
+            ready, _ = ray.wait([*running], timeout=PAUSE)
             for one in ready:
                 job = running.pop(one)
                 whole = len(job.place) == 1
                 if _take(work, job, one, bad) and whole:
                     advance()
-            _name_late(work, name)
+            name_late(work, name)
     return work.results()
 
 
@@ -98,7 +99,8 @@ def raise_cause(error: RayTaskError) -> NoReturn:
     raise error
 
 
-def _name_late(work: Work[T, R], name: Callable[[T], str]) -> None:
+def name_late(work: Work[T, R], name: Callable[[T], str]) -> None:
+    """Give a RalmWarning for each task that has become a straggler."""
     for task, seconds, usual in work.late(time.monotonic()):
         warnings.warn(
             f"{name(task)} has taken {seconds:,.0f} s so far, where others took {usual:,.0f} s.",
@@ -107,7 +109,7 @@ def _name_late(work: Work[T, R], name: Callable[[T], str]) -> None:
         )
 
 
-def _quietly(function: Callable[[S, T], R], shared: S, task: T) -> R:
-    """Call a function on a machine of the cluster."""
+def quietly(function: Callable[[S, T], R], shared: S, task: T) -> R:
+    """Call a function on a machine of the cluster, which shows no progress."""
     with no_progress():
         return function(shared, task)

@@ -69,7 +69,7 @@ UNFINISHED: Final = WorkKind(
     ),
 )
 """The scores of an unfinished run, or the checkpoints of an unfinished training."""
-ENCODED: Final = WorkKind(name=".{}.vectors", holds=("*.npy", "*.npy.partial"))
+ENCODED: Final = WorkKind(name=".{}.vectors", holds=("*.npy", "*.npy.partial", "seen-*"))
 """The vectors encoded for an unfinished index."""
 PARTS: Final = WorkKind(name=".{}.parts", holds=("parts", "shards", "seen-*", "config.json", "config.json.partial"))
 """The parts of an unfinished index that several machines make."""

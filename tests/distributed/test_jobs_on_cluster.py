@@ -1,0 +1,192 @@
+"""Models, encoders and answers on a cluster of three nodes: the figures of one machine, whoever is killed meanwhile."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from ralm.cli import models as cli_models
+from ralm.distributed import encoding
+from ralm.distributed.machines import Machines, machines
+from ralm.distributed.models import ClusterModel, ModelMaker
+from ralm.errors import ClusterError, UsageError
+from ralm.lm.named import load_local_model
+from ralm.lm.options import ModelOptions
+from ralm.records import Pass
+from ralm.retrieval.index import open_index
+from tests.cli.program import ralm
+from tests.distributed.cluster_work import Differs, EndsAsItLoads, Loads, wait
+from tests.distributed.clusters import another_node, cluster, node, save_corpus
+from tests.tiny_encoders import save_tiny_bert
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+OWN = ModelOptions(dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    with cluster() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def found(nodes: Any) -> Iterator[Machines]:
+    """Machines that all tests share, since loading torch takes them long."""
+    with machines(nodes.address) as found:
+        yield found
+
+
+@pytest.fixture
+def shared(found: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have commands use these machines."""
+    monkeypatch.setattr(cli_models, "open_machines", lambda *_: found)
+    monkeypatch.setattr(encoding, "machines", lambda *_: nullcontext(found))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index, a text and questions."""
+    folder = tmp_path_factory.mktemp("jobs")
+    sources = save_corpus(folder, documents=120)
+    assert ralm("index", *sources, "--out", folder / "index").status == 0
+    texts = sorted((folder / "texts").glob("0*.txt"))
+    (folder / "text.txt").write_text("\n".join(one.read_text() for one in texts if one.name != "broken.txt"))
+    asked = [{"id": f"q{i}", "question": f"where is w{i}", "answers": [f"in w{i + 1}"]} for i in range(40)]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    chosen = [{"question": f"what is w{i}", "choices": ["w1", "w2 w3"], "answer": i % 2} for i in range(20)]
+    (folder / "choices.jsonl").write_text("".join(json.dumps(one) + "\n" for one in chosen))
+    return folder
+
+
+def passes(vocabulary: int, count: int = 60) -> list[Pass]:
+    """Passes of random tokens, the longest first."""
+    draws = np.random.default_rng(0)
+    lengths = sorted(draws.integers(2, 600, count).tolist(), reverse=True)
+    return [Pass(draws.integers(0, vocabulary, length), np.arange(1, length)) for length in lengths]
+
+
+def same_scores(several: Sequence[Any], others: Sequence[Any]) -> None:
+    assert len(several) == len(others)
+    for one, other in zip(several, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.usefixtures("shared")
+def test_eval_and_sweep(nodes: Any, folder: Path) -> None:
+    how = [folder / "text.txt", "--lm", "ralm-tiny", "--index", folder / "index", "--stride", 8, "--limit-tokens", 200]
+    how += ["--max-length", 256, "--document-tokens", 100, "--rerank", "zero-shot", "--candidates", 4]
+    same_runs(folder, "eval", how, nodes.address, "tokens.parquet")
+    swept = [*how, "--over", "stride", "--values", "8,16"]
+    plain, spread = (json.loads(answered("sweep", *swept, *ray, "--json")) for ray in ([], ["--ray", nodes.address]))
+    for one, other in zip(plain["points"], spread["points"], strict=True):
+        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
+
+@pytest.mark.usefixtures("shared")
+def test_questions_and_choices(nodes: Any, folder: Path) -> None:
+    lm = ["--lm", "ralm-tiny", "--index", folder / "index"]
+    asked = [folder / "questions.jsonl", *lm, "--reader", "ensemble", "--documents", 3, "--baseline", "--new-tokens", 4]
+    same_runs(folder, "qa", asked, nodes.address, "answers.parquet")
+    for score in ("letter", "generated"):
+        chosen = [folder / "choices.jsonl", *lm, "--score", score]
+        same_runs(folder, "choice", chosen, nodes.address, "choices.parquet")
+
+
+@pytest.mark.usefixtures("shared")
+def test_signals(nodes: Any, folder: Path) -> None:
+    sampled = [folder / "text.txt", "--index", folder / "index", "--lm", "ralm-tiny", "--examples", 12]
+    same_runs(folder, "signals", [*sampled, "--candidates", 4], nodes.address, "candidates/00000.parquet")
+
+
+@pytest.mark.usefixtures("shared")
+def test_vectors(nodes: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = save_tiny_bert(folder / "bert")
+    for name, ray in (("plain", []), ("clustered", ["--ray", nodes.address])):
+        with pytest.MonkeyPatch.context() as patch:
+            if ray:  # nothing is left to be encoded here
+                patch.setattr("ralm.retrieval.dense.encoder.SentenceEncoder.encode_passages", never)
+            answered("encode", folder / "index", "--encoder", encoder, "--vectors", name, *ray)
+    index = open_index(folder / "index")
+    files = [index.path / index.vector_sets.sets[name].file for name in ("plain", "clustered")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_model_that_machines_cannot_load(found: Machines, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"on the machine \S+ of the cluster: .*config\.json"):
+        ClusterModel(found, ModelMaker.of(str(tmp_path), OWN))
+
+
+def test_machines_that_load_different_things(found: Machines) -> None:
+    said = r"the model here is not the same on the machines \S+ and \S+ of the cluster.* \(weights \d+ and \d+\)"
+    with pytest.raises(ClusterError, match=said):
+        list(found.run(Differs(), wait, range(50), name=str, bad=print))
+
+
+def test_scores_are_those_of_one_machine_even_if_one_is_killed_and_one_joins(nodes: Any, found: Machines) -> None:
+    own = load_local_model("ralm-tiny", OWN)
+    model = ClusterModel(found, ModelMaker.of("ralm-tiny", OWN))
+    assert model.config == own.config
+    asked = passes(own.vocabulary)
+    expected = [*own.score(asked)]
+    same_scores([*model.score(asked)], expected)
+
+    given = model.score(asked)
+    scored = [next(given)]
+    nodes.remove_node(another_node(nodes), allow_graceful=False)
+    scored += [next(given) for _ in range(9)]
+    nodes.add_node(**node())
+    same_scores([*scored, *given], expected)
+
+
+def test_a_text_that_ends_its_process_is_an_error_that_names_it(found: Machines) -> None:
+    loads: Any = Loads()
+    model = ClusterModel(found, loads)
+    poisoned = Pass(np.array([12, 13]), np.array([1]))
+    said = r"a text of 2 tokens ends the process in which a fake model reads it, each of 3 times"
+    with pytest.raises(ClusterError, match=said):
+        list(model.score([poisoned]))
+
+
+def test_machines_that_end_while_they_load(found: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ralm.distributed.machines.TRIES", 1)
+    said = "every machine of the cluster ends while it loads a model that is too large: they may have too little memory"
+    with pytest.raises(ClusterError, match=said):
+        found.facts(EndsAsItLoads())
+
+
+def test_a_gpu_has_no_number_on_a_cluster(nodes: Any) -> None:
+    with pytest.raises(UsageError, match="on a cluster `device` is one of auto, all, cpu, cuda, map, not 'cuda:1'"):
+        machines(nodes.address, "cuda:1").__enter__()
+
+
+def never(*_: object) -> None:
+    raise AssertionError("this is done on the cluster")
+
+
+def same_runs(folder: Path, command: str, arguments: Sequence[object], address: str, table: str) -> None:
+    """Run a command on one machine and on the cluster, and compare a table of the two."""
+    outs = [folder / f"{command}-{kind}" for kind in ("plain", "cluster")]
+    answered(command, *arguments, "--out", outs[0], "--force")
+    answered(command, *arguments, "--out", outs[1], "--force", "--ray", address)
+    plain, clustered = (pq.read_table(out / table).to_pydict() for out in outs)
+    assert len(next(iter(plain.values()))) > 0
+    if command != "qa":
+        assert plain == clustered
+        return
+    for name, values in plain.items():  # rounding: what prompts share with those before is read once, elsewhere anew
+        if "log_prob" in name or name == "shares":
+            numbers = (np.concatenate(several, axis=None) for several in (values, clustered[name]))
+            np.testing.assert_allclose(*numbers, rtol=1e-5)
+        else:
+            assert values == clustered[name]
+
+
+def answered(*arguments: object) -> str:
+    answer = ralm(*arguments)
+    assert answer.status == 0, answer.err
+    return answer.out
