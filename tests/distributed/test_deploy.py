@@ -192,7 +192,10 @@ def test_the_manifest_for_kubernetes(tmp_path: Path) -> None:
         assert is_understood_by_ray("start", [f"--{name}={value}" for name, value in group["rayStartParams"].items()])
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
     assert machine_of(head, claim) == machine_of(workers, claim)
-    assert is_understood_by_ralm(shlex.split(spec["entrypoint"])[1:], tmp_path)
+    entrypoint = shlex.split(spec["entrypoint"])[1:]
+    mounted = machine_of(head, claim)[1]
+    assert [word for word in entrypoint if "/" in word] == [f"{mounted}/my-documents", f"{mounted}/my-index"]
+    assert is_understood_by_ralm(entrypoint, tmp_path)
 
 
 def machine_of(group: dict[str, Any], claim: dict[str, Any]) -> tuple[str, str, dict[str, str], Any]:

@@ -7,6 +7,7 @@ import pytest
 
 from ralm.errors import CorpusError
 from ralm.records import Passage
+from ralm.retrieval import updating
 from ralm.retrieval.analysis.named import ENGLISH
 from ralm.retrieval.bm25 import best
 from ralm.retrieval.bm25.formula import BM25Options
@@ -53,7 +54,15 @@ def add(folder: Path, count: int) -> None:
     update_index(folder / "index", passages(4, count))
 
 
-WAYS = [build, join, put_together, add]
+def add_apart(folder: Path, count: int) -> None:
+    """What is added stays a segment of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updating, "merge_some", lambda *_: None)
+        add(folder, count)
+    assert len(open_index(folder / "index").segments) == 2
+
+
+WAYS = [build, join, put_together, add, add_apart]
 
 
 def test_a_number_of_31_bits_names_the_last_passage_that_is_allowed() -> None:
