@@ -22,6 +22,9 @@ set -euo pipefail
 : "${1:?give a command of ralm, such as: index /shared/my-documents --out /shared/my-index}"
 port=${RAY_PORT:-6379} # another one for each job if jobs share machines
 export RAY_USAGE_STATS_ENABLED=0
+# Whoever reaches the port of a cluster can run code as you. So Ray asks for a token that only this job has.
+RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 mapfile -t machines < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${machines[0]} # where this script runs
 

@@ -59,6 +59,8 @@ def main() -> None:
     if name == "ray":
         signal.signal(signal.SIGTERM, ended)
     tell(name, *words)
+    if name in ("ray", "ralm"):
+        tell("token", os.environ.get("RAY_AUTH_MODE", ""), os.environ.get("RAY_AUTH_TOKEN", ""))
     match name:
         case "scontrol":
             sys.stdout.write("\n".join(os.environ["MACHINES"].split()) + "\n")

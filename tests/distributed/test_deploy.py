@@ -106,6 +106,8 @@ def test_the_script_of_slurm(status: int, tmp_path: Path) -> None:
     ended = [place for place, words in enumerate(told) if words[0] == "ended"]
     assert len(ended) == 1 + len(OTHERS)
     assert told.index(job) < ended[0]
+    ((_, mode, token),) = {tuple(words) for words in told if words[0] == "token"}
+    assert (mode, len(token)) == ("token", 64)
     for words in (head, *workers):
         assert is_understood_by_ray("start", words[2:])
     assert is_understood_by_ralm(job[1:], tmp_path)
@@ -114,7 +116,7 @@ def test_the_script_of_slurm(status: int, tmp_path: Path) -> None:
 def test_a_head_that_does_not_start_ends_the_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     status, told = run_on_slurm(tmp_path, free_port(), *COMMAND, NO_HEAD="1")
     assert status == 1
-    assert [words[0] for words in told] == ["scontrol", "srun", "ray"]
+    assert [words[0] for words in told] == ["scontrol", "srun", "ray", "token"]
     assert capfd.readouterr().err.endswith("Ray did not start on localhost.\n")
 
 
