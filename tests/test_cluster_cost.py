@@ -28,7 +28,7 @@ def test_the_page_has_the_tables_that_are_printed(title: str, capsys: pytest.Cap
 def test_the_arithmetic() -> None:
     """By hand, as the page describes it."""
     middle = SIZES[1]
-    hours = 300e6 * (23.0 + 0.3 + 2 * 2.5) / 240_000 / 3600
+    hours = 300e6 * (23.0 + 0.3 + 2 * 5.5) / 240_000 / 3600
     assert building(middle, 2.0)["processor hours"] == two(hours)
     assert building(middle, 2.0)["price"] == two(2 * hours)
     assert building(middle, 1)["index, GB"] == two(300e6 * 924 / 1e9)
