@@ -55,8 +55,8 @@ _STREAMS_AT: Final = 2_000_000
 _BUFFER: Final = 256
 """Megabytes: the default of `--memory`."""
 _BYTES_A_TERM: Final = 200
-"""Of the vocabulary while parts are joined: a string, its number, an entry of a dict and of two lists. Counted, not
-measured."""
+"""Of the vocabulary while parts are joined: a string, its number, an entry of a dict and of two lists. Counted; LOG.md
+has a trial."""
 _JOINED: Final = 64
 """Folders that are joined at once (`ralm.distributed.indexing`)."""
 _FLOAT32, _FLOAT16, _INT32, _INT64 = 4, 2, 4, 8
