@@ -16,6 +16,8 @@ from ralm.demo.documentation import standard_library_documentation
 from ralm.retrieval.analysis.analyser import Analyser
 from ralm.retrieval.analysis.named import ENGLISH
 
+WIKIPEDIA: Final = 21_015_324
+"""The passages of DPR's Wikipedia."""
 DATA: Final = Path(__file__).parents[2] / "shared" / "data"
 _CORPORA: Final = ("britannica/edition4", "wikipedia_passages/passages", "medquad/corpus")
 _WORDS, _WINDOW, _STRIDE = 100, 24, 3

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import synthetic
-from benchmarks.retrieval import WIKIPEDIA
+from benchmarks.collection import WIKIPEDIA
 
 SIZES = [100_000, 500_000, 2_000_000]
 COLUMNS = ("seconds", "index MB", "BM25 MB", "peak MB")

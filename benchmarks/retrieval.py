@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from benchmarks import engines, synthetic
-from benchmarks.collection import DATA, Collection, real_collection, real_passages
+from benchmarks.collection import DATA, WIKIPEDIA, Collection, real_collection, real_passages
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.search import BM25
@@ -32,7 +32,6 @@ from ralm.retrieval.bm25.segments import Segment
 
 SIZES = [100_000, 500_000, 2_000_000]
 HITS = (1, 16)
-WIKIPEDIA = 21_015_324
 ALL_CORES = os.sched_getaffinity(0)
 ONE_CORE = {max(ALL_CORES)}
 Row: TypeAlias = dict[str, Any]

@@ -54,8 +54,8 @@ def build_index(
     document.
 
     Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them. Raises
-    UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages, StorageError,
-    WorkerError, and for dense retrieval what `DenseBuilder` raises.
+    UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages or more than BM25
+    can number (2,147,483,648), StorageError, WorkerError, and for dense retrieval what `DenseBuilder` raises.
     """
     if not (bm25 or encoder):
         raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")

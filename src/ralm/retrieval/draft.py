@@ -9,6 +9,7 @@ from typing import Self
 from pydantic import JsonValue
 
 from ralm.folders.manifest import Manifest, write_changed_manifest
+from ralm.retrieval.bm25.best import check_count
 from ralm.retrieval.index import FORMAT_VERSION, Index
 from ralm.retrieval.segments import SETTINGS, OpenSegment, SegmentEntries, segment_entries
 from ralm.retrieval.vector_sets import BUILT, FINGERPRINT, SETTINGS as VECTORS, VectorSets, fingerprint_after
@@ -96,6 +97,7 @@ class Draft:
         segments = [piece.segment for piece in self.pieces]
         counts = {"passages": sum(one.left for one in segments)}
         if self.for_bm25:
+            check_count(sum(one.entry.passages for one in segments))
             searched = [one.for_bm25() for one in segments]
             counts["tokens"] = sum(int(one.arrays.totals[0]) - one.removed.tokens for one in searched)
             if len(searched) == 1 and len(searched[0].removed.rows) == 0:

@@ -20,6 +20,7 @@ from ralm.folders.outputs import new_folder
 from ralm.progress import progress_bar
 from ralm.records import Passage
 from ralm.retrieval.analysis.analyser import Analysis
+from ralm.retrieval.bm25.best import check_count
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.merging import merge_arrays
 from ralm.retrieval.bm25.options import BuildOptions
@@ -111,7 +112,7 @@ def write_index(
 ) -> Manifest:
     """Put an index together whose segments are these shards, atomically; their files get a second name.
 
-    Raises CorpusError if there are no shards, and what `new_folder` raises.
+    Raises CorpusError if there are no shards, or more passages than BM25 can number; and what `new_folder` raises.
     """
     if not shards:
         raise CorpusError("the corpus has no passages: nothing to index.")
@@ -121,6 +122,7 @@ def write_index(
     ]
     settings: dict[str, JsonValue] = {"bm25": bm25_settings(analysis, options), **described}
     counts = {"documents": documents, "passages": sum(one.passages for one in entries)}
+    check_count(counts["passages"])
     if len(shards) == 1:
         counts |= {name: getattr(shards[0].shard, name) for name in COUNTED}
     else:

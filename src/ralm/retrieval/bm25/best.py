@@ -9,11 +9,23 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ralm.errors import CorpusError
 from ralm.retrieval.bm25.compiled import kernel
 
 NUMBER_BITS: Final = 31
 HIGHEST: Final = (1 << NUMBER_BITS) - 1
 """The highest score and the highest passage number that a key can hold."""
+MOST_PASSAGES: Final = HIGHEST + 1
+"""The most passages that an index for BM25 can have, those that were removed and not merged away yet included."""
+
+
+def check_count(passages: int) -> None:
+    """Raise CorpusError if an index for BM25 cannot have so many passages."""
+    if passages > MOST_PASSAGES:
+        raise CorpusError(
+            f"an index for BM25 can have at most {MOST_PASSAGES:,} passages, but this one would have {passages:,}, or "
+            "more; make several indexes, or longer passages."
+        )
 
 
 @kernel

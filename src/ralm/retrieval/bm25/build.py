@@ -15,6 +15,7 @@ import numpy as np
 from ralm.errors import CorpusError
 from ralm.retrieval.analysis.analyser import Analysis
 from ralm.retrieval.analysis.named import ENGLISH
+from ralm.retrieval.bm25.best import check_count
 from ralm.retrieval.bm25.codes import PairCounts
 from ralm.retrieval.bm25.formula import length_bytes
 from ralm.retrieval.bm25.options import BuildOptions
@@ -65,7 +66,10 @@ class Builder:
         self._term_ids.close()
 
     def add(self, contents: str) -> None:
-        """Index the next passage."""
+        """Index the next passage.
+
+        Raises CorpusError if there are more passages than BM25 can number.
+        """
         self._batch.append(contents)
         self._characters += len(contents)
         if self._characters >= _CHARACTERS_A_BATCH or len(self._batch) >= min(_PASSAGES_A_BATCH, self._capacity):
@@ -74,7 +78,7 @@ class Builder:
     def finish(self) -> Counts:
         """Write the arrays and remove the runs.
 
-        Raises CorpusError if nothing was added.
+        Raises CorpusError if nothing was added, or more passages than BM25 can number.
         """
         self._analyse()
         for ids in self._term_ids.rest():
@@ -120,6 +124,7 @@ class Builder:
         self._tokens += len(terms)
         self._with_terms += int(np.count_nonzero(lengths))
         first = len(self._length_bytes)
+        check_count(first + len(lengths))
         self._length_bytes += length_bytes(lengths).tobytes()
         begins = np.concatenate([[0], np.cumsum(lengths)])
         postings = sort_by_term(terms, begins, len(self._term_ids.vocabulary), first)

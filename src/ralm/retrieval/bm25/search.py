@@ -30,7 +30,7 @@ from ralm.retrieval.analysis.analyser import Analyser, Analysis
 from ralm.retrieval.analysis.named import ENGLISH
 from ralm.retrieval.arguments import check_k, forbidden_config
 from ralm.retrieval.bm25.beside import Beside
-from ralm.retrieval.bm25.best import empty_each
+from ralm.retrieval.bm25.best import check_count, empty_each
 from ralm.retrieval.bm25.collecting import Collecting
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options, impact, length_bytes, stored_lengths
@@ -66,7 +66,8 @@ class BM25:
     index; without one the arrays are hashed when `config` is read.
     `partition`: how many passages are scanned at a time; it does not affect the hits. `only`: search these consecutive
     segments alone; scores are those of the whole index, whose statistics count. Raises DamagedFolderError if the arrays
-    of a segment do not fit its passages. The postings of a term are checked on first use.
+    of a segment do not fit its passages, CorpusError if there are more passages than a hit can name. The postings of a
+    term are checked on first use.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class BM25:
         partition: int = PARTITION,
         only: slice | None = None,
     ) -> None:
+        check_count(sum(one.passages for one in segments))
         for segment in segments:
             segment.check()
         begin, end, _ = (only or slice(None)).indices(len(segments))
