@@ -95,3 +95,7 @@ def test_bad_input(work: Path, tiny_folders: dict[str, Path], tmp_path: Path, op
 def test_text_needs_a_model_and_an_index(work: Path, tmp_path: Path) -> None:
     answer = ralm("train", "retriever", work / "corpus.jsonl", "--out", tmp_path / "out")
     failed(answer, 2, "is training text: give --index and --lm too")
+
+
+def test_a_cluster_that_is_not_there_is_known_before_anything_is_trained(work: Path, tmp_path: Path) -> None:
+    failed(train(work, tmp_path, tmp_path / "out", "--ray", "127.0.0.1:9"), 1, "there is no Ray cluster at 127.0.0.1:9")

@@ -52,14 +52,16 @@ def open_machines(address: str, device: str) -> "Machines":
 
 
 def encoding_on(address: str | None, device: str) -> "Ahead | None":
-    """What encodes passages on the cluster at an address, if there is one."""
+    """What encodes passages on the cluster at an address, if one is given; raises ClusterError if there is none."""
     if address is None:
         return None
     from ralm.distributed.loading import ray_extra
 
     with ray_extra():
+        from ralm.distributed.cluster import connected
         from ralm.distributed.encoding import EncodeOn
-    return EncodeOn(address, device)
+    with connected(address):
+        return EncodeOn(address, device)
 
 
 def close_models() -> None:

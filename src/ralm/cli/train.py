@@ -139,10 +139,10 @@ def retriever(
 
         if index is None or lm is None:
             raise UsageError(f"{' '.join(sources)} is training text: give `index` and `lm` too.")
+        ahead = encoding_on(ray, both.refresh_device)
         opened = open_index(index)
         scoring = open_model(lm, replace(model, device=training.device))
         examples = SampledExamples(sources, opened, scoring, sampled, reading, fields=fields, skip_bad=skip_bad)
-        ahead = encoding_on(ray, both.refresh_device)
         trained = train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
         print_result = partial(print_encoders, trained, index, both.save_as or out.resolve().name)
     if json:

@@ -45,8 +45,11 @@ def connected(address: str) -> Iterator[None]:
         with own_signals():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError:
-        where = "on this machine" if address == AUTO else f"at {address}"
-        raise ClusterError(f"there is no Ray cluster {where}. {_START}, or give another address.") from None
+        if address != AUTO:
+            raise ClusterError(
+                f"what answers at {address} is no Ray cluster, or one with a token, which goes into RAY_AUTH_TOKEN."
+            ) from None
+        raise ClusterError(f"there is no Ray cluster on this machine. {_START}, or give an address.") from None
     except RuntimeError as error:
         if "mismatch" not in str(error):
             raise

@@ -40,6 +40,7 @@ from ralm.folders.work import PARTS, at_work
 from ralm.protocols import Tokenizer
 from ralm.records import Document
 from ralm.retrieval.analysis.named import analysis_named
+from ralm.retrieval.bm25.best import check_count
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.index import FORMAT_VERSION, KIND
@@ -322,7 +323,10 @@ def _take_in(job: _Job, parts: Sequence[_Part], removals: Removals, left_out: Le
 
 
 def _make_shards(job: _Job, parts: Sequence[_Part], shards: int) -> list[Placed]:
-    """Have consecutive parts joined into shards of about the same number of passages."""
+    """Have consecutive parts joined into shards of about the same number of passages.
+
+    Raises CorpusError if there are more passages than an index can have.
+    """
     full = [_Folder(f"{_PARTS}/{part.key}", part.held.passages) for part in parts if part.held.passages]
     total, before = sum(part.passages for part in full), 0
     shares: dict[int, list[_Folder]] = {}
@@ -334,6 +338,7 @@ def _make_shards(job: _Job, parts: Sequence[_Part], shards: int) -> list[Placed]
             f"`shards` is {shards}, but the corpus can only be cut into {len(shares)} of about one size: only files of "
             "JSON Lines that are not packed are cut into pieces. Give fewer `shards`, or more and smaller files."
         )
+    check_count(total)
     joined = _joined(job, [*shares.values()])
     return [Placed(job.work / one.name, _shard(job.work / one.name)) for one in joined]
 
