@@ -15,6 +15,7 @@
 # make bench-ensembles   ensembles of ten documents against the plain loop of ten passes
 # make bench-answering   answers to questions with 16 demonstrations and ten passages against the plain loop of prompts
 # make bench-serving     the server with many requests at once against one after another
+# make bench-cluster     an index and an evaluation on a Ray cluster of one machine against the plain commands
 # make bench-api         requests to models behind an API, certified tokens, reading ahead
 # make docs    write docs/command-line.md from the program's own help, and docs/python-api.md from the docstrings
 # make test-lowest   run the fast tests with the lowest versions of dependencies that pyproject.toml allows
@@ -31,7 +32,7 @@ SEED ?= 0
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo serve-demo test test-fast test-lowest lint kills fuzz golden soak bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-api docs clean
+.PHONY: demo serve-demo test test-fast test-lowest lint kills fuzz golden soak bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-cluster bench-api docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -68,6 +69,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.index_memory
 	$(BIN)/python -m benchmarks.index_curve
 	$(BIN)/python -m benchmarks.corpus
+	$(BIN)/python -m benchmarks.parts
 
 bench-retrieval: $(VENV)/installed-dev
 	$(PIP) install --requirement requirements/bench.txt
@@ -79,6 +81,7 @@ bench-dense: $(VENV)/installed-dev
 
 bench-scoring: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.scoring
+	$(BIN)/python -m benchmarks.linear_layers
 
 bench-generation: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.generation
@@ -95,6 +98,9 @@ bench-answering: $(VENV)/installed-dev
 
 bench-serving: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.serving
+
+bench-cluster: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.cluster
 
 bench-api: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.api
