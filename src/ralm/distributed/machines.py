@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 import ray
-from ray.exceptions import ActorUnschedulableError, ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnschedulableError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ralm.distributed.cluster import connected
@@ -31,6 +39,8 @@ _AHEAD: Final = 2
 """Tasks that an actor is handed: one that runs, and one that waits for it."""
 _SECONDS_BETWEEN_LOOKS: Final = 2.0
 _LONG: Final = 60.0
+_ENDED: Final = (RayActorError, ActorUnschedulableError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
+"""What is raised for tasks of an actor that has ended."""
 DEVICES: Final = ("auto", "all", "cpu", "cuda", "map")
 """What `device` can be on a cluster: a GPU's number means nothing there."""
 
@@ -128,7 +138,8 @@ class Machines:
                 held = any((hand.node, hand.number) == place for hand in self._hands)
                 if not held and self._ended[*place, maker] < TRIES:
                     self._hands.append(_hand(*place, resources))
-        if self._ended and not any(self._can_load(hand, maker) for hand in self._hands):
+        ends = any(other == maker for *_, other in self._ended)
+        if ends and not any(self._can_load(hand, maker) for hand in self._hands):
             raise ClusterError(
                 f"every machine of the cluster ends while it loads {maker.said}: they may have too little memory."
             )
@@ -174,7 +185,7 @@ class Machines:
                 answer = ray.get(ref)
             except RayTaskError as error:
                 raise_cause(error)
-            except (RayActorError, ActorUnschedulableError, ObjectLostError):
+            except _ENDED:
                 self._lost(hand, work, bad)
             except RayError as error:
                 raise ClusterError(
