@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ralm.distributed.cluster import Here, connected
+from ralm.distributed.machines import shares_of
 from ralm.errors import ClusterError
 from tests.cli.program import ralm
 
@@ -95,3 +96,21 @@ def test_options_that_do_not_go_together(corpus: Path, options: list[str], said:
     answer = ralm("index", corpus, "--out", corpus.with_name("index"), *options)
     assert answer.status == 2
     assert answer.err.startswith(f"ralm: {said}")
+
+
+@pytest.mark.parametrize(
+    ("has", "how", "shares"),
+    [
+        ({"CPU": 16.0, "GPU": 4.0}, {"use_gpus": True}, [(4, 1)] * 4),
+        ({"CPU": 16.0, "GPU": 4.0}, {"use_gpus": True, "together": True}, [(16, 4)]),
+        ({"CPU": 16.0}, {"use_gpus": True}, []),
+        ({"CPU": 16.0}, {"use_gpus": True, "together": True}, []),
+        ({"CPU": 16.0, "GPU": 4.0}, {"use_gpus": False}, [(16, 0)]),
+        ({"CPU": 2.0}, {"use_gpus": False}, [(2, 0)]),
+        ({"memory": 1e9}, {"use_gpus": False}, []),
+    ],
+)
+def test_what_actors_of_a_machine_take(
+    has: dict[str, float], how: dict[str, bool], shares: list[tuple[int, int]]
+) -> None:
+    assert [(one["num_cpus"], one["num_gpus"]) for one in shares_of(has, **how)] == shares

@@ -133,7 +133,8 @@ class Machines:
         alive = [node for node in _nodes() if node["Alive"]]
         uses_gpus = self._device != "cpu" and any(node["Resources"].get("GPU") for node in alive)
         for node in alive:
-            for number, resources in enumerate(self._shares(node["Resources"], uses_gpus=uses_gpus)):
+            shares = shares_of(node["Resources"], use_gpus=uses_gpus, together=self._device == "map")
+            for number, resources in enumerate(shares):
                 place = node["NodeID"], number
                 held = any((hand.node, hand.number) == place for hand in self._hands)
                 if not held and self._ended[*place, maker] < TRIES:
@@ -150,14 +151,6 @@ class Machines:
                 RalmWarning,
                 stacklevel=3,
             )
-
-    def _shares(self, has: dict[str, float], *, uses_gpus: bool) -> list[dict[str, float]]:
-        """What each actor of a machine takes."""
-        processors, gpus = has.get("CPU", 0.0), int(has.get("GPU", 0))
-        if uses_gpus:
-            actors = min(gpus, 1) if self._device == "map" else gpus
-            return [{"num_cpus": processors // actors, "num_gpus": gpus / actors}] * actors
-        return [{"num_cpus": processors, "num_gpus": 0}] if processors >= 1 else []
 
     def _can_load(self, hand: _Hand[Any], maker: Maker[Any]) -> bool:
         return self._ended[hand.node, hand.number, maker] < TRIES
@@ -254,6 +247,16 @@ def machines(address: str, device: str = "auto") -> Iterator[Machines]:
             yield found
         finally:
             found.close()
+
+
+def shares_of(has: Mapping[str, float], *, use_gpus: bool, together: bool = False) -> list[dict[str, float]]:
+    """What each actor of a machine with these resources takes: a GPU and its share of the processors, or all GPUs
+    `together`; or all processors, if GPUs are not used."""
+    processors, gpus = has.get("CPU", 0.0), int(has.get("GPU", 0))
+    if not use_gpus:
+        return [{"num_cpus": processors, "num_gpus": 0}] if processors >= 1 else []
+    actors = min(gpus, 1) if together else gpus
+    return [{"num_cpus": processors // actors, "num_gpus": gpus // actors} for _ in range(actors)]
 
 
 def _hand(node: str, number: int, resources: dict[str, float]) -> _Hand[Any]:
