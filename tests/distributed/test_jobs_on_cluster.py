@@ -110,7 +110,8 @@ def test_vectors(nodes: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.MonkeyPatch.context() as patch:
             if ray:  # nothing is left to be encoded here
                 patch.setattr("ralm.retrieval.dense.encoder.SentenceEncoder.encode_passages", never)
-            answered("encode", folder / "index", "--encoder", encoder, "--vectors", name, *ray)
+            said = answered("encode", folder / "index", "--encoder", encoder, "--vectors", name, *ray)
+        assert "reused" not in said
     index = open_index(folder / "index")
     files = [index.path / index.vector_sets.sets[name].file for name in ("plain", "clustered")]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -129,18 +130,24 @@ def test_machines_that_load_different_things(found: Machines) -> None:
 
 def test_scores_are_those_of_one_machine_even_if_one_is_killed_and_one_joins(nodes: Any, found: Machines) -> None:
     own = load_local_model("ralm-tiny", OWN)
-    model = ClusterModel(found, ModelMaker.of("ralm-tiny", OWN))
+    maker = ModelMaker.of("ralm-tiny", OWN)
+    assert maker == ModelMaker.of("ralm-tiny", OWN), "equal makers share what is loaded"
+    model = ClusterModel(found, maker)
     assert model.config == own.config
     asked = passes(own.vocabulary)
     expected = [*own.score(asked)]
     same_scores([*model.score(asked)], expected)
 
-    given = model.score(asked)
-    scored = [next(given)]
+    given, other = model.score(asked), model.score(asked[::-1])
+    scored, others = [next(given)], [next(other)]
     nodes.remove_node(another_node(nodes), allow_graceful=False)
     scored += [next(given) for _ in range(9)]
-    nodes.add_node(**node())
+    joined = nodes.add_node(**node())
+    others += other
     same_scores([*scored, *given], expected)
+    same_scores(others, expected[::-1])
+    while joined.node_id not in {hand.node for hand in found._hands if hand.ready}:
+        same_scores([*model.score(asked)], expected)
 
 
 def test_a_text_that_ends_its_process_is_an_error_that_names_it(found: Machines) -> None:

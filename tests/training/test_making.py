@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -297,3 +298,23 @@ def test_other_fields_are_other_settings(tmp_path: Path, asked: list[object]) ->
         assert ralm(*asked, "--out", tmp_path / "out").status != 0
     answer = ralm(*asked, "--out", tmp_path / "out", "--id-field", "title")
     assert "begun with other settings (text.fields.id id there, title here)" in answer.err
+
+
+def test_a_process_that_is_killed_once_the_signals_are_written_leaves_nothing_for_good(
+    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = making._write
+
+    def killed(*arguments: Any, **options: Any) -> None:
+        write(*arguments, **options)
+        raise OSError(28, "full")
+
+    monkeypatch.setattr(making, "_write", killed)
+    assert ralm(*asked, "--out", tmp_path / "out").status != 0
+    assert (tmp_path / "out.unfinished").exists()
+    assert "begun with other settings" not in (other := ralm(*asked, "--seed", 1, "--out", tmp_path / "out")).err
+    assert "already exists" in other.err
+    assert (tmp_path / "out.unfinished").exists(), "it may be of other signals, which --force would have replaced"
+    assert "already exists" in ralm(*asked, "--out", tmp_path / "out").err
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert len(open_signals(tmp_path / "out")) == 30

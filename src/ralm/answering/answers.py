@@ -22,7 +22,7 @@ from ralm.answering.prompts import PromptText, QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.asking import check_length, tells_scores
 from ralm.errors import UsageError
-from ralm.lm.journal import Kept
+from ralm.lm.journal import MemoryJournal
 from ralm.lm.scoring import Scorer
 from ralm.lm.shared import SharedCache
 from ralm.pipeline.decoding import Decoder, pieces_of
@@ -218,15 +218,15 @@ class _PromptDocuments:
 class KeptAnswers:
     """What keeps the scores of gold answers, and the answers themselves, for a later process."""
 
-    scores: Kept | None = None
-    answers: Kept | None = None
+    scores: MemoryJournal | None = None
+    answers: MemoryJournal | None = None
 
 
 def answer_all(
     asked: Sequence[AskedQuestion],
     model: WritingModel,
     options: AnswerOptions | None = None,
-    journal: Kept | None = None,
+    journal: MemoryJournal | None = None,
 ) -> Iterator[tuple[int, Answer]]:
     """The answers to questions, each with the number of its question, as soon as they are known.
 
@@ -258,8 +258,8 @@ class Answering(Protocol[Answered_co]):
 def _answered(
     way: Answering[Answered_co], asked: Sequence[AskedQuestion], model: WritingModel, kept: KeptAnswers
 ) -> Iterator[Answered_co]:
-    """Answer questions in a way. A model with a method `answer` does so itself, on several machines for one."""
-    elsewhere: Callable[..., Iterator[Answered_co]] | None = getattr(model, "answer", None)
+    """Answer questions in a way. A model with a method `answer_elsewhere` does so itself, on other machines."""
+    elsewhere: Callable[..., Iterator[Answered_co]] | None = getattr(model, "answer_elsewhere", None)
     return way(asked, model, kept) if elsewhere is None else elsewhere(way, asked, kept)
 
 
@@ -394,7 +394,9 @@ def groups_of(asked: Sequence[AskedQuestion]) -> Iterator[list[int]]:
 class _Writing:
     """Writes answers behind prompts, and reads from a journal those that were written before."""
 
-    def __init__(self, model: WritingModel, options: AnswerOptions, cache: SharedCache, journal: Kept | None) -> None:
+    def __init__(
+        self, model: WritingModel, options: AnswerOptions, cache: SharedCache, journal: MemoryJournal | None
+    ) -> None:
         self._model = model
         self._options = options
         self._cache = cache

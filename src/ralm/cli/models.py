@@ -68,10 +68,10 @@ def close_models() -> None:
     """Close the models that were opened and leave the cluster, and print what was asked of servers."""
     gc.unfreeze()
     _clusters.clear()
-    _connections.close()
-    while _opened:
-        client: Any = getattr(_opened.pop(), "client", None)
-        if client is not None:
-            client.close()
-            spent, dry = client.spent, client.options.dry_run
-            note(f"{client.endpoint.model}: {spent.said_of_dry_run() if dry else spent.said()}")
+    with _connections:
+        while _opened:
+            client: Any = getattr(_opened.pop(), "client", None)
+            if client is not None:
+                client.close()
+                spent, dry = client.spent, client.options.dry_run
+                note(f"{client.endpoint.model}: {spent.said_of_dry_run() if dry else spent.said()}")

@@ -12,7 +12,7 @@ from ralm.answering.answers import Answering, AskedQuestion, KeptAnswers, groups
 from ralm.distributed.machines import Machines, Maker
 from ralm.distributed.work import TRIES
 from ralm.errors import ClusterError, RalmError
-from ralm.lm.journal import Kept
+from ralm.lm.journal import MemoryJournal
 from ralm.protocols import Continuations, WritingModel
 from ralm.records import FloatArray, Pass
 
@@ -60,14 +60,15 @@ def answer_on(
 
     Raises ClusterError if a question ends the process that answers it again and again, or the cluster fails.
     """
-    scores, answers = (Kept() if one is None else one for one in (kept.scores, kept.answers))
+    scores, answers = (MemoryJournal() if one is None else one for one in (kept.scores, kept.answers))
     only: Any = _OnlyKept(model)
 
     def known(group: Sequence[int]) -> list[Answered]:
         return [*way([asked[number] for number in group], only, KeptAnswers(scores, answers))]
 
     groups = [*groups_of(asked)]
-    work = [_Work(way, [(number, asked[number]) for number in one]) for one in groups if not _is_known(known, one)]
+    new = [[number for number in group if not _is_known(known, [number])] for group in groups]
+    work = [_Work(way, [(number, asked[number]) for number in group]) for group in new if group]
     left = {number for one in work for number, _ in one.asked}
     with closing(machines.run(maker, _answer, work, name=_said, bad=_bad, halves=_halves)) as done:
         for group in groups:
@@ -82,7 +83,7 @@ def answer_on(
 
 def _answer(model: WritingModel, work: _Work) -> tuple[_Entries, _Entries]:
     """Answer questions; returns the scores and the answers that a later process can go on with."""
-    scores, answers = Kept(), Kept()
+    scores, answers = MemoryJournal(), MemoryJournal()
     for _ in work.way([one for _, one in work.asked], model, KeptAnswers(scores, answers)):
         pass
     return scores.items(), answers.items()

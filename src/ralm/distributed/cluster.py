@@ -85,13 +85,13 @@ class Here:
 
     versions: tuple[tuple[str, str], ...]
     read: tuple[Path, ...]
-    marker: str
+    marker: str = ""
     shared: Path | None = None
 
     @classmethod
     def reading(cls, read: Sequence[Path], packages: Sequence[str] = ()) -> "Here":
         """What this machine has, if nothing is written. Versions of `packages` matter, besides the usual ones."""
-        return cls(_versions(packages), tuple(read), uuid.uuid4().hex)
+        return cls(_versions(packages), tuple(read))
 
     @classmethod
     @contextmanager
@@ -106,11 +106,11 @@ class Here:
 
     def check(self) -> None:
         """Raise ClusterError if the machine that this runs on lacks something."""
-        if self.marker in _checked:
+        if self in _checked:
             return
         if lacks := self._lacks():
             raise ClusterError(f"the machine {platform.node()} of the cluster {lacks}.")
-        _checked.add(self.marker)
+        _checked.add(self)
 
     def _lacks(self) -> str:
         """What this machine lacks, in words; empty if nothing."""
@@ -135,8 +135,8 @@ class Here:
         return ""
 
 
-_checked: set[str] = set()
-"""The markers for which this process has been checked."""
+_checked: set[Here] = set()
+"""What this process has been found to have."""
 
 
 _VERSIONS: Final = {"ralm": lambda: __version__, "Ray": lambda: ray.__version__, "Python": platform.python_version}

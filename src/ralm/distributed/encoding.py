@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from ralm.distributed.cluster import Here
-from ralm.distributed.machines import machines
+from ralm.distributed.machines import check_device, machines
 from ralm.distributed.work import TRIES
-from ralm.errors import ClusterError
+from ralm.errors import ClusterError, UsageError
 from ralm.folders.outputs import storage_errors
 from ralm.progress import progress_bar
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.build import CHUNK, ChunkEncoder, check_text
 from ralm.retrieval.dense.loading import load_encoder
-from ralm.retrieval.dense.options import EncoderOptions
+from ralm.retrieval.dense.options import NOTHING_ENCODED, Encoded, EncoderOptions
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.vector_sets import options_of_config
 
@@ -68,7 +68,12 @@ class EncodeOn:
     address: str
     device: str
 
-    def __call__(self, index: Index, encoder: Encoder, work: Path) -> None:
+    def __post_init__(self) -> None:
+        check_device(self.device)
+        if self.device == "map":
+            raise UsageError("an encoder is not spread over several GPUs: give another `device` than 'map'.")
+
+    def __call__(self, index: Index, encoder: Encoder, work: Path) -> Encoded:
         """Leave the vectors of its passages in the folder `work`."""
         options = options_of_config(encoder.config)
         folders = [Path(name) for name in (options.encoder, options.query_encoder) if name and Path(name).is_dir()]
@@ -86,17 +91,23 @@ class EncodeOn:
             own = {"index": index.fingerprint, **encoder.config}
             if found.facts(maker) != own:
                 raise ClusterError(f"the machines of the cluster have another index or encoder than {maker.said} here.")
-            for span, _ in found.run(maker, _encode, pairwise(begins), name=_said, bad=_bad):
+            done = NOTHING_ENCODED
+            for span, one in found.run(maker, _encode, pairwise(begins), name=_said, bad=_bad):
                 advance(span[1] - span[0])
+                done = done.plus(one)
+        return done
 
 
-def _encode(loaded: _Loaded, span: tuple[int, int]) -> None:
-    """Save the vectors of consecutive passages."""
+def _encode(loaded: _Loaded, span: tuple[int, int]) -> Encoded:
+    """Save the vectors of consecutive passages, unless they are there."""
     passages = [loaded.index.passages[number] for number in range(*span)]
     for one in passages:
         check_text(loaded.encoder, one)
+    before = loaded.chunks.done
     with storage_errors(loaded.index.path):
         loaded.chunks.encode(passages)
+    after = loaded.chunks.done
+    return Encoded(after.passages - before.passages, after.seconds - before.seconds)
 
 
 def _said(span: tuple[int, int]) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import ray
 from ray.exceptions import (
@@ -29,6 +29,7 @@ from ralm.distributed.cluster import connected
 from ralm.distributed.tasks import PAUSE, name_late, quietly, raise_cause
 from ralm.distributed.work import TRIES, Job, Work
 from ralm.errors import ClusterError, RalmError, RalmWarning, UsageError
+from ralm.progress import no_progress
 
 M_co = TypeVar("M_co", covariant=True)
 M = TypeVar("M")
@@ -59,31 +60,49 @@ class Maker(Protocol[M_co]):
         """What must be the same wherever it is loaded."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """Tasks that are under way; several runs may be, each by a generator of its own."""
+
+    maker: Maker[Any]
+    function: Callable[[Any, Any], Any]
+    work: Work[Any, Any]
+    bad: Callable[[Any], None]
+
+
 @dataclass(slots=True, eq=False)
-class _Hand(Generic[T]):
-    """An actor: the machine it is on, what it has loaded, and what it does now, the oldest first."""
+class _Hand:
+    """An actor: the machine it is on, what it has loaded, and what it does now for each run, the oldest first."""
 
     actor: Any
     node: str
     number: int
     ready: set[Any] = field(default_factory=set)
     loading: dict[Any, Any] = field(default_factory=dict)
-    running: dict[Any, Job[T]] = field(default_factory=dict)
+    running: dict[Any, tuple[_Run, Job[Any]]] = field(default_factory=dict)
+
+    def own(self, run: _Run) -> list[Any]:
+        """What is under way for a run: the loading of what it needs, and its tasks."""
+        loading = [ref for ref, maker in self.loading.items() if maker == run.maker]
+        return [*loading, *self.tasks(run)]
+
+    def tasks(self, run: _Run) -> list[Any]:
+        """The tasks of a run."""
+        return [ref for ref, (other, _) in self.running.items() if other is run]
 
 
 class Machines:
     """The machines of the cluster that this process is connected to, and the actors on them; see `machines`."""
 
     def __init__(self, device: str = "auto") -> None:
-        if device not in DEVICES:
-            raise UsageError(f"on a cluster `device` is one of {', '.join(DEVICES)}, not {device!r}.")
+        check_device(device)
         self._device = device
-        self._hands: list[_Hand[Any]] = []
+        self._uses_gpus = True if device in ("cuda", "map") else None if device != "cpu" else False
+        self._hands: list[_Hand] = []
         self._ended = Counter[tuple[str, int, Any]]()
         self._facts: dict[Any, tuple[str, Any]] = {}
         self._looked = -_SECONDS_BETWEEN_LOOKS
-        self._begun = time.monotonic()
-        self._warned = False
+        self._worked = time.monotonic()
 
     def facts(self, maker: Maker[M]) -> Any:
         """The facts of what a maker makes; waits until a machine has loaded it. Raises what `run` raises."""
@@ -108,16 +127,18 @@ class Machines:
         ClusterError if machines load different things, or if all end while they load; and what the function raises.
         """
         work: Work[T, R] = Work(tasks, halves)
+        run = _Run(maker, function, work, bad)
+        self._worked = time.monotonic()
         try:
             while not work.is_done:
                 self._look_around(maker)
-                self._hand_out(work, maker, function)
-                yield from self._done(work, bad)
+                self._hand_out(run)
+                yield from self._done(run)
                 name_late(work, name)
         finally:
             for hand in self._hands:
-                hand.running.clear()
-                hand.loading.clear()
+                for ref in hand.tasks(run):
+                    del hand.running[ref]
 
     def close(self) -> None:
         """End the actors."""
@@ -131,43 +152,45 @@ class Machines:
             return
         self._looked = now
         alive = [node for node in _nodes() if node["Alive"]]
-        uses_gpus = self._device != "cpu" and any(node["Resources"].get("GPU") for node in alive)
+        if self._uses_gpus is None and alive:  # for good: a figure of a GPU is not that of a processor
+            self._uses_gpus = any(node["Resources"].get("GPU") for node in alive)
+        places = 0
         for node in alive:
-            shares = shares_of(node["Resources"], use_gpus=uses_gpus, together=self._device == "map")
+            shares = shares_of(node["Resources"], use_gpus=bool(self._uses_gpus), together=self._device == "map")
             for number, resources in enumerate(shares):
                 place = node["NodeID"], number
                 held = any((hand.node, hand.number) == place for hand in self._hands)
-                if not held and self._ended[*place, maker] < TRIES:
-                    self._hands.append(_hand(*place, resources))
-        ends = any(other == maker for *_, other in self._ended)
-        if ends and not any(self._can_load(hand, maker) for hand in self._hands):
+                usable = self._ended[*place, maker] < TRIES
+                if usable and not held:
+                    self._hands.append(_start(*place, resources))
+                places += usable
+        if not places and any(other == maker and count >= TRIES for (*_, other), count in self._ended.items()):
             raise ClusterError(
                 f"every machine of the cluster ends while it loads {maker.said}: they may have too little memory."
             )
-        if now - self._begun > _LONG and not (self._warned or self._facts):
-            self._warned = True
-            warnings.warn(
-                f"no machine of the cluster has loaded {maker.said} yet: it is large, or other jobs hold all machines.",
-                RalmWarning,
-                stacklevel=3,
-            )
+        if any(maker in hand.ready for hand in self._hands):
+            self._worked = now
+        if now - self._worked > _LONG:
+            self._worked = now
+            kind = "GPUs" if self._uses_gpus else "processors"
+            why = "it is large, or other jobs hold all machines" if places else f"no machine that is left has {kind}"
+            warnings.warn(f"no machine of the cluster has {maker.said} loaded: {why}.", RalmWarning, stacklevel=3)
 
-    def _can_load(self, hand: _Hand[Any], maker: Maker[Any]) -> bool:
-        return self._ended[hand.node, hand.number, maker] < TRIES
-
-    def _hand_out(self, work: Work[T, R], maker: Maker[M], function: Callable[[M, T], R]) -> None:
+    def _hand_out(self, run: _Run) -> None:
+        maker = run.maker
         for hand in self._hands:
             is_new = maker not in hand.ready and maker not in hand.loading.values()
-            if is_new and self._can_load(hand, maker):
+            if is_new and self._ended[hand.node, hand.number, maker] < TRIES:
                 hand.loading[hand.actor.load.remote(maker)] = maker
         for ahead in range(_AHEAD):
             for hand in self._hands:
-                if maker in hand.ready and len(hand.running) == ahead and (job := work.begin(time.monotonic())):
-                    hand.running[hand.actor.do.remote(maker, function, job.task)] = job
+                has_room = maker in hand.ready and len(hand.tasks(run)) == ahead
+                if has_room and (job := run.work.begin(time.monotonic())):
+                    hand.running[hand.actor.do.remote(maker, run.function, job.task)] = run, job
 
-    def _done(self, work: Work[T, R], bad: Callable[[T], None]) -> Iterator[tuple[T, R]]:
-        """Wait a moment; take what was loaded and done."""
-        waiting = {ref: hand for hand in self._hands for ref in (*hand.loading, *hand.running)}
+    def _done(self, run: _Run) -> Iterator[tuple[Any, Any]]:
+        """Wait a moment; take what was loaded, and what was done of a run."""
+        waiting = {ref: hand for hand in self._hands for ref in hand.own(run)}
         if not waiting:
             time.sleep(PAUSE)
             return
@@ -177,9 +200,10 @@ class Machines:
             try:
                 answer = ray.get(ref)
             except RayTaskError as error:
+                hand.loading.pop(ref, None)
                 raise_cause(error)
             except _ENDED:
-                self._lost(hand, work, bad)
+                self._lost(hand)
             except RayError as error:
                 raise ClusterError(
                     f"the cluster has failed: {error}. Run this again to go on where it stopped."
@@ -187,11 +211,12 @@ class Machines:
             else:
                 if ref in hand.loading:
                     self._loaded(hand, hand.loading.pop(ref), *answer)
-                elif (job := hand.running.pop(ref, None)) is not None:
-                    work.done(job, answer, time.monotonic())
+                elif ref in hand.running:
+                    _, job = hand.running.pop(ref)
+                    run.work.given(job, time.monotonic())
                     yield job.task, answer
 
-    def _loaded(self, hand: _Hand[Any], maker: Maker[Any], machine: str, facts: Any) -> None:
+    def _loaded(self, hand: _Hand, maker: Maker[Any], machine: str, facts: Any) -> None:
         first, known = self._facts.setdefault(maker, (machine, facts))
         if facts != known:
             raise ClusterError(
@@ -200,23 +225,24 @@ class Machines:
             )
         hand.ready.add(maker)
 
-    def _lost(self, hand: _Hand[T], work: Work[T, Any], bad: Callable[[T], None]) -> None:
+    def _lost(self, hand: _Hand) -> None:
         """An actor has ended: with its machine, of the oldest task that it had, or as it loaded something."""
         if hand not in self._hands:
             return
         self._hands.remove(hand)
         ray.kill(hand.actor)
         self._looked = -_SECONDS_BETWEEN_LOOKS
-        jobs = [*hand.running.values()]
-        if _is_alive(hand.node) and jobs:
-            first = jobs.pop(0)
-            if not work.crashed(first):
-                bad(first.task)
-        elif _is_alive(hand.node):
+        is_alive = any(node["NodeID"] == hand.node and node["Alive"] for node in _nodes())
+        tasks = [*hand.running.values()]
+        if is_alive and tasks:
+            run, job = tasks.pop(0)
+            if not run.work.crashed(job):
+                run.bad(job.task)
+        elif is_alive:
             self._ended.update((hand.node, hand.number, maker) for maker in hand.loading.values())
-        for job in jobs:
-            if not work.lost(job):
-                bad(job.task)
+        for run, job in tasks:
+            if not run.work.lost(job):
+                run.bad(job.task)
 
 
 class _Actor:
@@ -227,11 +253,25 @@ class _Actor:
 
     def load(self, maker: Maker[Any]) -> tuple[str, Any]:
         """Load something, unless it is loaded; returns the name of the machine, and the facts of it."""
-        return _load(self._made, maker)
+        try:
+            if maker not in self._made:
+                with no_progress():
+                    self._made[maker] = maker()
+            return platform.node(), maker.facts(self._made[maker])
+        except ClusterError:
+            raise
+        except RalmError as error:
+            raise ClusterError(f"on the machine {platform.node()} of the cluster: {error}") from None
 
     def do(self, maker: Maker[M], function: Callable[[M, T], R], task: T) -> R:
         """Do a task with something that was loaded."""
         return quietly(function, self._made[maker], task)
+
+
+def check_device(device: str) -> None:
+    """Raise UsageError if actors cannot use a device of this name."""
+    if device not in DEVICES:
+        raise UsageError(f"on a cluster `device` is one of {', '.join(DEVICES)}, not {device!r}.")
 
 
 @contextmanager
@@ -259,7 +299,7 @@ def shares_of(has: Mapping[str, float], *, use_gpus: bool, together: bool = Fals
     return [{"num_cpus": processors // actors, "num_gpus": gpus // actors} for _ in range(actors)]
 
 
-def _hand(node: str, number: int, resources: dict[str, float]) -> _Hand[Any]:
+def _start(node: str, number: int, resources: dict[str, float]) -> _Hand:
     there = NodeAffinitySchedulingStrategy(node, soft=False)
     remote: Any = ray.remote
     return _Hand(remote(scheduling_strategy=there, **resources)(_Actor).remote(), node, number)
@@ -268,25 +308,6 @@ def _hand(node: str, number: int, resources: dict[str, float]) -> _Hand[Any]:
 def _nodes() -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return nodes
-
-
-def _is_alive(node: str) -> bool:
-    return any(one["NodeID"] == node and one["Alive"] for one in _nodes())
-
-
-def _load(made: dict[Any, Any], maker: Maker[Any]) -> tuple[str, Any]:
-    try:
-        if maker not in made:
-            made[maker] = quietly(_made, maker, None)
-        return platform.node(), maker.facts(made[maker])
-    except ClusterError:
-        raise
-    except RalmError as error:
-        raise ClusterError(f"on the machine {platform.node()} of the cluster: {error}") from None
-
-
-def _made(maker: Maker[M], _: None) -> M:
-    return maker()
 
 
 def _nothing(_made: object, _task: None) -> None:

@@ -15,7 +15,7 @@ from ralm.distributed.work import TRIES
 from ralm.errors import ClusterError, UsageError
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
-from ralm.lm.named import load_local_model, load_tokenizer
+from ralm.lm.named import TINY, load_local_model, load_tokenizer
 from ralm.lm.options import ModelOptions
 from ralm.protocols import Continuations
 from ralm.records import FloatArray, Pass
@@ -40,7 +40,7 @@ class ModelMaker:
     @classmethod
     def of(cls, name: str, options: ModelOptions) -> "ModelMaker":
         """What loads the model on other machines as it is loaded here."""
-        folder = [Path(name).absolute()] if Path(name).is_dir() else []
+        folder = [Path(name).absolute()] if name != TINY and Path(name).is_dir() else []
         return cls(name, options, Here.reading(folder, PACKAGES))
 
     @property
@@ -116,7 +116,9 @@ class ClusterModel:
                     yield early.pop(due)
                     due += 1
 
-    def answer(self, way: Answering[Answered], asked: Sequence[AskedQuestion], kept: KeptAnswers) -> Iterator[Answered]:
+    def answer_elsewhere(
+        self, way: Answering[Answered], asked: Sequence[AskedQuestion], kept: KeptAnswers
+    ) -> Iterator[Answered]:
         """What `way` gives with this model; raises what `answer_on` raises."""
         return answer_on(self.machines, self.maker, self, way, asked, kept)
 

@@ -27,6 +27,8 @@ R = TypeVar("R")
 
 _AHEAD: Final = 2
 """Tasks that are handed to the cluster, for each of its processors."""
+_NOT_IMPORTED: Final = "failed to import on the worker"
+"""What Ray says where a machine cannot import our code."""
 PAUSE: Final = 1.0
 """The most seconds to wait for an answer before looking around."""
 
@@ -89,7 +91,7 @@ def _take(work: Work[T, R], job: Any, answer: Any, bad: Callable[[T], None]) -> 
 
 def raise_cause(error: RayTaskError) -> NoReturn:
     """Raise the error of a function as if it had been called here."""
-    if isinstance(error.cause, ImportError | RaySystemError):
+    if isinstance(error.cause, ImportError | RaySystemError) or _NOT_IMPORTED in str(error.cause):
         why = str(error.cause).splitlines()[0]
         raise ClusterError(
             f"a machine of the cluster does not have what this one has ({why}): install the same on all."

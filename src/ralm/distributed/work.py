@@ -60,10 +60,14 @@ class Work(Generic[T, R]):
         return job
 
     def done(self, job: Job[T], result: R, now: float) -> None:
-        """Keep the result of a task."""
+        """A task is done; its result is kept for `results`."""
+        self.given(job, now)
+        self._results[job.place] = job.task, result
+
+    def given(self, job: Job[T], now: float) -> None:
+        """A task is done, and its result was given to whoever wanted it."""
         self._running.remove(job)
         self._seconds.append(now - job.begun)
-        self._results[job.place] = job.task, result
 
     def lost(self, job: Job[T]) -> bool:
         """The machine of a task was lost: it is done again. Returns False if that has happened too often."""

@@ -33,7 +33,7 @@ def request_key(request: Request) -> bytes:
     return digest.digest()
 
 
-class Kept:
+class MemoryJournal:
     """Log-probabilities of requests by their keys, kept in memory."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Kept:
         return [*self._known.items()]
 
 
-class Journal(Kept):
+class Journal(MemoryJournal):
     """The same kept in a file; a context manager.
 
     `reused` counts the requests that were answered from the records of an earlier process.

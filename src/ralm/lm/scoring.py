@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from ralm.errors import ModelError
-from ralm.lm.journal import Kept, request_key
+from ralm.lm.journal import MemoryJournal, request_key
 from ralm.lm.shared import SharedCache
 from ralm.progress import progress_bar
 from ralm.protocols import LanguageModel, Tokenizer
@@ -43,7 +43,7 @@ class Scorer:
     def __init__(
         self,
         model: LanguageModel,
-        journal: Kept | None = None,
+        journal: MemoryJournal | None = None,
         *,
         progress: bool = True,
         cache: SharedCache | None = None,

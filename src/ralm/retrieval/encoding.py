@@ -20,7 +20,7 @@ from ralm.progress import progress_bar
 from ralm.protocols import Encoder
 from ralm.retrieval.changing import changing
 from ralm.retrieval.dense.loading import dense_extra
-from ralm.retrieval.dense.options import VectorOptions
+from ralm.retrieval.dense.options import NOTHING_ENCODED, Encoded, VectorOptions
 from ralm.retrieval.index import FORMAT_VERSION, Index, open_index
 from ralm.retrieval.vector_sets import (
     BUILT,
@@ -41,9 +41,9 @@ _NEW: Final = "new-vectors"
 class Ahead(Protocol):
     """Encodes passages elsewhere, such as on a cluster. It can be sent to another process."""
 
-    def __call__(self, index: Index, encoder: Encoder, work: Path) -> None:
+    def __call__(self, index: Index, encoder: Encoder, work: Path) -> Encoded:
         """Leave the vectors of the passages of an index in a folder, as `ChunkEncoder` does for each `CHUNK` of them.
-        The folder need not be there yet."""
+        The folder need not be there yet. Returns what was encoded, and not found there."""
 
 
 def add_vectors(
@@ -153,14 +153,13 @@ def write_vectors(
     with dense_extra():
         from ralm.retrieval.dense.build import DenseBuilder
     folder.mkdir()
-    if ahead is not None:
-        ahead(index, encoder, work)
+    before = NOTHING_ENCODED if ahead is None else ahead(index, encoder, work)
     with progress_bar("Encoding passages", len(index.passages)) as advance:
         builder = DenseBuilder(folder, work, encoder, options, advance=advance)
         for passage in index.passages:
             builder.add(passage)
         builder.encode_rest()
-    return builder.finish(ends)
+    return builder.finish(ends, before)
 
 
 def _write(index: Index, folder: Path, sets: VectorSets) -> Manifest:

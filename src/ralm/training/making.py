@@ -7,6 +7,7 @@ puts the folder together.
 Knows folders and locks; `examples` and `measuring` know what is computed.
 """
 
+import json
 import logging
 import os
 import shutil
@@ -26,9 +27,9 @@ from ralm.controls import path_text
 from ralm.corpus.fields import Fields
 from ralm.corpus.fingerprint import fingerprint_of
 from ralm.corpus.sources import read_documents
-from ralm.errors import DamagedFolderError, WorkerError
+from ralm.errors import DamagedFolderError, FolderError, WorkerError
 from ralm.folders.changes import link_file
-from ralm.folders.manifest import write_manifest
+from ralm.folders.manifest import read_manifest, write_manifest
 from ralm.folders.outputs import check_output, new_folder, output_path, storage_errors
 from ralm.folders.work import MEASURED, at_work, locked, locked_now
 from ralm.progress import progress_bar, track
@@ -104,7 +105,7 @@ def make_signals(
         "candidates": asdict(candidates),
         "text": text_config(sources, fields, skip_bad=skip_bad),
     }
-    out = _checked_output(Path(out), force=force)
+    out = _checked_output(Path(out), config, force=force)
     with storage_errors(out), _work(out, config, force=force) as work:
         with _turn(work, out):
             if not (work / _SAMPLED).exists():
@@ -136,15 +137,26 @@ def begins_with_source(index: Index, sources: Sequence[str]) -> bool:
     return len(built_of) > 1 if isinstance(built_of, list) else len(sources) > 1
 
 
-def _checked_output(out: Path, *, force: bool) -> Path:
-    """The path of the output. Removes what is left if a process was killed after it had finished."""
+def _checked_output(out: Path, config: dict[str, JsonValue], *, force: bool) -> Path:
+    """The path of the output. Removes what is left if a process was killed after it had written the output."""
     out = output_path(out)
     work = MEASURED.beside(out)
-    if out.exists() and (work / _FINISHED).exists():
+    same = is_begun(work, config, "signals", force=True) and _is_of(out, config)
+    if out.exists() and (same or (work / _FINISHED).exists()):
         with at_work(MEASURED, out):
             MEASURED.clear(work)
     check_output(out, kind=KIND, force=force)
     return out
+
+
+def _is_of(out: Path, config: dict[str, JsonValue]) -> bool:
+    """Whether a folder holds signals with these settings."""
+    try:
+        recorded = read_manifest(out, kind=KIND, format_version=FORMAT_VERSION).settings.get("config")
+    except FolderError:
+        return False
+    wanted = json.loads(json.dumps(config))
+    return isinstance(recorded, dict) and {**recorded, INDEX_PATH: ""} == {**wanted, INDEX_PATH: ""}
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from ralm.answering.prompts import QuestionPrompt
 from ralm.asking import check_length
 from ralm.bounds import MOST
 from ralm.errors import UsageError
-from ralm.lm.journal import Kept
+from ralm.lm.journal import MemoryJournal
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import log_sum_exp
@@ -206,7 +206,7 @@ class _ByText(_ByLikelihood):
 class _ByWriting:
     """Lets each prompt write an answer, adds up equal ones, and reads the best as a letter."""
 
-    def __init__(self, model: WritingModel, options: ChoiceOptions, journal: Kept | None) -> None:
+    def __init__(self, model: WritingModel, options: ChoiceOptions, journal: MemoryJournal | None) -> None:
         self._model = model
         self._options = AnswerOptions(new_tokens=options.new_tokens, max_length=options.max_length, join="answers")
         self._journal = journal

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
@@ -27,7 +28,7 @@ from ralm.folders.outputs import storage_errors
 from ralm.progress import Advance, progress_bar
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
-from ralm.retrieval.dense.options import VECTORS, VectorOptions
+from ralm.retrieval.dense.options import NOTHING_ENCODED, VECTORS, Encoded, VectorOptions
 
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 CHUNK: Final = 4096
@@ -42,12 +43,11 @@ class ChunkEncoder:
     """Encodes chunks of passages, and saves the vectors of each in the folder `work` under a hash of what is encoded
     and with what; those that are there are not encoded again.
 
-    `advance` is called as passages are done. `encoded` counts those that were encoded, in `seconds`.
+    `advance` is called as passages are done. `done` counts those that were encoded.
     """
 
     def __init__(self, work: Path, encoder: Encoder, advance: Advance | None = None) -> None:
-        self.encoded = 0
-        self.seconds = 0.0
+        self.done = NOTHING_ENCODED
         self.config = encoder.config
         self._work = work
         self._encoder = encoder
@@ -62,8 +62,7 @@ class ChunkEncoder:
         if not _is_whole(file):
             begin = perf_counter()
             vectors_PD = self._encoder.encode_passages(passages, self._advance)
-            self.seconds += perf_counter() - begin
-            self.encoded += len(passages)
+            self.done = self.done.plus(Encoded(len(passages), perf_counter() - begin))
             _check_finite(vectors_PD, passages)
             _save(file, vectors_PD)
         elif self._advance:
@@ -118,13 +117,13 @@ class DenseBuilder:
         if len(self._waiting) == self._chunk:
             self.encode_rest()
 
-    def finish(self, ends: Sequence[int] = ()) -> dict[str, JsonValue]:
+    def finish(self, ends: Sequence[int] = (), before: Encoded = NOTHING_ENCODED) -> dict[str, JsonValue]:
         """Write the vectors; returns what the manifest records about them.
 
         `ends`: how many of the passages are in the first segment, in the first two, and so on; each has a file, see
         `segment_file`. What FAISS learns of the vectors, such as the lists of IVF, is learned once, of all. Without
-        `ends` there is one segment. Raises CorpusError if nothing was added, UsageError if there are too few vectors to
-        train on.
+        `ends` there is one segment. `before` was encoded elsewhere, ahead of this. Raises CorpusError if nothing was
+        added, UsageError if there are too few vectors to train on.
         """
         assert not self._waiting, "encode_rest comes first"
         if not self._count:
@@ -140,13 +139,14 @@ class DenseBuilder:
                 f"FAISS cannot keep {self._count:,} vectors in an index {self._options.faiss!r} ({_reason(error)}); "
                 "choose another kind; the encoded vectors are kept for it."
             ) from None
+        encoded = self._encoded.done.plus(before)
         return {
             "encoder": self._encoded.config,
             "query_fingerprint": self._encoder.query_fingerprint,
             "query_reading": self._encoder.query_config.get("reading", {}),
             "dimension": self._encoder.dimension,
-            "encoded": self._encoded.encoded,
-            "encoding_seconds": round(self._encoded.seconds, 3),
+            "encoded": encoded.passages,
+            "encoding_seconds": round(encoded.seconds, 3),
             **asdict(self._options),
         }
 
@@ -294,7 +294,7 @@ def _checksum(file: Path, content: bytes) -> bytes:
 
 def _save(file: Path, vectors_PD: FloatArray) -> None:
     """Write an array atomically, followed by its checksum, which numpy ignores."""
-    partial = file.with_name(f"{file.name}.partial")
+    partial = file.with_name(f"{file.stem}-{uuid.uuid4().hex}.npy.partial")  # two machines may save the same
     if file.is_dir():
         raise DamagedFolderError(f"{file} is a folder, but a file belongs there; remove it and rerun the command.")
     with storage_errors(file):

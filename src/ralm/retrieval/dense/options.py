@@ -1,7 +1,7 @@
 """The options of dense retrieval; importing them does not need the extra `dense`."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import JsonValue
 
@@ -17,6 +17,20 @@ VECTORS: Final = "vectors.faiss"
 Pooling = Literal["auto", "mean", "cls"]
 QueryEnd = Literal["last", "first"]
 EncoderDtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class Encoded(NamedTuple):
+    """Passages that were encoded, and the seconds that it took, added up over machines."""
+
+    passages: int
+    seconds: float
+
+    def plus(self, other: "Encoded") -> "Encoded":
+        """Both together."""
+        return Encoded(self.passages + other.passages, self.seconds + other.seconds)
+
+
+NOTHING_ENCODED: Final = Encoded(0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
