@@ -52,14 +52,12 @@ def signals(
     sampled = options.with_query_tokens(sampled, retrieval, given_options(context))
 
     from ralm.cli.output import print_json, print_worth
-    from ralm.folders.outputs import check_output
     from ralm.retrieval.index import open_index
     from ralm.retrieval.opening import open_retriever
-    from ralm.training.making import make_signals
-    from ralm.training.signals import KIND
+    from ralm.training.making import check_early, make_signals
     from ralm.training.worth import worth_of
 
-    check_output(out, kind=KIND, force=force)
+    check_early(out, force=force)
     opened = open_index(index)
     made = make_signals(
         out,

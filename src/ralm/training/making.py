@@ -137,6 +137,13 @@ def begins_with_source(index: Index, sources: Sequence[str]) -> bool:
     return len(built_of) > 1 if isinstance(built_of, list) else len(sources) > 1
 
 
+def check_early(out: Path, *, force: bool) -> None:
+    """Raise FolderExistsError, before anything is loaded, if signals cannot be written there for certain: not if work
+    was left beside it, which `make_signals` knows how to end."""
+    if not MEASURED.beside(output_path(out)).exists():
+        check_output(out, kind=KIND, force=force)
+
+
 def _checked_output(out: Path, config: dict[str, JsonValue], *, force: bool) -> Path:
     """The path of the output. Removes what is left if a process was killed after it had written the output."""
     out = output_path(out)
