@@ -38,7 +38,7 @@ from ralm.records import Passages
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.opening import open_retriever
 from ralm.runs.run import environment
-from ralm.runs.unfinished import is_begun, write_config
+from ralm.runs.unfinished import CONFIG, is_begun, write_config
 from ralm.training.examples import Example, as_table, from_table, sample_examples
 from ralm.training.measuring import (
     check_fits,
@@ -148,8 +148,9 @@ def _checked_output(out: Path, config: dict[str, JsonValue], *, force: bool) -> 
     """The path of the output. Removes what is left if a process was killed after it had written the output."""
     out = output_path(out)
     work = MEASURED.beside(out)
-    same = is_begun(work, config, "signals", force=True) and _is_of(out, config)
-    if out.exists() and (same or (work / _FINISHED).exists()):
+    # the settings of the work go when the output gets its name
+    is_its_own = not (work / CONFIG).exists() or is_begun(work, config, "signals", force=True)
+    if out.exists() and ((work / _FINISHED).exists() or (is_its_own and work.exists() and _is_of(out, config))):
         with at_work(MEASURED, out):
             MEASURED.clear(work)
     check_output(out, kind=KIND, force=force)
