@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -17,6 +18,7 @@ from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.named import TINY, load_local_model, load_tokenizer
 from ralm.lm.options import ModelOptions
+from ralm.lm.scoring import chunks_of
 from ralm.protocols import Continuations
 from ralm.records import FloatArray, Pass
 
@@ -148,13 +150,5 @@ def _halves(chunk: _Chunk) -> tuple[_Chunk, _Chunk] | None:
 
 def _chunks(passes: Sequence[Pass], tokens: int) -> Iterator[_Chunk]:
     """Passes in order with their numbers, about so many tokens at a time."""
-    chunk: list[tuple[int, Pass]] = []
-    read = 0
-    for number, one in enumerate(passes):
-        chunk.append((number, one))
-        read += len(one)
-        if read >= tokens:
-            yield chunk
-            chunk, read = [], 0
-    if chunk:
-        yield chunk
+    numbered = enumerate(passes)
+    return ([*islice(numbered, len(some))] for some in chunks_of(passes, tokens))

@@ -11,7 +11,7 @@ Works on token ids; knows nothing of text, plans or how a model reads.
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from ralm.lm.shared import SharedCache
 from ralm.progress import progress_bar
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.records import FloatArray, IntArray, Pass, Request
+
+Text = TypeVar("Text", Request, Pass)
 
 TOKENS_AT_ONCE: Final = 1 << 22
 """Tokens of the requests that are merged at a time; merging copies them, so a whole plan would need too much memory."""
@@ -103,7 +105,7 @@ class Scorer:
         self.asked += len(requests)
         found: list[FloatArray] = []
         with progress_bar("Scoring", total=len(requests), shown=self._progress) as advance:
-            for some in _chunks(requests, TOKENS_AT_ONCE):
+            for some in chunks_of(requests, TOKENS_AT_ONCE):
                 found += self._score(some, advance)
         return found
 
@@ -197,13 +199,13 @@ class _Merged:
         return [(one, log_probs_P[first : first + len(one)]) for one, first in zip(self.unknown, firsts, strict=True)]
 
 
-def _chunks(requests: Iterable[Request], tokens: int) -> Iterator[list[Request]]:
-    """Requests in order, about `tokens` tokens at a time."""
-    some: list[Request] = []
+def chunks_of(texts: Iterable[Text], tokens: int) -> Iterator[list[Text]]:
+    """Requests or passes in order, about `tokens` tokens at a time."""
+    some: list[Text] = []
     read = 0
-    for request in requests:
-        some.append(request)
-        read += len(request)
+    for text in texts:
+        some.append(text)
+        read += len(text)
         if read >= tokens:
             yield some
             some, read = [], 0
