@@ -6,8 +6,8 @@ This puts the name, type, default, bounds, choices, help, and conditions of an o
 command, the values of a sweep and the JSON schema of a request are made from it. Knows nothing of any of these.
 """
 
-from collections.abc import Callable
-from dataclasses import KW_ONLY, Field, dataclass, fields
+from collections.abc import Callable, Container
+from dataclasses import KW_ONLY, Field, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
@@ -83,6 +83,11 @@ class Declared(NamedTuple):
     kind: Any
     option: Option
 
+    @property
+    def flag(self) -> str:
+        """The flag as the user writes it."""
+        return flag_of(self.field.name, self.option)
+
 
 @cache
 def declared(record: type) -> tuple[Declared, ...]:
@@ -103,6 +108,38 @@ def check_options(record: Any) -> None:
     """
     for field, kind, option in declared(type(record)):  # type: ignore[arg-type]
         option.check(field.name, kind, getattr(record, field.name))
+
+
+def flag_of(name: str, option: Option | None) -> str:
+    """The flag of a field or parameter, as the user writes it."""
+    named = (option and option.flag) or name
+    return named if named.startswith("-") else "--" + named.replace("_", "-")
+
+
+def negative_of(flag: str) -> str:
+    """The flag that means no."""
+    return "--no-" + flag.removeprefix("--")
+
+
+def flags_of(record: Any, base: Any, always: Container[str] = ()) -> list[str]:
+    """The flags that turn the record `base` into `record`, records within them included; options of the names in
+    `always` are told even if they are the same."""
+    flags: list[str] = []
+    for declaration in declared(type(record)):  # type: ignore[arg-type]
+        name, option = declaration.field.name, declaration.option
+        value, before = getattr(record, name), getattr(base, name)
+        if is_dataclass(value):
+            flags += flags_of(value, before, always)
+        elif option.flag != "" and (value != before or name in always):
+            flags += _told(declaration.flag, value)
+    return flags
+
+
+def _told(flag: str, value: Any) -> list[str]:
+    """A flag with its value; a tuple is told one by one."""
+    if isinstance(value, bool):
+        return [flag if value else negative_of(flag)]
+    return [part for one in (value if isinstance(value, tuple) else (value,)) for part in (flag, str(one))]
 
 
 def annotation(of: Any) -> tuple[Any, tuple[Any, ...]]:

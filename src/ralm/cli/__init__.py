@@ -25,6 +25,7 @@ from ralm.cli.messages import complain, library_messages, print_usage_error, pri
 from ralm.cli.models import close_models
 from ralm.cli.probe import probe
 from ralm.cli.qa import qa
+from ralm.cli.recipe import list_recipes, run, show
 from ralm.cli.report import report
 from ralm.cli.retrieve import retrieve
 from ralm.cli.search import search
@@ -103,6 +104,17 @@ train.command("reranker")(command(reranker))
 train.command("retriever")(command(retriever))
 train.command("bm25")(command(bm25))
 app.add_typer(train, name="train")
+
+recipe = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings=_HELP,
+    help="Run the tables and figures of both papers, with the paper's figures beside ours.",
+)
+recipe.command("list")(command(list_recipes))
+recipe.command("show")(command(show))
+recipe.command("run")(command(run))
+app.add_typer(recipe, name="recipe")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import typer
 from ralm.cli import options
 from ralm.cli.flags import Flags
 from ralm.cli.idle import Use, given_options, refuse_idle
-from ralm.cli.models import open_model
+from ralm.cli.models import open_scorer
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
 from ralm.options import Needs, Option, check_options
@@ -101,8 +101,8 @@ def evaluate(
         check_output(out, kind=KIND, force=force)
     chunks, reading = open_text(job.text, job.limit_tokens), job.reading
     source = open_source(job.index, job.retrieved, job.retrieval) if job.has_passages else None
-    model = open_model(job.lm, job.model, job.ray)
-    ranker = open_model(reading.rerank_lm, job.model, job.ray) if reading.rerank_lm else None
+    model = open_scorer(job.lm, job.model, job.ray)
+    ranker = open_scorer(reading.rerank_lm, job.model, job.ray) if reading.rerank_lm else None
     content = read_beginning(chunks, model.tokenizer, job.limit_tokens)
     parts: Any = {
         "source": source,

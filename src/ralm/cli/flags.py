@@ -15,7 +15,7 @@ import typer
 from ralm.cli.messages import with_flags
 from ralm.cli.rehearsing import rehearsal
 from ralm.errors import RalmError, UsageError
-from ralm.options import Option, annotation, without_none
+from ralm.options import Option, annotation, flag_of, negative_of, without_none
 
 T = TypeVar("T")
 _REQUIRED = inspect.Parameter.empty
@@ -68,13 +68,12 @@ class Part(NamedTuple):
         """The flag as the user writes it, or the name of an argument."""
         if self.option is None:
             return next((mark.metavar for mark in self.marks if getattr(mark, "metavar", None)), self.name.upper())
-        named = self.option.flag or self.name
-        return named if named.startswith("-") else "--" + named.replace("_", "-")
+        return flag_of(self.name, self.option)
 
     @property
     def negative(self) -> str:
         """The flag that means no."""
-        return "--no-" + self.written.removeprefix("--")
+        return negative_of(self.written)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

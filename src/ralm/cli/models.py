@@ -1,7 +1,8 @@
 """Opens the language models of a command, here or on a cluster, and says at its end what was asked of servers."""
 
 import gc
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from ralm.cli.messages import note
@@ -10,12 +11,16 @@ from ralm.lm.options import ModelOptions
 
 if TYPE_CHECKING:
     from ralm.distributed.machines import Machines
+    from ralm.lm.scoring import Scorer
     from ralm.protocols import WritingModel
     from ralm.retrieval.encoding import Ahead
 
 _opened: "list[WritingModel]" = []
 _clusters: "dict[tuple[str, str], Machines]" = {}
 _connections: Final = ExitStack()
+_sharing: "list[dict[tuple[str, ModelOptions, str | None], Scorer]]" = []
+_SHARED_AT_ONCE: Final = 2
+"""A model that reads and one that ranks for it."""
 
 
 def open_model(name: str, options: ModelOptions, ray: str | None = None) -> "WritingModel":
@@ -38,6 +43,30 @@ def open_model(name: str, options: ModelOptions, ray: str | None = None) -> "Wri
     _opened.append(model)
     gc.freeze()
     return model
+
+
+@contextmanager
+def sharing_models() -> Iterator[None]:
+    """Inside the block, commands share the last model that they opened, and what it scored."""
+    _sharing.append({})
+    try:
+        yield
+    finally:
+        _sharing.pop()
+
+
+def open_scorer(name: str, options: ModelOptions, ray: str | None = None) -> "Scorer":
+    """The language model of a name, with a cache of what it scores; raises what `open_model` raises."""
+    from ralm.lm.scoring import Scorer
+
+    if not _sharing:
+        return Scorer(open_model(name, options, ray))
+    shared, asked = _sharing[-1], (name, options, ray)
+    if asked not in shared:
+        if len(shared) >= _SHARED_AT_ONCE:
+            shared.clear()
+        shared[asked] = Scorer(open_model(name, options, ray))
+    return shared[asked]
 
 
 def open_machines(address: str, device: str) -> "Machines":

@@ -10,6 +10,7 @@ Works on token ids; knows nothing of text, plans or how a model reads.
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -64,6 +65,12 @@ class Scorer:
     def of(cls, model: LanguageModel) -> "Scorer":
         """The scorer itself if it is given one, else a new scorer for the model."""
         return model if isinstance(model, Scorer) else cls(model)
+
+    def keeping(self, journal: MemoryJournal) -> "Scorer":
+        """A scorer that shares what this one knows, and keeps what it scores itself in a journal."""
+        scorer = copy(self)
+        scorer._journal, scorer.asked, scorer.scored = journal, 0, 0
+        return scorer
 
     @property
     def name(self) -> str:

@@ -159,7 +159,7 @@ def kept(
             if isinstance(model, PairScorer):
                 own.pair_scorers[key] = model.keeping(journal)
             else:
-                own.scorers[key] = Scorer(Scorer.of(model).model, journal)
+                own.scorers[key] = Scorer.of(model).keeping(journal)
         if reused:
             _logger.info("resuming a run that was stopped: %s requests were scored before", f"{reused:,}")
         yield own

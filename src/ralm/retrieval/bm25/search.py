@@ -177,6 +177,13 @@ class BM25:
         """The numbers of the analysed words that occur in some passage, repeats included."""
         return [number for word in words if (number := self._lexicon.number(word)) >= 0]
 
+    def frequency(self, word: str) -> int | None:
+        """In how many passages the terms of a word stand, the rarest if it has several; None for a word without terms,
+        such as a stop word."""
+        terms = Analyser(self._analysis)(word)
+        numbers = [self._lexicon.number(term) for term in terms]
+        return min((int(self._lexicon.frequency_V[one]) if one >= 0 else 0 for one in numbers), default=None)
+
     def term_scores(self, words: Sequence[str], passage: Sequence[str]) -> NDArray[np.float64]:
         """What each analysed word of a query adds to the score of a passage, given as its analysed words (float64)."""
         counts = Counter(passage)

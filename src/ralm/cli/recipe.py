@@ -1,0 +1,204 @@
+"""`ralm recipe`: runs tables and figures of the papers."""
+
+import io
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import JsonValue
+
+from ralm.cli import options
+from ralm.cli.flags import Flags
+from ralm.cli.idle import refuse_idle
+from ralm.errors import UsageError
+from ralm.lm.options import ModelOptions
+from ralm.options import Option
+
+if TYPE_CHECKING:
+    from ralm.recipes.place import Place
+    from ralm.recipes.recipe import Recipe
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Recipe, as `ralm recipe list` names it.", show_default=False)
+]
+_MODEL = ModelOptions()
+_OUT, _STAND_IN_OUT = Path("ralm-recipes"), Path("ralm-recipes-stand-in")
+
+
+def list_recipes(json: options.Json = False) -> None:
+    """List the recipes: a table or figure of a paper each, and analyses of ours."""
+    from ralm.cli.output import print_json, print_line
+    from ralm.recipes.catalogue import recipes
+
+    known = recipes().values()
+    if json:
+        print_json(
+            [{"name": one.name, "paper": one.paper, "about": one.about, "models": [*one.models]} for one in known]
+        )
+        return
+    width = max(len(one.name) for one in known)
+    for one in known:
+        print_line(f"{one.name:<{width}}  {one.about}")
+
+
+def show(name: Name, json: options.Json = False) -> None:
+    """Show a recipe: what it reads, its models, what differs from the paper, and its commands."""
+    from ralm.cli.output import print_json, print_line
+    from ralm.recipes.catalogue import recipe_named, resources_of
+    from ralm.recipes.place import Place, Ways
+    from ralm.recipes.running import shown
+
+    recipe = recipe_named(name)
+    place = Place(_OUT, {}, stands_in=False, ways=Ways())
+    read = resources_of(recipe.steps)
+    lines = [shown(place.command_line(step)) for step in recipe.steps]
+    if json:
+        print_json(
+            {
+                "name": recipe.name,
+                "paper": recipe.paper,
+                "about": recipe.about,
+                "models": [*recipe.models],
+                "reads": {
+                    one.name: {"kind": one.kind, "source": one.source, "note": one.note} for one in read.values()
+                },
+                "differs": [*recipe.differs],
+                "commands": [*lines],
+            }
+        )
+        return
+    print_line(f"{recipe.paper}: {recipe.about}")
+    print_line(f"\nModels, for --only: {', '.join(recipe.models)}")
+    print_line("\nReads, each of which --use NAME=PATH replaces:")
+    for one in read.values():
+        note = f" ({one.note})" if one.note else ""
+        print_line(f"  {one.name:<26} {one.source or 'made from ' + ', '.join(part.name for part in one.of)}{note}")
+    if recipe.differs:
+        print_line("\nWhat differs from the paper:")
+        for said in recipe.differs:
+            print_line(f"  - {said}")
+    print_line("\nCommands:")
+    for line in lines:
+        print_line(f"  {line}")
+
+
+def run(
+    context: typer.Context,
+    name: Name,
+    only: Annotated[str | None, Option("Run one model of the recipe alone.", default_said="all models")] = None,
+    given: Annotated[
+        tuple[str, ...],
+        Option("NAME=VALUE: read this file, folder or hub name for a resource; repeatable.", flag="use"),
+    ] = (),
+    out: Annotated[
+        Path | None,
+        Option("Folder for steps and tables, which recipes share.", default_said=f"{_OUT}; {_STAND_IN_OUT}"),
+    ] = None,
+    stand_in: Annotated[
+        bool, Option("Run the same steps on small local data and models, to see what the recipe does.")
+    ] = False,
+    limit_tokens: options.LimitTokens = None,
+    model: Annotated[ModelOptions, Flags(without=("dry_run",))] = _MODEL,
+    ray: options.Ray = None,
+    steps: Annotated[
+        bool, Option("Show the steps, what is done, and what the rest will take, and run nothing.", flag="dry-run")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Run a recipe: every step that is not done yet, then the paper's table with our figures beside.
+
+    Rerun the command to go on after an interruption. Recipes in one folder share their steps.
+    """
+    refuse_idle(context)
+
+    from dataclasses import replace
+
+    from ralm.cli import app
+    from ralm.cli.models import sharing_models
+    from ralm.cli.output import print_json, print_line
+    from ralm.recipes.catalogue import recipe_named, resources_of
+    from ralm.recipes.place import Place, Ways, check_given
+    from ralm.recipes.recipe import FULL, STAND_IN
+    from ralm.recipes.results import measure_recipe
+    from ralm.recipes.running import run_steps
+    from ralm.recipes.tables import markdown, result_as_json, write_result
+    from ralm.runs.sweep_folder import check_plot
+
+    scale = STAND_IN if stand_in else FULL
+    if limit_tokens is not None:
+        scale = replace(scale, limit_tokens=limit_tokens)
+    recipe = recipe_named(name, scale, only=only)
+    replaced = _replaced(given)
+    check_given(replaced, [*resources_of(recipe.steps)])
+    place = Place(
+        out or (_STAND_IN_OUT if stand_in else _OUT), replaced, stands_in=stand_in, ways=Ways(model=model, ray=ray)
+    )
+    if steps:
+        _print_steps(recipe, place, json=json)
+        return
+    if recipe.figure is not None:
+        check_plot()
+
+    def perform(line: list[str]) -> None:
+        with redirect_stdout(io.StringIO()):
+            app(line, standalone_mode=False)
+
+    with sharing_models():
+        run_steps(recipe.steps, place, perform)
+    result = measure_recipe(place.distinct(recipe), {step: place.folder_of(step) for step in recipe.steps})
+    folder = write_result(result, place)
+    if json:
+        print_json(result_as_json(result, place, folder))
+    else:
+        print_line(markdown(result, place).partition("\n## Where the figures come from")[0])
+        print_line(f"With the command and folder of every figure: {folder}")
+
+
+def _replaced(given: tuple[str, ...]) -> dict[str, str]:
+    """What is read for resources, by name."""
+    pairs = [one.partition("=") for one in given]
+    for (name, equals, value), whole in zip(pairs, given, strict=True):
+        if not (name and equals and value):
+            raise UsageError(f"`given` takes NAME=VALUE, such as gpt2=my-models/gpt2, not {whole!r}.")
+    return {name: value for name, _, value in pairs}
+
+
+def _print_steps(recipe: "Recipe", place: "Place", *, json: bool) -> None:
+    """The steps, what is done, and what the rest will take."""
+    from ralm.cli.output import print_json, print_line
+    from ralm.recipes.estimates import estimate, total
+    from ralm.recipes.running import shown
+
+    place.begin()
+    found = [(step, place.is_done(step), estimate(step, place)) for step in place.distinct_steps(recipe.steps)]
+    rest = total([needed for _, done, needed in found if not done])
+    if json:
+        rows: list[JsonValue] = [
+            {
+                "command": shown(place.command_line(step)),
+                "done": done,
+                "passages": needed.passages,
+                "tokens": needed.tokens,
+                "disk_bytes": needed.disk,
+                "memory_bytes": needed.memory,
+                "hours": needed.hours,
+            }
+            for step, done, needed in found
+        ]
+        print_json({"steps": rows, "hours": rest.hours, "disk_bytes": rest.disk, "memory_bytes": rest.memory})
+        return
+    for step, done, needed in found:
+        state = "done" if done else _said(needed.passages, needed.tokens, needed.disk, needed.hours)
+        print_line(f"{place.folder_of(step).name}: {state}\n  {shown(place.command_line(step))}")
+    print_line(
+        f"\n{sum(not done for _, done, _ in found)} of {len(found)} steps are left: about "
+        f"{_said(rest.passages, rest.tokens, rest.disk, rest.hours)}, and {rest.memory / 1e9:,.1f} GB of memory. These "
+        "are rough estimates from sizes and the speed of this machine."
+    )
+
+
+def _said(passages: int, tokens: int, disk: int, hours: float) -> str:
+    parts = [f"{passages:,} passages"] if passages else []
+    parts += [f"{tokens:,} tokens"] if tokens else []
+    return ", ".join([*parts, f"{disk / 1e9:,.2f} GB", f"{hours:,.2f} hours"])

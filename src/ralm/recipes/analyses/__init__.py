@@ -1,0 +1,1 @@
+"""Questions about both papers that neither answers, one file each."""

@@ -1,0 +1,204 @@
+"""What of a text gains from passages: by the class of a token, by its frequency in the corpus, by overlap.
+
+Figures of single tokens, read off two runs over the same targets, one with passages and one without. A gain is the
+difference of the log-probabilities of a token, in nats.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Final, Literal
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from ralm.corpus.decontamination import Decontamination
+from ralm.errors import UsageError
+from ralm.recipes.measures import Folders, Measure, Sample, stretches
+from ralm.recipes.steps import Step
+from ralm.records import DoubleArray
+from ralm.retrieval.index import open_index
+from ralm.runs.run import PASSAGES, TOKENS, damage_named, read_tokens
+
+TokenClass = Literal["capitalised word", "other word", "rest of a word", "number", "punctuation and space"]
+CLASSES: Final[tuple[TokenClass, ...]] = (
+    "capitalised word",
+    "other word",
+    "rest of a word",
+    "number",
+    "punctuation and space",
+)
+NGRAM: Final = 8
+_REMEDY: Final = "remove it and run the recipe again"
+_WORD: Final = re.compile(r"\w+")
+
+
+def class_of(text: str, before: str) -> TokenClass:
+    """The class of a token by what it adds to a text; `before` is the text of the token before it."""
+    core = text.strip()
+    if not any(character.isalnum() for character in core):
+        return "punctuation and space"
+    if core[:1].isdigit():
+        return "number"
+    if not text[:1].isspace() and before[-1:].isalnum():
+        return "rest of a word"
+    return "capitalised word" if core[:1].isupper() else "other word"
+
+
+def words_of_tokens(texts: Sequence[str]) -> list[str]:
+    """The word of the text that each token is a part of, empty for tokens without one."""
+    text = "".join(texts)
+    ends = np.cumsum([len(one) for one in texts])
+    words = [""] * len(texts)
+    for match in _WORD.finditer(text):
+        first, last = np.searchsorted(ends, [match.start(), match.end() - 1], side="right").tolist()
+        for place in range(first, last + 1):
+            words[place] = match[0]
+    return words
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared(Measure):
+    """A figure of two runs over the same targets: `step` with passages, `without` none."""
+
+    without: Step
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Both runs."""
+        return (self.step, self.without)
+
+    def gains_T(self, folders: Folders) -> DoubleArray:
+        """The gain of each target in nats."""
+        return _gains(folders[self.step], folders[self.without])
+
+
+@lru_cache(maxsize=8)
+def _gains(run: Path, without: Path) -> DoubleArray:
+    first, second = read_tokens(run), read_tokens(without)
+    if not np.array_equal(first.tokens_T, second.tokens_T):
+        raise UsageError(f"{run} and {without} are runs over different targets.")
+    return first.log_probs_T.astype(np.float64) - second.log_probs_T
+
+
+def _some(values_T: DoubleArray, chosen_T: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Sample:
+    """The mean of some targets, over stretches of the text."""
+    whole = stretches(values_T * chosen_T, lambda mean: mean)
+    sizes = whole.counts_U
+    units_T = np.repeat(np.arange(len(sizes)), sizes)
+    counts_U = np.bincount(units_T, chosen_T, minlength=len(sizes)).astype(np.int64)
+    there_U = counts_U > 0
+    if not there_U.any():
+        return Sample(np.array([np.nan]), np.ones(1, np.int64), lambda mean: mean)
+    return Sample(whole.sums_U[there_U], counts_U[there_U], lambda mean: mean)
+
+
+@dataclass(frozen=True, slots=True)
+class GainOfClass(_Compared):
+    """The mean gain of the tokens of a class."""
+
+    kind: TokenClass
+    share: bool = False
+    smaller_is_better: ClassVar[bool] = False
+
+    @property
+    def said(self) -> str:
+        """Its name."""
+        return "share of the tokens, %" if self.share else "gain, nats a token"
+
+    def sample(self, folders: Folders) -> Sample:
+        """The gains of these tokens; or which tokens these are."""
+        run = read_tokens(folders[self.step])
+        before = ["", *run.texts[:-1]]
+        chosen_T = np.array([class_of(*pair) == self.kind for pair in zip(run.texts, before, strict=True)])
+        if self.share:
+            return stretches(chosen_T.astype(np.float64), lambda mean: 100 * mean)
+        return _some(self.gains_T(folders), chosen_T)
+
+
+@dataclass(frozen=True, slots=True)
+class GainByFrequency(_Compared):
+    """The mean gain of tokens in words that stand in `least` to `most` of a million passages; `most` None is no bound.
+
+    `index` is an index for BM25 of the corpus: its terms are counted, so words without a term, such as stop words, are
+    left out.
+    """
+
+    index: Step
+    least: float
+    most: float | None
+    smaller_is_better: ClassVar[bool] = False
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Both runs and the index."""
+        return (self.step, self.without, self.index)
+
+    @property
+    def said(self) -> str:
+        """Its name."""
+        return "gain, nats a token"
+
+    def sample(self, folders: Folders) -> Sample:
+        """The gains of these tokens."""
+        rates_T = _rates(folders[self.step], folders[self.index])
+        most = np.inf if self.most is None else self.most
+        with np.errstate(invalid="ignore"):
+            chosen_T = (rates_T >= self.least) & (rates_T < most)
+        return _some(self.gains_T(folders), chosen_T)
+
+
+@lru_cache(maxsize=4)
+def _rates(run: Path, index: Path) -> DoubleArray:
+    """In how many of a million passages the word of each target stands; NaN for a word without a term."""
+    opened = open_index(index)
+    words = words_of_tokens(read_tokens(run).texts)
+    frequency = {word: opened.bm25.frequency(word) for word in {*words}}
+    rate = {word: np.nan if found is None else 1e6 * found / len(opened.passages) for word, found in frequency.items()}
+    return np.array([rate[word] for word in words])
+
+
+@dataclass(frozen=True, slots=True)
+class GainBelowOverlap(_Compared):
+    """By how many percent passages lower the token perplexity, if those that overlap the text more are taken out.
+
+    The overlap of a passage is the share of its runs of eight words that stand in the evaluated text. A target whose
+    passage overlaps more than `most` is counted as if it had been read without passages. With `share` the figure is how
+    many percent of the targets keep their passage.
+    """
+
+    most: float
+    share: bool = False
+    smaller_is_better: ClassVar[bool] = False
+
+    @property
+    def said(self) -> str:
+        """Its name."""
+        return "targets that keep their passage, %" if self.share else "lower perplexity, %"
+
+    def sample(self, folders: Folders) -> Sample:
+        """The gains of targets whose passage stays."""
+        overlap_T = _overlaps(folders[self.step])
+        kept_T = overlap_T <= self.most
+        if self.share:
+            return stretches(kept_T.astype(np.float64), lambda mean: 100 * mean)
+        return stretches(np.where(kept_T, self.gains_T(folders), 0.0), lambda mean: -100 * np.expm1(-mean))
+
+
+@lru_cache(maxsize=4)
+def _overlaps(run: Path) -> DoubleArray:
+    """For each target, the overlap of the passage that it was read with; 0 without a passage."""
+    tokens = read_tokens(run)
+    evaluated = Decontamination.of(texts=[tokens.before + "".join(tokens.texts)], ngram=NGRAM)
+    with damage_named(run, _REMEDY):
+        passages = pq.read_table(run / PASSAGES, columns=["passage", "text"]).to_pylist()
+        read = pq.read_table(run / TOKENS, columns=["passage"])["passage"].to_pylist()
+    overlap = {row["passage"]: evaluated.overlap(row["text"]) for row in passages}
+    return np.array([0.0 if number is None else overlap[number] for number in read])
+
+
+def below_overlap(places: Sequence[float], run: Step, without: Step) -> dict[float, GainBelowOverlap]:
+    """The gain for each greatest overlap."""
+    return {most: GainBelowOverlap(run, without, most) for most in places}

@@ -1,0 +1,204 @@
+"""What is read off the folders of finished steps: a figure with its interval, and the samples behind it.
+
+A measure names the steps that it needs. It gives a `Sample`: sums and counts over units (stretches of a text, or
+questions), of which the figure is a function. So every figure has an interval by bootstrap over units, and two figures
+over the same units have a paired one for their difference. Knows folders of runs; knows nothing of recipes.
+"""
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from ralm.answering.choices.run import CHOICES
+from ralm.answering.choices.subjects import category_of
+from ralm.answering.run import ANSWERS, SUMMARY
+from ralm.errors import UsageError
+from ralm.evaluation.bootstrap import bootstrap_means, interval
+from ralm.recipes.steps import Step
+from ralm.records import DoubleArray, IntArray
+from ralm.runs.comparison import STRETCH
+from ralm.runs.run import damage_named, read_tokens
+
+Folders = Mapping[Step, Path]
+Per = Literal["token", "word", "byte"]
+_FEWEST_UNITS: Final = 20
+"""A text with fewer stretches is cut into shorter ones."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """Sums and counts (U units), and the figure that the ratio of their totals gives."""
+
+    sums_U: DoubleArray
+    counts_U: IntArray
+    figure: Callable[[Any], Any]
+
+    @property
+    def value(self) -> float:
+        """The figure of all units."""
+        return float(self.figure(self.sums_U.sum() / self.counts_U.sum()))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Its 95% interval; None for a single unit."""
+        if len(self.counts_U) < 2:
+            return None
+        return interval(self.figure(bootstrap_means(self.sums_U[:, None], self.counts_U)[:, 0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Measure(ABC):
+    """A figure that a finished step gives."""
+
+    step: Step
+    smaller_is_better: ClassVar[bool] = False
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps whose folders it reads."""
+        return (self.step,)
+
+    @property
+    @abstractmethod
+    def said(self) -> str:
+        """Its name in a table."""
+
+    @abstractmethod
+    def sample(self, folders: Folders) -> Sample:
+        """The figure and what it is made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity(Measure):
+    """How well a text was predicted by `ralm eval`: token or word perplexity, or bits per byte."""
+
+    per: Per = "token"
+    smaller_is_better: ClassVar[bool] = True
+
+    @property
+    def said(self) -> str:
+        """Its name."""
+        return {"token": "token perplexity", "word": "word perplexity", "byte": "bits per byte"}[self.per]
+
+    def sample(self, folders: Folders) -> Sample:
+        """Negative log-probabilities over stretches of the text."""
+        nll_T, counted = _read(folders[self.step])
+        scale = len(nll_T) / counted[self.per]
+        figure = _bits if self.per == "byte" else np.exp
+        return stretches(nll_T, lambda mean: figure(mean * scale))
+
+
+def _bits(nats: Any) -> Any:
+    return nats / math.log(2)
+
+
+@lru_cache(maxsize=8)
+def _read(run: Path) -> tuple[DoubleArray, dict[str, float]]:
+    """The negative log-probability of every target, and what perplexities divide by."""
+    summary = summary_of(run)
+    counted = {"token": summary["tokens"], "word": summary["words"], "byte": summary["bytes"]}
+    return -read_tokens(run).log_probs_T.astype(np.float64), counted
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """The summary of a finished step; DamagedFolderError if it cannot be read."""
+    with damage_named(folder, "remove it and run the recipe again"):
+        found: dict[str, Any] = json.loads((folder / SUMMARY).read_bytes())
+    return found
+
+
+def stretches(values_T: DoubleArray, figure: Callable[[Any], Any]) -> Sample:
+    """A sample of stretches of 512 targets, or of shorter ones if there would be fewer than 20."""
+    size = max(1, min(STRETCH, len(values_T) // _FEWEST_UNITS))
+    units_T = np.arange(len(values_T)) // size
+    return Sample(np.bincount(units_T, values_T).astype(np.float64), np.bincount(units_T).astype(np.int64), figure)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Measure):
+    """How often `ralm qa` answered exactly right, as a percentage; with `measure="gold_log_prob"`, how likely the right
+    answer was, in nats a token."""
+
+    measure: Literal["exact_match", "gold_log_prob"] = "exact_match"
+
+    @property
+    def said(self) -> str:
+        """Its name."""
+        return "exact match, %" if self.measure == "exact_match" else "log-probability of a right token"
+
+    def sample(self, folders: Folders) -> Sample:
+        """What each question got."""
+        if self.measure == "exact_match":
+            return _questions(folders[self.step], ANSWERS, "exact_match")
+        columns = _columns(folders[self.step], ANSWERS, ["gold_log_prob", "gold_tokens"])
+        known = [pair for pair in zip(*columns, strict=True) if pair[0] is not None and pair[1]]
+        sums, counts = np.array(known, np.float64).reshape(-1, 2).T
+        return Sample(sums, counts.astype(np.int64), lambda mean: mean)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen(Measure):
+    """How often `ralm choice` chose right, as a percentage, in a category of MMLU or in all."""
+
+    category: str | None = None
+
+    @property
+    def said(self) -> str:
+        """Its name."""
+        return "accuracy, %"
+
+    def sample(self, folders: Folders) -> Sample:
+        """Which questions are right."""
+        right, subjects = _columns(folders[self.step], CHOICES, ["right", "subject"])
+        kept = [
+            one
+            for one, subject in zip(right, subjects, strict=True)
+            if self.category in (None, category_of(subject or ""))
+        ]
+        return _percent(kept, folders[self.step])
+
+
+def _questions(folder: Path, table: str, column: str) -> Sample:
+    return _percent(_columns(folder, table, [column])[0], folder)
+
+
+def _columns(folder: Path, table: str, names: list[str]) -> list[list[Any]]:
+    with damage_named(folder, "remove it and run the recipe again"):
+        read = pq.read_table(folder / table, columns=names)
+    return [read[name].to_pylist() for name in names]
+
+
+def _percent(values: list[bool | None], folder: Path) -> Sample:
+    """The share of what is right among what could be judged."""
+    judged = np.array([value for value in values if value is not None], np.float64)
+    if not len(judged):
+        raise UsageError(f"{folder} has no question that could be judged: its questions have no answers.")
+    return Sample(judged, np.ones(len(judged), np.int64), lambda mean: 100 * mean)
+
+
+@dataclass(frozen=True, slots=True)
+class OnCurve(Measure):
+    """The exact match of `ralm curve` with a number of passages, as a percentage."""
+
+    number: int
+
+    @property
+    def said(self) -> str:
+        """Its name."""
+        return "exact match, %"
+
+    def sample(self, folders: Folders) -> Sample:
+        """The row of the curve; exact matches are right or wrong, so their number tells all."""
+        rows = summary_of(folders[self.step])["rows"]
+        row = next(row for row in rows if row["documents"] == self.number)
+        questions = int(row["questions"])
+        right = np.arange(questions) < round(row["exact_match"] * questions)
+        return Sample(right.astype(np.float64), np.ones(questions, np.int64), lambda mean: 100 * mean)

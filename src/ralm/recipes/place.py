@@ -1,0 +1,257 @@
+"""The folder of recipes: where each step's result is, found by everything that decides it.
+
+    recipes.json     the version of ralm, and whether these are stand-ins
+    inputs/          data sets of the hub that had to be written to files
+    stand-ins/       what stands in for data and models
+    steps/           a folder or file for each step: its command, and a hash of everything that decides its result
+    tables/          a folder for each recipe: table, figure, cells
+
+Recipes that need the same step find the same folder. A hash is of the arguments; for a file or folder of the user, of
+its content; for a name of the hub, of the name; for another step, of that step's own hash.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from ralm.errors import DamagedFolderError, UsageError
+from ralm.folders.manifest import whole_checksum
+from ralm.folders.outputs import replaced_file
+from ralm.folders.work import locked_now
+from ralm.lm.options import ModelOptions
+from ralm.options import flags_of
+from ralm.recipes.measures import Measure
+from ralm.recipes.recipe import Recipe
+from ralm.recipes.resources import Resource
+from ralm.recipes.standing_in import MODEL, make_stand_ins, stand_in
+from ralm.recipes.steps import Argument, NameOf, Step
+from ralm.recipes.writing import write_resource, write_titles
+from ralm.version import __version__
+
+MARK: Final = "recipes.json"
+_READS_MODEL: Final = ("eval", "signals", "qa", "curve", "choice")
+_ON_CLUSTER: Final = (*_READS_MODEL, "train retriever")
+_HASH: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """How commands run: options of models, and the address of a Ray cluster. Of these only the number format decides
+    results."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    ray: str | None = None
+
+    def flags(self, step: Step) -> list[str]:
+        """The flags that a command gets for it."""
+        ray = [] if self.ray is None or not self._on_cluster(step) else ["--ray", self.ray]
+        if step.command in _READS_MODEL:
+            return [*flags_of(self.model, ModelOptions()), *ray]
+        dense = step.command == "index" and "--encoder" in step.arguments
+        device = self.model.device
+        if device == "auto" or not (dense or step.command.startswith("train")):
+            return ray
+        return ["--device", device, *ray]
+
+    def _on_cluster(self, step: Step) -> bool:
+        return step.command in _ON_CLUSTER or (step.command == "index" and "--encoder" not in step.arguments)
+
+    def decisive(self, step: Step) -> list[str]:
+        """What of it decides the result of a step."""
+        return [self.model.dtype] if step.command in _READS_MODEL else []
+
+
+class Place:
+    """The folder of recipes, and what the user gives instead of resources (`given`, by name).
+
+    Raises UsageError if the folder belongs to another version of ralm, holds results of the other kind (stand-ins or
+    not), or is something else.
+    """
+
+    def __init__(self, folder: Path, given: Mapping[str, str], *, stands_in: bool, ways: Ways) -> None:
+        self.folder = folder
+        self.given = given
+        self.stands_in = stands_in
+        self.ways = ways
+        self._keys: dict[Step, str] = {}
+        self._identities: dict[Resource, str] = {}
+        _check_mark(folder, self._mark)
+
+    @property
+    def _mark(self) -> dict[str, object]:
+        return {"kind": "recipes", "ralm": __version__, "stand_in": self.stands_in}
+
+    def begin(self) -> None:
+        """Make the folder and mark it; make the stand-ins if they are needed."""
+        if not (self.folder / MARK).exists():
+            with replaced_file(self.folder / MARK) as stream:
+                json.dump(self._mark, stream)
+        if self.stands_in:
+            _ = self._stand_ins
+
+    @cached_property
+    def _stand_ins(self) -> Path:
+        folder = self.folder / "stand-ins"
+        make_stand_ins(folder)
+        return folder
+
+    def folder_of(self, step: Step) -> Path:
+        """Where the result of a step is, finished or not yet."""
+        name = f"{step.command.replace(' ', '-')}-{self._key(step)}"
+        return self.folder / "steps" / (f"{name}.json" if step.makes_file else name)
+
+    def is_done(self, step: Step) -> bool:
+        """Whether the result of a step is there; it appears at once, when it is complete."""
+        return self.folder_of(step).exists()
+
+    def command_line(self, step: Step) -> list[str]:
+        """The arguments of `ralm` for a step."""
+        arguments = [self._written(argument) for argument in step.arguments]
+        return [*step.command.split(), *arguments, *self.ways.flags(step), "--out", str(self.folder_of(step))]
+
+    def distinct_steps(self, steps: Sequence[Step]) -> list[Step]:
+        """The steps without those whose result is that of an earlier one; only stand-ins have such."""
+        return [*{self.folder_of(step): step for step in reversed(steps)}.values()][::-1]
+
+    def distinct(self, recipe: Recipe) -> Recipe:
+        """A recipe without the cells and orders that repeat others: where one model stands in for all, its figures are
+        those of every model. Such cells are named after what stands in."""
+        if not self.stands_in:
+            return recipe
+        cells = {(one.how, one.column, one.at, self._folders(one.measure)): one for one in reversed(recipe.cells)}
+        orders = {
+            (self._folders(one.better), self._folders(one.worse), type(one.better)): one
+            for one in reversed(recipe.orders)
+        }
+        named = [replace(one, model=f"{MODEL} for {one.model}") if one.measure else one for one in cells.values()]
+        return replace(recipe, cells=tuple(named[::-1]), orders=tuple([*orders.values()][::-1]))
+
+    def _folders(self, measure: Measure | None) -> tuple[Path, ...]:
+        return () if measure is None else tuple(self.folder_of(step) for step in measure.steps)
+
+    def value(self, resource: Resource) -> str:
+        """What a command reads for a resource; the file may not be there yet (`provide`)."""
+        if resource.name in self.given:
+            return self.given[resource.name]
+        if self.stands_in:
+            return stand_in(resource.kind, self._stand_ins)
+        return str(self._file(resource)) if resource.writes else resource.source
+
+    def provide(self, step: Step) -> None:
+        """Write the files of the hub's data sets that a step reads, unless they are there.
+
+        Raises what `write_resource` raises.
+        """
+        for resource in step.resources:
+            self._provide(resource)
+
+    def is_from_hub(self, resource: Resource) -> bool:
+        """Whether a resource is read from the hub."""
+        return not self.stands_in and resource.name not in self.given
+
+    def _provide(self, resource: Resource) -> None:
+        if not (resource.writes and self.is_from_hub(resource)) or self._file(resource).exists():
+            return
+        for one in resource.of:
+            self._provide(one)
+        file = self._file(resource)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with locked_now(file.with_suffix(".lock"), wait=True):
+            if file.exists():
+                return
+            if resource.writes == "titles":
+                write_titles((Path(self.value(one)).read_text(encoding="utf-8") for one in resource.of), file)
+            else:
+                write_resource(resource, file)
+
+    def _file(self, resource: Resource) -> Path:
+        suffix = ".jsonl" if resource.writes in ("articles", "lines") else ".txt"
+        spelt = json.dumps([resource.source, resource.writes, resource.only, resource.most])
+        return self.folder / "inputs" / f"{resource.name}-{_hash(spelt)[:8]}{suffix}"
+
+    def _key(self, step: Step) -> str:
+        if step not in self._keys:
+            decides = [self._identity(argument) for argument in step.arguments]
+            self._keys[step] = _hash(json.dumps([step.command, decides, self.ways.decisive(step)]))
+        return self._keys[step]
+
+    def _written(self, argument: Argument) -> str:
+        match argument:
+            case Step():
+                return str(self.folder_of(argument))
+            case NameOf(step=step):
+                return self.folder_of(step).name
+            case Resource():
+                return self.value(argument)
+            case _:
+                return argument
+
+    def _identity(self, argument: Argument) -> object:
+        match argument:
+            case Step():
+                return ["step", self._key(argument)]
+            case NameOf(step=step):
+                return ["name", self._key(step)]
+            case Resource():
+                if argument not in self._identities:
+                    self._identities[argument] = self._identity_of(argument)
+                return ["resource", self._identities[argument]]
+            case _:
+                return argument
+
+    def _identity_of(self, resource: Resource) -> str:
+        """What decides what is read: a name and the content of files."""
+        if resource.writes and self.is_from_hub(resource):
+            return " ".join([self._file(resource).name, *(self._identity_of(one) for one in resource.of)])
+        value = self.value(resource)
+        path = Path(value)
+        if value == MODEL or not path.exists():
+            return value
+        name = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path.resolve()
+        files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+        return " ".join([str(name), *(f"{one.name} {whole_checksum(one)}" for one in files)])
+
+
+def check_given(given: Mapping[str, str], known: list[str]) -> None:
+    """Raise UsageError if a name is that of no resource."""
+    for name in given:
+        if name not in known:
+            raise UsageError(f"there is no resource {name!r} here; {nearest(name, known)}.")
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """The names that are most like a wrong one, for a message."""
+    like = get_close_matches(name, known, n=3, cutoff=0.4)
+    return f"did you mean {', '.join(like)}?" if like else f"there are {', '.join(known)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:_HASH]
+
+
+def _check_mark(folder: Path, mark: Mapping[str, object]) -> None:
+    file = folder / MARK
+    if not file.exists():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder} is not a folder of recipes, and is not empty: choose another `out`.")
+        return
+    try:
+        found = json.loads(file.read_bytes())
+        kind, version, stands_in = found["kind"], found["ralm"], found["stand_in"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedFolderError(f"{folder} is damaged: its {MARK} cannot be read; choose another `out`.") from error
+    if kind != mark["kind"]:
+        raise UsageError(f"{folder} is not a folder of recipes: choose another `out`.")
+    if version != mark["ralm"]:
+        raise UsageError(
+            f"{folder} holds results of ralm {version}, and this is {__version__}: figures of two versions are not "
+            "mixed. Choose another `out`, or use that version."
+        )
+    if stands_in != mark["stand_in"]:
+        held = "stand-ins" if stands_in else "no stand-ins"
+        raise UsageError(f"{folder} holds results with {held}: choose another `out`.")

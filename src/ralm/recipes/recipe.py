@@ -1,0 +1,146 @@
+"""What a recipe is: a table whose cells are figures of steps, with the paper's own figures beside them.
+
+A recipe is built for a scale: the paper's, or a small one that stands in for it (`STAND_IN`). Both are the same graph.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ralm.reading.plan import PlanOptions
+from ralm.recipes.measures import Measure
+from ralm.recipes.steps import Step, in_order
+from ralm.training.options import RerankerOptions, RetrieverTrainingOptions, TrainingOptions
+from ralm.training.signal_options import ExampleOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How large a run is. `limit_tokens` of a text and `limit` of questions are read; None is all. With `small`,
+    windows are blocked and short, trainings are a few steps, and fewer candidates and shots are used."""
+
+    small: bool = False
+    limit_tokens: int | None = None
+    limit: int | None = None
+
+    def plan(self, plan: PlanOptions) -> PlanOptions:
+        """What is read for a stride."""
+        if not self.small:
+            return plan
+        if plan.windows == "rolling":
+            return replace(plan, stride=33, query_tokens=31, document_tokens=64, max_length=224)
+        return replace(plan, windows="blocked", block=64, document_tokens=128, max_length=384)
+
+    def candidates(self, number: int) -> int:
+        """Among how many passages a reranker chooses."""
+        return min(number, 6) if self.small else number
+
+    def documents(self, number: int) -> int:
+        """How many passages an ensemble reads."""
+        return min(number, 4) if self.small else number
+
+    def shots(self, number: int) -> int:
+        """How many demonstrations are shown."""
+        return min(number, 2) if self.small else number
+
+    def training(self, training: TrainingOptions) -> TrainingOptions:
+        """How long a small model is trained."""
+        few = {"steps": 12, "batch": 8, "evaluate_every": 6, "checkpoint_every": 6, "learning_rate": 1e-4}
+        return replace(training, **few, evaluated=32) if self.small else training  # type: ignore[arg-type]
+
+    def reranker(self, options: RerankerOptions) -> RerankerOptions:
+        """What a reranker reads."""
+        return replace(options, max_length=128) if self.small else options
+
+    def examples(self, examples: ExampleOptions) -> ExampleOptions:
+        """What is sampled to learn from."""
+        if not self.small:
+            return examples
+        few = replace(examples, examples=64, seed=0)
+        if examples.continuation_tokens > 4:
+            return replace(few, continuation_tokens=32, prefix_tokens=32, sequence_tokens=64, query_tokens=32)
+        return replace(few, prefix_tokens=64, sequence_tokens=128)
+
+    def retriever(self, both: RetrieverTrainingOptions) -> RetrieverTrainingOptions:
+        """How both encoders are trained."""
+        return replace(both, candidates=4, refresh_every=6) if self.small else both
+
+
+FULL = Scale()
+STAND_IN = Scale(small=True, limit_tokens=800, limit=24)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A figure of a table: of a `model` that reads as `how` says, in a `column`; in a figure, `at` a place of its x.
+
+    `measure` None is a figure that cannot be measured again; `why_not` says why.
+    """
+
+    model: str
+    how: str
+    column: str
+    measure: Measure | None
+    published: float | None = None
+    at: float | None = None
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """An order that the paper reports: one figure is better than another."""
+
+    better: Measure
+    worse: Measure
+    said: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """How the cells are drawn: lines over `at`, or bars; `over` is the name of the x axis."""
+
+    kind: Literal["lines", "bars"]
+    over: str
+    logarithmic: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A table or figure of a paper: its cells, the orders that it shows, and how it is drawn.
+
+    `differs` says what this recipe does otherwise than the paper, and why.
+    """
+
+    name: str
+    paper: str
+    about: str
+    cells: tuple[Cell, ...]
+    orders: tuple[Order, ...] = ()
+    figure: Figure | None = None
+    differs: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> list[str]:
+        """The models that `--only` can choose."""
+        return list(dict.fromkeys(cell.model for cell in self.cells if cell.measure))
+
+    @property
+    def measures(self) -> list[Measure]:
+        """The measures of its cells and orders, each once."""
+        cells = [cell.measure for cell in self.cells if cell.measure]
+        return list(dict.fromkeys([*cells, *(one for order in self.orders for one in (order.better, order.worse))]))
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps that it runs, in order."""
+        return in_order([step for measure in self.measures for step in measure.steps])
+
+    def only(self, model: str) -> "Recipe":
+        """The part about one model."""
+        cells = tuple(cell for cell in self.cells if cell.model == model)
+        steps = {step for cell in cells if cell.measure for step in cell.measure.steps}
+        orders = tuple(order for order in self.orders if {*order.better.steps, *order.worse.steps} <= steps)
+        return replace(self, cells=cells, orders=orders)
+
+
+Builder = Callable[[Scale], Recipe]

@@ -1,0 +1,165 @@
+"""Tables 2 and 3: MMLU and open-domain questions, with an ensemble over ten passages."""
+
+from typing import Final
+
+from ralm.pipeline.options import ReadingOptions
+from ralm.reading.ensemble import Ensemble
+from ralm.recipes.measures import Answered, Chosen
+from ralm.recipes.recipe import Cell, Order, Recipe, Scale
+from ralm.recipes.replug.readings import DENSE, DOCUMENTS, ENCODING, SUPERVISION, trained_retriever
+from ralm.recipes.resources import (
+    CONTRIEVER,
+    LLAMA,
+    MMLU,
+    MMLU_DEV,
+    NQ,
+    NQ_TRAIN,
+    TRIVIA_QA,
+    TRIVIA_QA_TRAIN,
+    WIKIPEDIA,
+    Resource,
+)
+from ralm.recipes.steps import Step, ask, choose, index
+
+_LM: Final = LLAMA[1]
+_NAME: Final = "LLaMA-13B"
+_HOWS: Final = ("none", "REPLUG", "REPLUG LSR")
+_CATEGORIES: Final = {"Humanities": "humanities", "Social.": "social sciences", "STEM": "STEM", "Other": "other"}
+_CODEX: Final = {
+    "none": (74.2, 76.9, 57.8, 70.1, 68.3),
+    "REPLUG": (76.0, 79.7, 58.8, 72.1, 71.4),
+    "REPLUG LSR": (76.5, 79.9, 58.9, 73.2, 71.8),
+}
+_LLAMA_ALL: Final = {"none": 55.6, "REPLUG": 58.8, "REPLUG LSR": 59.3}
+_LLAMA_QA: Final = {"none": (29.0, 69.6), "REPLUG": (36.1, 73.3), "REPLUG LSR": (37.2, 74.1)}
+_CODEX_QA: Final = {"none": (40.6, 73.6), "REPLUG": (44.7, 76.8), "REPLUG LSR": (45.5, 77.3)}
+_GONE: Final = "no longer offered"
+_SHOTS: Final = 16
+_CHOICE_SHOTS: Final = 5
+
+
+def _indexes(scale: Scale) -> dict[str, Step | None]:
+    """Wikipedia as Contriever sees it, before and after LSR; None without passages."""
+    return {
+        "none": None,
+        "REPLUG": index(WIKIPEDIA, encoder=CONTRIEVER, encoding=ENCODING),
+        "REPLUG LSR": index(WIKIPEDIA, encoder=trained_retriever(scale), encoding=ENCODING),
+    }
+
+
+def _ensemble(scale: Scale) -> ReadingOptions:
+    return ReadingOptions(reader="ensemble", ensemble=Ensemble(documents=scale.documents(DOCUMENTS)))
+
+
+def table_2(scale: Scale) -> Recipe:
+    """MMLU by category."""
+    steps = {
+        how: choose(
+            MMLU,
+            _LM,
+            demonstrations=MMLU_DEV,
+            shots=scale.shots(_CHOICE_SHOTS),
+            index=own,
+            retrieval=DENSE if own else None,
+            reading=_ensemble(scale) if own else None,
+            limit=None if scale.limit is None else max(1, scale.limit // len(_CATEGORIES)),
+        )
+        for how, own in _indexes(scale).items()
+    }
+    columns = {**_CATEGORIES, "All": None}
+    cells = [
+        Cell(
+            model=_NAME,
+            how=how,
+            column=f"{column}, accuracy, %",
+            measure=Chosen(step, category),
+            published=_LLAMA_ALL[how] if category is None else None,
+        )
+        for how, step in steps.items()
+        for column, category in columns.items()
+    ]
+    cells += [
+        Cell(model="Codex", how=how, column=f"{column}, accuracy, %", measure=None, published=value, why_not=_GONE)
+        for how, values in _CODEX.items()
+        for column, value in zip(columns, values, strict=True)
+    ]
+    return Recipe(
+        name="replug/table-2",
+        paper="REPLUG, Table 2",
+        about="MMLU with five demonstrations of the subject, each with its own first passage, and the question with "
+        "each of ten passages of Wikipedia; the letters' probabilities are averaged.",
+        cells=tuple(cells),
+        orders=(
+            Order(better=Chosen(steps["REPLUG"]), worse=Chosen(steps["none"]), said="REPLUG > none"),
+            Order(better=Chosen(steps["REPLUG LSR"]), worse=Chosen(steps["REPLUG"]), said="REPLUG LSR > REPLUG"),
+        ),
+        differs=(SUPERVISION, "Codex is no longer offered; its figures are the paper's alone."),
+    )
+
+
+def table_3(scale: Scale) -> Recipe:
+    """Natural Questions and TriviaQA."""
+    cells, orders = list[Cell](), list[Order]()
+    sets = (("NQ", NQ, NQ_TRAIN), ("TriviaQA", TRIVIA_QA, TRIVIA_QA_TRAIN))
+    for place, (column, questions, shown) in enumerate(sets):
+        steps = {how: _asked(scale, questions, shown, own) for how, own in _indexes(scale).items()}
+        measured = {how: Answered(step) for how, step in steps.items()}
+        likely = {how: Answered(step, "gold_log_prob") for how, step in steps.items()}
+        cells += [
+            Cell(
+                model=_NAME,
+                how=how,
+                column=f"{column}, exact match, %",
+                measure=one,
+                published=_LLAMA_QA[how][place],
+            )
+            for how, one in measured.items()
+        ]
+        cells += [
+            Cell(model=_NAME, how=how, column=f"{column}, log-probability of a token of the answer", measure=one)
+            for how, one in likely.items()
+        ]
+        orders += [
+            Order(better=measured["REPLUG"], worse=measured["none"], said=f"{column}: REPLUG > none"),
+            Order(better=measured["REPLUG LSR"], worse=measured["REPLUG"], said=f"{column}: REPLUG LSR > REPLUG"),
+            Order(better=likely["REPLUG"], worse=likely["none"], said=f"{column}: right answer likelier with REPLUG"),
+        ]
+        cells += [
+            Cell(
+                model="Codex",
+                how=how,
+                column=f"{column}, exact match, %",
+                measure=None,
+                published=_CODEX_QA[how][place],
+                why_not=_GONE,
+            )
+            for how in _HOWS
+        ]
+    return Recipe(
+        name="replug/table-3",
+        paper="REPLUG, Table 3",
+        about="Questions with 16 demonstrations, each with its own first passage, and the question with each of ten "
+        "passages of Wikipedia; the distributions of every token are averaged. The log-probability of the right answer "
+        "is ours.",
+        cells=tuple(cells),
+        orders=tuple(orders),
+        differs=(
+            SUPERVISION,
+            "Demonstrations are the first 16 of the training sets; the paper does not say which it takes.",
+            "Codex is no longer offered; its figures are the paper's alone.",
+        ),
+    )
+
+
+def _asked(scale: Scale, questions: Resource, shown: Resource, own: Step | None) -> Step:
+    return ask(
+        questions,
+        _LM,
+        index=own,
+        retrieval=DENSE if own else None,
+        reading=_ensemble(scale) if own else None,
+        demonstrations=shown,
+        shots=scale.shots(_SHOTS),
+        prompt="replug",
+        limit=scale.limit,
+    )

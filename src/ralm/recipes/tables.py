@@ -1,0 +1,247 @@
+"""A recipe's result on disk: the paper's table with our figures beside, and a plot.
+
+table.md, table.html   the table as in the paper, the orders, and where every cell comes from
+cells.csv, .parquet    a row for each cell, with its command and folder
+figure.png             the figure, if the recipe has one
+manifest.json          the name of the recipe, and a checksum of each file
+"""
+
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from pydantic import JsonValue
+
+from ralm.folders.manifest import write_manifest
+from ralm.folders.outputs import new_folder
+from ralm.recipes.place import Place
+from ralm.recipes.results import Measured, Ordered, Result
+from ralm.recipes.running import shown
+
+KIND: Final = "recipe"
+FORMAT_VERSION: Final = 1
+MARKDOWN: Final = "table.md"
+PAGE: Final = "table.html"
+CSV: Final = "cells.csv"
+CELLS: Final = "cells.parquet"
+FIGURE: Final = "figure.png"
+STAND_IN: Final = (
+    "STAND-IN: small local data and models took the place of the paper's. These figures are not comparable with the "
+    "paper's; they show that the recipe runs, and which of its orders hold here."
+)
+_NOTHING: Final = "-"
+_STYLE: Final = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem}"
+    "table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #8886;padding:.3rem .6rem;text-align:left}"
+    "code{font-size:.85em;overflow-wrap:anywhere}.stand-in{border:2px solid #c60;padding:.5rem 1rem}"
+    ":root{color-scheme:light dark}"
+)
+
+
+def folder_name(recipe: str) -> str:
+    """The name of the folder of a recipe's table."""
+    return recipe.replace("/", "-")
+
+
+def write_result(result: Result, place: Place) -> Path:
+    """Write the folder of a recipe's result atomically, in place of an older one; returns it."""
+    folder = place.folder / "tables" / folder_name(result.recipe.name)
+    with new_folder(folder, kind=KIND, force=True) as partial:
+        cells = _cells(result, place)
+        pq.write_table(cells, partial / CELLS, compression="zstd")
+        pyarrow.csv.write_csv(cells, partial / CSV)
+        (partial / MARKDOWN).write_text(markdown(result, place), encoding="utf-8")
+        if result.recipe.figure is not None:
+            from ralm.recipes.figures import draw
+
+            draw(result, partial / FIGURE, stands_in=place.stands_in)
+        (partial / PAGE).write_text(_page(result, place), encoding="utf-8")
+        settings: dict[str, JsonValue] = {"recipe": result.recipe.name, "stand_in": place.stands_in}
+        write_manifest(
+            partial,
+            kind=KIND,
+            format_version=FORMAT_VERSION,
+            settings=settings,
+            counts={"cells": len(result.cells)},
+        )
+    return folder
+
+
+def markdown(result: Result, place: Place) -> str:
+    """The table, the orders and the provenance as Markdown."""
+    recipe = result.recipe
+    parts = [f"# {recipe.paper}: {recipe.name}", recipe.about]
+    if place.stands_in:
+        parts.insert(1, f"**{STAND_IN}**")
+    parts += [_as_markdown(*table(result, stands_in=place.stands_in)), _NOTES]
+    if recipe.figure is not None:
+        parts.append(f"![{recipe.name}]({FIGURE})")
+    if result.orders:
+        parts += ["## Orders that the paper reports", _as_markdown(*orders(result))]
+    if recipe.differs:
+        parts += ["## What differs from the paper", "\n".join(f"- {one}" for one in recipe.differs)]
+    parts += ["## Where the figures come from", _as_markdown(*provenance(result, place), code=2)]
+    return "\n\n".join(parts) + "\n"
+
+
+_NOTES: Final = (
+    "Ours with the 95% interval of a bootstrap over stretches of the text, or over questions; in brackets the "
+    "difference from the paper."
+)
+
+
+def table(result: Result, *, stands_in: bool) -> tuple[list[str], list[list[str]]]:
+    """The heads and rows of the table as in the paper: a row for each way of reading, two columns for each column."""
+    columns = list(dict.fromkeys(one.cell.column for one in result.cells))
+    places = any(one.cell.at is not None for one in result.cells)
+    over = result.recipe.figure.over if result.recipe.figure else "at"
+    heads = ["Model", "Reading", *([over] if places else [])]
+    heads += [head for column in columns for head in (f"{column}: paper", "ours")]
+    cells = {(one.cell.model, one.cell.how, one.cell.at, one.cell.column): one for one in result.cells}
+    rows = []
+    for model, how, at in dict.fromkeys(key[:3] for key in cells):
+        row = [model, how, *([_NOTHING if at is None else f"{at:g}"] if places else [])]
+        for column in columns:
+            row += _pair(cells.get((model, how, at, column)), stands_in=stands_in)
+        rows.append(row)
+    return heads, rows
+
+
+def _pair(one: Measured | None, *, stands_in: bool) -> list[str]:
+    """The paper's figure and ours, with the difference unless that of stand-ins."""
+    if one is None:
+        return [_NOTHING, _NOTHING]
+    published = _NOTHING if one.cell.published is None else f"{one.cell.published:g}"
+    if one.value is None:
+        return [published, one.cell.why_not or _NOTHING]
+    between = "" if one.interval is None else f" ({number(one.interval[0])} to {number(one.interval[1])})"
+    difference = "" if stands_in or one.difference is None else f" [{one.difference:+.2f}]"
+    return [published, f"{number(one.value)}{between}{difference}"]
+
+
+def orders(result: Result) -> tuple[list[str], list[list[str]]]:
+    """The heads and rows of the orders."""
+    heads = ["Order", "Better", "Worse", "Change (95%)", "Here"]
+    return heads, [
+        [one.order.said, number(one.better), number(one.worse), _change(one), one.verdict] for one in result.orders
+    ]
+
+
+def _change(one: Ordered) -> str:
+    if one.change is None or one.interval is None:
+        return _NOTHING
+    write: Callable[[float], str] = "{:+.1%}".format if one.is_relative else "{:+.2f}".format
+    return f"{write(one.change)} ({write(one.interval[0])} to {write(one.interval[1])})"
+
+
+def provenance(result: Result, place: Place) -> tuple[list[str], list[list[str]]]:
+    """The heads and rows of where cells come from: their names, folders and commands."""
+    rows: dict[str, list[str]] = {}
+    for one in result.cells:
+        for step in one.cell.measure.steps if one.cell.measure else ():
+            folder = place.folder_of(step)
+            name = f"{one.cell.model}, {one.cell.how}"
+            rows.setdefault(folder.name, [name, f"steps/{folder.name}", shown(place.command_line(step))])
+    return ["Figure", "Folder", "Command"], [*rows.values()]
+
+
+def number(value: float) -> str:
+    """A figure with as many digits as papers print."""
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}"
+
+
+def _cells(result: Result, place: Place) -> pa.Table:
+    rows = [_row(one, place) for one in result.cells]
+    kinds = {name: pa.string() for name in _TEXTS} | {name: pa.float64() for name in _NUMBERS}
+    schema = pa.schema([*kinds.items(), ("stand_in", pa.bool_())])
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+_TEXTS: Final = ("model", "how", "column", "measure", "folder", "command", "why_not")
+_NUMBERS: Final = ("at", "published", "value", "low", "high", "difference")
+
+
+def _row(one: Measured, place: Place) -> Mapping[str, object]:
+    steps = one.cell.measure.steps if one.cell.measure else ()
+    low, high = one.interval or (None, None)
+    return {
+        "model": one.cell.model,
+        "how": one.cell.how,
+        "column": one.cell.column,
+        "measure": one.cell.measure.said if one.cell.measure else "",
+        "at": one.cell.at,
+        "published": one.cell.published,
+        "value": one.value,
+        "low": low,
+        "high": high,
+        "difference": None if place.stands_in else one.difference,
+        "folder": " ".join(f"steps/{place.folder_of(step).name}" for step in steps),
+        "command": "; ".join(shown(place.command_line(step)) for step in steps),
+        "why_not": one.cell.why_not,
+        "stand_in": place.stands_in,
+    }
+
+
+def result_as_json(result: Result, place: Place, folder: Path) -> JsonValue:
+    """The cells and orders by name."""
+    cells: list[JsonValue] = [{**_row(one, place)} for one in result.cells]  # type: ignore[dict-item]
+    found: list[JsonValue] = [
+        {
+            "order": one.order.said,
+            "better": one.better,
+            "worse": one.worse,
+            "change": one.change,
+            "interval": None if one.interval is None else [*one.interval],
+            "verdict": one.verdict,
+        }
+        for one in result.orders
+    ]
+    name = result.recipe.name
+    return {"recipe": name, "stand_in": place.stands_in, "folder": str(folder), "cells": cells, "orders": found}
+
+
+def _as_markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], code: int | None = None) -> str:
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    written = [[f"`{cell}`" if place == code else cell for place, cell in enumerate(row)] for row in rows]
+    return "\n".join([line(heads), "|" + "---|" * len(heads), *map(line, written)])
+
+
+def _as_html(heads: Sequence[str], rows: Iterable[Sequence[str]], code: int | None = None) -> str:
+    def line(cells: Iterable[str], tag: str) -> str:
+        written = (html.escape(cell) for cell in cells)
+        inner = (
+            f"<code>{cell}</code>" if place == code and tag == "td" else cell for place, cell in enumerate(written)
+        )
+        return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in inner) + "</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    return f"<table><thead>{line(heads, 'th')}</thead><tbody>{body}</tbody></table>"
+
+
+def _page(result: Result, place: Place) -> str:
+    recipe = result.recipe
+    title = html.escape(f"{recipe.paper}: {recipe.name}")
+    parts = [f"<h1>{title}</h1>"]
+    if place.stands_in:
+        parts.append(f'<p class="stand-in"><strong>{html.escape(STAND_IN)}</strong></p>')
+    parts += [
+        f"<p>{html.escape(recipe.about)}</p>",
+        _as_html(*table(result, stands_in=place.stands_in)),
+        f"<p>{html.escape(_NOTES)}</p>",
+    ]
+    if recipe.figure is not None:
+        parts.append(f'<p><img src="{FIGURE}" alt="{title}" style="max-width:100%"></p>')
+    if result.orders:
+        parts += ["<h2>Orders that the paper reports</h2>", _as_html(*orders(result))]
+    if recipe.differs:
+        items = "".join(f"<li>{html.escape(one)}</li>" for one in recipe.differs)
+        parts += ["<h2>What differs from the paper</h2>", f"<ul>{items}</ul>"]
+    parts += ["<h2>Where the figures come from</h2>", _as_html(*provenance(result, place), code=2)]
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
