@@ -7,14 +7,11 @@ half at an event of the file system drawn at random, for most that can go wrong 
 import csv
 import json
 import os
-import random
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -26,8 +23,7 @@ from ralm.retrieval.dense.loading import load_encoder
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.index import open_index
 from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT
-from tests.cli.test_signals import processes, wait_until
-from tests.forked import Programs
+from tests.killed import Killed
 from tests.tiny_encoders import save_tiny_bert
 from tests.tiny_models import save_tiny_model
 from tests.training.made_signals import save_signals
@@ -74,42 +70,6 @@ COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
 """Each command, what makes an older result of it, and what makes the one that is killed."""
 
 
-class Killed:
-    """The program in a folder of its own; `answer` runs it there and may kill it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.random = random.Random(0)
-        self.errors = ""
-        warm = [[*command, *options, "--out", f"old-{name}"] for name, (command, options, _) in COMMANDS.items()]
-        warm += [[*command, *options, "--out", f"new-{name}"] for name, (command, _, options) in COMMANDS.items()]
-        warm.insert(0, ["index", "corpus.jsonl", "--words", "10", "--workers", "1", "--out", "index"])
-        self.programs = Programs(f"from tests.killed_program import load; load({warm})", folder)
-
-    def answer(self, arguments: list[str], *, seconds: float = 0.0, event: int = 0) -> "Answer":
-        """Run it; kill it after some seconds, or at an event (`tests.killed_program`)."""
-        counter = self.folder / "events"
-        counter.write_bytes(bytes(8))
-        begin = time.monotonic()
-        process = self.programs.start("tests.killed_program", counter, "out", event, *arguments, folder=self.folder)
-        if seconds:
-            time.sleep(seconds)
-            process.kill()
-        _, self.errors = process.communicate(timeout=300)
-        took = time.monotonic() - begin
-        wait_until(lambda: not list(processes(process.pid)), "a process is left")
-        assert process.returncode is not None
-        return Answer(process.returncode, took, int.from_bytes(counter.read_bytes(), sys.byteorder))
-
-
-class Answer(NamedTuple):
-    """The exit status, the seconds that it took, and the events that it came to."""
-
-    status: int
-    seconds: float
-    events: int
-
-
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
     folder = tmp_path_factory.mktemp("killed")
@@ -123,7 +83,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
     save_tiny_bert(folder / "bert")
     save_tiny_model("gpt2", folder / "lm")
     save_taught_index(folder)
-    program = Killed(folder)
+    warm = [["index", "corpus.jsonl", "--words", "10", "--workers", "1", "--out", "index"]]
+    warm += [[*command, *options, "--out", f"old-{name}"] for name, (command, options, _) in COMMANDS.items()]
+    warm += [[*command, *options, "--out", f"new-{name}"] for name, (command, _, options) in COMMANDS.items()]
+    program = Killed(folder, warm)
     yield program
     program.programs.close()
 

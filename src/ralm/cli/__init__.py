@@ -113,7 +113,7 @@ recipe = typer.Typer(
 )
 recipe.command("list")(command(list_recipes))
 recipe.command("show")(command(show))
-recipe.command("run")(command(run))
+recipe.command("run")(command(run, rehearses=False))
 app.add_typer(recipe, name="recipe")
 
 

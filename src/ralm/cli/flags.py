@@ -6,6 +6,7 @@ make flags flat, and takes two to three times as long to answer --help.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_args, get_origin
@@ -76,9 +77,10 @@ class Part(NamedTuple):
         return negative_of(self.written)
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
+def command(function: Callable[..., None], *, rehearses: bool = True) -> Callable[..., None]:
     """The function with a signature for typer. A parameter declared with an `Option` becomes a flag, and so does each
-    option of a record that is a parameter. Error messages that name Python arguments name the flags instead."""
+    option of a record that is a parameter. Error messages that name Python arguments name the flags instead. A command
+    that `rehearses` writes and prints nothing in a dry run."""
     taken = [Part(one.name, *annotation(one.annotation), one.default) for one in _parameters_of(function)]
     flat: dict[str, list[Part]] = {}
     for part in _flat(taken):
@@ -87,7 +89,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     def run(**values: Any) -> None:
         try:
-            with rehearsal(values) as used:
+            with rehearsal(values) if rehearses else nullcontext(values) as used:
                 function(**{part.name: _value(part, used) for part in taken})
         except RalmError as error:
             error.args = (with_flags(str(error), names),)

@@ -170,7 +170,6 @@ def _print_steps(recipe: "Recipe", place: "Place", *, json: bool) -> None:
     from ralm.recipes.estimates import estimate, total
     from ralm.recipes.running import shown
 
-    place.begin()
     found = [(step, place.is_done(step), estimate(step, place)) for step in place.distinct_steps(recipe.steps)]
     rest = total([needed for _, done, needed in found if not done])
     if json:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from ralm.errors import UsageError
-from ralm.recipes.analyses import recipes as analyses
+from ralm.recipes.analyses import paper_or_code, recipes as analyses
 from ralm.recipes.in_context_ralm import questions, retrievers, strides, table_1, table_2, table_3
 from ralm.recipes.place import nearest
 from ralm.recipes.recipe import FULL, Builder, Recipe, Scale
@@ -36,6 +36,7 @@ _BUILDERS: Final[tuple[Builder, ...]] = (
     analyses.gain_by_token,
     analyses.contamination,
     analyses.oracle_by_candidates,
+    paper_or_code.recipe,
 )
 
 

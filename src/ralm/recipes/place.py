@@ -13,7 +13,7 @@ its content; for a name of the hub, of the name; for another step, of that step'
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -26,10 +26,10 @@ from ralm.folders.work import locked_now
 from ralm.lm.options import ModelOptions
 from ralm.options import flags_of
 from ralm.recipes.measures import Measure
-from ralm.recipes.recipe import Recipe
+from ralm.recipes.recipe import Cell, Order, Recipe
 from ralm.recipes.resources import Resource
 from ralm.recipes.standing_in import MODEL, make_stand_ins, stand_in
-from ralm.recipes.steps import Argument, NameOf, Step
+from ralm.recipes.steps import Argument, Step
 from ralm.recipes.writing import write_resource, write_titles
 from ralm.version import __version__
 
@@ -87,15 +87,14 @@ class Place:
         return {"kind": "recipes", "ralm": __version__, "stand_in": self.stands_in}
 
     def begin(self) -> None:
-        """Make the folder and mark it; make the stand-ins if they are needed."""
+        """Make the folder and mark it."""
         if not (self.folder / MARK).exists():
             with replaced_file(self.folder / MARK) as stream:
                 json.dump(self._mark, stream)
-        if self.stands_in:
-            _ = self._stand_ins
 
     @cached_property
     def _stand_ins(self) -> Path:
+        self.begin()
         folder = self.folder / "stand-ins"
         make_stand_ins(folder)
         return folder
@@ -116,23 +115,30 @@ class Place:
 
     def distinct_steps(self, steps: Sequence[Step]) -> list[Step]:
         """The steps without those whose result is that of an earlier one; only stand-ins have such."""
-        return [*{self.folder_of(step): step for step in reversed(steps)}.values()][::-1]
+        distinct: dict[Path, Step] = {}
+        for step in steps:
+            distinct.setdefault(self.folder_of(step), step)
+        return [*distinct.values()]
 
     def distinct(self, recipe: Recipe) -> Recipe:
         """A recipe without the cells and orders that repeat others: where one model stands in for all, its figures are
         those of every model. Such cells are named after what stands in."""
         if not self.stands_in:
             return recipe
-        cells = {(one.how, one.column, one.at, self._folders(one.measure)): one for one in reversed(recipe.cells)}
-        orders = {
-            (self._folders(one.better), self._folders(one.worse), type(one.better)): one
-            for one in reversed(recipe.orders)
-        }
+        cells: dict[object, Cell] = {}
+        for cell in recipe.cells:
+            own = cell.model if cell.measure is None else self._measured(cell.measure)
+            cells.setdefault((cell.how, cell.column, cell.at, own), cell)
+        orders: dict[object, Order] = {}
+        for order in recipe.orders:
+            orders.setdefault((self._measured(order.better), self._measured(order.worse)), order)
         named = [replace(one, model=f"{MODEL} for {one.model}") if one.measure else one for one in cells.values()]
-        return replace(recipe, cells=tuple(named[::-1]), orders=tuple([*orders.values()][::-1]))
+        return replace(recipe, cells=tuple(named), orders=tuple(orders.values()))
 
-    def _folders(self, measure: Measure | None) -> tuple[Path, ...]:
-        return () if measure is None else tuple(self.folder_of(step) for step in measure.steps)
+    def _measured(self, measure: Measure) -> tuple[object, ...]:
+        """What a measure reads off which folders."""
+        values = [getattr(measure, field.name) for field in fields(measure)]
+        return (type(measure), *(self.folder_of(one) if isinstance(one, Step) else one for one in values))
 
     def value(self, resource: Resource) -> str:
         """What a command reads for a resource; the file may not be there yet (`provide`)."""
@@ -184,8 +190,6 @@ class Place:
         match argument:
             case Step():
                 return str(self.folder_of(argument))
-            case NameOf(step=step):
-                return self.folder_of(step).name
             case Resource():
                 return self.value(argument)
             case _:
@@ -195,8 +199,6 @@ class Place:
         match argument:
             case Step():
                 return ["step", self._key(argument)]
-            case NameOf(step=step):
-                return ["name", self._key(step)]
             case Resource():
                 if argument not in self._identities:
                     self._identities[argument] = self._identity_of(argument)

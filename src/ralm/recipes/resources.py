@@ -140,8 +140,10 @@ REALNEWS_DEV = Resource(
     kind="text",
     source="hf:allenai/c4:realnewslike:validation",
     writes="joined",
-    tokens=11_000_000,
-    note="C4's part that is like RealNews; RealNews itself is given to those who ask its authors",
+    most=600,
+    tokens=500_000,
+    note="C4's part that is like RealNews, which is given to those who ask its authors. The paper does not say how "
+    "much it reads; these are the first 600 documents",
 )
 REALNEWS_TRAIN = Resource(
     name="realnews-train",
@@ -156,7 +158,9 @@ _PILE = (
 )
 
 
-def _pile(subset: str, split: str, kind: Kind, *, tokens: int = 0, passages: int = 0) -> Resource:
+def _pile(
+    subset: str, split: str, kind: Kind, *, most: int | None = None, tokens: int = 0, passages: int = 0
+) -> Resource:
     name = subset.lower().replace(" ", "-")
     return Resource(
         name=f"pile-{name}-{split}",
@@ -164,13 +168,19 @@ def _pile(subset: str, split: str, kind: Kind, *, tokens: int = 0, passages: int
         source=f"hf:monology/pile-uncopyrighted:{split}",
         writes="joined" if kind == "text" else "lines",
         only=("meta.pile_set_name", subset),
-        note=_PILE,
+        most=most,
+        note=_PILE
+        if most is None
+        else f"{_PILE}. The paper does not say how much it reads; these are the first {most}",
         tokens=tokens,
         passages=passages,
     )
 
 
-PILE_TEST = tuple(_pile(name, "test", "text", tokens=15_000_000) for name in ("ArXiv", "StackExchange", "FreeLaw"))
+PILE_TEST = tuple(
+    _pile(name, "test", "text", most=most, tokens=500_000)
+    for name, most in (("ArXiv", 40), ("StackExchange", 800), ("FreeLaw", 140))
+)
 PILE_TRAIN = tuple(
     _pile(name, "train", "corpus", passages=passages)
     for name, passages in (("ArXiv", 60_000_000), ("StackExchange", 45_000_000), ("FreeLaw", 85_000_000))

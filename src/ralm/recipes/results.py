@@ -16,7 +16,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A cell with our figure and its 95% interval; None where it cannot be measured, or has a single unit."""
+    """A cell with our figure and its 95% interval; None where there is nothing to measure, or one unit."""
 
     cell: Cell
     value: float | None
@@ -82,7 +82,7 @@ def measure_recipe(recipe: Recipe, folders: Folders) -> Result:
 
 
 def _measured(cell: Cell, sample: Sample | None) -> Measured:
-    if sample is None:
+    if sample is None or np.isnan(sample.value):
         return Measured(cell=cell, value=None, interval=None)
     return Measured(cell=cell, value=sample.value, interval=sample.interval)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from ralm.answering.options import AnswerOptions, ChoiceOptions
+from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
 from ralm.corpus.splitting import Splitting
 from ralm.options import flags_of
 from ralm.pipeline.options import ReadingOptions
@@ -42,8 +42,6 @@ class Step:
         for one in self.arguments:
             if isinstance(one, Step):
                 yield one
-            elif isinstance(one, NameOf):
-                yield one.step
 
     @property
     def resources(self) -> Iterator[Resource]:
@@ -51,14 +49,7 @@ class Step:
         yield from (one for one in self.arguments if isinstance(one, Resource))
 
 
-@dataclass(frozen=True, slots=True)
-class NameOf:
-    """The name of the folder of a step, which is the name of the vectors that `ralm train retriever` adds."""
-
-    step: Step
-
-
-Argument: TypeAlias = str | Resource | Step | NameOf
+Argument: TypeAlias = str | Resource | Step
 
 
 def in_order(wanted: Sequence[Step]) -> list[Step]:
@@ -131,8 +122,6 @@ def evaluate(
     reranker: Step | None = None,
     candidates: int = RerankOptions().candidates,
     rerank_lm: Resource | None = None,
-    query_encoder: Step | None = None,
-    vectors: Step | None = None,
     limit_tokens: int | None = None,
 ) -> Step:
     """A text that a model reads, with passages of an index, with those that were retrieved, or without.
@@ -147,8 +136,6 @@ def evaluate(
         chosen = RerankOptions(method="predictive", cross_encoder="", candidates=candidates)
         arguments += flags_of(chosen, replace(RerankOptions(), cross_encoder="")) + _given("--reranker", reranker)
     arguments += _given("--rerank-lm", rerank_lm)
-    arguments += _given("--query-encoder", query_encoder)
-    arguments += ["--vectors", NameOf(vectors)] if vectors else []
     if index is None and plan.windows != "rolling":  # no query is asked
         plan = replace(plan, query_tokens=PlanOptions().query_tokens)
     always = ("query_tokens",) if index and retrieval.is_dense else ()
@@ -212,18 +199,16 @@ def ask(
     prompt: str | None = None,
     answering: AnswerOptions | None = None,
     numbers: Sequence[int] | None = None,
-    query_encoder: Step | None = None,
-    vectors: Step | None = None,
+    semantics: AnswerSemantics = "paper",
     limit: int | None = None,
 ) -> Step:
     """Questions that a model answers; with `numbers`, with several numbers of passages (`ralm curve`)."""
     arguments: list[Argument] = [questions, "--lm", lm, *_given("--index", index)]
     arguments += flags_of(retrieval or RetrieverOptions(), RetrieverOptions()) if index else []
-    arguments += _given("--query-encoder", query_encoder)
-    arguments += ["--vectors", NameOf(vectors)] if vectors else []
     arguments += flags_of(reading or ReadingOptions(), ReadingOptions())
     arguments += _given("--demonstrations", demonstrations) + _number("--shots", shots)
     arguments += ["--prompt", prompt] if prompt else []
+    arguments += [] if semantics == "paper" else ["--semantics", semantics]
     arguments += flags_of(answering or AnswerOptions(), AnswerOptions())
     arguments += ["--numbers", ",".join(map(str, numbers))] if numbers else []
     return Step("curve" if numbers else "qa", (*arguments, *_number("--limit", limit)))
@@ -239,16 +224,14 @@ def choose(
     retrieval: RetrieverOptions | None = None,
     reading: ReadingOptions | None = None,
     choosing: ChoiceOptions | None = None,
-    query_encoder: Step | None = None,
-    vectors: Step | None = None,
+    prompt: str | None = None,
     limit: int | None = None,
 ) -> Step:
     """Multiple choice."""
     arguments: list[Argument] = [questions, "--lm", lm, *_given("--index", index)]
     arguments += flags_of(retrieval or RetrieverOptions(), RetrieverOptions()) if index else []
-    arguments += _given("--query-encoder", query_encoder)
-    arguments += ["--vectors", NameOf(vectors)] if vectors else []
     arguments += flags_of(reading or ReadingOptions(), ReadingOptions())
+    arguments += ["--prompt", prompt] if prompt else []
     arguments += ["--demonstrations", demonstrations, "--shots", str(shots)]
     arguments += flags_of(choosing or ChoiceOptions(), ChoiceOptions())
     return Step("choice", (*arguments, *_number("--limit", limit)))

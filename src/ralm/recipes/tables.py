@@ -95,20 +95,27 @@ _NOTES: Final = (
 
 
 def table(result: Result, *, stands_in: bool) -> tuple[list[str], list[list[str]]]:
-    """The heads and rows of the table as in the paper: a row for each way of reading, two columns for each column."""
+    """The heads and rows of the table as in the paper: a row for each way of reading, and beside each column of the
+    paper one with our figures; ours alone if the paper has none."""
     columns = list(dict.fromkeys(one.cell.column for one in result.cells))
     places = any(one.cell.at is not None for one in result.cells)
     over = result.recipe.figure.over if result.recipe.figure else "at"
     heads = ["Model", "Reading", *([over] if places else [])]
-    heads += [head for column in columns for head in (f"{column}: paper", "ours")]
+    published = {one.cell.column for one in result.cells if one.cell.published is not None}
+    heads += [head for column in columns for head in _heads(column, published=column in published)]
     cells = {(one.cell.model, one.cell.how, one.cell.at, one.cell.column): one for one in result.cells}
     rows = []
     for model, how, at in dict.fromkeys(key[:3] for key in cells):
         row = [model, how, *([_NOTHING if at is None else f"{at:g}"] if places else [])]
         for column in columns:
-            row += _pair(cells.get((model, how, at, column)), stands_in=stands_in)
+            pair = _pair(cells.get((model, how, at, column)), stands_in=stands_in)
+            row += pair if column in published else pair[1:]
         rows.append(row)
     return heads, rows
+
+
+def _heads(column: str, *, published: bool) -> list[str]:
+    return [f"{column}: paper", "ours"] if published else [column]
 
 
 def _pair(one: Measured | None, *, stands_in: bool) -> list[str]:

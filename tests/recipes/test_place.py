@@ -1,0 +1,110 @@
+"""A step is found again by everything that decides it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ralm.errors import DamagedFolderError, UsageError
+from ralm.lm.options import ModelOptions
+from ralm.reading.plan import PlanOptions
+from ralm.recipes.place import MARK, Place, Ways, check_given
+from ralm.recipes.resources import GPT2, OPT, WIKITEXT_TEST, WIKITEXT_TITLES, WIKITEXT_TRAIN
+from ralm.recipes.steps import Step, evaluate, index, retrieve
+from tests.cli.program import ralm
+
+STEP = evaluate(WIKITEXT_TEST, GPT2[0], PlanOptions())
+
+
+def name(step: Step, tmp_path: Path, given: dict[str, str] | None = None, ways: Ways | None = None) -> str:
+    place = Place(tmp_path / "out", given or {}, stands_in=False, ways=ways or Ways())
+    return place.folder_of(step).name
+
+
+def test_what_decides_a_step_is_in_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("one")
+    given = {WIKITEXT_TEST.name: str(file)}
+    names = [name(STEP, tmp_path), name(STEP, tmp_path, given)]
+    file.write_text("two")
+    names.append(name(STEP, tmp_path, given))
+    names.append(name(evaluate(WIKITEXT_TEST, GPT2[1], PlanOptions()), tmp_path))
+    names.append(name(evaluate(WIKITEXT_TEST, GPT2[0], PlanOptions(stride=8)), tmp_path))
+    names.append(name(STEP, tmp_path, ways=Ways(model=ModelOptions(dtype="bfloat16"))))
+    assert len(set(names)) == len(names)
+    assert name(STEP, tmp_path, given) == names[2], "the same file has the same name"
+    assert name(STEP, tmp_path, ways=Ways(model=ModelOptions(device="cpu"), ray="auto")) == names[0]
+
+
+def test_what_decides_an_earlier_step_decides_a_later_one(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("{}")
+    step = retrieve(WIKITEXT_TEST, GPT2[0], index(WIKITEXT_TRAIN), PlanOptions(), k=2)
+    given = {WIKITEXT_TRAIN.name: str(corpus)}
+    first = name(step, tmp_path, given)
+    corpus.write_text('{"text": "more"}')
+    assert name(step, tmp_path, given) != first
+
+
+def test_a_file_of_a_model_decides(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    first = name(STEP, tmp_path, {GPT2[0].name: str(model)})
+    (model / "config.json").write_text('{"a": 1}')
+    assert name(STEP, tmp_path, {GPT2[0].name: str(model)}) != first
+
+
+def test_titles_depend_on_the_texts_that_they_are_taken_from(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(" = One = \n")
+    step = index(WIKITEXT_TRAIN, titles=WIKITEXT_TITLES)
+    assert name(step, tmp_path, {WIKITEXT_TEST.name: str(text)}) != name(step, tmp_path)
+
+
+def test_the_command_line_of_a_step(tmp_path: Path) -> None:
+    ways = Ways(model=ModelOptions(dtype="bfloat16", device="cuda"), ray="auto")
+    place = Place(tmp_path / "out", {"gpt2": "mine"}, stands_in=False, ways=ways)
+    line = place.command_line(STEP)
+    assert line[0] == "eval"
+    assert line[2:] == [
+        *["--lm", "mine", "--dtype", "bfloat16", "--device", "cuda", "--ray", "auto"],
+        *["--out", str(place.folder_of(STEP))],
+    ]
+    retrieval = place.command_line(retrieve(WIKITEXT_TEST, OPT[0], index(WIKITEXT_TRAIN), PlanOptions(), k=3))
+    assert "--ray" not in retrieval
+    assert retrieval[-1].endswith(".json")
+
+
+def test_results_of_another_version_are_not_mixed(tmp_path: Path) -> None:
+    place = Place(tmp_path / "out", {}, stands_in=False, ways=Ways())
+    place.begin()
+    mark = json.loads((tmp_path / "out" / MARK).read_text())
+    with pytest.raises(UsageError, match="holds results with no stand-ins"):
+        Place(tmp_path / "out", {}, stands_in=True, ways=Ways())
+    (tmp_path / "out" / MARK).write_text(json.dumps({**mark, "ralm": "0.0.1"}))
+    with pytest.raises(UsageError, match=r"holds results of ralm 0\.0\.1"):
+        Place(tmp_path / "out", {}, stands_in=False, ways=Ways())
+    (tmp_path / "out" / MARK).write_text("{")
+    with pytest.raises(DamagedFolderError, match="recipes.json cannot be read"):
+        Place(tmp_path / "out", {}, stands_in=False, ways=Ways())
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is not a folder of recipes, and is not empty"):
+        Place(tmp_path, {}, stands_in=False, ways=Ways())
+
+
+def test_the_nearest_names_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no resource 'gpt-2' here; did you mean gpt2"):
+        check_given({"gpt-2": "x"}, ["gpt2", "wikipedia-2018"])
+    answer = ralm("recipe", "run", "in-context-ralm/tabel-1", "--out", tmp_path)
+    assert answer.status == 2
+    assert "no recipe 'in-context-ralm/tabel-1'; did you mean in-context-ralm/table-1" in answer.err
+    answer = ralm("recipe", "run", "in-context-ralm/table-1", "--only", "GPT-2 XXL", "--out", tmp_path)
+    assert answer.status == 2
+    assert "no model 'GPT-2 XXL' that can be run; did you mean GPT-2 XL" in answer.err
+    answer = ralm("recipe", "run", "in-context-ralm/table-1", "--use", "gpt2", "--out", tmp_path)
+    assert answer.status == 2
+    assert "--use takes NAME=VALUE" in answer.err

@@ -1,0 +1,68 @@
+"""Every recipe runs with stand-ins, from index to figure, and finds its steps again."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from ralm.folders.manifest import read_manifest
+from ralm.recipes.catalogue import recipes
+from ralm.recipes.recipe import STAND_IN
+from ralm.recipes.tables import CELLS, FIGURE, FORMAT_VERSION, KIND, MARKDOWN, PAGE, folder_name
+from tests.cli.program import ralm
+
+RECIPES = recipes(STAND_IN)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize("paper", ["in-context-ralm", "replug", "analysis"])
+def test_every_recipe_runs_from_index_to_figure(paper: str, tmp_path: Path) -> None:
+    names = [name for name in RECIPES if name.startswith(f"{paper}/")]
+    assert names
+    for name in names:
+        answer = ralm("recipe", "run", name, "--stand-in", "--out", tmp_path)
+        assert answer.status == 0, (name, answer.err)
+        folder = tmp_path / "tables" / folder_name(name)
+        check_result(name, folder, tmp_path, answer.out)
+        written = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
+        again = ralm("recipe", "run", name, "--stand-in", "--out", tmp_path)
+        assert again.status == 0, (name, again.err)
+        steps = [line for line in again.err.splitlines() if line.startswith("ralm: [")]
+        assert steps, name
+        assert all(line.endswith("done before") for line in steps), again.err
+        assert written == {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
+
+
+def check_result(name: str, folder: Path, out: Path, said: str) -> None:
+    recipe = RECIPES[name]
+    read_manifest(folder, kind=KIND, format_version=FORMAT_VERSION)
+    text = (folder / MARKDOWN).read_text()
+    assert "STAND-IN" in text, name
+    assert "STAND-IN" in said, name
+    assert "STAND-IN" in (folder / PAGE).read_text(), name
+    assert (folder / FIGURE).exists() == (recipe.figure is not None), name
+    rows = pq.read_table(folder / CELLS).to_pylist()
+    measured = [row for row in rows if row["measure"]]
+    assert measured, name
+    for row in measured:
+        assert row["stand_in"] is True
+        assert row["difference"] is None, "a stand-in's figure is not compared with the paper's"
+        assert row["value"] is not None, (name, row)
+        assert all((out / step).exists() for step in row["folder"].split()), (name, row)
+        assert row["command"].startswith("ralm "), row
+    for row in rows:
+        assert row["measure"] or row["why_not"], (name, row)
+    published = {cell.published for cell in recipe.cells if cell.published is not None}
+    assert {row["published"] for row in rows if row["published"] is not None} <= published
+    if recipe.orders:
+        assert "Orders that the paper reports" in text, name
+
+
+def test_readings_of_a_text_share_what_is_retrieved() -> None:
+    """Table 1's three ways of choosing read one file of passages for each corpus."""
+    steps = RECIPES["in-context-ralm/table-1"].steps
+    evaluations = [step for step in steps if step.command == "eval" and "--retrieved" in step.arguments]
+    read = {one for step in evaluations for one in step.steps if one.command == "retrieve"}
+    assert len(evaluations) == 4 * (5 * 2 + 1), "four models; BM25 and zero-shot on five corpora, predictive on one"
+    assert len(read) == 5

@@ -1,0 +1,92 @@
+"""Steps are commands of the program, and records become its flags."""
+
+from dataclasses import replace
+
+import pytest
+import typer
+
+from ralm.cli import app
+from ralm.options import flags_of
+from ralm.pipeline.options import ReadingOptions
+from ralm.reading.ensemble import Ensemble
+from ralm.reading.plan import PlanOptions
+from ralm.recipes.catalogue import recipe_named, recipes
+from ralm.recipes.recipe import FULL, STAND_IN, Scale
+from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN, Resource
+from ralm.recipes.steps import Step, evaluate, in_order, index, retrieve
+from ralm.reranking.options import RerankOptions
+
+
+def spelt(step: Step) -> list[str]:
+    """The arguments of a step with names in place of resources and steps."""
+
+    def text(argument: object) -> str:
+        match argument:
+            case Resource(name=name):
+                return name
+            case Step():
+                return "a-step"
+            case _:
+                return str(argument)
+
+    return [*step.command.split(), *map(text, step.arguments), "--out", "out"]
+
+
+@pytest.mark.parametrize("scale", [FULL, STAND_IN], ids=["full", "stand-in"])
+def test_every_step_is_a_command_of_the_program(scale: Scale) -> None:
+    program = typer.main.get_command(app)
+    for step in {step for recipe in recipes(scale).values() for step in recipe.steps}:
+        command, arguments = program, spelt(step)
+        while hasattr(command, "commands"):
+            name, *arguments = arguments
+            command = command.commands[name]
+        with command.make_context("ralm", arguments, resilient_parsing=False) as context:
+            assert context.params["out"] is not None
+
+
+def test_the_plan_of_a_step_is_the_one_that_was_asked_for() -> None:
+    plan = PlanOptions(semantics="official", stride=8, windows="blocked", block=64)
+    reading = ReadingOptions(reader="ensemble", ensemble=Ensemble(documents=3, weights="uniform"))
+    step = evaluate(WIKITEXT_TEST, GPT2[0], plan, index=index(WIKITEXT_TRAIN), reading=reading, limit_tokens=90)
+    assert spelt(step)[1:-2] == [
+        *["wikitext-103-test", "--lm", "gpt2", "--index", "a-step", "--reader", "ensemble", "--documents", "3"],
+        *["--weights", "uniform", "--semantics", "official", "--stride", "8", "--windows", "blocked", "--block", "64"],
+        *["--limit-tokens", "90"],
+    ]
+
+
+def test_flags_tell_only_what_differs() -> None:
+    base = RerankOptions()
+    assert flags_of(base, base) == []
+    assert flags_of(replace(base, method="oracle", candidates=4), base) == ["--rerank", "oracle", "--candidates", "4"]
+    assert flags_of(base, base, ("candidates",)) == ["--candidates", "16"]
+
+
+def test_steps_come_after_what_they_need() -> None:
+    own = index(WIKITEXT_TRAIN)
+    found = retrieve(WIKITEXT_TEST, GPT2[0], own, PlanOptions(), k=2)
+    first = evaluate(WIKITEXT_TEST, GPT2[0], PlanOptions(), retrieved=found)
+    second = evaluate(WIKITEXT_TEST, GPT2[1], PlanOptions(), retrieved=found)
+    assert in_order([first, second]) == [own, found, first, second]
+
+
+def test_one_model_is_a_part_of_a_recipe() -> None:
+    whole = recipe_named("in-context-ralm/table-1")
+    part = recipe_named("in-context-ralm/table-1", only="GPT-2 M")
+    assert {cell.model for cell in part.cells} == {"GPT-2 M"}
+    assert len(part.cells) == len(whole.cells) // 4
+    assert part.orders
+    assert all("GPT-2 M" in order.said for order in part.orders)
+    read = {resource.name for step in part.steps if step.command == "eval" for resource in step.resources}
+    assert "gpt2-medium" in read
+    assert "gpt2-xl" not in read
+
+
+@pytest.mark.parametrize("scale", [FULL, STAND_IN], ids=["full", "stand-in"])
+def test_recipes_say_where_their_figures_come_from(scale: Scale) -> None:
+    for name, recipe in recipes(scale).items():
+        places = [(cell.model, cell.how, cell.column, cell.at) for cell in recipe.cells]
+        assert len(places) == len(set(places)), f"{name} has a cell twice"
+        for cell in recipe.cells:
+            assert (cell.measure is None) == bool(cell.why_not), (name, cell)
+        assert recipe.models, name
