@@ -1,0 +1,259 @@
+"""Figures of finished steps are those of plain loops over their tables."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ralm.errors import DamagedFolderError, UsageError
+from ralm.reading.plan import PlanOptions
+from ralm.recipes.analyses.gains import (
+    NGRAM,
+    GainBelowOverlap,
+    GainByFrequency,
+    GainOfClass,
+    class_of,
+    words_of_tokens,
+)
+from ralm.recipes.measures import Answered, Chosen, Measure, OnCurve, Perplexity, Sample, stretches
+from ralm.recipes.recipe import Cell, Order, Recipe
+from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN
+from ralm.recipes.results import Ordered, measure_recipe
+from ralm.recipes.steps import Step, evaluate, index
+from ralm.retrieval.analysis.analyser import Analyser
+from ralm.retrieval.analysis.named import analysis_named
+from ralm.retrieval.index import open_index
+from tests.cli.program import ralm
+from tests.cli.test_cli import STORIES, TEXT
+from tests.tiny_models import save_tiny_model
+
+WITH = evaluate(WIKITEXT_TEST, GPT2[0], PlanOptions(stride=8))
+WITHOUT = evaluate(WIKITEXT_TEST, GPT2[0], PlanOptions())
+CORPUS = index(WIKITEXT_TRAIN)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Step, Path]:
+    folder = tmp_path_factory.mktemp("measured")
+    rows = [{"id": name, "title": title, "text": text} for name, title, text in STORIES]
+    # a passage that repeats a part of the text
+    rows.append({"id": "copy", "title": "", "text": TEXT[:300]})
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "text.txt").write_text(TEXT)
+    save_tiny_model("gpt2", folder / "lm")
+    found = {WITH: folder / "with", WITHOUT: folder / "without", CORPUS: folder / "index"}
+    commands = [
+        ["index", folder / "corpus.jsonl", "--words", "25", "--out", found[CORPUS]],
+        ["eval", folder / "text.txt", "--index", found[CORPUS], "--lm", folder / "lm", "--out", found[WITH]],
+        ["eval", folder / "text.txt", "--lm", folder / "lm", "--out", found[WITHOUT]],
+    ]
+    for command in commands:
+        short = ["--max-length", "64", "--document-tokens", "24"] if command[0] == "eval" else []
+        answer = ralm(*command, *short)
+        assert answer.status == 0, answer.err
+    return found
+
+
+def tokens(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(folder / "tokens.parquet").to_pylist()
+    return rows
+
+
+def gains(folders: dict[Step, Path]) -> list[float]:
+    pairs = zip(tokens(folders[WITH]), tokens(folders[WITHOUT]), strict=True)
+    return [float(one["log_prob"]) - float(other["log_prob"]) for one, other in pairs]
+
+
+@pytest.mark.parametrize(
+    ("per", "name"), [("token", "token_perplexity"), ("word", "word_perplexity"), ("byte", "bits_per_byte")]
+)
+def test_perplexities_are_those_of_the_run(folders: dict[Step, Path], per: str, name: str) -> None:
+    sample = Perplexity(WITH, per).sample(folders)  # type: ignore[arg-type]
+    summary = json.loads((folders[WITH] / "summary.json").read_text())
+    assert sample.value == pytest.approx(summary[name], rel=1e-5)
+    low, high = sample.interval or (math.nan, math.nan)
+    assert low < sample.value < high
+
+
+def test_short_texts_have_twenty_stretches_and_long_ones_of_512() -> None:
+    assert stretches(np.ones(100), lambda mean: mean).counts_U.tolist() == [5] * 20
+    assert stretches(np.ones(512 * 20 + 3), lambda mean: mean).counts_U.tolist() == [512] * 20 + [3]
+    assert stretches(np.ones(1), lambda mean: mean).interval is None
+
+
+def order_of(better: Measure, worse: Measure, folders: dict[Step, Path]) -> Ordered:
+    order = Order(better=better, worse=worse, said="")
+    recipe = Recipe(
+        name="x",
+        paper="",
+        about="",
+        cells=(Cell(model="m", how="h", column="c", measure=better, published=2.0),),
+        orders=(order,),
+    )
+    result = measure_recipe(recipe, folders)
+    assert result.cells[0].difference == pytest.approx(better.sample(folders).value - 2.0)
+    return result.orders[0]
+
+
+def test_an_order_is_judged_by_paired_draws(folders: dict[Step, Path]) -> None:
+    one = order_of(Perplexity(WITH), Perplexity(WITHOUT), folders)
+    assert one.change == pytest.approx(math.exp(-np.mean(gains(folders))) - 1, rel=1e-4)
+    assert one.interval is not None
+    both = order_of(Perplexity(WITHOUT), Perplexity(WITH), folders)
+    assert {one.verdict, both.verdict} in ({"seen", "the other way"}, {"not clear"})
+    same = order_of(Perplexity(WITH), Perplexity(WITH), folders)
+    assert (same.change, same.interval, same.verdict) == (0, (0, 0), "not clear")
+
+
+class _Given(Measure):
+    """Values that are given, a question each."""
+
+    values: tuple[float, ...] = ()
+
+    @property
+    def said(self) -> str:
+        return "given"
+
+    def sample(self, folders: object) -> Sample:
+        return Sample(np.array(self.values), np.ones(len(self.values), np.int64), lambda mean: mean)
+
+
+def given(*values: float) -> Measure:
+    kind = type(f"Given{len(values)}{values[0]}", (_Given,), {"values": values})
+    return kind(WITH)  # type: ignore[no-any-return]
+
+
+def test_verdicts_follow_the_interval() -> None:
+    folders: dict[Step, Path] = {WITH: Path()}
+    high, low = given(*[1.0] * 30), given(*[0.0] * 30)
+    assert order_of(high, low, folders).verdict == "seen"
+    assert order_of(low, high, folders).verdict == "the other way"
+    assert order_of(given(*[0.0, 1.0] * 15), given(*[1.0, 0.0] * 15), folders).verdict == "not clear"
+    assert order_of(high, given(*[0.0] * 29), folders).verdict == "not comparable"
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "kind"),
+    [
+        (" Radium", "the", "capitalised word"),
+        (" radium", "the", "other word"),
+        ("ium", " rad", "rest of a word"),
+        ("ium", " ", "other word"),
+        (" 1898", "in", "number"),
+        ("98", " 18", "number"),
+        (".", "radium", "punctuation and space"),
+        ("\n", ".", "punctuation and space"),
+        (" \N{LATIN CAPITAL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE}", "un", "capitalised word"),
+    ],
+)
+def test_classes_of_tokens(text: str, before: str, kind: str) -> None:
+    assert class_of(text, before) == kind
+
+
+def test_words_of_tokens() -> None:
+    assert words_of_tokens(["The", " rad", "ium", ",", " of", " 18", "98"]) == [
+        "The",
+        "radium",
+        "radium",
+        "",
+        "of",
+        "1898",
+        "1898",
+    ]
+
+
+def test_gains_by_class_are_those_of_a_loop(folders: dict[Step, Path]) -> None:
+    rows, gain = tokens(folders[WITH]), gains(folders)
+    kinds = [class_of(str(row["text"]), str(rows[i - 1]["text"]) if i else "") for i, row in enumerate(rows)]
+    for kind in {*kinds}:
+        own = [value for value, found in zip(gain, kinds, strict=True) if found == kind]
+        measured = GainOfClass(WITH, WITHOUT, kind).sample(folders)
+        assert measured.value == pytest.approx(np.mean(own), abs=1e-6)
+        share = GainOfClass(WITH, WITHOUT, kind, share=True).sample(folders)
+        assert share.value == pytest.approx(100 * len(own) / len(gain))
+
+
+def test_gains_by_frequency_are_those_of_a_loop(folders: dict[Step, Path]) -> None:
+    opened, analyse = open_index(folders[CORPUS]), Analyser(analysis_named("english"))
+    passages = [{*analyse(f"{one.title} {one.text}")} for one in opened.passages]
+    words = words_of_tokens([str(row["text"]) for row in tokens(folders[WITH])])
+
+    def rate(word: str) -> float | None:
+        counts = [sum(term in passage for passage in passages) for term in analyse(word)]
+        return 1e6 * min(counts) / len(passages) if counts else None
+
+    filled = 0
+    for least, most in ((0.0, 1.5e5), (1.5e5, 4e5), (4e5, None)):
+        own = [
+            value
+            for value, found in zip(gains(folders), map(rate, words), strict=True)
+            if found is not None and least <= found < (math.inf if most is None else most)
+        ]
+        filled += bool(own)
+        measured = GainByFrequency(WITH, WITHOUT, CORPUS, least, most).sample(folders)
+        expected = np.mean(own) if own else math.nan
+        assert measured.value == pytest.approx(expected, abs=1e-6, nan_ok=True)
+    assert filled > 1
+
+
+def test_the_contamination_curve_is_that_of_a_loop(folders: dict[Step, Path]) -> None:
+    rows, gain = tokens(folders[WITH]), gains(folders)
+    passages = pq.read_table(folders[WITH] / "passages.parquet").to_pylist()
+    evaluated = runs(TEXT)
+    overlap = {
+        row["passage"]: (sum(one in evaluated for one in runs(row["text"])) / len(runs(row["text"])))
+        if runs(row["text"])
+        else 0.0
+        for row in passages
+    }
+    assert any(overlap.values())
+    for most in (0.0, 0.3, 1.0):
+        kept = [row["passage"] is None or overlap[row["passage"]] <= most for row in rows]
+        own = [value if stays else 0.0 for value, stays in zip(gain, kept, strict=True)]
+        measured = GainBelowOverlap(WITH, WITHOUT, most).sample(folders)
+        assert measured.value == pytest.approx(100 * (1 - math.exp(-np.mean(own))), abs=1e-4)
+        share = GainBelowOverlap(WITH, WITHOUT, most, share=True).sample(folders)
+        assert share.value == pytest.approx(100 * np.mean(kept))
+
+
+def runs(text: str) -> list[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return [tuple(words[begin : begin + NGRAM]) for begin in range(len(words) - NGRAM + 1)]
+
+
+def test_answers_and_choices(tmp_path: Path) -> None:
+    table = {
+        "exact_match": [True, False, None, True],
+        "gold_log_prob": [-1.0, -4.0, None, -3.0],
+        "gold_tokens": [1, 3, 0, 2],
+    }
+    pq.write_table(pa.table(table), tmp_path / "answers.parquet")
+    choices = {"right": [True, False, True], "subject": ["anatomy", "philosophy", "anatomy"]}
+    pq.write_table(pa.table(choices), tmp_path / "choices.parquet")
+    folders = {WITH: tmp_path}
+    assert Answered(WITH).sample(folders).value == pytest.approx(200 / 3)
+    assert Chosen(WITH).sample(folders).value == pytest.approx(200 / 3)
+    assert Chosen(WITH, "STEM").sample(folders).value == 100
+    assert Chosen(WITH, "humanities").sample(folders).value == 0
+    with pytest.raises(UsageError, match="no question that could be judged"):
+        Chosen(WITH, "social sciences").sample(folders)
+    (tmp_path / "summary.json").write_text(
+        json.dumps(
+            {
+                "rows": [
+                    {"documents": 0, "questions": 4, "exact_match": 0.25},
+                    {"documents": 2, "questions": 4, "exact_match": 0.75},
+                ]
+            }
+        )
+    )
+    assert OnCurve(WITH, 2).sample(folders).value == 75
+    (tmp_path / "answers.parquet").write_text("damaged")
+    with pytest.raises(DamagedFolderError, match="remove it and run the recipe again"):
+        Answered(WITH).sample(folders)
