@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -41,27 +43,63 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def job(folder: Path, command: str) -> list[str]:
-    """A command, and which of its tables tells its result."""
-    how = [str(folder / "text.txt"), "--lm", "ralm-tiny", "--index", str(folder / "index")]
-    if command == "eval":
-        return [command, *how, "--stride", "1", "--limit-tokens", "600", "--document-tokens", "100"]
-    return [command, *how, "--examples", "40"]
+def job(folder: Path, command: str, out: Path) -> list[str]:
+    """A command that writes `out`, or that adds vectors to the index `out`."""
+    index, lm = ["--index", str(folder / "index")], ["--lm", "ralm-tiny"]
+    text, questions = str(folder / "text.txt"), str(folder / "questions.jsonl")
+    match command:
+        case "eval":
+            plan = ["--stride", "1", "--limit-tokens", "600", "--document-tokens", "100"]
+            return [command, text, *lm, *index, *plan, "--out", str(out)]
+        case "signals":
+            return [command, text, *lm, *index, "--examples", "40", "--out", str(out)]
+        case "qa":
+            return [command, questions, *lm, *index, "--out", str(out)]
+        case _:
+            return [command, str(out), "--encoder", str(folder / "bert"), "--vectors", "killed"]
 
 
-TABLES = {"eval": "tokens.parquet", "signals": "candidates/00000.parquet"}
-JOBS = ["eval", "signals"] if KILLS > 1 else ["eval"]
+def result(command: str, out: Path) -> Any:
+    """What is the same however often a command was killed; None if it has not ended."""
+    tables = {"eval": "tokens.parquet", "signals": "candidates/00000.parquet", "qa": "answers.parquet"}
+    if command == "encode":
+        opened = open_index(out)
+        if "killed" not in opened.vector_sets.sets:
+            return None
+        return opened.passage_vectors("killed").of(np.arange(len(opened.passages))).tolist()
+    if not (out / "manifest.json").exists():
+        return None
+    columns = ["question_id", "answer", "exact_match"] if command == "qa" else None  # figures differ in the last digits
+    return pq.read_table(out / tables[command], columns=columns)
+
+
+JOBS = ["eval", "signals", "qa", "encode"] if KILLS > 1 else ["eval"]
 
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, Any]:
-    """The tables of the jobs on one machine."""
-    tables = {}
-    for name in JOBS:
-        answer = ralm(*job(folder, name), "--out", folder / f"plain-{name}")
-        assert answer.status == 0, answer.err
-        tables[name] = pq.read_table(folder / f"plain-{name}" / TABLES[name])
-    return tables
+    """The results of the jobs on one machine."""
+    save_tiny_bert(folder / "bert")
+    words = (folder / "text.txt").read_text().split()
+    asked = [{"question": " ".join(words[at : at + 9]), "answer": words[at + 9]} for at in range(0, 200, 4)]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    return {name: plain(folder, name) for name in JOBS}
+
+
+def plain(folder: Path, name: str) -> Any:
+    out = folder / f"plain-{name}"
+    begun(folder, name, out)
+    answer = ralm(*job(folder, name, out))
+    assert answer.status == 0, answer.err
+    found = result(name, out)
+    assert found is not None
+    return found
+
+
+def begun(folder: Path, name: str, out: Path) -> None:
+    """An index for vectors that are added to it."""
+    if name == "encode":
+        shutil.copytree(folder / "index", out)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -71,13 +109,15 @@ def test_a_killed_command_is_run_again_and_a_killed_machine_costs_nothing_but_ti
     rng = random.Random(KILLS)
     for kill in range(KILLS):
         out = folder / f"{name}-{kill}"
-        command = [*job(folder, name), "--out", str(out), "--ray", nodes.address]
+        begun(folder, name, out)
+        command = [*job(folder, name, out), "--ray", nodes.address]
         with driver(command) as running:
             time.sleep(rng.uniform(*SECONDS))
             running.kill()
             running.wait(60)
-        assert not (out / "manifest.json").exists() or pq.read_table(out / TABLES[name]).equals(expected[name])
-        if out.exists():  # it had ended
+        ended = result(name, out)
+        assert ended is None or ended == expected[name]
+        if ended is not None:
             command.append("--force")
         with driver(command) as running:
             time.sleep(rng.uniform(*SECONDS))
@@ -85,14 +125,14 @@ def test_a_killed_command_is_run_again_and_a_killed_machine_costs_nothing_but_ti
             nodes.add_node(**node())
             _, said = running.communicate(timeout=300)
         assert running.returncode == 0, said
-        assert pq.read_table(out / TABLES[name]).equals(expected[name])
+        assert result(name, out) == expected[name]
 
 
 def test_passages_are_encoded_on_the_cluster_while_a_retriever_is_trained(
     nodes: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The refresher, a process of its own, connects to the cluster itself."""
-    encoder, lm = save_tiny_bert(folder / "bert"), folder / "gpt2"
+    encoder, lm = save_tiny_bert(folder / "tuned-bert"), folder / "gpt2"
     save_tiny_model("gpt2", lm)
     answer = ralm("encode", folder / "index", "--encoder", encoder)
     assert answer.status == 0, answer.err

@@ -12,7 +12,7 @@ from ralm.recipes.tables import folder_name
 from tests.killed import Killed
 
 MOMENTS = int(os.environ.get("RALM_KILLS", "2"))
-NAME = "in-context-ralm/figure-7"
+NAME = "analysis/gain-by-token"
 RUN = ["recipe", "run", NAME, "--stand-in", "--limit-tokens", "450"]
 
 pytestmark = [

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,3 +109,39 @@ def test_the_nearest_names_are_told(tmp_path: Path) -> None:
     answer = ralm("recipe", "run", "in-context-ralm/table-1", "--use", "gpt2", "--out", tmp_path)
     assert answer.status == 2
     assert "--use takes NAME=VALUE" in answer.err
+
+
+def test_what_the_hub_does_not_give_can_be_given(tmp_path: Path) -> None:
+    answer = ralm("recipe", "run", "in-context-ralm/figure-6", "--out", tmp_path / "out")
+    assert answer.status == 1
+    assert "cannot read the dataset Salesforce/wikitext:wikitext-103-v1:validation" in answer.err
+    assert "From the hub it reads wikitext-103-dev, gpt2; give your own with --use wikitext-103-dev=PATH." in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_what_does_not_fit_is_refused_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("one two three " * 300)
+    run = ["recipe", "run", "in-context-ralm/figure-7", "--only", "GPT-2 XL", "--out", tmp_path / "out"]
+    run += ["--use", f"wikitext-103-dev={text}"]
+    monkeypatch.setattr("ralm.recipes.estimates._memory", lambda: 10**9)
+    monkeypatch.setattr("ralm.recipes.estimates._has_gpu", lambda: False)
+    answer = ralm(*run)
+    assert answer.status == 2
+    assert "needs about 6.2 GB of memory for its model, and this machine has 1.0 GB: run smaller models" in answer.err
+    monkeypatch.setattr("ralm.recipes.estimates.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    answer = ralm(*run)
+    assert answer.status == 1
+    assert "of disk, and" in answer.err
+    assert not (tmp_path / "out" / "steps").exists()
+
+
+def test_a_dry_run_tells_steps_and_estimates_and_writes_nothing(tmp_path: Path) -> None:
+    answer = ralm("recipe", "run", "in-context-ralm/figure-6", "--out", tmp_path / "out", "--dry-run", "--json")
+    assert answer.status == 0, answer.err
+    told = json.loads(answer.out)
+    assert [step["command"].split()[1] for step in told["steps"][:3]] == ["eval", "index", "retrieve"]
+    assert not any(step["done"] for step in told["steps"])
+    assert told["steps"][1]["passages"] == 21_015_324
+    assert told["hours"] > 0
+    assert not (tmp_path / "out").exists()

@@ -36,7 +36,8 @@ def run_steps(steps: Sequence[Step], place: Place, perform: Perform) -> None:
             place.provide(step)
             perform(line)
         except RalmError as error:
-            error.args = (f"{at}: {error}{_instead(step, place)}",)
+            said = str(error)
+            error.args = (f"{at}: {said}{'' if said.endswith('.') else '.'}{_instead(step, place)}",)
             raise
 
 
