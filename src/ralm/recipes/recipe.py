@@ -63,11 +63,11 @@ class Scale:
 
     def retriever(self, both: RetrieverTrainingOptions) -> RetrieverTrainingOptions:
         """How both encoders are trained."""
-        return replace(both, candidates=4, refresh_every=6) if self.small else both
+        return replace(both, candidates=4, refresh_every=8) if self.small else both
 
 
 FULL = Scale()
-STAND_IN = Scale(small=True, limit_tokens=800, limit=24)
+STAND_IN = Scale(small=True, limit_tokens=700, limit=16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,10 +128,10 @@ def _save_encoder(folder: Path) -> None:
     tokenizer.model_max_length = 512
     config = BertConfig(
         vocab_size=len(tokenizer),
-        hidden_size=96,
+        hidden_size=64,
         num_hidden_layers=1,
-        num_attention_heads=4,
-        intermediate_size=96,
+        num_attention_heads=2,
+        intermediate_size=64,
         max_position_embeddings=512,
         pad_token_id=0,
     )
