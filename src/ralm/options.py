@@ -137,6 +137,7 @@ def flags_of(record: Any, base: Any, always: Container[str] = ()) -> list[str]:
 
 def _told(flag: str, value: Any) -> list[str]:
     """A flag with its value; a tuple is told one by one."""
+    assert value is not None, f"{flag} has no flag that means none"
     if isinstance(value, bool):
         return [flag if value else negative_of(flag)]
     return [part for one in (value if isinstance(value, tuple) else (value,)) for part in (flag, str(one))]

@@ -12,7 +12,8 @@ from ralm.recipes.tables import folder_name
 from tests.killed import Killed
 
 MOMENTS = int(os.environ.get("RALM_KILLS", "2"))
-NAME = "analysis/gain-by-token"
+NAME = "in-context-ralm/table-1" if MOMENTS > 2 else "analysis/gain-by-token"
+"""At more moments, one with rerankers, a training, and readings that share what is scored."""
 RUN = ["recipe", "run", NAME, "--stand-in", "--limit-tokens", "450"]
 
 pytestmark = [

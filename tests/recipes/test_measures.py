@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ralm.errors import DamagedFolderError, UsageError
+from ralm.errors import DamagedFolderError
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.analyses.gains import (
     NGRAM,
@@ -175,8 +175,6 @@ def test_gains_by_class_are_those_of_a_loop(folders: dict[Step, Path]) -> None:
         own = [value for value, found in zip(gain, kinds, strict=True) if found == kind]
         measured = GainOfClass(WITH, WITHOUT, kind).sample(folders)
         assert measured.value == pytest.approx(np.mean(own), abs=1e-6)
-        share = GainOfClass(WITH, WITHOUT, kind, share=True).sample(folders)
-        assert share.value == pytest.approx(100 * len(own) / len(gain))
 
 
 def test_gains_by_frequency_are_those_of_a_loop(folders: dict[Step, Path]) -> None:
@@ -241,19 +239,27 @@ def test_answers_and_choices(tmp_path: Path) -> None:
     assert Chosen(WITH).sample(folders).value == pytest.approx(200 / 3)
     assert Chosen(WITH, "STEM").sample(folders).value == 100
     assert Chosen(WITH, "humanities").sample(folders).value == 0
-    with pytest.raises(UsageError, match="no question that could be judged"):
-        Chosen(WITH, "social sciences").sample(folders)
+    assert math.isnan(Chosen(WITH, "social sciences").sample(folders).value), "there are none"
+    assert Answered(WITH, "gold_log_prob").sample(folders).value == pytest.approx(-8 / 6)
     (tmp_path / "summary.json").write_text(
         json.dumps(
             {
                 "rows": [
-                    {"documents": 0, "questions": 4, "exact_match": 0.25},
-                    {"documents": 2, "questions": 4, "exact_match": 0.75},
+                    {"documents": 0, "questions": 4, "exact_match": None},
+                    {
+                        "documents": 2,
+                        "questions": 4,
+                        "exact_match": 0.75,
+                        "exact_match_low": 0.5,
+                        "exact_match_high": 1.0,
+                    },
                 ]
             }
         )
     )
-    assert OnCurve(WITH, 2).sample(folders).value == 75
+    curve = OnCurve(WITH, 2).sample(folders)
+    assert (curve.value, curve.interval) == (75, (50, 100))
+    assert math.isnan(OnCurve(WITH, 0).sample(folders).value), "no question could be judged"
     (tmp_path / "answers.parquet").write_text("damaged")
     with pytest.raises(DamagedFolderError, match="remove it and run the recipe again"):
         Answered(WITH).sample(folders)

@@ -3,14 +3,19 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError, UsageError
+from ralm.lm.api.options import ApiOptions
 from ralm.lm.options import ModelOptions
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.place import MARK, Place, Ways, check_given
-from ralm.recipes.resources import GPT2, OPT, WIKITEXT_TEST, WIKITEXT_TITLES, WIKITEXT_TRAIN
+from ralm.recipes.recipe import FULL
+from ralm.recipes.replug.readings import trained_retriever
+from ralm.recipes.resources import CONTRIEVER, GPT2, OPT, WIKITEXT_TEST, WIKITEXT_TITLES, WIKITEXT_TRAIN
 from ralm.recipes.steps import Step, evaluate, index, retrieve
 from tests.cli.program import ralm
 
@@ -60,7 +65,13 @@ def test_titles_depend_on_the_texts_that_they_are_taken_from(tmp_path: Path) -> 
     text = tmp_path / "text.txt"
     text.write_text(" = One = \n")
     step = index(WIKITEXT_TRAIN, titles=WIKITEXT_TITLES)
-    assert name(step, tmp_path, {WIKITEXT_TEST.name: str(text)}) != name(step, tmp_path)
+    given = {WIKITEXT_TEST.name: str(text)}
+    first = name(step, tmp_path, given)
+    assert first != name(step, tmp_path)
+    file = Place(tmp_path / "out", given, stands_in=False, ways=Ways()).value(WIKITEXT_TITLES)
+    text.write_text(" = Two = \n")
+    assert name(step, tmp_path, given) != first
+    assert Place(tmp_path / "out", given, stands_in=False, ways=Ways()).value(WIKITEXT_TITLES) != file
 
 
 def test_the_command_line_of_a_step(tmp_path: Path) -> None:
@@ -82,19 +93,79 @@ def test_results_of_another_version_are_not_mixed(tmp_path: Path) -> None:
     place.begin()
     mark = json.loads((tmp_path / "out" / MARK).read_text())
     with pytest.raises(UsageError, match="holds results with no stand-ins"):
-        Place(tmp_path / "out", {}, stands_in=True, ways=Ways())
+        Place(tmp_path / "out", {}, stands_in=True, ways=Ways()).check()
     (tmp_path / "out" / MARK).write_text(json.dumps({**mark, "ralm": "0.0.1"}))
     with pytest.raises(UsageError, match=r"holds results of ralm 0\.0\.1"):
-        Place(tmp_path / "out", {}, stands_in=False, ways=Ways())
+        place.check()
     (tmp_path / "out" / MARK).write_text("{")
     with pytest.raises(DamagedFolderError, match="recipes.json cannot be read"):
-        Place(tmp_path / "out", {}, stands_in=False, ways=Ways())
+        place.check()
+
+
+def test_what_a_kill_left_of_the_mark_is_in_no_way(tmp_path: Path) -> None:
+    (tmp_path / "out" / f".{MARK}.partial").mkdir(parents=True)
+    place = Place(tmp_path / "out", {}, stands_in=False, ways=Ways())
+    place.begin()
+    assert (tmp_path / "out" / MARK).exists()
+
+
+def test_options_go_to_the_commands_that_take_them(tmp_path: Path) -> None:
+    def told(step: Step, given: dict[str, str], **how: Any) -> list[str]:
+        ways = Ways(model=ModelOptions(**how))
+        return Place(tmp_path / "out", given, stands_in=False, ways=ways).command_line(step)
+
+    dense = index(WIKITEXT_TRAIN, encoder=CONTRIEVER)
+    assert "--device" not in told(dense, {}, device="map")
+    assert told(dense, {}, device="cuda:1")[-4:-2] == ["--device", "cuda:1"]
+    training = trained_retriever(FULL)
+    assert "--dtype" in told(training, {}, dtype="bfloat16", device="all")
+    assert "--device" not in told(training, {}, dtype="bfloat16", device="all")
+    api = {"gpt2": "http://localhost:1/v1#gpt2"}
+    asked = told(STEP, api, dtype="bfloat16", device="cuda", api=ApiOptions(likeliest=5))
+    assert asked[-4:-2] == ["--likeliest", "5"]
+    assert "--dtype" not in asked
+    assert "--device" not in asked
+    assert "--likeliest" not in told(STEP, {}, api=ApiOptions(likeliest=5))
+    assert name(STEP, tmp_path, api, Ways(model=ModelOptions(api=ApiOptions(likeliest=5)))) != name(STEP, tmp_path, api)
+
+
+def test_a_part_and_a_changed_run_say_so(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("one two three four five six. " * 40)
+    run = ["recipe", "run", "in-context-ralm/table-2", "--out", tmp_path / "out", "--only", "LLaMA-7B"]
+    run += ["--use", f"wikitext-103-test={text}", "--use", f"wikitext-103-dev={text}", "--use", "llama-7b=ralm-tiny"]
+    (tmp_path / "titles.txt").write_text("none of these")
+    run += ["--use", f"wikitext-103-titles={tmp_path / 'titles.txt'}"]
+    (tmp_path / "corpus.jsonl").write_text('{"text": "five six one two"}\n')
+    run += ["--use", f"wikipedia-2018={tmp_path / 'corpus.jsonl'}"]
+    whole = ralm(*run)
+    assert whole.status == 0, whole.err
+    assert "CHANGED: wikitext-103-test is" in whole.out
+    folder = tmp_path / "out" / "tables" / "in-context-ralm-table-2-only-llama-7b"
+    rows = pq.read_table(folder / "cells.parquet").to_pylist()
+    assert all(row["difference"] == pytest.approx(row["value"] - row["published"]) for row in rows)
+    part = ralm(*run, "--limit-tokens", 90)
+    assert part.status == 0, part.err
+    assert "texts have 90 tokens" in part.out
+    assert all(row["difference"] is None for row in pq.read_table(folder / "cells.parquet").to_pylist())
+    commands = (folder / "table.md").read_text()
+    assert "ralm index" in commands, "where the passages come from is told, too"
+
+
+def test_options_without_effect_are_refused(tmp_path: Path) -> None:
+    answer = ralm("recipe", "run", "replug/table-3", "--limit-tokens", 90, "--out", tmp_path)
+    assert answer.status == 2
+    assert "--limit-tokens does nothing here" in answer.err or "reads questions" in answer.err
+    answer = ralm("recipe", "run", "replug/table-3", "--use", "mmlu=a", "--out", tmp_path)
+    assert "no resource 'mmlu' here" in answer.err
+    twice = ["--use", "llama-13b=a", "--use", "llama-13b=b"]
+    assert "names a resource twice" in ralm("recipe", "run", "replug/table-3", *twice, "--out", tmp_path).err
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="is not a folder of recipes, and is not empty"):
-        Place(tmp_path, {}, stands_in=False, ways=Ways())
+        Place(tmp_path, {}, stands_in=False, ways=Ways()).check()
 
 
 def test_the_nearest_names_are_told(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.recipes.catalogue import recipe_named, recipes
 from ralm.recipes.recipe import FULL, STAND_IN, Scale
 from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN, Resource
-from ralm.recipes.steps import Step, evaluate, in_order, index, retrieve
+from ralm.recipes.steps import NameOf, Step, evaluate, in_order, index, retrieve
 from ralm.reranking.options import RerankOptions
 
 
@@ -24,7 +24,7 @@ def spelt(step: Step) -> list[str]:
         match argument:
             case Resource(name=name):
                 return name
-            case Step():
+            case Step() | NameOf():
                 return "a-step"
             case _:
                 return str(argument)

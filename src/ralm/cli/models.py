@@ -1,7 +1,7 @@
 """Opens the language models of a command, here or on a cluster, and says at its end what was asked of servers."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,8 +19,6 @@ _opened: "list[WritingModel]" = []
 _clusters: "dict[tuple[str, str], Machines]" = {}
 _connections: Final = ExitStack()
 _sharing: "list[dict[tuple[str, ModelOptions, str | None], Scorer]]" = []
-_SHARED_AT_ONCE: Final = 2
-"""A model that reads and one that ranks for it."""
 
 
 def open_model(name: str, options: ModelOptions, ray: str | None = None) -> "WritingModel":
@@ -47,7 +45,7 @@ def open_model(name: str, options: ModelOptions, ray: str | None = None) -> "Wri
 
 @contextmanager
 def sharing_models() -> Iterator[None]:
-    """Inside the block, commands share the last model that they opened, and what it scored."""
+    """Inside the block, `ralm eval` and what follows it share models, and what they scored (`release_models`)."""
     _sharing.append({})
     try:
         yield
@@ -63,10 +61,24 @@ def open_scorer(name: str, options: ModelOptions, ray: str | None = None) -> "Sc
         return Scorer(open_model(name, options, ray))
     shared, asked = _sharing[-1], (name, options, ray)
     if asked not in shared:
-        if len(shared) >= _SHARED_AT_ONCE:
-            shared.clear()
         shared[asked] = Scorer(open_model(name, options, ray))
     return shared[asked]
+
+
+def release_models(needed: Container[str] = ()) -> None:
+    """Let go of the models that were opened, but for shared ones with a name in `needed`: large ones do not fit into
+    memory together."""
+    for shared in _sharing:
+        for asked in [asked for asked in shared if asked[0] not in needed]:
+            del shared[asked]
+    kept = [scorer.model for shared in _sharing for scorer in shared.values()]
+    if not kept:
+        close_models()
+    else:
+        _close([model for model in _opened if model not in kept])
+        _opened[:] = kept  # type: ignore[assignment]
+        gc.unfreeze()
+    gc.collect()
 
 
 def open_machines(address: str, device: str) -> "Machines":
@@ -98,9 +110,15 @@ def close_models() -> None:
     gc.unfreeze()
     _clusters.clear()
     with _connections:
-        while _opened:
-            client: Any = getattr(_opened.pop(), "client", None)
-            if client is not None:
-                client.close()
-                spent, dry = client.spent, client.options.dry_run
-                note(f"{client.endpoint.model}: {spent.said_of_dry_run() if dry else spent.said()}")
+        _close(_opened[::-1])
+        _opened.clear()
+
+
+def _close(models: "Sequence[WritingModel]") -> None:
+    """Close the connections to servers, and print what was asked of them."""
+    for model in models:
+        client: Any = getattr(model, "client", None)
+        if client is not None:
+            client.close()
+            spent, dry = client.spent, client.options.dry_run
+            note(f"{client.endpoint.model}: {spent.said_of_dry_run() if dry else spent.said()}")

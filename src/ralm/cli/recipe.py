@@ -115,7 +115,7 @@ def run(
     from dataclasses import replace
 
     from ralm.cli import app
-    from ralm.cli.models import sharing_models
+    from ralm.cli.models import release_models, sharing_models
     from ralm.cli.output import print_json, print_line
     from ralm.recipes.catalogue import recipe_named, resources_of
     from ralm.recipes.place import Place, Ways, check_given
@@ -129,11 +129,18 @@ def run(
     if limit_tokens is not None:
         scale = replace(scale, limit_tokens=limit_tokens)
     recipe = recipe_named(name, scale, only=only)
+    if limit_tokens is not None and not any(
+        resource.kind == "text" for resource in resources_of(recipe.steps).values()
+    ):
+        raise UsageError(f"`limit_tokens` does nothing here: {name} reads questions, not texts.")
     replaced = _replaced(given)
     check_given(replaced, [*resources_of(recipe.steps)])
+    changes = [f"{one} is {value}" for one, value in replaced.items()]
+    changes += [] if limit_tokens is None else [f"texts have {limit_tokens:,} tokens"]
     place = Place(
         out or (_STAND_IN_OUT if stand_in else _OUT), replaced, stands_in=stand_in, ways=Ways(model=model, ray=ray)
     )
+    place.check()
     if steps:
         _print_steps(recipe, place, json=json)
         return
@@ -141,13 +148,16 @@ def run(
         check_plot()
 
     def perform(line: list[str]) -> None:
+        release_models(needed=line)
         with redirect_stdout(io.StringIO()):
             app(line, standalone_mode=False)
 
     with sharing_models():
         run_steps(recipe.steps, place, perform)
-    result = measure_recipe(place.distinct(recipe), {step: place.folder_of(step) for step in recipe.steps})
-    folder = write_result(result, place)
+    folders = {step: place.folder_of(step) for step in recipe.steps}
+    partial = limit_tokens is not None
+    result = measure_recipe(place.distinct(recipe), folders, changes, is_partial=partial)
+    folder = write_result(result, place, only)
     if json:
         print_json(result_as_json(result, place, folder))
     else:
@@ -161,7 +171,10 @@ def _replaced(given: tuple[str, ...]) -> dict[str, str]:
     for (name, equals, value), whole in zip(pairs, given, strict=True):
         if not (name and equals and value):
             raise UsageError(f"`given` takes NAME=VALUE, such as gpt2=my-models/gpt2, not {whole!r}.")
-    return {name: value for name, _, value in pairs}
+    replaced = {name: value for name, _, value in pairs}
+    if len(replaced) < len(pairs):
+        raise UsageError(f"`given` names a resource twice: {' '.join(given)}.")
+    return replaced
 
 
 def _print_steps(recipe: "Recipe", place: "Place", *, json: bool) -> None:

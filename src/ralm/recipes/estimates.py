@@ -29,6 +29,7 @@ _VECTOR_BYTES: Final = 4 * 768
 _HIT_BYTES: Final = 750
 _ROW_BYTES: Final = 60
 _TINY_PARAMETERS: Final = 4e6
+_LARGE: Final = 2e9
 _TRAINING: Final = 3
 """Operations of a training step to those of reading."""
 _HALF: Final = 0.5
@@ -75,18 +76,16 @@ def check_room(step: Step, place: Place) -> None:
             f"{place.folder_of(step).name} needs about {needed.disk / 1e9:,.1f} GB of disk, and {place.folder} has "
             f"{free / 1e9:,.1f} GB left: choose an `out` on a larger disk."
         )
-    memory = _memory()
-    if (
-        needed.memory > memory
-        and place.ways.ray is None
-        and place.ways.model.device in ("auto", "cpu")
-        and not _has_gpu()
-    ):
-        raise UsageError(
-            f"{place.folder_of(step).name} needs about {needed.memory / 1e9:,.1f} GB of memory for its model, and this "
-            f'machine has {memory / 1e9:,.1f} GB: run smaller models alone (`only`), give `dtype="bfloat16"`, or use a '
-            "machine with a GPU or a cluster."
-        )
+    memory, elsewhere = _memory(), place.ways.ray is not None or place.asks_api(step)
+    if needed.memory <= memory or elsewhere or place.ways.model.device not in ("auto", "cpu") or _has_gpu():
+        return
+    dense = step.command == "index"
+    remedy = "" if dense else 'run smaller models alone (`only`), give `dtype="bfloat16"`, or '
+    raise UsageError(
+        f"{place.folder_of(step).name} needs about {needed.memory / 1e9:,.1f} GB of memory for its "
+        f"{'vectors' if dense else 'model'}, and this machine has {memory / 1e9:,.1f} GB: {remedy}use a larger "
+        "machine, one with a GPU, or a cluster."
+    )
 
 
 class _Sizes:
@@ -96,10 +95,13 @@ class _Sizes:
         self._place = place
 
     def index(self, step: Step) -> Estimate:
-        passages = self._passages(_resource(step, "corpus"))
+        corpus = _resource(step, "corpus")
+        passages = self._passages(corpus)
+        written = passages * _BYTES_A_PASSAGE if corpus.writes and self._place.is_from_hub(corpus) else 0
         encoder = next((one for one in step.arguments if isinstance(one, Resource) and one.kind == "encoder"), None)
-        disk = passages * (_INDEX_BYTES if encoder is None else _INDEX_BYTES + _VECTOR_BYTES)
-        if encoder is None and "--encoder" not in step.arguments:
+        dense = "--encoder" in step.arguments
+        disk = written + passages * (_INDEX_BYTES + _VECTOR_BYTES if dense else _INDEX_BYTES)
+        if not dense:
             return Estimate(passages=passages, disk=disk, hours=passages / _PASSAGES_A_SECOND / 3600)
         tokens = passages * _TOKENS_A_PASSAGE
         parameters = self._parameters(encoder) if encoder else 110e6
@@ -133,11 +135,14 @@ class _Sizes:
         examples = _number(step, "--examples", 10_000 if step.command == "signals" else 800_000)
         if step.command == "train retriever":
             examples = min(examples, _number(step, "--steps", 25_000) * _number(step, "--batch", 64))
+        vectors = 0
+        if step.command == "train retriever":  # those of the index are encoded again
+            vectors = 2 * self._passages(_resource(step, "corpus")) * _VECTOR_BYTES
         read = examples * _number(step, "--candidates", 16 if step.command == "signals" else 20) * 384
         parameters = self._parameters(_resource(step, "model"))
         return Estimate(
             tokens=int(read),
-            disk=int(examples * 16 * 40),
+            disk=int(examples * 16 * 40) + vectors,
             memory=self._weights(parameters),
             hours=_hours(read, parameters),
         )
@@ -146,6 +151,8 @@ class _Sizes:
         asked = next(one for one in step.resources if one.kind in ("questions", "choices"))
         count = min(asked.questions or 1000, _number(step, "--limit", 1e9))
         prompts = _number(step, "--documents", 10) if "ensemble" in step.arguments else 1
+        if "--numbers" in step.arguments:
+            prompts = len(str(step.arguments[step.arguments.index("--numbers") + 1]).split(","))
         read = count * prompts * 1500
         parameters = self._parameters(_resource(step, "model"))
         return Estimate(
@@ -168,7 +175,10 @@ class _Sizes:
         return weights / 4 if weights else resource.parameters
 
     def _weights(self, parameters: float) -> int:
-        return int(parameters * (2 if self._place.ways.model.dtype in ("bfloat16", "float16") else 4))
+        """The bytes of a model's weights; large ones are mostly saved in 16 bits, which `dtype="auto"` keeps."""
+        dtype = self._place.ways.model.dtype
+        halves = parameters >= _LARGE if dtype == "auto" else dtype != "float32"
+        return int(parameters * (2 if halves else 4))
 
     def _bytes(self, resource: Resource) -> int:
         """The size of a file or folder; 0 if it is on the hub."""

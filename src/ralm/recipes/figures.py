@@ -82,7 +82,7 @@ def _draw_bars(axes: Axes, cells: Sequence[Measured]) -> None:
 
 def _series(cells: Sequence[Measured]) -> list[tuple[tuple[str, str], list[Measured]]]:
     def key(one: Measured) -> tuple[str, str]:
-        return one.cell.model, one.cell.how
+        return one.cell.line or one.cell.model, one.cell.how
 
     order = list(dict.fromkeys(map(key, cells)))
     return [(name, [*its]) for name, its in groupby(sorted(cells, key=lambda one: order.index(key(one))), key)]

@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from ralm.answering.choices.run import CHOICES
 from ralm.answering.choices.subjects import category_of
 from ralm.answering.run import ANSWERS, SUMMARY
-from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.recipes.steps import Step
 from ralm.records import DoubleArray, IntArray
@@ -35,22 +34,25 @@ _FEWEST_UNITS: Final = 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Sums and counts (U units), and the figure that the ratio of their totals gives."""
+    """Sums and counts (U units), and the figure that the ratio of their totals gives; `known` is its interval, if that
+    was computed before."""
 
     sums_U: DoubleArray
     counts_U: IntArray
     figure: Callable[[Any], Any]
+    known: tuple[float, float] | None = None
 
     @property
     def value(self) -> float:
-        """The figure of all units."""
-        return float(self.figure(self.sums_U.sum() / self.counts_U.sum()))
+        """The figure of all units; NaN if nothing is counted."""
+        counted = self.counts_U.sum()
+        return float(self.figure(self.sums_U.sum() / counted)) if counted else math.nan
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """Its 95% interval; None for a single unit."""
-        if len(self.counts_U) < 2:
-            return None
+        if self.known is not None or len(self.counts_U) < 2:
+            return self.known
         return interval(self.figure(bootstrap_means(self.sums_U[:, None], self.counts_U)[:, 0]))
 
 
@@ -96,6 +98,24 @@ class Perplexity(Measure):
         return stretches(nll_T, lambda mean: figure(mean * scale))
 
 
+@dataclass(frozen=True, slots=True)
+class PerSpace(Measure):
+    """The word perplexity of a run with as many words as its text has spaces, as the official code counts them."""
+
+    smaller_is_better: ClassVar[bool] = True
+
+    @property
+    def said(self) -> str:
+        """Its name."""
+        return "word perplexity"
+
+    def sample(self, folders: Folders) -> Sample:
+        """Negative log-probabilities over stretches of the text."""
+        run = read_tokens(folders[self.step])
+        scale = len(run.texts) / (run.before + "".join(run.texts)).count(" ")
+        return stretches(-run.log_probs_T.astype(np.float64), lambda mean: np.exp(mean * scale))
+
+
 def _bits(nats: Any) -> Any:
     return nats / math.log(2)
 
@@ -137,9 +157,11 @@ class Answered(Measure):
     def sample(self, folders: Folders) -> Sample:
         """What each question got."""
         if self.measure == "exact_match":
-            return _questions(folders[self.step], ANSWERS, "exact_match")
+            return _percent(*_columns(folders[self.step], ANSWERS, ["exact_match"]))
         columns = _columns(folders[self.step], ANSWERS, ["gold_log_prob", "gold_tokens"])
-        known = [pair for pair in zip(*columns, strict=True) if pair[0] is not None and pair[1]]
+        known = [
+            (0, 0) if total is None or not tokens else (total, tokens) for total, tokens in zip(*columns, strict=True)
+        ]
         sums, counts = np.array(known, np.float64).reshape(-1, 2).T
         return Sample(sums, counts.astype(np.int64), lambda mean: mean)
 
@@ -163,11 +185,7 @@ class Chosen(Measure):
             for one, subject in zip(right, subjects, strict=True)
             if self.category in (None, category_of(subject or ""))
         ]
-        return _percent(kept, folders[self.step])
-
-
-def _questions(folder: Path, table: str, column: str) -> Sample:
-    return _percent(_columns(folder, table, [column])[0], folder)
+        return _percent(kept)
 
 
 def _columns(folder: Path, table: str, names: list[str]) -> list[list[Any]]:
@@ -176,12 +194,10 @@ def _columns(folder: Path, table: str, names: list[str]) -> list[list[Any]]:
     return [read[name].to_pylist() for name in names]
 
 
-def _percent(values: list[bool | None], folder: Path) -> Sample:
+def _percent(values: list[bool | None]) -> Sample:
     """The share of what is right among what could be judged."""
-    judged = np.array([value for value in values if value is not None], np.float64)
-    if not len(judged):
-        raise UsageError(f"{folder} has no question that could be judged: its questions have no answers.")
-    return Sample(judged, np.ones(len(judged), np.int64), lambda mean: 100 * mean)
+    judged = np.array([value is not None for value in values], np.int64)
+    return Sample(np.array([bool(value) for value in values], np.float64), judged, lambda mean: 100 * mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +212,10 @@ class OnCurve(Measure):
         return "exact match, %"
 
     def sample(self, folders: Folders) -> Sample:
-        """The row of the curve; exact matches are right or wrong, so their number tells all."""
+        """The row of the curve, which has its interval."""
         rows = summary_of(folders[self.step])["rows"]
         row = next(row for row in rows if row["documents"] == self.number)
-        questions = int(row["questions"])
-        right = np.arange(questions) < round(row["exact_match"] * questions)
-        return Sample(right.astype(np.float64), np.ones(questions, np.int64), lambda mean: 100 * mean)
+        if row["exact_match"] is None:
+            return Sample(np.zeros(1), np.zeros(1, np.int64), lambda mean: mean)
+        known = 100 * row["exact_match_low"], 100 * row["exact_match_high"]
+        return Sample(np.array([row["exact_match"]]), np.ones(1, np.int64), lambda mean: 100 * mean, known)

@@ -19,58 +19,68 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from ralm.corpus.text import read_text
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.folders.manifest import whole_checksum
 from ralm.folders.outputs import replaced_file
 from ralm.folders.work import locked_now
+from ralm.lm.api.endpoint import is_api
+from ralm.lm.api.options import ApiOptions
 from ralm.lm.options import ModelOptions
 from ralm.options import flags_of
 from ralm.recipes.measures import Measure
 from ralm.recipes.recipe import Cell, Order, Recipe
 from ralm.recipes.resources import Resource
 from ralm.recipes.standing_in import MODEL, make_stand_ins, stand_in
-from ralm.recipes.steps import Argument, Step
+from ralm.recipes.steps import Argument, NameOf, Step
 from ralm.recipes.writing import write_resource, write_titles
 from ralm.version import __version__
 
 MARK: Final = "recipes.json"
 _READS_MODEL: Final = ("eval", "signals", "qa", "curve", "choice")
+_TAKES_MODEL_OPTIONS: Final = (*_READS_MODEL, "train retriever")
 _ON_CLUSTER: Final = (*_READS_MODEL, "train retriever")
 _HASH: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """How commands run: options of models, and the address of a Ray cluster. Of these only the number format decides
-    results."""
+    """How commands run: options of models, and the address of a Ray cluster."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     ray: str | None = None
 
-    def flags(self, step: Step) -> list[str]:
-        """The flags that a command gets for it."""
+    def flags(self, step: Step, *, api: bool) -> list[str]:
+        """The flags that a command gets for it; `api`: whether its model is behind an API."""
         ray = [] if self.ray is None or not self._on_cluster(step) else ["--ray", self.ray]
-        if step.command in _READS_MODEL:
-            return [*flags_of(self.model, ModelOptions()), *ray]
-        dense = step.command == "index" and "--encoder" in step.arguments
+        return [*self.decisive(step, api=api), *self._device(step, api=api), *ray]
+
+    def decisive(self, step: Step, *, api: bool) -> list[str]:
+        """Those of these flags that may decide the result of a step."""
+        if step.command not in _TAKES_MODEL_OPTIONS:
+            return []
+        if api:
+            return flags_of(self.model.api, ApiOptions())
+        return flags_of(replace(self.model, device="auto", api=ApiOptions()), ModelOptions())
+
+    def _device(self, step: Step, *, api: bool) -> list[str]:
+        """Several devices, and a model that is spread over them, are for commands that read with a language model."""
         device = self.model.device
-        if device == "auto" or not (dense or step.command.startswith("train")):
-            return ray
-        return ["--device", device, *ray]
+        if step.command in _READS_MODEL:
+            takes = not api
+        else:
+            trains = step.command.startswith("train") or (step.command == "index" and "--encoder" in step.arguments)
+            takes = trains and device.partition(":")[0] in ("cpu", "cuda") and "," not in device
+        return ["--device", device] if takes and device != "auto" else []
 
     def _on_cluster(self, step: Step) -> bool:
         return step.command in _ON_CLUSTER or (step.command == "index" and "--encoder" not in step.arguments)
-
-    def decisive(self, step: Step) -> list[str]:
-        """What of it decides the result of a step."""
-        return [self.model.dtype] if step.command in _READS_MODEL else []
 
 
 class Place:
     """The folder of recipes, and what the user gives instead of resources (`given`, by name).
 
-    Raises UsageError if the folder belongs to another version of ralm, holds results of the other kind (stand-ins or
-    not), or is something else.
+    Nothing is read or written before `check` or `begin`.
     """
 
     def __init__(self, folder: Path, given: Mapping[str, str], *, stands_in: bool, ways: Ways) -> None:
@@ -80,14 +90,19 @@ class Place:
         self.ways = ways
         self._keys: dict[Step, str] = {}
         self._identities: dict[Resource, str] = {}
-        _check_mark(folder, self._mark)
 
     @property
     def _mark(self) -> dict[str, object]:
         return {"kind": "recipes", "ralm": __version__, "stand_in": self.stands_in}
 
+    def check(self) -> None:
+        """Raise UsageError if the folder belongs to another version of ralm, holds results of the other kind
+        (stand-ins or not), or is something else; DamagedFolderError if that cannot be told."""
+        _check_mark(self.folder, self._mark)
+
     def begin(self) -> None:
-        """Make the folder and mark it."""
+        """Make the folder and mark it; raises what `check` raises."""
+        self.check()
         if not (self.folder / MARK).exists():
             with replaced_file(self.folder / MARK) as stream:
                 json.dump(self._mark, stream)
@@ -111,7 +126,12 @@ class Place:
     def command_line(self, step: Step) -> list[str]:
         """The arguments of `ralm` for a step."""
         arguments = [self._written(argument) for argument in step.arguments]
-        return [*step.command.split(), *arguments, *self.ways.flags(step), "--out", str(self.folder_of(step))]
+        flags = self.ways.flags(step, api=self.asks_api(step))
+        return [*step.command.split(), *arguments, *flags, "--out", str(self.folder_of(step))]
+
+    def asks_api(self, step: Step) -> bool:
+        """Whether a model of a step is behind an API."""
+        return any(one.kind == "model" and is_api(self.value(one)) for one in step.resources)
 
     def distinct_steps(self, steps: Sequence[Step]) -> list[Step]:
         """The steps without those whose result is that of an earlier one; only stand-ins have such."""
@@ -171,25 +191,29 @@ class Place:
             if file.exists():
                 return
             if resource.writes == "titles":
-                write_titles((Path(self.value(one)).read_text(encoding="utf-8") for one in resource.of), file)
+                write_titles((read_text(Path(self.value(one))) for one in resource.of), file)
             else:
                 write_resource(resource, file)
 
     def _file(self, resource: Resource) -> Path:
         suffix = ".jsonl" if resource.writes in ("articles", "lines") else ".txt"
-        spelt = json.dumps([resource.source, resource.writes, resource.only, resource.most])
+        made_of = [self._identity_of(one) for one in resource.of]
+        spelt = json.dumps([resource.source, resource.writes, resource.only, resource.most, made_of])
         return self.folder / "inputs" / f"{resource.name}-{_hash(spelt)[:8]}{suffix}"
 
     def _key(self, step: Step) -> str:
         if step not in self._keys:
             decides = [self._identity(argument) for argument in step.arguments]
-            self._keys[step] = _hash(json.dumps([step.command, decides, self.ways.decisive(step)]))
+            decides.append(self.ways.decisive(step, api=self.asks_api(step)))
+            self._keys[step] = _hash(json.dumps([step.command, decides]))
         return self._keys[step]
 
     def _written(self, argument: Argument) -> str:
         match argument:
             case Step():
                 return str(self.folder_of(argument))
+            case NameOf(step=step):
+                return self.folder_of(step).name
             case Resource():
                 return self.value(argument)
             case _:
@@ -199,6 +223,8 @@ class Place:
         match argument:
             case Step():
                 return ["step", self._key(argument)]
+            case NameOf(step=step):
+                return ["name", self._key(step)]
             case Resource():
                 if argument not in self._identities:
                     self._identities[argument] = self._identity_of(argument)
@@ -209,7 +235,7 @@ class Place:
     def _identity_of(self, resource: Resource) -> str:
         """What decides what is read: a name and the content of files."""
         if resource.writes and self.is_from_hub(resource):
-            return " ".join([self._file(resource).name, *(self._identity_of(one) for one in resource.of)])
+            return self._file(resource).name
         value = self.value(resource)
         path = Path(value)
         if value == MODEL or not path.exists():
@@ -236,10 +262,15 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:_HASH]
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether this is what a killed process left when it made the folder."""
+    return path.name.startswith(f".{MARK}")
+
+
 def _check_mark(folder: Path, mark: Mapping[str, object]) -> None:
     file = folder / MARK
     if not file.exists():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(not _is_ours(one) for one in folder.iterdir())):
             raise UsageError(f"{folder} is not a folder of recipes, and is not empty: choose another `out`.")
         return
     try:

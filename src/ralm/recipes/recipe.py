@@ -45,8 +45,8 @@ class Scale:
 
     def training(self, training: TrainingOptions) -> TrainingOptions:
         """How long a small model is trained."""
-        few = {"steps": 12, "batch": 8, "evaluate_every": 6, "checkpoint_every": 6, "learning_rate": 1e-4}
-        return replace(training, **few, evaluated=32) if self.small else training  # type: ignore[arg-type]
+        few = replace(training, steps=12, batch=8, evaluate_every=6, checkpoint_every=6, learning_rate=1e-4)
+        return few if self.small else training
 
     def reranker(self, options: RerankerOptions) -> RerankerOptions:
         """What a reranker reads."""
@@ -74,7 +74,8 @@ STAND_IN = Scale(small=True, limit_tokens=700, limit=16)
 class Cell:
     """A figure of a table: of a `model` that reads as `how` says, in a `column`; in a figure, `at` a place of its x.
 
-    `measure` None is a figure that cannot be measured again; `why_not` says why.
+    In a figure, `line` is the one that it is drawn in, by default that of its model. `measure` None is a figure that
+    cannot be measured again; `why_not` says why.
     """
 
     model: str
@@ -83,6 +84,7 @@ class Cell:
     measure: Measure | None
     published: float | None = None
     at: float | None = None
+    line: str | None = None
     why_not: str = ""
 
 

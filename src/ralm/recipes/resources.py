@@ -220,12 +220,12 @@ NQ_TRAIN = Resource(
 TRIVIA_QA = Resource(
     name="trivia-qa",
     kind="questions",
-    source="hf:mandarjoshi/trivia_qa:rc.nocontext:validation",
+    source="hf:mandarjoshi/trivia_qa:unfiltered.nocontext:validation",
     questions=11_313,
     note="the test set has no public answers; the papers' filtered one is the development set",
 )
 TRIVIA_QA_TRAIN = Resource(
-    name="trivia-qa-train", kind="demonstrations", source="hf:mandarjoshi/trivia_qa:rc.nocontext:train"
+    name="trivia-qa-train", kind="demonstrations", source="hf:mandarjoshi/trivia_qa:unfiltered.nocontext:train"
 )
 MMLU = Resource(name="mmlu", kind="choices", source="hf:cais/mmlu:all:test", questions=14_042)
 MMLU_DEV = Resource(name="mmlu-dev", kind="choice-demonstrations", source="hf:cais/mmlu:all:dev")

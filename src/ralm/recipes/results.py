@@ -1,5 +1,6 @@
 """The result of a recipe: each cell measured, and the orders that the paper reports."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -61,15 +62,20 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A recipe with everything measured."""
+    """A recipe with everything measured. `changes`: how the run differs from the recipe; `is_partial`: whether it read
+    a part of the text, so that its figures are not compared with the paper's."""
 
     recipe: Recipe
     cells: Sequence[Measured]
     orders: Sequence[Ordered]
+    changes: Sequence[str] = ()
+    is_partial: bool = False
 
 
-def measure_recipe(recipe: Recipe, folders: Folders) -> Result:
-    """Measure every cell and order from the folders of its steps.
+def measure_recipe(
+    recipe: Recipe, folders: Folders, changes: Sequence[str] = (), *, is_partial: bool = False
+) -> Result:
+    """Measure every cell and order from the folders of its steps; `Result` says what `changes` are.
 
     Raises DamagedFolderError if one cannot be read.
     """
@@ -78,11 +84,13 @@ def measure_recipe(recipe: Recipe, folders: Folders) -> Result:
         recipe=recipe,
         cells=[_measured(cell, samples.get(cell.measure) if cell.measure else None) for cell in recipe.cells],
         orders=[_ordered(order, samples) for order in recipe.orders],
+        changes=changes,
+        is_partial=is_partial,
     )
 
 
 def _measured(cell: Cell, sample: Sample | None) -> Measured:
-    if sample is None or np.isnan(sample.value):
+    if sample is None or math.isnan(sample.value):
         return Measured(cell=cell, value=None, interval=None)
     return Measured(cell=cell, value=sample.value, interval=sample.interval)
 
@@ -90,7 +98,8 @@ def _measured(cell: Cell, sample: Sample | None) -> Measured:
 def _ordered(order: Order, samples: dict[Measure, Sample]) -> Ordered:
     better, worse = samples[order.better], samples[order.worse]
     change = ends = None
-    if len(better.counts_U) > 1 and np.array_equal(better.counts_U, worse.counts_U):
+    judged = better.counts_U.sum() > 0
+    if judged and len(better.counts_U) > 1 and np.array_equal(better.counts_U, worse.counts_U):
         sums_UR = np.stack([better.sums_U, worse.sums_U], axis=1)
         drawn_DR = bootstrap_means(sums_UR, better.counts_U)
         drawn = better.figure(drawn_DR[:, 0]), worse.figure(drawn_DR[:, 1])

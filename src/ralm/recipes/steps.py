@@ -42,6 +42,8 @@ class Step:
         for one in self.arguments:
             if isinstance(one, Step):
                 yield one
+            elif isinstance(one, NameOf):
+                yield one.step
 
     @property
     def resources(self) -> Iterator[Resource]:
@@ -49,7 +51,14 @@ class Step:
         yield from (one for one in self.arguments if isinstance(one, Resource))
 
 
-Argument: TypeAlias = str | Resource | Step
+@dataclass(frozen=True, slots=True)
+class NameOf:
+    """The name of the folder of a step: that of the vectors which `ralm train retriever` adds to its index."""
+
+    step: Step
+
+
+Argument: TypeAlias = str | Resource | Step | NameOf
 
 
 def in_order(wanted: Sequence[Step]) -> list[Step]:
@@ -98,14 +107,17 @@ def retrieve(
     *,
     k: int,
     retrieval: RetrieverOptions | None = None,
+    vectors: Step | None = None,
     limit_tokens: int | None = None,
 ) -> Step:
-    """The best passages for every stride of a text; `lm` decides the tokens."""
+    """The best passages for every stride of a text; `lm` decides the tokens. `vectors`: search those that the training
+    of a retriever added to the index."""
     retrieval = retrieval or RetrieverOptions()
     always = ("query_tokens",) if retrieval.is_dense else ()
     unread = PlanOptions(document_tokens=0)
     arguments: list[Argument] = [text, "--lm", lm, "--index", index, "-k", str(k)]
     arguments += flags_of(retrieval, RetrieverOptions())
+    arguments += ["--vectors", NameOf(vectors)] if vectors else []
     plan_flags = flags_of(replace(plan, document_tokens=0), unread, always)
     return Step("retrieve", (*arguments, *plan_flags, *_limit(limit_tokens)))
 

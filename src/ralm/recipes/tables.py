@@ -21,6 +21,7 @@ from ralm.folders.outputs import new_folder
 from ralm.recipes.place import Place
 from ralm.recipes.results import Measured, Ordered, Result
 from ralm.recipes.running import shown
+from ralm.recipes.steps import in_order
 
 KIND: Final = "recipe"
 FORMAT_VERSION: Final = 1
@@ -42,14 +43,16 @@ _STYLE: Final = (
 )
 
 
-def folder_name(recipe: str) -> str:
-    """The name of the folder of a recipe's table."""
-    return recipe.replace("/", "-")
+def folder_name(recipe: str, only: str | None = None) -> str:
+    """The name of the folder of a recipe's table, or of its part about one model."""
+    part = "" if only is None else "-only-" + "-".join(only.lower().split())
+    return recipe.replace("/", "-") + part
 
 
-def write_result(result: Result, place: Place) -> Path:
-    """Write the folder of a recipe's result atomically, in place of an older one; returns it."""
-    folder = place.folder / "tables" / folder_name(result.recipe.name)
+def write_result(result: Result, place: Place, only: str | None = None) -> Path:
+    """Write the folder of a recipe's result, or of its part about one model, atomically, in place of an older one;
+    returns it."""
+    folder = place.folder / "tables" / folder_name(result.recipe.name, only)
     with new_folder(folder, kind=KIND, force=True) as partial:
         cells = _cells(result, place)
         pq.write_table(cells, partial / CELLS, compression="zstd")
@@ -60,7 +63,11 @@ def write_result(result: Result, place: Place) -> Path:
 
             draw(result, partial / FIGURE, stands_in=place.stands_in)
         (partial / PAGE).write_text(_page(result, place), encoding="utf-8")
-        settings: dict[str, JsonValue] = {"recipe": result.recipe.name, "stand_in": place.stands_in}
+        settings: dict[str, JsonValue] = {
+            "recipe": result.recipe.name,
+            "stand_in": place.stands_in,
+            "changes": [*result.changes],
+        }
         write_manifest(
             partial,
             kind=KIND,
@@ -74,10 +81,8 @@ def write_result(result: Result, place: Place) -> Path:
 def markdown(result: Result, place: Place) -> str:
     """The table, the orders and the provenance as Markdown."""
     recipe = result.recipe
-    parts = [f"# {recipe.paper}: {recipe.name}", recipe.about]
-    if place.stands_in:
-        parts.insert(1, f"**{STAND_IN}**")
-    parts += [_as_markdown(*table(result, stands_in=place.stands_in)), _NOTES]
+    parts = [f"# {recipe.paper}: {recipe.name}", *(f"**{said}**" for said in _warnings(result, place)), recipe.about]
+    parts += [_as_markdown(*table(result, compared=_compared(result, place))), _NOTES]
     if recipe.figure is not None:
         parts.append(f"![{recipe.name}]({FIGURE})")
     if result.orders:
@@ -94,7 +99,19 @@ _NOTES: Final = (
 )
 
 
-def table(result: Result, *, stands_in: bool) -> tuple[list[str], list[list[str]]]:
+def _compared(result: Result, place: Place) -> bool:
+    """Whether the figures can be compared with the paper's."""
+    return not (place.stands_in or result.is_partial)
+
+
+def _warnings(result: Result, place: Place) -> list[str]:
+    """What a reader must know before the figures."""
+    said = [STAND_IN] if place.stands_in else []
+    changed = f"CHANGED: {'; '.join(result.changes)}. Compare with the paper's figures only if the paper read the same."
+    return [*said, changed] if result.changes else said
+
+
+def table(result: Result, *, compared: bool) -> tuple[list[str], list[list[str]]]:
     """The heads and rows of the table as in the paper: a row for each way of reading, and beside each column of the
     paper one with our figures; ours alone if the paper has none."""
     columns = list(dict.fromkeys(one.cell.column for one in result.cells))
@@ -108,7 +125,7 @@ def table(result: Result, *, stands_in: bool) -> tuple[list[str], list[list[str]
     for model, how, at in dict.fromkeys(key[:3] for key in cells):
         row = [model, how, *([_NOTHING if at is None else f"{at:g}"] if places else [])]
         for column in columns:
-            pair = _pair(cells.get((model, how, at, column)), stands_in=stands_in)
+            pair = _pair(cells.get((model, how, at, column)), compared=compared)
             row += pair if column in published else pair[1:]
         rows.append(row)
     return heads, rows
@@ -118,15 +135,15 @@ def _heads(column: str, *, published: bool) -> list[str]:
     return [f"{column}: paper", "ours"] if published else [column]
 
 
-def _pair(one: Measured | None, *, stands_in: bool) -> list[str]:
-    """The paper's figure and ours, with the difference unless that of stand-ins."""
+def _pair(one: Measured | None, *, compared: bool) -> list[str]:
+    """The paper's figure and ours, with the difference if they are `compared`."""
     if one is None:
         return [_NOTHING, _NOTHING]
     published = _NOTHING if one.cell.published is None else f"{one.cell.published:g}"
     if one.value is None:
         return [published, one.cell.why_not or _NOTHING]
     between = "" if one.interval is None else f" ({number(one.interval[0])} to {number(one.interval[1])})"
-    difference = "" if stands_in or one.difference is None else f" [{one.difference:+.2f}]"
+    difference = "" if not compared or one.difference is None else f" [{one.difference:+.2f}]"
     return [published, f"{number(one.value)}{between}{difference}"]
 
 
@@ -146,13 +163,16 @@ def _change(one: Ordered) -> str:
 
 
 def provenance(result: Result, place: Place) -> tuple[list[str], list[list[str]]]:
-    """The heads and rows of where cells come from: their names, folders and commands."""
+    """The heads and rows of where cells come from: for each step, which cells are read off it, its folder and its
+    command. Steps that only others read come before them."""
     rows: dict[str, list[str]] = {}
     for one in result.cells:
-        for step in one.cell.measure.steps if one.cell.measure else ():
+        measured = one.cell.measure.steps if one.cell.measure else ()
+        for step in in_order(measured):
             folder = place.folder_of(step)
-            name = f"{one.cell.model}, {one.cell.how}"
-            rows.setdefault(folder.name, [name, f"steps/{folder.name}", shown(place.command_line(step))])
+            name = f"{one.cell.model}, {one.cell.how}" if step in measured else ""
+            row = rows.setdefault(folder.name, ["", f"steps/{folder.name}", shown(place.command_line(step))])
+            row[0] = row[0] or name
     return ["Figure", "Folder", "Command"], [*rows.values()]
 
 
@@ -162,17 +182,17 @@ def number(value: float) -> str:
 
 
 def _cells(result: Result, place: Place) -> pa.Table:
-    rows = [_row(one, place) for one in result.cells]
+    rows = [_row(one, result, place) for one in result.cells]
     kinds = {name: pa.string() for name in _TEXTS} | {name: pa.float64() for name in _NUMBERS}
     schema = pa.schema([*kinds.items(), ("stand_in", pa.bool_())])
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-_TEXTS: Final = ("model", "how", "column", "measure", "folder", "command", "why_not")
+_TEXTS: Final = ("model", "how", "column", "measure", "folder", "command", "why_not", "changes")
 _NUMBERS: Final = ("at", "published", "value", "low", "high", "difference")
 
 
-def _row(one: Measured, place: Place) -> Mapping[str, object]:
+def _row(one: Measured, result: Result, place: Place) -> Mapping[str, object]:
     steps = one.cell.measure.steps if one.cell.measure else ()
     low, high = one.interval or (None, None)
     return {
@@ -185,17 +205,18 @@ def _row(one: Measured, place: Place) -> Mapping[str, object]:
         "value": one.value,
         "low": low,
         "high": high,
-        "difference": None if place.stands_in else one.difference,
+        "difference": one.difference if _compared(result, place) else None,
         "folder": " ".join(f"steps/{place.folder_of(step).name}" for step in steps),
         "command": "; ".join(shown(place.command_line(step)) for step in steps),
         "why_not": one.cell.why_not,
         "stand_in": place.stands_in,
+        "changes": "; ".join(result.changes),
     }
 
 
 def result_as_json(result: Result, place: Place, folder: Path) -> JsonValue:
     """The cells and orders by name."""
-    cells: list[JsonValue] = [{**_row(one, place)} for one in result.cells]  # type: ignore[dict-item]
+    cells: list[JsonValue] = [{**_row(one, result, place)} for one in result.cells]  # type: ignore[dict-item]
     found: list[JsonValue] = [
         {
             "order": one.order.said,
@@ -235,11 +256,10 @@ def _page(result: Result, place: Place) -> str:
     recipe = result.recipe
     title = html.escape(f"{recipe.paper}: {recipe.name}")
     parts = [f"<h1>{title}</h1>"]
-    if place.stands_in:
-        parts.append(f'<p class="stand-in"><strong>{html.escape(STAND_IN)}</strong></p>')
+    parts += [f'<p class="stand-in"><strong>{html.escape(said)}</strong></p>' for said in _warnings(result, place)]
     parts += [
         f"<p>{html.escape(recipe.about)}</p>",
-        _as_html(*table(result, stands_in=place.stands_in)),
+        _as_html(*table(result, compared=_compared(result, place))),
         f"<p>{html.escape(_NOTES)}</p>",
     ]
     if recipe.figure is not None:

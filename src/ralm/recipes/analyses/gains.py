@@ -90,8 +90,6 @@ def _some(values_T: DoubleArray, chosen_T: "np.ndarray[tuple[int], np.dtype[np.b
     units_T = np.repeat(np.arange(len(sizes)), sizes)
     counts_U = np.bincount(units_T, chosen_T, minlength=len(sizes)).astype(np.int64)
     there_U = counts_U > 0
-    if not there_U.any():
-        return Sample(np.array([np.nan]), np.ones(1, np.int64), lambda mean: mean)
     return Sample(whole.sums_U[there_U], counts_U[there_U], lambda mean: mean)
 
 
@@ -100,21 +98,18 @@ class GainOfClass(_Compared):
     """The mean gain of the tokens of a class."""
 
     kind: TokenClass
-    share: bool = False
     smaller_is_better: ClassVar[bool] = False
 
     @property
     def said(self) -> str:
         """Its name."""
-        return "share of the tokens, %" if self.share else "gain, nats a token"
+        return "gain, nats a token"
 
     def sample(self, folders: Folders) -> Sample:
-        """The gains of these tokens; or which tokens these are."""
+        """The gains of these tokens."""
         run = read_tokens(folders[self.step])
         before = ["", *run.texts[:-1]]
         chosen_T = np.array([class_of(*pair) == self.kind for pair in zip(run.texts, before, strict=True)])
-        if self.share:
-            return stretches(chosen_T.astype(np.float64), lambda mean: 100 * mean)
         return _some(self.gains_T(folders), chosen_T)
 
 
@@ -197,8 +192,3 @@ def _overlaps(run: Path) -> DoubleArray:
         read = pq.read_table(run / TOKENS, columns=["passage"])["passage"].to_pylist()
     overlap = {row["passage"]: evaluated.overlap(row["text"]) for row in passages}
     return np.array([0.0 if number is None else overlap[number] for number in read])
-
-
-def below_overlap(places: Sequence[float], run: Step, without: Step) -> dict[float, GainBelowOverlap]:
-    """The gain for each greatest overlap."""
-    return {most: GainBelowOverlap(run, without, most) for most in places}

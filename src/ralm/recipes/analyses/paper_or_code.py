@@ -9,7 +9,7 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.in_context_ralm import readings as in_context
-from ralm.recipes.measures import Answered, Chosen, Measure, Perplexity
+from ralm.recipes.measures import Answered, Chosen, Measure, Perplexity, PerSpace
 from ralm.recipes.recipe import Cell, Recipe, Scale
 from ralm.recipes.replug import readings as replug
 from ralm.recipes.resources import (
@@ -58,30 +58,23 @@ def _in_context(scale: Scale) -> dict[str, tuple[str, tuple[Measure, Measure]]]:
         scale=scale, text=WIKITEXT_TEST, index=in_context.wikipedia(), tokenizer=GPT2[0], per="token"
     )
     paper = code.at(_PAPER)
+    plain = paper.plain(GPT2[0]).step
     return {
         "Windows, without retrieval": ("GPT-2 S", (paper.plain(GPT2[0]), code.plain(GPT2[0]))),
-        "Words": (
-            "GPT-2 S",
-            (Perplexity(paper.plain(GPT2[0]).step, "word"), Perplexity(code.plain(GPT2[0]).step, "word")),
-        ),
+        "Words": ("GPT-2 S", (Perplexity(plain, "word"), PerSpace(plain))),
         "Windows, BM25": ("GPT-2 S", (paper.bm25(GPT2[0]), code.bm25(GPT2[0]))),
         "Windows, zero-shot reranking": ("GPT-2 S", (paper.zero_shot(GPT2[0]), code.zero_shot(GPT2[0]))),
     }
 
 
 def _similarities(scale: Scale) -> dict[str, tuple[str, tuple[Measure, Measure]]]:
-    """REPLUG's weights: cosines in the paper, inner products in the code, which also keeps a query's first tokens."""
+    """REPLUG's weights: cosines in the paper, inner products in the code."""
     readings = replug.Readings(scale=scale, text=WIKITEXT_TEST, tokenizer=GPT2[0], per="word")
-    plain = replug.ENCODING
-
-    def read(normalize: bool, keeps_first: bool) -> Measure:
-        encoding = replace(plain, normalize=normalize, query_keeps="first" if keeps_first else "last")
-        return readings.ensemble(GPT2[0], index(WIKITEXT_TRAIN, encoder=CONTRIEVER, encoding=encoding))
-
-    return {
-        "Similarity: cosine or inner product": ("GPT-2 S", (read(True, False), read(False, False))),
-        "Query too long: last or first tokens": ("GPT-2 S", (read(False, False), read(False, True))),
-    }
+    encodings = (replace(replug.ENCODING, normalize=True), replug.ENCODING)
+    cosine, product = (
+        readings.ensemble(GPT2[0], index(WIKITEXT_TRAIN, encoder=CONTRIEVER, encoding=one)) for one in encodings
+    )
+    return {"Similarity: cosine or inner product": ("GPT-2 S", (cosine, product))}
 
 
 def _answers(scale: Scale) -> dict[str, tuple[str, tuple[Measure, Measure]]]:

@@ -103,6 +103,6 @@ def figure_8(scale: Scale) -> Recipe:
         figure=Figure(kind="lines", over="passages in the prompt"),
         differs=(
             _CODE,
-            "The paper takes development sets of both; NQ's here is what papers call its test set.",
+            "The paper takes development sets; NQ's here is what papers call its test set.",
         ),
     )

@@ -116,4 +116,4 @@ def predictive_reranker(scale: Scale) -> Step:
     candidates = CandidateOptions(candidates=scale.candidates(CANDIDATES))
     measured = signals(WIKITEXT_TRAIN, GPT2[0], wikipedia(), examples=examples, candidates=candidates)
     reading = scale.reranker(RerankerOptions(rank_prior=False))
-    return train_reranker(measured, ROBERTA, training=scale.training(TrainingOptions()), reading=reading)
+    return train_reranker(measured, ROBERTA, training=scale.training(TrainingOptions(held_out=0)), reading=reading)

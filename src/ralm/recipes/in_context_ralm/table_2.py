@@ -1,6 +1,7 @@
 """Table 2, Table 5 and Figure 4: other families of models on WikiText-103 and RealNews."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from ralm.recipes.in_context_ralm.readings import SEMANTICS, Readings, wikipedia
@@ -53,9 +54,7 @@ def figure_4(scale: Scale) -> Recipe:
     """OPT on WikiText-103 and RealNews; the paper prints no figures."""
     cells, orders = _cells(scale, OPT, _OPT, realnews=True)
     sizes = {f"OPT {one.name.removeprefix('opt-').upper()}": one.parameters / 1e9 for one in OPT}
-    drawn = tuple(
-        Cell(model="OPT", how=one.how, column=one.column, measure=one.measure, at=sizes[one.model]) for one in cells
-    )
+    drawn = tuple(replace(one, at=sizes[one.model], line="OPT") for one in cells)
     return Recipe(
         name="in-context-ralm/figure-4",
         paper="In-Context RALM, Figure 4",

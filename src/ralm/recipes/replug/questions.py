@@ -93,7 +93,11 @@ def table_2(scale: Scale) -> Recipe:
             Order(better=Chosen(steps["REPLUG"]), worse=Chosen(steps["none"]), said="REPLUG > none"),
             Order(better=Chosen(steps["REPLUG LSR"]), worse=Chosen(steps["REPLUG"]), said="REPLUG LSR > REPLUG"),
         ),
-        differs=(SUPERVISION, "Codex is no longer offered; its figures are the paper's alone."),
+        differs=(
+            SUPERVISION,
+            "All is the share of right answers; the paper's caption has the average of the categories.",
+            "Codex is no longer offered; its figures are the paper's alone.",
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 Language modeling follows the published code: rolling windows of 127 tokens of query and 769 predicted ones.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ralm.corpus.splitting import Splitting
@@ -36,10 +36,10 @@ SUPERVISION: Final = (
 )
 
 
-def pile_index(encoder: Resource | Step = CONTRIEVER) -> Step:
+def pile_index() -> Step:
     """Passages of 128 tokens of the Pile's training data, exact search."""
     splitting = Splitting(tokens=_PASSAGE_TOKENS)
-    return index(PILE_ALL_TRAIN, splitting=splitting, tokens_of=GPT2[0], encoder=encoder, encoding=ENCODING)
+    return index(PILE_ALL_TRAIN, splitting=splitting, tokens_of=GPT2[0], encoder=CONTRIEVER, encoding=ENCODING)
 
 
 def trained_retriever(scale: Scale) -> Step:
@@ -49,7 +49,7 @@ def trained_retriever(scale: Scale) -> Step:
         NEO[-1],
         pile_index(),
         both=scale.retriever(RetrieverTrainingOptions()),
-        training=scale.training(REPLUG),
+        training=scale.training(replace(REPLUG, held_out=0)),
         examples=scale.examples(REPLUG_EXAMPLES),
     )
 
@@ -75,11 +75,22 @@ class Readings:
         documents: int = DOCUMENTS,
         most: int = DOCUMENTS,
         retrieval: RetrieverOptions = DENSE,
+        vectors: Step | None = None,
     ) -> Perplexity:
-        """With an ensemble over the first passages of an index; `most` are retrieved, once for all numbers of them."""
+        """With an ensemble over the first passages of an index; `most` are retrieved, once for all numbers of them.
+        `vectors`: with those that the training of a retriever added to the index."""
         limit = self.scale.limit_tokens
         number, most = self.scale.documents(documents), self.scale.documents(max(most, documents))
-        found = retrieve(self.text, self.tokenizer, index, self._plan, k=most, retrieval=retrieval, limit_tokens=limit)
+        found = retrieve(
+            self.text,
+            self.tokenizer,
+            index,
+            self._plan,
+            k=most,
+            retrieval=retrieval,
+            vectors=vectors,
+            limit_tokens=limit,
+        )
         reading = ReadingOptions(reader="ensemble", ensemble=Ensemble(documents=number))
         return Perplexity(
             evaluate(self.text, lm, self._plan, retrieved=found, reading=reading, limit_tokens=limit), self.per

@@ -26,8 +26,8 @@ _FEW: Final = (1, 2, 4)
 _RANDOM: Final = RetrieverOptions(retriever="random")
 _CORPUS: Final = (
     "The Pile's own copies are no longer public; this is the Pile without the parts under copyright, and the beginning "
-    "of its test data. Passages of documents that the index shares with training text are left out by document, not "
-    "drawn apart as in the paper."
+    "of its test data. Passages of a training text's own document are left out as candidates; the paper samples "
+    "passages and training texts from different documents."
 )
 
 
@@ -39,7 +39,7 @@ def table_1(scale: Scale) -> Recipe:
         measured = (
             readings.plain(lm),
             readings.ensemble(lm, pile_index()),
-            readings.ensemble(lm, pile_index(trained_retriever(scale))),
+            readings.ensemble(lm, pile_index(), vectors=trained_retriever(scale)),
         )
         cells += [
             Cell(model=name, how=how, column=_COLUMN, measure=one, published=value)
@@ -69,13 +69,15 @@ def figure_4(scale: Scale) -> Recipe:
     """Bits per byte by the number of documents: REPLUG, LSR and random passages."""
     lm, numbers = NEO[-1], _FEW if scale.small else _NUMBERS
     readings = Readings(scale=scale, text=PILE_ALL_TEST, tokenizer=lm, per="byte")
-    tuned, most = pile_index(trained_retriever(scale)), numbers[-1]
+    tuned, most = trained_retriever(scale), numbers[-1]
     lines = {
         "random": {
             one: readings.ensemble(lm, pile_index(), documents=one, most=most, retrieval=_RANDOM) for one in numbers
         },
         "REPLUG": {one: readings.ensemble(lm, pile_index(), documents=one, most=most) for one in numbers},
-        "REPLUG LSR": {one: readings.ensemble(lm, tuned, documents=one, most=most) for one in numbers},
+        "REPLUG LSR": {
+            one: readings.ensemble(lm, pile_index(), documents=one, most=most, vectors=tuned) for one in numbers
+        },
     }
     none = readings.plain(lm)
     cells = [Cell(model="GPT-J 6B", how="none", column=_COLUMN, measure=none)]

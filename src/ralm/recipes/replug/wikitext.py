@@ -101,7 +101,7 @@ def figure_6(scale: Scale) -> Recipe:
         for lm in models:
             none, ensemble = readings.plain(lm), readings.ensemble(lm, own, retrieval=retrieval)
             cells += [
-                Cell(model=family, how=how, column=_COLUMN, measure=one, at=lm.parameters / 1e9)
+                Cell(model=lm.name, how=how, column=_COLUMN, measure=one, at=lm.parameters / 1e9, line=family)
                 for how, one in (("none", none), ("REPLUG", ensemble))
             ]
             orders.append(Order(better=ensemble, worse=none, said=f"{lm.name}: REPLUG < none"))
