@@ -48,8 +48,8 @@ def shown(line: Sequence[str]) -> str:
 
 def _instead(step: Step, place: Place) -> str:
     """What a user can give if the hub cannot be reached."""
-    names = [resource.name for resource in step.resources if place.is_from_hub(resource)]
-    if not names:
+    read = [resource for resource in step.resources if place.is_from_hub(resource)]
+    if not read:
         return ""
-    first, *_ = names
-    return f" From the hub it reads {', '.join(names)}; give your own with --use {first}=PATH."
+    named = [f"{one.name} ({one.note})" if one.note else one.name for one in read]
+    return f" From the hub it reads {', '.join(named)}; give your own with --use {read[0].name}=PATH."
