@@ -32,8 +32,9 @@ def draw(result: Result, path: Path, *, stands_in: bool) -> None:
         else:
             _draw_bars(axes, cells)
         axes.set_ylabel(column)
-    if stands_in:
-        figure.suptitle("STAND-IN: not the paper's data and models", color="C3", fontsize="small")
+    warning = "STAND-IN: not the paper's data and models" if stands_in else "CHANGED: the table says how"
+    if stands_in or result.changes:
+        figure.suptitle(warning, color="C3", fontsize="small")
     figure.savefig(path)
 
 
@@ -69,7 +70,8 @@ def _logarithmic(axes: Axes, cells: Iterable[Measured]) -> None:
 
 def _draw_bars(axes: Axes, cells: Sequence[Measured]) -> None:
     """A bar for each model and way of reading."""
-    labels = [", ".join(part for part in (one.cell.model, one.cell.how) if part) for one in cells]
+    several = len({one.cell.model for one in cells}) > 1
+    labels = [f"{one.cell.model}, {one.cell.how}" if several else one.cell.how for one in cells]
     for place, one in enumerate(cells):
         value = float(one.value or 0)
         low, high = one.interval or (value, value)
