@@ -77,6 +77,19 @@ def same_scores(several: Sequence[Any], others: Sequence[Any]) -> None:
 
 
 @pytest.mark.usefixtures("shared")
+def test_a_recipe(nodes: Any, tmp_path: Path) -> None:
+    """Its cells are those of one machine, and are read off runs on the cluster."""
+    run = ["recipe", "run", "analysis/contamination", "--stand-in", "--limit-tokens", 420, "--json"]
+    plain, spread = (
+        json.loads(answered(*run, "--out", tmp_path / name, *how))
+        for name, how in (("plain", []), ("spread", ["--ray", nodes.address]))
+    )
+    values = [[(cell["value"], cell["low"], cell["high"]) for cell in one["cells"]] for one in (plain, spread)]
+    assert values[0] == values[1]
+    assert all("--ray" in cell["command"] for cell in spread["cells"])
+
+
+@pytest.mark.usefixtures("shared")
 def test_eval_and_sweep(nodes: Any, folder: Path) -> None:
     how = [folder / "text.txt", "--lm", "ralm-tiny", "--index", folder / "index", "--stride", 8, "--limit-tokens", 200]
     how += ["--max-length", 256, "--document-tokens", 100, "--rerank", "zero-shot", "--candidates", 4]

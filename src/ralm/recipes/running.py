@@ -6,9 +6,11 @@ How a command is performed is the caller's: the command line gives a function th
 import logging
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
-from ralm.errors import RalmError
+from ralm.errors import FolderExistsError, RalmError
+from ralm.folders.outputs import recover
 from ralm.recipes.estimates import check_room
 from ralm.recipes.place import Place
 from ralm.recipes.steps import Step
@@ -27,6 +29,8 @@ def run_steps(steps: Sequence[Step], place: Place, perform: Perform) -> None:
     for number, step in enumerate(steps, 1):
         at = f"[{number}/{len(steps)}] {place.folder_of(step).name}"
         if place.is_done(step):
+            with suppress(FolderExistsError):  # another process is at its end
+                recover(place.folder_of(step))
             _LOG.info("%s: done before", at)
             continue
         line = place.command_line(step)
