@@ -170,11 +170,17 @@ def test_a_driver_that_is_told_to_end_says_nothing(nodes: Any, folder: Path, end
     assert not out.exists()
 
 
+def _heed_interrupts() -> None:
+    """What a shell starts in the background ignores SIGINT, and so do its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @contextmanager
 def driver(folder: Path, out: Path, address: str) -> Iterator["subprocess.Popen[bytes]"]:
     """The command that builds the index, in a process of its own."""
     command = [sys.executable, "-m", "ralm", "index", *corpus(folder), "--out", str(out), "--ray", address]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
+    pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, preexec_fn=_heed_interrupts) as running:
         try:
             yield running
         finally:
