@@ -28,6 +28,8 @@ from ralm.runs.run import damage_named, read_tokens
 
 Folders = Mapping[Step, Path]
 Per = Literal["token", "word", "byte"]
+REMEDY: Final = "remove it and run the recipe again"
+"""What to do about a damaged step."""
 _FEWEST_UNITS: Final = 20
 """A text with fewer stretches is cut into shorter ones."""
 
@@ -130,7 +132,7 @@ def _read(run: Path) -> tuple[DoubleArray, dict[str, float]]:
 
 def summary_of(folder: Path) -> dict[str, Any]:
     """The summary of a finished step; DamagedFolderError if it cannot be read."""
-    with damage_named(folder, "remove it and run the recipe again"):
+    with damage_named(folder, REMEDY):
         found: dict[str, Any] = json.loads((folder / SUMMARY).read_bytes())
     return found
 
@@ -189,7 +191,7 @@ class Chosen(Measure):
 
 
 def _columns(folder: Path, table: str, names: list[str]) -> list[list[Any]]:
-    with damage_named(folder, "remove it and run the recipe again"):
+    with damage_named(folder, REMEDY):
         read = pq.read_table(folder / table, columns=names)
     return [read[name].to_pylist() for name in names]
 

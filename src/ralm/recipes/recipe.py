@@ -3,7 +3,7 @@
 A recipe is built for a scale: the paper's, or a small one that stands in for it (`STAND_IN`). Both are the same graph.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -38,6 +38,10 @@ class Scale:
     def documents(self, number: int) -> int:
         """How many passages an ensemble reads."""
         return min(number, 4) if self.small else number
+
+    def limit_each(self, parts: int) -> int | None:
+        """How many questions of each of several subjects."""
+        return None if self.limit is None else max(1, self.limit // parts)
 
     def shots(self, number: int) -> int:
         """How many demonstrations are shown."""
@@ -95,6 +99,21 @@ class Order:
     better: Measure
     worse: Measure
     said: str
+
+
+def cells_of(model: str, column: str, measured: Mapping[str, Measure]) -> list[Cell]:
+    """A cell for each way of reading, by its name; the paper has no figures."""
+    return [Cell(model=model, how=how, column=column, measure=one) for how, one in measured.items()]
+
+
+def orders_of(what: str, measured: Mapping[str, Measure], pairs: Iterable[tuple[str, str]]) -> list[Order]:
+    """The orders among ways of reading, each a pair of names, the better one first; those of unknown names are left
+    out."""
+    return [
+        Order(better=measured[one], worse=measured[other], said=f"{what}: {one} < {other}")
+        for one, other in pairs
+        if one in measured
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,8 @@ GPT2 = (
     model("gpt2-large", "gpt2-large", 774e6),
     model("gpt2-xl", "gpt2-xl", 1.56e9),
 )
+GPT2_NAMES = ("GPT-2 S", "GPT-2 M", "GPT-2 L", "GPT-2 XL")
+"""What both papers call them."""
 NEO = (
     model("gpt-neo-1.3b", "EleutherAI/gpt-neo-1.3B", 1.3e9),
     model("gpt-neo-2.7b", "EleutherAI/gpt-neo-2.7B", 2.7e9),

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from ralm.corpus.decontamination import Decontamination
 from ralm.errors import UsageError
-from ralm.recipes.measures import Folders, Measure, Sample, stretches
+from ralm.recipes.measures import REMEDY, Folders, Measure, Sample, stretches
 from ralm.recipes.steps import Step
 from ralm.records import DoubleArray
 from ralm.retrieval.index import open_index
@@ -31,7 +31,6 @@ CLASSES: Final[tuple[TokenClass, ...]] = (
     "punctuation and space",
 )
 NGRAM: Final = 8
-_REMEDY: Final = "remove it and run the recipe again"
 _WORD: Final = re.compile(r"\w+")
 
 
@@ -98,7 +97,6 @@ class GainOfClass(_Compared):
     """The mean gain of the tokens of a class."""
 
     kind: TokenClass
-    smaller_is_better: ClassVar[bool] = False
 
     @property
     def said(self) -> str:
@@ -107,10 +105,14 @@ class GainOfClass(_Compared):
 
     def sample(self, folders: Folders) -> Sample:
         """The gains of these tokens."""
-        run = read_tokens(folders[self.step])
-        before = ["", *run.texts[:-1]]
-        chosen_T = np.array([class_of(*pair) == self.kind for pair in zip(run.texts, before, strict=True)])
-        return _some(self.gains_T(folders), chosen_T)
+        return _some(self.gains_T(folders), _classes(folders[self.step]) == self.kind)
+
+
+@lru_cache(maxsize=4)
+def _classes(run: Path) -> "np.ndarray[tuple[int], np.dtype[np.str_]]":
+    """The class of each target."""
+    texts = read_tokens(run).texts
+    return np.array([class_of(*pair) for pair in zip(texts, ["", *texts[:-1]], strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,6 @@ class GainByFrequency(_Compared):
     index: Step
     least: float
     most: float | None
-    smaller_is_better: ClassVar[bool] = False
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -166,7 +167,6 @@ class GainBelowOverlap(_Compared):
 
     most: float
     share: bool = False
-    smaller_is_better: ClassVar[bool] = False
 
     @property
     def said(self) -> str:
@@ -187,7 +187,7 @@ def _overlaps(run: Path) -> DoubleArray:
     """For each target, the overlap of the passage that it was read with; 0 without a passage."""
     tokens = read_tokens(run)
     evaluated = Decontamination.of(texts=[tokens.before + "".join(tokens.texts)], ngram=NGRAM)
-    with damage_named(run, _REMEDY):
+    with damage_named(run, REMEDY):
         passages = pq.read_table(run / PASSAGES, columns=["passage", "text"]).to_pylist()
         read = pq.read_table(run / TOKENS, columns=["passage"])["passage"].to_pylist()
     overlap = {row["passage"]: evaluated.overlap(row["text"]) for row in passages}

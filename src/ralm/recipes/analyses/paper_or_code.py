@@ -121,7 +121,7 @@ def _answers(scale: Scale) -> dict[str, tuple[str, tuple[Measure, Measure]]]:
             reading=ensemble,
             choosing=ChoiceOptions(score=score),
             prompt=prompt,
-            limit=None if scale.limit is None else max(1, scale.limit // 4),
+            limit=scale.limit_each(4),
         )
         for score, prompt in _CHOOSING
     ]

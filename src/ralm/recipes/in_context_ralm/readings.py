@@ -62,10 +62,6 @@ class Readings:
         """With the one that makes the targets likeliest."""
         return self._with(lm, self._choosing("oracle", candidates))
 
-    def random(self, lm: Resource) -> Perplexity:
-        """With one of the candidates, drawn at random."""
-        return self._with(lm, self._choosing("random"))
-
     def predictive(self, lm: Resource) -> Perplexity:
         """With the one that a trained reranker chooses (section 6.2)."""
         candidates = self.scale.candidates(CANDIDATES)

@@ -5,12 +5,11 @@ from dataclasses import replace
 from typing import Final
 
 from ralm.recipes.in_context_ralm.readings import PLAN, SEMANTICS, Readings, wikipedia
-from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale
-from ralm.recipes.resources import GPT2, WIKITEXT_DEV
+from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale, cells_of, orders_of
+from ralm.recipes.resources import GPT2, GPT2_NAMES, WIKITEXT_DEV
 
 _STRIDES: Final = (1, 2, 4, 8, 16, 32, 64)
 _FEW_STRIDES: Final = (4, 16, 64)
-_MODELS: Final = ("GPT-2 S", "GPT-2 M", "GPT-2 L", "GPT-2 XL")
 _COLUMN: Final = "WikiText-103 dev, word perplexity"
 
 
@@ -45,18 +44,15 @@ def figure_7(scale: Scale) -> Recipe:
     """The oracle: the best of BM25's first 16."""
     readings = _readings(scale)
     cells, orders = list[Cell](), list[Order]()
-    for name, lm in zip(_MODELS, GPT2, strict=True):
+    for name, lm in zip(GPT2_NAMES, GPT2, strict=True):
         measured = {
             "none": readings.plain(lm),
             "BM25": readings.bm25(lm),
             "zero-shot": readings.zero_shot(lm),
             "oracle": readings.oracle(lm),
         }
-        cells += [Cell(model=name, how=how, column=_COLUMN, measure=one) for how, one in measured.items()]
-        pairs = (("BM25", "none"), ("zero-shot", "BM25"), ("oracle", "zero-shot"))
-        orders += [
-            Order(better=measured[one], worse=measured[other], said=f"{name}: {one} < {other}") for one, other in pairs
-        ]
+        cells += cells_of(name, _COLUMN, measured)
+        orders += orders_of(name, measured, (("BM25", "none"), ("zero-shot", "BM25"), ("oracle", "zero-shot")))
     return Recipe(
         name="in-context-ralm/figure-7",
         paper="In-Context RALM, Figure 7",

@@ -4,11 +4,10 @@ from typing import Final
 
 from ralm.recipes.in_context_ralm.readings import SEMANTICS, Readings, wikipedia
 from ralm.recipes.measures import Per
-from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale
-from ralm.recipes.resources import GPT2, PILE_TEST, PILE_TRAIN, REALNEWS_DEV, REALNEWS_TRAIN, WIKITEXT_TEST
+from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale, orders_of
+from ralm.recipes.resources import GPT2, GPT2_NAMES, PILE_TEST, PILE_TRAIN, REALNEWS_DEV, REALNEWS_TRAIN, WIKITEXT_TEST
 from ralm.recipes.steps import index
 
-_MODELS: Final = ("GPT-2 S", "GPT-2 M", "GPT-2 L", "GPT-2 XL")
 _COLUMNS: Final = ("WikiText-103", "RealNews", "ArXiv", "Stack Exchange", "FreeLaw")
 _PUBLISHED: Final = {
     ("GPT-2 S", "none"): (37.5, 21.3, 12.0, 12.8, 13.0),
@@ -38,7 +37,7 @@ def recipe(scale: Scale) -> Recipe:
     for column, text, own in zip(_COLUMNS, texts, indexes, strict=True):
         per: Per = "word" if column == "WikiText-103" else "token"
         readings = Readings(scale=scale, text=text, index=own, tokenizer=GPT2[0], per=per)
-        for name, lm in zip(_MODELS, GPT2, strict=True):
+        for name, lm in zip(GPT2_NAMES, GPT2, strict=True):
             measured = {
                 "none": readings.plain(lm),
                 "BM25": readings.bm25(lm),
@@ -49,12 +48,8 @@ def recipe(scale: Scale) -> Recipe:
                 published = dict(zip(_COLUMNS, _PUBLISHED[name, how], strict=False)).get(column)
                 head = f"{column}, {measure.per} perplexity"
                 cells.append(Cell(model=name, how=how, column=head, measure=measure, published=published))
-            pairs = [("BM25", "none"), ("zero-shot", "BM25"), ("predictive", "zero-shot")]
-            orders += [
-                Order(better=measured[one], worse=measured[other], said=f"{column}, {name}: {one} < {other}")
-                for one, other in pairs
-                if one in measured
-            ]
+            pairs = (("BM25", "none"), ("zero-shot", "BM25"), ("predictive", "zero-shot"))
+            orders += orders_of(f"{column}, {name}", measured, pairs)
     return Recipe(
         name="in-context-ralm/table-1",
         paper="In-Context RALM, Table 1 and Figure 2",

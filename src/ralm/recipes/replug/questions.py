@@ -62,7 +62,7 @@ def table_2(scale: Scale) -> Recipe:
             index=own,
             retrieval=DENSE if own else None,
             reading=_ensemble(scale) if own else None,
-            limit=None if scale.limit is None else max(1, scale.limit // len(_CATEGORIES)),
+            limit=scale.limit_each(len(_CATEGORIES)),
         )
         for how, own in _indexes(scale).items()
     }

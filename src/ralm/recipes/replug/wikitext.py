@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ralm.recipes.measures import Perplexity
-from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale
+from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale, cells_of, orders_of
 from ralm.recipes.replug.readings import DENSE, ENCODING, SUPERVISION, WINDOWS, Readings, trained_retriever
 from ralm.recipes.resources import (
     BERT,
@@ -13,6 +13,7 @@ from ralm.recipes.resources import (
     DPR,
     DPR_QUESTIONS,
     GPT2,
+    GPT2_NAMES,
     OPT,
     WIKITEXT_TEST,
     WIKITEXT_TRAIN,
@@ -23,7 +24,6 @@ from ralm.retrieval.options import RetrieverOptions
 
 _COLUMN: Final = "WikiText-103, word perplexity"
 _BM25: Final = RetrieverOptions()
-_NAMES: Final = ("GPT-2 S", "GPT-2 M", "GPT-2 L", "GPT-2 XL")
 _NO_FIGURES: Final = "The paper shows a plot without figures."
 
 
@@ -56,17 +56,15 @@ def _compared(
         for how in hows:
             own, retrieval = retrievers[how]
             measured[how] = readings.ensemble(lm, own, retrieval=retrieval)
-        cells += [Cell(model=name, how=how, column=_COLUMN, measure=one) for how, one in measured.items()]
+        cells += cells_of(name, _COLUMN, measured)
         pairs = (("Contriever", "none"), ("BM25", "Contriever"), ("Contriever LSR", "BM25"))
-        orders += [
-            Order(better=measured[one], worse=measured[other], said=f"{name}: {one} < {other}") for one, other in pairs
-        ]
+        orders += orders_of(name, measured, pairs)
     return tuple(cells), tuple(orders)
 
 
 def figure_5(scale: Scale) -> Recipe:
     """Five retrievers with GPT-2 L and XL."""
-    cells, orders = _compared(scale, _NAMES[2:], GPT2[2:], ("BERT", "DPR", "Contriever", "BM25", "Contriever LSR"))
+    cells, orders = _compared(scale, GPT2_NAMES[2:], GPT2[2:], ("BERT", "DPR", "Contriever", "BM25", "Contriever LSR"))
     return Recipe(
         name="replug/figure-5",
         paper="REPLUG, Figure 5",
@@ -80,7 +78,7 @@ def figure_5(scale: Scale) -> Recipe:
 
 def figure_8(scale: Scale) -> Recipe:
     """Dense against sparse, with all sizes of GPT-2."""
-    cells, orders = _compared(scale, _NAMES, GPT2, ("Contriever", "BM25", "Contriever LSR"))
+    cells, orders = _compared(scale, GPT2_NAMES, GPT2, ("Contriever", "BM25", "Contriever LSR"))
     return Recipe(
         name="replug/figure-8",
         paper="REPLUG, Figure 8",
