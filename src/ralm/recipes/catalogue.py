@@ -4,31 +4,31 @@ from typing import Final
 
 from ralm.errors import UsageError
 from ralm.recipes.analyses import paper_or_code, recipes as analyses
-from ralm.recipes.in_context_ralm import questions, retrievers, strides, table_1, table_2, table_3
+from ralm.recipes.in_context_ralm import families, questions, retrievers, strides, table_1, table_3
 from ralm.recipes.place import nearest
 from ralm.recipes.recipe import FULL, Builder, Recipe, Scale
-from ralm.recipes.replug import questions as replug_questions, table_1 as replug_table_1, wikitext
+from ralm.recipes.replug import pile, questions as replug_questions, wikitext
 from ralm.recipes.resources import Resource
 from ralm.recipes.steps import Step
 
 _BUILDERS: Final[tuple[Builder, ...]] = (
     table_1.recipe,
-    table_2.table_2,
+    families.table_2,
     table_3.recipe,
     questions.table_4,
-    table_2.table_5,
+    families.table_5,
     retrievers.figure_3,
-    table_2.figure_4,
+    families.figure_4,
     strides.figure_5,
     retrievers.figure_6,
     strides.figure_7,
     questions.figure_8,
     retrievers.figure_9,
     retrievers.figure_10,
-    replug_table_1.table_1,
+    pile.table_1,
     replug_questions.table_2,
     replug_questions.table_3,
-    replug_table_1.figure_4,
+    pile.figure_4,
     wikitext.figure_5,
     wikitext.figure_6,
     analyses.figure_7,
