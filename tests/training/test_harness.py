@@ -2,6 +2,7 @@
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,14 @@ def test_a_lower_precision_trains_too(tmp_path: Path) -> None:
         assert {one.dtype for one in student.module.parameters()} == {torch.float32}
     assert not torch.equal(weights["float32"], weights["bfloat16"])
     torch.testing.assert_close(weights["float32"], weights["bfloat16"], rtol=0.1, atol=0.1)
+
+
+def test_a_training_without_dropout_is_one_of_a_model_that_has_none(tmp_path: Path) -> None:
+    weights = {}
+    for name, dropout, made_for in (("with", True, 0.2), ("without", False, 0.2), ("has none", True, 0.0)):
+        student, _ = trained(tmp_path / name, replace(OPTIONS, dropout=dropout), dropout=made_for)
+        weights[name] = student.weights()
+    assert weights["without"] == weights["has none"] != weights["with"]
 
 
 def test_it_stops_early_and_keeps_the_best_weights(tmp_path: Path) -> None:

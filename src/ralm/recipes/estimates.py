@@ -14,10 +14,15 @@ from time import perf_counter
 from typing import Final
 
 from ralm.errors import StorageError, UsageError
+from ralm.reading.ensemble import Ensemble
+from ralm.reading.plan import PlanOptions
 from ralm.recipes.place import Place
 from ralm.recipes.resources import Resource
 from ralm.recipes.standing_in import MODEL
 from ralm.recipes.steps import Step
+from ralm.reranking.options import RerankOptions
+from ralm.training.options import REPLUG, RetrieverTrainingOptions, TrainingOptions
+from ralm.training.signal_options import REPLUG_EXAMPLES, CandidateOptions, ExampleOptions
 
 _BYTES_A_TOKEN: Final = 4.3
 _BYTES_A_PASSAGE: Final = 620
@@ -34,6 +39,7 @@ _TRAINING: Final = 3
 """Operations of a training step to those of reading."""
 _HALF: Final = 0.5
 _SECONDS: Final = 0.2
+_PLAN: Final = PlanOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +61,7 @@ def estimate(step: Step, place: Place) -> Estimate:
             return sizes.index(step)
         case "retrieve":
             rows = sizes.strides(step)
-            return Estimate(disk=int(rows * _number(step, "-k", 16) * _HIT_BYTES), hours=rows / 500 / 3600)
+            return Estimate(disk=int(rows * _number(step, "-k") * _HIT_BYTES), hours=rows / 500 / 3600)
         case "eval":
             return sizes.evaluation(step)
         case "signals" | "train reranker" | "train retriever":
@@ -109,19 +115,19 @@ class _Sizes:
         return Estimate(passages=passages, tokens=tokens, disk=disk, memory=memory, hours=_hours(tokens, parameters))
 
     def strides(self, step: Step) -> float:
-        return self._text(step) / _number(step, "--stride", 4)
+        return self._text(step) / _number(step, "--stride", _PLAN.stride)
 
     def evaluation(self, step: Step) -> Estimate:
-        tokens, window = self._text(step), _number(step, "--max-length", 1024)
-        rows = tokens / _number(step, "--stride", 4)
+        tokens, window = self._text(step), _number(step, "--max-length", _PLAN.max_length)
+        rows = self.strides(step)
         passages = "--index" in step.arguments or "--retrieved" in step.arguments
         several = 1.0
         if passages and "--rerank" in step.arguments:
-            several = _number(step, "--candidates", 16)
+            several = _number(step, "--candidates", RerankOptions().candidates)
         elif passages and "ensemble" in step.arguments:
-            several = _number(step, "--documents", 10)
+            several = _number(step, "--documents", Ensemble().documents)
         if "blocked" in step.arguments:
-            rows = tokens / _number(step, "--block", 256) * (5 if passages else 1)
+            rows = tokens / _number(step, "--block", _PLAN.block) * (5 if passages else 1)
         read = int(rows * min(window, tokens) * several)
         parameters = self._parameters(_resource(step, "model"))
         return Estimate(
@@ -130,15 +136,20 @@ class _Sizes:
 
     def learning(self, step: Step) -> Estimate:
         if step.command == "train reranker":
-            pairs = _number(step, "--steps", 10_000) * _number(step, "--batch", 32) * 16
+            plain = TrainingOptions()
+            examples = _number(step, "--steps", plain.steps) * _number(step, "--batch", plain.batch)
+            pairs = examples * _number(step, "--candidates", CandidateOptions().candidates)
             return Estimate(tokens=int(pairs * 200), hours=_TRAINING * _hours(pairs * 200, 125e6))
-        examples = _number(step, "--examples", 10_000 if step.command == "signals" else 800_000)
-        if step.command == "train retriever":
-            examples = min(examples, _number(step, "--steps", 25_000) * _number(step, "--batch", 64))
         vectors = 0
-        if step.command == "train retriever":  # those of the index are encoded again
+        if step.command == "signals":
+            examples = _number(step, "--examples", ExampleOptions().examples)
+            candidates = _number(step, "--candidates", CandidateOptions().candidates)
+        else:  # those of the index are encoded again
+            read_once = _number(step, "--steps", REPLUG.steps) * _number(step, "--batch", REPLUG.batch)
+            examples = min(_number(step, "--examples", REPLUG_EXAMPLES.examples), read_once)
+            candidates = _number(step, "--candidates", RetrieverTrainingOptions().candidates)
             vectors = 2 * self._passages(_resource(step, "corpus")) * _VECTOR_BYTES
-        read = examples * _number(step, "--candidates", 16 if step.command == "signals" else 20) * 384
+        read = examples * candidates * 384
         parameters = self._parameters(_resource(step, "model"))
         return Estimate(
             tokens=int(read),
@@ -150,7 +161,7 @@ class _Sizes:
     def questions(self, step: Step) -> Estimate:
         asked = next(one for one in step.resources if one.kind in ("questions", "choices"))
         count = min(asked.questions or 1000, _number(step, "--limit", 1e9))
-        prompts = _number(step, "--documents", 10) if "ensemble" in step.arguments else 1
+        prompts = _number(step, "--documents", Ensemble().documents) if "ensemble" in step.arguments else 1
         if "--numbers" in step.arguments:
             prompts = len(str(step.arguments[step.arguments.index("--numbers") + 1]).split(","))
         read = count * prompts * 1500
@@ -192,10 +203,12 @@ def _resource(step: Step, kind: str) -> Resource:
     return next(one for one in step.resources if one.kind == kind)
 
 
-def _number(step: Step, flag: str, default: float) -> float:
-    """The value of a flag of a step."""
+def _number(step: Step, flag: str, default: float | None = None) -> float:
+    """The value of a flag of a step; one without a default is always there."""
     places = [place for place, one in enumerate(step.arguments) if one == flag]
-    return float(str(step.arguments[places[0] + 1])) if places else default
+    if places or default is None:
+        return float(str(step.arguments[places[0] + 1]))
+    return default
 
 
 def _hours(tokens: float, parameters: float) -> float:

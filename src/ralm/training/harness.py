@@ -231,7 +231,7 @@ class _Training:
     def _step(self) -> None:
         now, student = self._now, self._student
         student.begin_step(now.step)
-        student.module.train()
+        student.module.train(self._options.dropout)
         examples_B = batch_of_step(self._training_E, now.step, self._options)
         draws = np.random.default_rng([self._options.seed, 2, now.step])
         self._optimizer.zero_grad(set_to_none=True)
