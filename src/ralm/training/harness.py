@@ -17,7 +17,7 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.csv
 import torch
 from pydantic import JsonValue
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ralm.errors import ModelError, RalmWarning
 from ralm.folders.manifest import write_manifest
@@ -257,9 +258,13 @@ class _Training:
             self._keep()
 
     def _computed(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
-        """The loss of each example, with the large products in the precision that the options name."""
+        """The loss of each example, with the large products in the precision that the options name.
+
+        On a CPU in bfloat16, attention is plain products: the gradient of torch's fused kernel takes longer there.
+        """
         lower = self._options.precision == "bfloat16"
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=lower):
+        plain = sdpa_kernel(SDPBackend.MATH) if lower and self._device.type == "cpu" else nullcontext()
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=lower), plain:
             return self._student.losses(examples_B, draws).float()
 
     def _evaluate(self) -> None:
