@@ -129,5 +129,5 @@ def test_a_weight_that_is_none(tmp_path: Path, index: Index, weight: object) -> 
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     config["ralm"]["rank_weight"] = weight
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="rank weight"):
+    with pytest.raises(ModelError, match="ralm.rank_weight"):
         load_pair_model(str(tmp_path / "out"))

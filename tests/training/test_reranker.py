@@ -24,12 +24,20 @@ from tests.fakes import passages_of
 from tests.reference import learning
 from tests.tiny_cross_encoders import save_tiny_cross_encoder
 from tests.tiny_encoders import save_tiny_bert
+from tests.tiny_models import save_tiny_model
 from tests.training.made_signals import save_signals
 
 EXAMPLES = 60
 READING = RerankerOptions(tokens=12, max_length=32, pairs=16)
 OPTIONS = TrainingOptions(
-    steps=24, batch=8, learning_rate=6e-3, evaluate_every=8, checkpoint_every=12, patience=100, held_out=0.2
+    steps=24,
+    batch=8,
+    learning_rate=6e-3,
+    evaluate_every=8,
+    checkpoint_every=12,
+    patience=100,
+    held_out=0.2,
+    dropout=False,
 )
 
 
@@ -160,6 +168,17 @@ def test_a_cross_encoder_can_be_trained_further(signals: Signals, index: Index, 
     before, after = load_pair_model(str(init)).scores(pairs), load_pair_model(str(tmp_path / "out")).scores(pairs)
     np.testing.assert_allclose(after, before, atol=1e-2)
     assert (after != before).any()
+
+
+def test_a_language_model_can_be_trained(signals: Signals, index: Index, tmp_path: Path) -> None:
+    init = str(save_tiny_model("llama", tmp_path / "lm"))
+    trained = train_reranker(signals, tmp_path / "out", init, OPTIONS, READING, index=index)
+    held_out: Any = trained.held_out
+    assert held_out["chosen"] > held_out["first"] + 0.3
+    model = load_pair_model(str(trained.out))
+    assert model.passage_first
+    scores = model.scores([("some text before a", f"{which} a passage") for which in "xy"])
+    assert scores[0] > scores[1]
 
 
 def test_examples_with_one_candidate_are_left_out(index: Index, init: str, tmp_path: Path) -> None:

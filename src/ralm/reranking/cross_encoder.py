@@ -7,7 +7,6 @@ pairs.
 import hashlib
 import json
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -16,13 +15,16 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from pydantic import JsonValue
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 from sentence_transformers import CrossEncoder
-from sentence_transformers.util import batch_to_device
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.util import batch_to_device, load_file_path
+from transformers import AutoConfig
 
 from ralm.errors import ModelError, UsageError
 from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading
 from ralm.lm.local.fingerprint import settings_fingerprint, weights_fingerprint
+from ralm.lm.named import model_folder
 from ralm.records import FloatArray
 from ralm.reranking.pairs import Pair
 
@@ -34,6 +36,7 @@ READING: Final = "ralm"
 _BATCH: Final = {"cpu": 32, "cuda": 256}
 _CHARACTERS_A_TOKEN: Final = 16
 _HEADS: Final = ("ForSequenceClassification", "ForCausalLM")
+_CAUSAL: Final = ("ForCausalLM", "GPT2LMHeadModel")
 _NO_LENGTH: Final = 2**31 - 1
 """Tokenizers that know no length give a huge number, which cannot be used as one."""
 _SET_FOR_A_CALL: Final = ("truncation", "padding")
@@ -42,15 +45,20 @@ _SET_FOR_A_CALL: Final = ("truncation", "padding")
 class PairModel:
     """A cross-encoder that reads the last `tokens` tokens of a prefix and, behind them, a passage.
 
-    A pair that is too long keeps the end of its prefix and the beginning of its passage. `rank_weight`: how much the
-    rank of a hit counts beside its score (`rank_prior`); the scores are without it.
+    With `passage_first` the passage comes first, as in front of a language model: a causal model looks back from the
+    words that are to be continued, and its score is read there. A pair that is too long keeps the end of its prefix and
+    the beginning of its passage. `rank_weight`: how much the rank of a hit counts beside its score (`rank_prior`); the
+    scores are without it.
     """
 
-    def __init__(self, name: str, model: CrossEncoder, tokens: int, rank_weight: float = 0.0) -> None:
+    def __init__(
+        self, name: str, model: CrossEncoder, tokens: int, rank_weight: float = 0.0, *, passage_first: bool = False
+    ) -> None:
         self.name = name
         self.model = model
         self.tokens = tokens
         self.rank_weight = rank_weight
+        self.passage_first = passage_first
         self._check()
 
     @cached_property
@@ -66,6 +74,7 @@ class PairModel:
             "tokens": self.tokens,
             "max_length": self.model.max_seq_length,
             "rank_weight": self.rank_weight,
+            "passage_first": self.passage_first,
         }
 
     def end(self, prefix: str) -> str:
@@ -89,17 +98,21 @@ class PairModel:
 
     def logits(self, pairs: Sequence[Pair]) -> torch.Tensor:
         """The scores (P) of pairs from one pass, with a gradient if torch keeps one; ModelError as for `scores`."""
-        longest = {"max_length": self.model.max_seq_length, "truncation": "only_second"}
+        shortened = "only_first" if self.passage_first else "only_second"
+        longest = {"max_length": self.model.max_seq_length, "truncation": shortened}
         texts = [(end, _readable(passage)) for end, passage in pairs]
+        if self.passage_first:
+            texts = [(passage, end) for end, passage in texts]
         with self._reading_errors():
             features = self.model.preprocess(texts, processing_kwargs={"text": longest})
             return self.model(batch_to_device(features, self.model.device))["scores"].squeeze(-1)
 
     def save(self, folder: Path) -> None:
-        """Write a folder that sentence-transformers loads, too; it says how many tokens of the prefix are read, and how
-        much the rank counts."""
+        """Write a folder that sentence-transformers loads, too; it says how many tokens of the prefix are read, whether
+        the passage comes first, and how much the rank counts."""
         transformer: Any = self.model.model
-        setattr(transformer.config, READING, {"tokens": self.tokens, "rank_weight": self.rank_weight})
+        reading = {"tokens": self.tokens, "rank_weight": self.rank_weight, "passage_first": self.passage_first}
+        setattr(transformer.config, READING, reading)
         self.model.activation_fn = torch.nn.Identity()
         with quiet_loading():
             self.model.save_pretrained(str(folder), create_model_card=False)
@@ -141,20 +154,45 @@ class PairModel:
             raise ModelError(f"the cross-encoder {self.name} cannot read pairs: {first_line(error)}.") from error
 
 
+class _Reading(BaseModel):
+    """What a folder says of how its cross-encoder reads; of others it is the default."""
+
+    tokens: int | None = Field(default=None, ge=1)
+    rank_weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    passage_first: bool = False
+
+    @classmethod
+    def of(cls, config: object, name: str) -> "_Reading":
+        """What a config.json says. Raises ModelError if it is damaged."""
+        said = getattr(config, READING, None)
+        try:
+            return cls.model_validate(said or {}, strict=True)
+        except ValidationError as error:
+            what = error.errors()[0]
+            place = ".".join([READING, *map(str, what["loc"])])
+            raise ModelError(
+                f"{name} is damaged: its config.json has the {place} {what['input']!r}; train it again."
+            ) from None
+
+
 def load_pair_model(
     name: str, tokens: int | None = None, *, device: str = "auto", max_length: int | None = None, new: bool = False
 ) -> PairModel:
     """A cross-encoder by hub name or folder; `tokens` None is as its folder says, or else `TOKENS`.
 
-    `max_length`: the most tokens of a pair; None is as its folder says. With `new`, any encoder serves, for training:
-    one without a head gets a new one, and weights are loaded in float32. Raises ModelError if there is no such model,
-    it does not give one score for a pair, or (without `new`) it has no head; UsageError if a length does not fit.
+    `max_length`: the most tokens of a pair; None is as its folder says. With `new`, any encoder or language model
+    serves, for training: one without a head gets a new one, and weights are loaded in float32. Raises ModelError if
+    there is no such model, it does not give one score for a pair, or (without `new`) it has no head; UsageError if a
+    length does not fit.
     """
-    check_folder(name)
-    check_tokenizer(name)
+    source = model_folder(name)
+    check_folder(source)
+    check_tokenizer(source)
     options: dict[str, Any] = {"num_labels": 1, "model_kwargs": {"dtype": torch.float32}} if new else {}
     with loading_errors("cross-encoder", name), quiet_loading(), _no_notes():
-        model = CrossEncoder(name, device=None if device == "auto" else device, **options)
+        causal = new and _is_language_model(source)
+        modules = {"modules": [_with_new_head(source)]} if causal else {"model_name_or_path": source, **options}
+        model = CrossEncoder(**modules, device=None if device == "auto" else device)
     config = model.model.config
     heads = config.architectures or [""]
     if not new and not heads[0].endswith(_HEADS):
@@ -163,13 +201,33 @@ def load_pair_model(
             "or give a cross-encoder."
         )
     _set_length(model, name, max_length)
-    said = getattr(config, READING, None)
-    own = said if isinstance(said, dict) else {}
-    trained_with, rank_weight = own.get("tokens"), own.get("rank_weight", 0.0)
-    if not isinstance(rank_weight, (int, float)) or not 0 <= rank_weight < math.inf:
-        raise ModelError(f"{name} is damaged: its config.json has the rank weight {rank_weight!r}; train it again.")
-    read = tokens or (trained_with if isinstance(trained_with, int) else TOKENS)
-    return PairModel(name, model, read, 0.0 if new else float(rank_weight))
+    own = _Reading.of(config, name)
+    read = tokens or own.tokens or TOKENS
+    weight = 0.0 if new else own.rank_weight
+    return PairModel(name, model, read, weight, passage_first=own.passage_first or causal)
+
+
+def _is_language_model(source: str) -> bool:
+    """Whether a model writes text, and nobody has made a cross-encoder of it."""
+    if load_file_path(source, "modules.json") is not None:
+        return False
+    architectures = AutoConfig.from_pretrained(source).architectures or [""]
+    return bool(architectures[0].endswith(_CAUSAL))
+
+
+def _with_new_head(source: str) -> Transformer:
+    """A language model with a new head that gives one score where the text ends."""
+    transformer = Transformer(
+        source,
+        transformer_task="sequence-classification",
+        model_kwargs={"dtype": torch.float32},
+        config_kwargs={"num_labels": 1},
+    )
+    tokenizer = transformer.tokenizer
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    transformer.model.config.pad_token_id = tokenizer.pad_token_id
+    return transformer
 
 
 def _set_length(model: CrossEncoder, name: str, max_length: int | None) -> None:

@@ -1,0 +1,63 @@
+"""A language model as the model that a reranker begins from: it reads the passage first, and its score is read last."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from ralm.errors import ModelError
+from ralm.reranking.cross_encoder import load_pair_model
+from tests.tiny_cross_encoders import save_tiny_cross_encoder
+from tests.tiny_models import FAMILIES, POSITIONS, save_tiny_model
+
+PAIRS = [("ends so", "a passage"), ("and so", "b"), ("", "no end"), ("so", "long " * 30)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_read_where_the_prefix_ends_behind_the_passage(family: str, tmp_path: Path) -> None:
+    model = load_pair_model(str(save_tiny_model(family, tmp_path / "lm")), 12, max_length=POSITIONS, new=True)
+    assert model.passage_first
+    scores = model.scores(PAIRS)
+    model.save(tmp_path / "saved")
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved", dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for (end, passage), score in zip(PAIRS, scores.tolist(), strict=True):
+        behind = tokenizer(end, add_special_tokens=False)["input_ids"]
+        before = tokenizer(passage, add_special_tokens=False)["input_ids"][: POSITIONS - len(behind)]
+        with torch.no_grad():
+            hidden_N = plain.base_model(input_ids=torch.tensor([before + behind])).last_hidden_state[0]
+            expected = float(plain.score(hidden_N[-1]))
+        assert score == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert np.ptp(scores) > 0.01
+
+
+def test_its_folder_says_that_the_passage_comes_first(tmp_path: Path) -> None:
+    model = load_pair_model(str(save_tiny_model("llama", tmp_path / "lm")), 12, max_length=POSITIONS, new=True)
+    model.save(tmp_path / "saved")
+    for new in (False, True):  # to be used, and to be trained further
+        again = load_pair_model(str(tmp_path / "saved"), new=new)
+        assert (again.passage_first, again.tokens) == (True, 12)
+        np.testing.assert_allclose(again.scores(PAIRS), model.scores(PAIRS), rtol=1e-5, atol=1e-6)
+    assert again.config["passage_first"] is True
+    encoder = load_pair_model(str(save_tiny_cross_encoder(tmp_path / "encoder")))
+    assert (encoder.passage_first, encoder.config["passage_first"]) == (False, False)
+
+
+@pytest.mark.parametrize(("key", "value"), [("passage_first", "yes"), ("tokens", 0), ("tokens", "many")])
+def test_what_its_folder_says_must_make_sense(key: str, value: object, tmp_path: Path) -> None:
+    load_pair_model(str(save_tiny_cross_encoder(tmp_path / "own")), 12).save(tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    config["ralm"][key] = value
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=rf"saved is damaged: its config\.json has the ralm\.{key} {value!r}; train"):
+        load_pair_model(str(tmp_path / "saved"))
+
+
+def test_the_model_of_the_package(tmp_path: Path) -> None:
+    model = load_pair_model("ralm-tiny", 20, max_length=60, new=True)
+    alone = [float(model.scores([pair])[0]) for pair in PAIRS]
+    np.testing.assert_allclose(model.scores(PAIRS), alone, rtol=1e-4, atol=1e-5)
+    assert len(set(alone)) == len(PAIRS)
