@@ -36,7 +36,7 @@ def reranker(
     signals: Annotated[
         Path, typer.Argument(metavar="SIGNALS", help="Folder that `ralm signals` made.", show_default=False)
     ],
-    init: Annotated[str, Option("Encoder or cross-encoder to begin from: a hub name or folder.")],
+    init: Annotated[str, Option("Language model, encoder or cross-encoder to begin from: hub name or folder.")],
     out: Annotated[Path, Option("Folder for the reranker.")],
     index: Annotated[
         Path | None, Option("Index that the signals were measured with.", default_said="the one that they name")

@@ -44,7 +44,9 @@ def train_reranker(
     index: Index | Path | str | None = None,
     force: bool = False,
 ) -> TrainedReranker:
-    """Train a cross-encoder on signals, from the encoder or cross-encoder `init` (a hub name or folder).
+    """Train a cross-encoder on signals, from the language model, encoder or cross-encoder `init` (hub name or folder).
+
+    A language model reads the passage in front of the prefix, and gets a head that scores its last token.
 
     Writes the folder `out`, which `load_cross_encoder` and sentence-transformers load, with the losses as a table and a
     plot. `index` is the one that the signals were measured with; None is the folder that they name. A killed training
