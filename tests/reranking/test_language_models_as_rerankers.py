@@ -56,6 +56,15 @@ def test_what_its_folder_says_must_make_sense(key: str, value: object, tmp_path:
         load_pair_model(str(tmp_path / "saved"))
 
 
+def test_a_tokenizer_without_a_token_for_padding(tmp_path: Path) -> None:
+    lm = save_tiny_model("gpt2", tmp_path / "lm")
+    config = json.loads((lm / "tokenizer_config.json").read_text())
+    del config["pad_token"], config["eos_token"]
+    (lm / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="lm has neither a padding token nor an end token, which a reranker needs"):
+        load_pair_model(str(lm), 12, max_length=POSITIONS, new=True)
+
+
 def test_the_model_of_the_package(tmp_path: Path) -> None:
     model = load_pair_model("ralm-tiny", 20, max_length=60, new=True)
     alone = [float(model.scores([pair])[0]) for pair in PAIRS]

@@ -37,6 +37,7 @@ _BATCH: Final = {"cpu": 32, "cuda": 256}
 _CHARACTERS_A_TOKEN: Final = 16
 _HEADS: Final = ("ForSequenceClassification", "ForCausalLM")
 _CAUSAL: Final = ("ForCausalLM", "GPT2LMHeadModel")
+"""Ends of the names of architectures: those with a score for a pair, and those that write text."""
 _NO_LENGTH: Final = 2**31 - 1
 """Tokenizers that know no length give a huge number, which cannot be used as one."""
 _SET_FOR_A_CALL: Final = ("truncation", "padding")
@@ -216,7 +217,8 @@ def _is_language_model(source: str) -> bool:
 
 
 def _with_new_head(source: str) -> Transformer:
-    """A language model with a new head that gives one score where the text ends."""
+    """A language model with a new head that gives one score where the text ends. Raises ModelError if its tokenizer has
+    no token that can stand behind shorter texts."""
     transformer = Transformer(
         source,
         transformer_task="sequence-classification",
@@ -226,6 +228,11 @@ def _with_new_head(source: str) -> Transformer:
     tokenizer = transformer.tokenizer
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
+        raise ModelError(
+            f"{source} has neither a padding token nor an end token, which a reranker needs: set one in its "
+            "tokenizer_config.json."
+        )
     transformer.model.config.pad_token_id = tokenizer.pad_token_id
     return transformer
 
