@@ -26,8 +26,8 @@ class TrainingOptions:
     evaluations. `patience`: training stops after this many evaluations without a lower loss. `checkpoint_every`: steps
     between checkpoints, from which a killed training resumes. `precision`: number format of the computation (weights
     are always float32); bfloat16 is faster on GPUs and on CPUs with instructions for it (AVX512-BF16, AMX), and much
-    slower on others. `dropout`: as much as the model is made for, or none, which is faster on a CPU. `seed`: order of
-    the examples, new weights and dropout. `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one).
+    slower on others. `dropout`: as much as the model is made for, or none, faster in bfloat16 on a CPU. `seed`:
+    order of the examples, new weights and dropout. `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one).
 
     Raises UsageError if a value is out of range.
     """
@@ -46,7 +46,9 @@ class TrainingOptions:
     precision: Annotated[
         Precision, Option("Number format of the computation; bfloat16 is for GPUs, and CPUs with AVX512-BF16 or AMX.")
     ] = "float32"
-    dropout: Annotated[bool, Option("Train with the dropout of the model, or with none: faster on a CPU.")] = True
+    dropout: Annotated[
+        bool, Option("Train with the dropout of the model, or with none: faster in bfloat16 on a CPU.")
+    ] = True
     seed: Annotated[
         int, Option("Seed of the order of examples, of new weights and of dropout.", least=0, most=MOST_SEEDS)
     ] = 0
