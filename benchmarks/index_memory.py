@@ -9,7 +9,6 @@ that both builds spill. Reads the Encyclopaedia Britannica beside the checkout, 
 
 import gzip
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from time import process_time
 
 import numpy as np
 
+from benchmarks.peak_memory import peak_megabytes
 from ralm.corpus.splitting import split_by_words
 from ralm.records import Passage
 from ralm.retrieval.bm25.options import BuildOptions
@@ -50,16 +50,16 @@ def measure(passages: int, source: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         # Compile or load the kernels before the clock starts.
         build_index([Passage(number=0, document_id="", title="", text="warm up")], Path(folder) / "first")
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = peak_megabytes()
         begin = process_time()
         manifest = build_index(islice(numbered, passages), Path(folder) / "index", build=BUILD)
         seconds = process_time() - begin
         size = sum(file.stat().st_size for file in (Path(folder) / "index" / "bm25").iterdir())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = peak_megabytes()
     return {
         "passages": manifest.counts["passages"],
-        "before": before / 1024,
-        "peak": peak / 1024,
+        "before": before,
+        "peak": peak,
         "seconds": seconds,
         "bytes": size / manifest.counts["postings"],
     }

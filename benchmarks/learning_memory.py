@@ -9,7 +9,6 @@ checkout.
 """
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from time import perf_counter
 
 from benchmarks.dense import minilm
 from benchmarks.held_out_texts import MEDQUAD
+from benchmarks.peak_memory import peak_megabytes
 from ralm.corpus.passages import make_passages
 from ralm.corpus.sources import read_documents
 from ralm.lm.named import load_local_model, load_tokenizer
@@ -106,7 +106,7 @@ def measure(kind: str, arguments: list[str]) -> None:
             make_few_signals(Path(arguments[0]))
         case _:
             train(Path(arguments[0]), int(arguments[1]))
-    print(json.dumps([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, perf_counter() - begin]))
+    print(json.dumps([peak_megabytes(), perf_counter() - begin]))
 
 
 if __name__ == "__main__":

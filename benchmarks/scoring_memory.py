@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
 
+from benchmarks.peak_memory import peak_megabytes
 from ralm.lm.local.packed import packable
 from ralm.lm.local.replica import LOGITS_A_BATCH, LOGITS_A_CHUNK
 from ralm.lm.named import load_local_model
@@ -49,7 +50,7 @@ def workspace(config: PreTrainedConfig, length: int, positions: int, bytes_a_num
 def measure(folder: str, dtype: Dtype, targets: int) -> dict[str, float]:
     """Score in this process; memory in MiB."""
     Scorer(load_local_model("ralm-tiny")).log_probs([_request(targets, 4096)])  # lets libraries initialise
-    start = _peak()
+    start = peak_megabytes()
     model = load_local_model(folder, ModelOptions(dtype=dtype, device="cpu"))
     config, size = model.model.config, model.model.dtype.itemsize
     weights = sum(parameter.numel() for parameter in model.model.parameters()) * size
@@ -59,13 +60,7 @@ def measure(folder: str, dtype: Dtype, targets: int) -> dict[str, float]:
     layers = cast("list[torch.nn.Linear]", packable(model.model))
     packed = sum(layer.weight.nbytes for layer in layers)
     predicted = start + (weights + max(loading, packed + workspace(config, LENGTH, targets, size))) / 2**20
-    return {"start": start, "predicted": predicted, "measured": _peak()}
-
-
-def _peak() -> float:
-    """The peak of this process alone (Linux); `resource` includes the parent's."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    return {"start": start, "predicted": predicted, "measured": peak_megabytes()}
 
 
 def _request(targets: int, vocabulary: int) -> Request:
