@@ -1,6 +1,7 @@
 """`ralm train retriever` and what its result is used for, end to end, with encoders of the tests' own."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ def test_the_result_is_read_with_the_same_index(work: Path, tiny_folders: dict[s
     answer = ralm("--quiet", *train, "--init", work / "bert")
     assert answer.status == 0, answer.err
     assert "gain per token of held-out examples: " in answer.out
+    assert re.search(r"loss of the held-out examples: \d+\.\d{4} before, \d+\.\d{4} after", answer.out)
     assert f"search the same index with --retriever dense --query-encoder {out}" in answer.out
     assert "Writing model shards" not in answer.err
     assert ralm("check", out).status == 0

@@ -1,6 +1,7 @@
 """A reranker from signals to a figure, through the command line; killed on the way."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert answer.status == 0, answer.err
         assert answer.out.startswith("reranker: reranker of step ")
         assert "gain per token of held-out examples: " in answer.out
+        assert re.search(r"loss of the held-out examples: \d+\.\d{4} before, \d+\.\d{4} after", answer.out)
     return folder
 
 

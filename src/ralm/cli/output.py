@@ -216,6 +216,7 @@ def print_worth(folder: Path, worth: Worth) -> None:
 def print_reranker(trained: TrainedReranker) -> None:
     """Print where a reranker is, and what its choice is worth on the held-out examples."""
     print_line(f"{trained.out}: reranker of step {trained.best_step:,}, after {trained.steps:,} steps")
+    _print_held_out_loss(trained)
     if trained.held_out is not None:
         none = number(trained.held_out["none"])
         gains = {name: number(value) - none for name, value in trained.held_out.items()}
@@ -228,6 +229,7 @@ def print_reranker(trained: TrainedReranker) -> None:
 def print_query_encoder(trained: TrainedRetriever) -> None:
     """Print where a query encoder is, how to search with it, and what its choice is worth on the held-out examples."""
     print_line(f"{trained.out}: query encoder of step {trained.best_step:,}, after {trained.steps:,} steps")
+    _print_held_out_loss(trained)
     if trained.held_out is not None:
         none = trained.held_out["none"]
         gains = {name: value - none for name, value in trained.held_out.items()}
@@ -240,13 +242,18 @@ def print_query_encoder(trained: TrainedRetriever) -> None:
 
 
 def print_encoders(trained: TrainedRetriever, index: Path, vectors: str) -> None:
-    """Print where trained encoders are, what became of the loss of the held-out examples, and how to search."""
+    """Print where trained encoders are, what became of their loss, and how to search."""
     print_line(f"{trained.out}: encoders of step {trained.best_step:,}, after {trained.steps:,} steps")
+    _print_held_out_loss(trained)
+    print_line(f"search {index} with --retriever dense --vectors {vectors}")
+
+
+def _print_held_out_loss(trained: TrainedReranker | TrainedRetriever) -> None:
+    """Print what became of the loss of the held-out examples, if there are any."""
     losses = {row["step"]: row["held_out_loss"] for row in trained.losses}
     before, after = losses.get(0), losses.get(trained.best_step)
     if before is not None and after is not None:
         print_line(f"loss of the held-out examples: {before:.4f} before, {after:.4f} after")
-    print_line(f"search {index} with --retriever dense --vectors {vectors}")
 
 
 def print_weighting(folder: Path, learned: "LearnedWeighting") -> None:
