@@ -12,9 +12,9 @@ from ralm.recipes.tables import folder_name
 from tests.killed import Killed
 
 MOMENTS = int(os.environ.get("RALM_KILLS", "2"))
-NAME = "in-context-ralm/table-1" if MOMENTS > 2 else "analysis/gain-by-token"
+NAME = "in-context-ralm/table-1" if MOMENTS > 2 else "in-context-ralm/table-2"
 """At more moments, one with rerankers, a training, and readings that share what is scored."""
-RUN = ["recipe", "run", NAME, "--stand-in", "--limit-tokens", "450"]
+RUN = ["recipe", "run", NAME, "--stand-in", "--limit-tokens", "448"]
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,11 +32,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
 
 def test_whenever_a_recipe_is_killed(program: Killed) -> None:
     command = [*RUN, "--out", "out"]
+    begin_again(program.folder)
     whole = program.answer(command)
     assert whole.status == 0, program.errors
     tables = content(program.folder / "out")
     for moment in range(MOMENTS):
-        shutil.rmtree(program.folder / "out")
+        begin_again(program.folder)
         at: dict[str, Any] = {"seconds": program.random.uniform(0, whole.seconds)}
         if moment % 2:
             at = {"event": program.random.randint(1, whole.events)}
@@ -46,6 +47,12 @@ def test_whenever_a_recipe_is_killed(program: Killed) -> None:
         assert content(program.folder / "out") == tables, at
         left = [path.name for path in (program.folder / "out" / "steps").iterdir() if path.name.startswith(".")]
         assert not left, at
+
+
+def begin_again(folder: Path) -> None:
+    """Leave nothing in `out` but what stands in for data, which takes longer to make than the rest."""
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    shutil.copytree(folder / "warm" / "stand-ins", folder / "out" / "stand-ins")
 
 
 def content(out: Path) -> dict[str, bytes]:
