@@ -57,7 +57,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 kills: $(VENV)/installed-dev
-	RALM_KILLS=50 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/test_kills.py tests/recipes/test_killed_recipe.py tests/distributed
+	RALM_KILLS=50 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/test_kills.py tests/recipes/test_killed_recipe.py tests/training/test_retriever.py tests/distributed
 
 golden: $(VENV)/installed-dev
 	RALM_GOLDEN=all $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/test_against_reference.py tests/answering/test_official_qa.py

@@ -66,6 +66,16 @@ COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
         ["--seed", "1"],
         ["--seed", "2"],
     ),
+    "reranker": (
+        ["train", "reranker", "signals", "--index", "taught", "--init", "bert", "--max-length", "32", *QUICK],
+        ["--seed", "1"],
+        ["--seed", "2"],
+    ),
+    "bm25": (
+        ["train", "bm25", "signals", "--index", "taught", "--lm", "lm", "--most-examples", "16"],
+        ["--seed", "1"],
+        ["--seed", "2"],
+    ),
 }
 """Each command, what makes an older result of it, and what makes the one that is killed."""
 

@@ -1,11 +1,12 @@
 """Both encoders trained together, while another process encodes the passages again; killed and resumed."""
 
-import json
 import os
+import random
 import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 from ralm.retrieval.dense.search import open_vectors
 from ralm.retrieval.dense.trained import FORMAT_VERSION, KIND
-from ralm.retrieval.encoding import add_vectors
+from ralm.retrieval.encoding import add_vectors, remove_vectors
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.updating import update_index
 from ralm.training.both_encoders import RetrieverStudent, overlap
@@ -36,6 +37,9 @@ from tests.fakes import SharedWordsRetriever, passages_of
 from tests.forked import Program, started
 from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
 from tests.training.taught import OPTIONS, TRAINING, WORDS, Taught, passages
+
+MOMENTS = int(os.environ.get("RALM_KILLS", "1"))
+"""At how many moments, drawn at random, a process is killed."""
 
 
 @pytest.fixture(scope="module")
@@ -302,11 +306,54 @@ def test_a_killed_training_goes_on(root: Path, index: Path, tmp_path: Path) -> N
     _, errors = ended.communicate(timeout=300)
     assert ended.returncode == 0, errors
     assert [one["version"] for one in results(tmp_path / "out")["refreshes"]][:1] == [4]
-    assert list(open_index(index).vectors) == ["main", "out"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "out"]
-    steps = [row.split(",")[0] for row in (tmp_path / "out" / "losses.csv").read_text().splitlines()]
+    check_trained(tmp_path)
+
+
+@pytest.mark.slow
+def test_whenever_the_training_or_the_process_that_encodes_is_killed(root: Path, tmp_path: Path) -> None:
+    """Training goes on when the other process is killed; a training that was killed goes on when it is run again."""
+    draws, seconds = random.Random(MOMENTS), 0.0
+    for moment in range(MOMENTS + 1):
+        folder = tmp_path / str(moment)
+        shutil.copytree(root / "index", folder / "index")
+        begin = time.monotonic()
+        program = start(folder)
+        if moment:
+            time.sleep(draws.uniform(0, seconds))
+            with suppress(IndexError, ProcessLookupError):
+                os.kill(draws.choice([*processes(program.pid)]), signal.SIGKILL)
+        _, errors = program.communicate(timeout=300)
+        seconds = seconds or time.monotonic() - begin
+        assert program.returncode in ((0, -signal.SIGKILL) if moment else (0,)), errors
+        if program.returncode:
+            wait_for(lambda of=program.pid: not list(processes(of)))  # type: ignore[misc]
+            if "out" not in open_index(folder / "index").vectors:
+                program = start(folder)
+                _, errors = program.communicate(timeout=300)
+                assert program.returncode == 0, errors
+        check_trained(folder)
+
+
+def test_a_training_that_was_killed_while_it_encoded_the_passages_goes_on_there(index: Path, tmp_path: Path) -> None:
+    """Not a step is trained again; with other settings, what is there is kept."""
+    options = replace(OPTIONS, refresh_every=None)
+    before = train_retriever(Taught(), index, tmp_path / "out", options, TRAINING)
+    weights = (tmp_path / "out" / "model.safetensors").stat()
+    remove_vectors(index, "out")
+    with pytest.raises(FolderExistsError, match="out already exists and is kept"):
+        train_retriever(Taught(), index, tmp_path / "out", options, replace(TRAINING, seed=5))
+    assert train_retriever(Taught(), index, tmp_path / "out", options, TRAINING) == before
+    assert (tmp_path / "out" / "model.safetensors").stat() == weights
+    check_trained(tmp_path)
+
+
+def check_trained(folder: Path) -> None:
+    """An index and the encoder that it names are there, whole, and nothing else."""
+    assert list(open_index(folder / "index").vectors) == ["main", "out"]
+    assert sorted(path.name for path in folder.iterdir()) == ["index", "out"]
+    steps = [row.split(",")[0] for row in (folder / "out" / "losses.csv").read_text().splitlines()]
     assert steps == ['"step"', "0", "4", "8", "12"]
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["counts"]["steps"] == 12
+    assert read_manifest(folder / "out", kind=KIND, format_version=FORMAT_VERSION).counts["steps"] == 12
 
 
 def start(folder: Path, more: str = "") -> Program:

@@ -72,6 +72,8 @@ def release_models(needed: Container[str] = ()) -> None:
         for asked in [asked for asked in shared if asked[0] not in needed]:
             del shared[asked]
     kept = [scorer.model for shared in _sharing for scorer in shared.values()]
+    if kept and len(kept) == len(_opened):
+        return  # to collect garbage takes half a second with everything loaded
     if not kept:
         close_models()
     else:

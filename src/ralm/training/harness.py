@@ -29,12 +29,12 @@ import torch
 from pydantic import JsonValue
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ralm.errors import ModelError, RalmWarning
-from ralm.folders.manifest import write_manifest
+from ralm.errors import FolderError, ModelError, RalmWarning
+from ralm.folders.manifest import read_manifest, write_manifest
 from ralm.folders.outputs import check_output, new_folder
 from ralm.progress import progress_bar
 from ralm.records import IntArray
-from ralm.runs.run import environment
+from ralm.runs.run import environment, to_json
 from ralm.runs.unfinished import unfinished_run
 from ralm.training.checkpoints import Checkpoint, Checkpoints
 from ralm.training.options import TrainingOptions
@@ -171,6 +171,23 @@ def write_trained(
             settings={"config": config, "results": results or {}, "environment": environment()},
             counts={"steps": trained.steps, "best_step": trained.best_step},
         )
+
+
+def read_trained(out: Path | str, kind: str, config: dict[str, JsonValue]) -> tuple[Trained, dict[str, Any]] | None:
+    """The outcome and the `results` that `write_trained` wrote into this folder for a training with this `config`; None
+    if the folder is missing, damaged, or another one."""
+    try:
+        manifest = read_manifest(Path(out), kind=kind, format_version=FORMAT_VERSION)
+    except FolderError:
+        return None
+    settings, counts = manifest.settings, manifest.counts
+    if to_json(settings["config"]) != to_json(config):
+        return None
+    options = pyarrow.csv.ConvertOptions(column_types=_SCHEMA)
+    rows = pyarrow.csv.read_csv(Path(out) / LOSSES, convert_options=options).to_pylist()
+    losses = [Losses(**row) for row in rows]
+    results: Any = settings["results"]
+    return Trained(losses=losses, best_step=counts["best_step"], steps=counts["steps"]), results
 
 
 _SCHEMA: Final = pa.schema(

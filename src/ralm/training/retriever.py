@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import JsonValue
 
 from ralm.errors import OtherEncoderError, RalmWarning, UsageError
+from ralm.folders.outputs import recover
 from ralm.retrieval.dense.loading import load_encoder
 from ralm.retrieval.encoding import Ahead, add_vectors, check_can_add
 from ralm.retrieval.index import Index, open_index
@@ -127,9 +128,8 @@ def train_retriever(
     encode the passages of the index with them, as a set of vectors that is not the default.
 
     The folder loads with sentence-transformers. If the index has a pair of encoders, it is that of queries, and
-    `passages` in it is that of passages. A killed training resumes when this is called again with the same arguments;
-    if it was killed while it made the new vectors, `ralm encode` resumes that. `ahead` may encode passages before this
-    machine would.
+    `passages` in it is that of passages. A killed training resumes when this is called again with the same arguments,
+    also if it was killed while it made the new vectors. `ahead` may encode passages before this machine would.
 
     Raises MissingExtraError if the extra `train` is not installed; UsageError if the index has no vectors, or a
     training with other settings was begun there; OtherEncoderError if the encoders are not those that made the vectors;
@@ -147,10 +147,19 @@ def train_retriever(
         raise UsageError("there are no examples to train on: give more text, or hold out less.")
     with training_extra():
         from ralm.retrieval.dense.encoder import SentenceEncoder
-        from ralm.retrieval.dense.trained import KIND, options_of
+        from ralm.retrieval.dense.trained import KIND, is_trained, options_of
         from ralm.training.both_encoders import RetrieverStudent
-        from ralm.training.harness import check_out, evaluated, own_randomness, train, training_run, write_trained
-    check_out(out, KIND, force=force)
+        from ralm.training.harness import (
+            check_out,
+            evaluated,
+            own_randomness,
+            read_trained,
+            train,
+            training_run,
+            write_trained,
+        )
+    if force or not is_trained(Path(out)):
+        check_out(out, KIND, force=force)
     named = index.encoder_options(options.vectors)
     with own_randomness(training.seed):
         encoder = SentenceEncoder(named, device=training.device)
@@ -158,17 +167,24 @@ def train_retriever(
         _check_passage_encoder(index, chosen, encoder)
         config = _config(index, chosen, encoder, training)
         config |= {"examples": examples.config, "options": asdict(options)}
-        with training_run(out, KIND, config, force=force) as work:
-            student = RetrieverStudent(encoder, examples, index, first, work, training_E, options, training, ahead)
-            try:
-                student.measure_held_out(evaluated(held_out_E, training))
-                trained = train(student, work, training_E, held_out_E, training)
-            finally:
-                student.close()
-            write_trained(out, KIND, student, trained, config, results={"refreshes": student.refreshes}, force=force)
+        results: dict[str, Any]
+        ended = None if force else read_trained(out, KIND, config)
+        if ended is not None:  # it was killed while it encoded the passages
+            recover(Path(out).resolve())
+            trained, results = ended
+        else:
+            with training_run(out, KIND, config, force=force) as work:
+                student = RetrieverStudent(encoder, examples, index, first, work, training_E, options, training, ahead)
+                try:
+                    student.measure_held_out(evaluated(held_out_E, training))
+                    trained = train(student, work, training_E, held_out_E, training)
+                finally:
+                    student.close()
+                results = {"refreshes": student.refreshes}
+                write_trained(out, KIND, student, trained, config, results=results, force=force)
     tuned = load_encoder(options_of(Path(out), named), device=training.device)
     add_vectors(index.path, tuned, vector_options(chosen), name=name, default=False, force=force, ahead=ahead)
-    return TrainedRetriever(**_outcome(out, trained), refreshes=student.refreshes)
+    return TrainedRetriever(**_outcome(out, trained), refreshes=results["refreshes"])
 
 
 def _outcome(out: Path | str, trained: "Trained") -> dict[str, Any]:

@@ -26,6 +26,14 @@ PASSAGE_ENCODER: Final = "passages"
 """The encoder of passages within the folder of a trained pair, which is that of the encoder of queries."""
 
 
+def is_trained(folder: Path) -> bool:
+    """Whether a training wrote this folder."""
+    try:
+        return kind_of(folder) == KIND
+    except FolderError:
+        return False
+
+
 def options_of(folder: Path, like: EncoderOptions) -> EncoderOptions:
     """The encoder, or the pair, in the folder of a training; everything else as in `like`."""
     passages = folder / PASSAGE_ENCODER
@@ -55,11 +63,7 @@ def trained_for(name: str) -> str | None:
     Raises DamagedFolderError if the folder was altered since it was trained, NewerFormatError.
     """
     folder = Path(name)
-    try:
-        is_ours = kind_of(folder) == KIND
-    except FolderError:
-        return None
-    if not is_ours:
+    if not is_trained(folder):
         return None
     results = read_manifest(folder, kind=KIND, format_version=FORMAT_VERSION).settings.get("results")
     recorded = results.get(TRAINED_FOR) if isinstance(results, dict) else None
