@@ -38,6 +38,7 @@ pytestmark = [
 
 SHORT = ["--prefix-tokens", "8", "--query-tokens", "8", "--sequence-tokens", "24", "--document-tokens", "24"]
 QUICK = "--steps 12 --batch 4 --evaluate-every 4 --checkpoint-every 2 --learning-rate 1e-3".split()
+PAIRS = ["--tokens", "12", "--max-length", "32"]
 
 COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "index": (["index", "corpus.jsonl", "--workers", "2", "--memory", "0.01"], ["--words", "9"], ["--words", "10"]),
@@ -67,12 +68,12 @@ COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
         ["--seed", "2"],
     ),
     "reranker": (
-        ["train", "reranker", "signals", "--index", "taught", "--init", "bert", "--max-length", "32", *QUICK],
+        ["train", "reranker", "signals", "--index", "taught", "--init", "bert", *PAIRS, *QUICK],
         ["--seed", "1"],
         ["--seed", "2"],
     ),
     "bm25": (
-        ["train", "bm25", "signals", "--index", "taught", "--lm", "lm", "--most-examples", "16"],
+        ["train", "bm25", "old-signals", "--index", "index", "--lm", "lm"],
         ["--seed", "1"],
         ["--seed", "2"],
     ),
