@@ -72,15 +72,13 @@ def release_models(needed: Container[str] = ()) -> None:
         for asked in [asked for asked in shared if asked[0] not in needed]:
             del shared[asked]
     kept = [scorer.model for shared in _sharing for scorer in shared.values()]
-    if kept and len(kept) == len(_opened):
-        return  # to collect garbage takes half a second with everything loaded
     if not kept:
         close_models()
-    else:
+    elif len(kept) < len(_opened):
         _close([model for model in _opened if model not in kept])
         _opened[:] = kept  # type: ignore[assignment]
         gc.unfreeze()
-    gc.collect()
+    gc.collect()  # of what a step leaves, such as an encoder; looks through what is loaded only if a model goes
 
 
 def open_machines(address: str, device: str) -> "Machines":
