@@ -41,7 +41,8 @@ serve-demo: $(VENV)/installed-serve
 	$(BIN)/ralm serve --demo
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/distributed
+	$(BIN)/python -m pytest tests/distributed  # one cluster, which uses all processors
 
 test-fast: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"

@@ -1,11 +1,14 @@
 """Fixtures that several parts share."""
 
+import gc
 import os
 from functools import cache
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported: no test waits for a hub
+gc.set_threshold(10_000)  # as the program itself does
 
+import certifi
 import pytest
 import torch
 from torch.utils import collect_env
@@ -25,6 +28,15 @@ def pytest_configure() -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test reads or writes the user's cache."""
     os.environ["RALM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_certificate(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every client reads all certificates, although tests speak HTTP: with one, it begins 30 ms earlier."""
+    first, end, _ = Path(certifi.where()).read_text(encoding="utf-8").partition("-----END CERTIFICATE-----")
+    file = tmp_path_factory.mktemp("certificates") / "one.pem"
+    file.write_text(first + end + "\n", encoding="utf-8")
+    os.environ["SSL_CERT_FILE"] = str(file)
 
 
 @pytest.fixture(scope="session")

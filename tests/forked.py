@@ -183,6 +183,11 @@ def _programs() -> Programs:
     return programs
 
 
+def prepare() -> None:
+    """Begin to load now what `started` needs, which takes ten seconds, beside whatever comes next."""
+    _programs()
+
+
 def started(module: str, *arguments: object, **more: Any) -> Program:
     """`Programs.start` of a process that is loaded at the first call, and ends with this one."""
     return _programs().start(module, *arguments, **more)
@@ -243,6 +248,7 @@ def _run(asked: int, out: int, err: int) -> None:
 def _main() -> int:
     """The exit status of what is run in this process."""
     asking, loading = sys.argv[1:]
+    gc.set_threshold(10_000)  # as the program itself does
     exec(loading, {})
     gc.freeze()  # else a collection in a program writes to every object, so that all memory is copied
     run = _serve(socket.socket(fileno=int(asking)))

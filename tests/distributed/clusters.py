@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, a corpus, and what its workers are told to do wrong."""
+"""A Ray cluster of several nodes on this machine, commands that use it, a corpus, and what kills its workers."""
 
 import json
 import logging
@@ -15,35 +15,63 @@ import ray
 from ray.cluster_utils import Cluster
 
 from ralm.distributed.cluster import own_signals
+from tests.forked import Program, started
 
 ROOT = Path(__file__).parents[2]
 POISON = "zzpoison"
-"""A word that ends every worker that reads it, in these clusters."""
+"""A word that ends every worker that reads it, within `dying_of_poison`."""
 _STORE = 80 << 20
 
 
 @contextmanager
-def cluster(nodes: int = 3) -> "Iterator[Cluster]":
-    """A cluster whose nodes have a processor each. This process is connected to it, and its workers die when they read
-    a line with `POISON`."""
+def cluster() -> "Iterator[Cluster]":
+    """A cluster of three nodes, which have a processor each. This process is connected to it."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory(prefix="ray") as folder:
         patch.setenv("PYTHONPATH", paths)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", folder)
-        started: Any = None
+        for name, value in (("period_ms", 500), ("timeout_ms", 2000), ("failure_threshold", 3)):
+            patch.setenv(f"RAY_health_check_{name}", str(value))  # Ray's own: a lost machine is known after 10 seconds
+        nodes: Any = None
         try:
             with own_signals():
-                started = Cluster(initialize_head=True, head_node_args={**node(), "include_dashboard": False})
-                for _ in range(nodes - 1):
-                    started.add_node(**node())
-                hook = {"worker_process_setup_hook": "tests.distributed.clusters.die_of_poison"}
-                ray.init(started.address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=hook)
-            yield started
+                nodes = Cluster(initialize_head=True, head_node_args={**node(), "include_dashboard": False})
+                for _ in range(2):
+                    nodes.add_node(**node())
+            _connect(nodes)
+            yield nodes
         finally:
             ray.shutdown()
-            if started is not None:
-                started.shutdown()
+            if nodes is not None:
+                nodes.shutdown()
+
+
+@contextmanager
+def dying_of_poison(nodes: Any) -> Iterator[None]:
+    """Connected anew, so that workers die when they read a line with `POISON`; they begin more slowly then."""
+    ray.shutdown()
+    _connect(nodes, runtime_env={"worker_process_setup_hook": "tests.distributed.clusters.die_of_poison"})
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        _connect(nodes)
+
+
+def _connect(nodes: Any, **more: Any) -> None:
+    with own_signals():
+        ray.init(nodes.address, log_to_driver=False, logging_level=logging.ERROR, **more)
+
+
+@contextmanager
+def driver(*command: object) -> Iterator[Program]:
+    """A command of ralm that runs in a process of its own, which is killed at the end."""
+    with started("ralm", *command) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
 
 
 def node() -> dict[str, int]:

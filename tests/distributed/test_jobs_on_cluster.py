@@ -18,21 +18,17 @@ from ralm.distributed.models import ClusterModel, ModelMaker
 from ralm.errors import ClusterError, UsageError
 from ralm.lm.named import load_local_model
 from ralm.lm.options import ModelOptions
+from ralm.recipes import standing_in
 from ralm.records import Pass
 from ralm.retrieval.index import open_index
 from tests.cli.program import ralm
 from tests.distributed.cluster_work import Differs, EndsAsItLoads, Loads, wait
-from tests.distributed.clusters import another_node, cluster, node, save_corpus
+from tests.distributed.clusters import another_node, node, save_corpus
+from tests.documentation import a_third
 from tests.tiny_encoders import save_tiny_bert
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 OWN = ModelOptions(dtype="float32", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
-    with cluster() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +60,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def passes(vocabulary: int, count: int = 60) -> list[Pass]:
+def passes(vocabulary: int, count: int = 40) -> list[Pass]:
     """Passes of random tokens, the longest first."""
     draws = np.random.default_rng(0)
-    lengths = sorted(draws.integers(2, 600, count).tolist(), reverse=True)
+    lengths = sorted(draws.integers(2, 400, count).tolist(), reverse=True)
     return [Pass(draws.integers(0, vocabulary, length), np.arange(1, length)) for length in lengths]
 
 
@@ -78,8 +74,9 @@ def same_scores(several: Sequence[Any], others: Sequence[Any]) -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_a_recipe(nodes: Any, tmp_path: Path) -> None:
+def test_a_recipe(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells are those of one machine, and are read off runs on the cluster."""
+    monkeypatch.setattr(standing_in, "standard_library_documentation", a_third)
     run = ["recipe", "run", "analysis/contamination", "--stand-in", "--limit-tokens", 420, "--json"]
     plain = json.loads(answered(*run, "--out", tmp_path / "plain"))
     made = shutil.ignore_patterns("steps", "tables")
@@ -106,9 +103,7 @@ def test_questions_and_choices(nodes: Any, folder: Path) -> None:
     lm = ["--lm", "ralm-tiny", "--index", folder / "index"]
     asked = [folder / "questions.jsonl", *lm, "--reader", "ensemble", "--documents", 3, "--baseline", "--new-tokens", 4]
     same_runs(folder, "qa", asked, nodes.address, "answers.parquet")
-    for score in ("letter", "generated"):
-        chosen = [folder / "choices.jsonl", *lm, "--score", score]
-        same_runs(folder, "choice", chosen, nodes.address, "choices.parquet")
+    same_runs(folder, "choice", [folder / "choices.jsonl", *lm], nodes.address, "choices.parquet")
 
 
 @pytest.mark.usefixtures("shared")

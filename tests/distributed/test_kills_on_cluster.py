@@ -4,11 +4,7 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +14,14 @@ import pytest
 
 from ralm.retrieval.index import open_index
 from tests.cli.program import ralm
-from tests.distributed.clusters import another_node, cluster, node, save_corpus
+from tests.distributed.clusters import another_node, driver, node, save_corpus
 from tests.tiny_encoders import save_tiny_bert
 from tests.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 KILLS = int(os.environ.get("RALM_KILLS", "1"))
-SECONDS = (6, 14)
+SECONDS = (3, 10)
 """When processes are killed: while models are loaded, and while they score."""
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
-    with cluster(2) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +101,7 @@ def test_a_killed_command_is_run_again_and_a_killed_machine_costs_nothing_but_ti
         out = folder / f"{name}-{kill}"
         begun(folder, name, out)
         command = [*job(folder, name, out), "--ray", nodes.address]
-        with driver(command) as running:
+        with driver(*command) as running:
             time.sleep(rng.uniform(*SECONDS))
             running.kill()
             running.wait(60)
@@ -119,7 +109,7 @@ def test_a_killed_command_is_run_again_and_a_killed_machine_costs_nothing_but_ti
         assert ended is None or ended == expected[name]
         if ended is not None:
             command.append("--force")
-        with driver(command) as running:
+        with driver(*command) as running:
             time.sleep(rng.uniform(*SECONDS))
             nodes.remove_node(another_node(nodes), allow_graceful=False)
             nodes.add_node(**node())
@@ -152,14 +142,3 @@ def test_passages_are_encoded_on_the_cluster_while_a_retriever_is_trained(
 
 def never(*_: object) -> None:
     raise AssertionError("this is done on the cluster")
-
-
-@contextmanager
-def driver(command: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """The command in a process of its own."""
-    own = [sys.executable, "-m", "ralm", *command]
-    with subprocess.Popen(own, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
-        try:
-            yield running
-        finally:
-            running.kill()

@@ -5,11 +5,7 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +20,10 @@ from ralm.folders.work import PARTS
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.index import check_index, open_index
 from tests.cli.program import ralm
-from tests.distributed.clusters import POISON, another_node, cluster, node, queries, save_corpus
+from tests.distributed.clusters import POISON, another_node, driver, node, queries, save_corpus
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 KILLS = int(os.environ.get("RALM_KILLS", "1"))
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
-    with cluster() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +50,11 @@ def corpus(folder: Path) -> list[str]:
     return [str(folder / "corpus.jsonl"), str(folder / "texts"), *leaving_out(folder)]
 
 
+def building(folder: Path, out: Path, address: str) -> list[str]:
+    """The command that builds an index on the cluster."""
+    return ["index", *corpus(folder), "--out", str(out), "--ray", address]
+
+
 def same_index(built: Path, folder: Path) -> bool:
     """Whether an index of one shard is the plain one, byte for byte."""
     manifests = [json.loads((index / "manifest.json").read_text()) for index in (built, folder / "plain")]
@@ -84,7 +79,7 @@ def test_an_index_is_that_of_one_machine(
 ) -> None:
     monkeypatch.setattr(indexing, "_JOINED", 3)
     out = folder / f"shards-{shards}"
-    answer = ralm("index", *corpus(folder), "--out", out, "--ray", nodes.address, "--shards", shards)
+    answer = ralm(*building(folder, out, nodes.address), "--shards", shards)
     assert answer.status == 0, answer.err
     assert "left out: files of an unknown kind: 1" in answer.out
     assert "warning: several documents share an id, such as d0" in answer.err
@@ -102,6 +97,7 @@ def test_an_index_is_that_of_one_machine(
         assert several.passages[3] == index.passages[3]
 
 
+@pytest.mark.usefixtures("deadly_poison")
 def test_a_poisoned_line_is_named_or_left_out_and_what_was_done_is_kept(nodes: Any, folder: Path) -> None:
     lines = (folder / "corpus.jsonl").read_text().splitlines()[:64]
     poisoned, sound = folder / "poisoned.jsonl", folder / "sound.jsonl"
@@ -132,7 +128,7 @@ def test_a_node_that_is_killed_costs_nothing_but_time(nodes: Any, folder: Path) 
     rng = random.Random(KILLS)
     for kill in range(KILLS):
         out = folder / f"node-{kill}"
-        with driver(folder, out, nodes.address) as running:
+        with driver(*building(folder, out, nodes.address)) as running:
             time.sleep(rng.uniform(1, 6))
             nodes.remove_node(another_node(nodes), allow_graceful=False)
             time.sleep(rng.uniform(0, 2))
@@ -146,12 +142,12 @@ def test_a_driver_that_is_killed_is_run_again(nodes: Any, folder: Path) -> None:
     rng = random.Random(KILLS)
     for kill in range(KILLS):
         out = folder / f"driver-{kill}"
-        with driver(folder, out, nodes.address) as running:
+        with driver(*building(folder, out, nodes.address)) as running:
             time.sleep(rng.uniform(2, 8))
             running.kill()
             running.wait(60)
         assert not out.exists() or same_index(out, folder)
-        answer = ralm("index", *corpus(folder), "--out", out, "--ray", nodes.address, "--force")
+        answer = ralm(*building(folder, out, nodes.address), "--force")
         assert answer.status == 0, answer.err
         assert same_index(out, folder)
         assert not PARTS.beside(out).exists()
@@ -160,28 +156,11 @@ def test_a_driver_that_is_killed_is_run_again(nodes: Any, folder: Path) -> None:
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_a_driver_that_is_told_to_end_says_nothing(nodes: Any, folder: Path, end: signal.Signals) -> None:
     out = folder / f"ended-{end}"
-    with driver(folder, out, nodes.address) as running:
+    with driver(*building(folder, out, nodes.address)) as running:
         while not (PARTS.beside(out) / "parts").exists():  # the machines begin: the whole may take a second
             time.sleep(0.05)
             assert running.poll() is None
         running.send_signal(end)
         _, said = running.communicate(timeout=60)
-    assert (running.returncode, said) == (128 + end, b"")
+    assert (running.returncode, said) == (128 + end, "")
     assert not out.exists()
-
-
-def _heed_interrupts() -> None:
-    """What a shell starts in the background ignores SIGINT, and so do its children."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def driver(folder: Path, out: Path, address: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """The command that builds the index, in a process of its own."""
-    command = [sys.executable, "-m", "ralm", "index", *corpus(folder), "--out", str(out), "--ray", address]
-    pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes, preexec_fn=_heed_interrupts) as running:
-        try:
-            yield running
-        finally:
-            running.kill()

@@ -5,13 +5,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from ralm.demo.documentation import standard_library_documentation
 from ralm.folders.manifest import read_manifest
 from ralm.recipes import standing_in
 from ralm.recipes.catalogue import recipes
 from ralm.recipes.recipe import STAND_IN
 from ralm.recipes.tables import CELLS, FIGURE, FORMAT_VERSION, KIND, MARKDOWN, PAGE, folder_name
 from tests.cli.program import ralm
+from tests.documentation import a_third
 
 RECIPES = recipes(STAND_IN)
 SHORT = ["--limit-tokens", "448"]
@@ -22,9 +22,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 def test_every_recipe_runs_from_index_to_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All in one folder, as one would run them: they share steps. A third of the documents take a third of the time to
-    index and to encode."""
-    documents = standard_library_documentation()[::3]
-    monkeypatch.setattr(standing_in, "standard_library_documentation", lambda: documents)
+    index and to encode. What steps leave is not collected between them: all that tests have loaded would be looked
+    through each time."""
+    monkeypatch.setattr("ralm.cli.models.gc.collect", lambda: 0)
+    monkeypatch.setattr(standing_in, "standard_library_documentation", a_third)
     for name, recipe in RECIPES.items():
         run = ["recipe", "run", name, "--stand-in", "--out", tmp_path]
         if any("--limit-tokens" in step.arguments for step in recipe.steps):

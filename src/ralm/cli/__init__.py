@@ -5,6 +5,7 @@ Commands import what they need when they run: `ralm --help` must not wait for to
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import typer
@@ -117,6 +118,13 @@ recipe.command("run")(command(run, rehearses=False))
 app.add_typer(recipe, name="recipe")
 
 
+@cache
+def program() -> Any:
+    """The commands with all their options. Made once: there are hundreds of options, and a process may run several
+    commands."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the program. An error that ralm raises on purpose is printed on standard error without a traceback."""
     print_whatever_comes()
@@ -142,7 +150,7 @@ def main() -> None:
 def _run() -> int | None:
     """Run the command; return the exit status if it ended early or its arguments were wrong."""
     try:
-        return app(standalone_mode=False)
+        return program()(standalone_mode=False)
     except typer.Abort:
         return 1
     except Exception as error:

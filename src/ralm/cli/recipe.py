@@ -114,7 +114,7 @@ def run(
 
     from dataclasses import replace
 
-    from ralm.cli import app
+    from ralm.cli import program
     from ralm.cli.models import release_models, sharing_models
     from ralm.cli.output import print_json, print_line
     from ralm.recipes.catalogue import recipe_named, resources_of
@@ -150,7 +150,7 @@ def run(
     def perform(line: list[str]) -> None:
         release_models(needed=line)
         with redirect_stdout(io.StringIO()):
-            app(line, standalone_mode=False)
+            program()(line, standalone_mode=False)
 
     with sharing_models():
         run_steps(recipe.steps, place, perform)

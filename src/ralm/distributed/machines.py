@@ -4,6 +4,7 @@ Each takes the whole of its machine or GPU, so they never compete. A task goes t
 needs. If a machine is lost, its tasks go to others; if one joins, it gets work at once.
 """
 
+import gc
 import platform
 import time
 import warnings
@@ -249,6 +250,7 @@ class _Actor:
     """Loads things and does tasks with them."""
 
     def __init__(self) -> None:
+        gc.set_threshold(10_000)  # as the program itself does (`ralm.__main__`), before anything large is imported
         self._made: dict[Any, Any] = {}
 
     def load(self, maker: Maker[Any]) -> tuple[str, Any]:

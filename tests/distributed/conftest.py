@@ -1,0 +1,28 @@
+"""The cluster that all tests on one share: it takes ten seconds to begin."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import ralm.distributed.cluster  # noqa: F401  # before Ray: it says what Ray shall not print
+from tests.distributed.clusters import cluster, dying_of_poison
+from tests.forked import prepare
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[Any]:
+    prepare()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as its machines have: the same arithmetic
+    with cluster() as nodes:
+        yield nodes
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def deadly_poison(nodes: Any) -> Iterator[None]:
+    """Workers die when they read a line with `POISON`."""
+    with dying_of_poison(nodes):
+        yield
