@@ -6,7 +6,9 @@ A test fails if the page and the program differ.
 from collections.abc import Iterator
 from typing import Any
 
-from ralm.cli import program
+import typer
+
+from ralm.cli import app
 
 WIDTH = 100
 HEAD = """# Command line
@@ -21,7 +23,8 @@ the environment turns off only progress, in Python programs too.
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *_sections(program(), "ralm")])
+    program: Any = typer.main.get_command(app)
+    return "\n".join([HEAD, *_sections(program, "ralm")])
 
 
 def _sections(command: Any, name: str) -> Iterator[str]:

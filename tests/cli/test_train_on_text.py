@@ -80,7 +80,7 @@ def test_scores_are_means_of_tokens(work: Path, tiny_folders: dict[str, Path]) -
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--init", "bert"], "--init does nothing here: it goes with a folder of SIGNALS"),
+        (["--init", "bert"], "--init does nothing here: it goes with SIGNALS"),
         (["--document-tokens", 60], "do not fit together"),
         (["--vectors", "fine"], "has no vectors 'fine'"),
     ],

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from ralm.retrieval.index import open_index
 from tests.cli.program import ralm
 from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT, failed
 from tests.test_kills import save_taught_index
 from tests.tiny_encoders import save_tiny_bert
+from tests.training.made_signals import save_signals
 
 TRAIN = "--steps 6 --batch 4 --evaluate-every 3 --learning-rate 1e-3".split()
 
@@ -60,6 +62,31 @@ def test_the_result_is_read_with_the_same_index(work: Path, tiny_folders: dict[s
     again = json.loads(ralm(*train, "--force", "--json").out)
     assert (again["retriever"], again["steps"]) == (str(out), 6)
     assert [row["step"] for row in again["losses"]] == [0, 3, 6]
+
+
+def test_folders_of_signals_are_learned_from_together(work: Path, tmp_path: Path) -> None:
+    """They may come from one round and the next; their index is the same."""
+    index = open_index(work / "taught")
+    save_signals(work / "more", index.fingerprint, ["moon", "sea"] * 8, [[0, 1, 2]] * 16, [[-1.0, -2.0, -3.0]] * 16)
+    losses = []
+    for folders in ([work / "signals"], [work / "signals", work / "more"]):
+        train = [
+            "train",
+            "retriever",
+            *folders,
+            "--index",
+            work / "taught",
+            *TRAIN,
+            "--out",
+            tmp_path / "out",
+            "--force",
+        ]
+        answer = ralm(*train, "--force")
+        assert answer.status == 0, answer.err
+        losses += re.findall(r"loss of the held-out examples: .*", answer.out)
+    assert len(set(losses)) == 2
+    mixed = ["train", "retriever", work / "signals", work / "text.txt", "--out", tmp_path / "new"]
+    failed(ralm(*mixed), 2, "signals is a folder of signals, and ")
 
 
 def test_bad_input_is_one_sentence(work: Path, tmp_path: Path) -> None:

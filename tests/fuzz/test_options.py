@@ -17,8 +17,9 @@ from types import FrameType
 from typing import Any, get_args, get_type_hints
 
 import pytest
+import typer
 
-from ralm.cli import app, program
+from ralm.cli import app
 from ralm.cli.sweep import SWEPT
 from ralm.lm import named
 from tests.cli.program import ralm
@@ -28,7 +29,7 @@ from tests.tiny_encoders import save_tiny_bert
 CASES = int(os.environ.get("RALM_FUZZ", "40"))
 SECONDS_A_CASE = 60
 BYTES_A_CASE = 6 << 30
-PROGRAM = program()
+PROGRAM: Any = typer.main.get_command(app)
 
 HINTS = {str(info.name): get_type_hints(info.callback) for info in app.registered_commands if info.callback}
 """The type of every parameter of every command."""

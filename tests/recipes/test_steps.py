@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+import typer
 
-from ralm.cli import program
+from ralm.cli import app
 from ralm.options import flags_of
 from ralm.pipeline.options import ReadingOptions
 from ralm.reading.ensemble import Ensemble
@@ -33,8 +34,9 @@ def spelt(step: Step) -> list[str]:
 
 @pytest.mark.parametrize("scale", [FULL, STAND_IN], ids=["full", "stand-in"])
 def test_every_step_is_a_command_of_the_program(scale: Scale) -> None:
+    program = typer.main.get_command(app)
     for step in {step for recipe in recipes(scale).values() for step in recipe.steps}:
-        command, arguments = program(), spelt(step)
+        command, arguments = program, spelt(step)
         while hasattr(command, "commands"):
             name, *arguments = arguments
             command = command.commands[name]

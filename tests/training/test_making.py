@@ -78,7 +78,7 @@ def test_the_command_says_what_signals_are_worth(work: Path, tmp_path: Path, ask
     assert made.passages_EK.shape == (30, 3)
     assert len(list((out / CANDIDATES).iterdir())) == 4
     assert not (tmp_path / "signals.unfinished").exists()
-    assert made.manifest.settings["worth"] == worth_of(made).as_json()
+    assert made.folders[0].manifest.settings["worth"] == worth_of(made).as_json()
     examples = pq.read_table(out / "examples.parquet").to_pylist()
     assert [row["example"] for row in examples] == list(range(30))
     for row in examples:

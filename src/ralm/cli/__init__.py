@@ -121,7 +121,7 @@ app.add_typer(recipe, name="recipe")
 @cache
 def program() -> Any:
     """The commands with all their options. Made once: there are hundreds of options, and a process may run several
-    commands."""
+    commands. They remember how they were first asked for help."""
     return typer.main.get_command(app)
 
 

@@ -29,13 +29,14 @@ _TRAINING, _READING = TrainingOptions(), RerankerOptions()
 _TUNED, _BOTH = QueryEncoderOptions(), RetrieverTrainingOptions()
 _CANDIDATES, _MODEL, _FIELDS = CandidateOptions(), ModelOptions(), Fields()
 _WEIGHTING = WeightingOptions()
+Signals = Annotated[
+    list[Path], typer.Argument(metavar="SIGNALS", help="Folders that `ralm signals` made.", show_default=False)
+]
 
 
 def reranker(
     context: typer.Context,
-    signals: Annotated[
-        Path, typer.Argument(metavar="SIGNALS", help="Folder that `ralm signals` made.", show_default=False)
-    ],
+    signals: Signals,
     init: Annotated[str, Option("Language model, encoder or cross-encoder to begin from: hub name or folder.")],
     out: Annotated[Path, Option("Folder for the reranker.")],
     index: Annotated[
@@ -56,8 +57,9 @@ def reranker(
 
     from ralm.cli.output import print_json, print_reranker
     from ralm.training.reranker import train_reranker
+    from ralm.training.signals import open_signals
 
-    trained = train_reranker(signals, out, init, training, reading, index=index, force=force)
+    trained = train_reranker(open_signals(*signals), out, init, training, reading, index=index, force=force)
     if json:
         print_json(
             {
@@ -77,8 +79,8 @@ def retriever(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SIGNALS|SOURCE...",
-            help="Folder that `ralm signals` made, or training text as for `ralm signals`.",
+            metavar="SIGNALS|SOURCE",
+            help="Folders that `ralm signals` made, or training text as for `ralm signals`.",
             show_default=False,
         ),
     ],
@@ -114,23 +116,30 @@ def retriever(
     process. The new vectors are added to the index. Rerun the command after an interruption to resume.
     """
     from ralm.cli.output import print_encoders, print_json, print_query_encoder
-    from ralm.training.signals import is_signals
+    from ralm.training.signals import is_signals, open_signals
 
-    from_signals = len(sources) == 1 and is_signals(Path(sources[0]))
+    kinds = {is_signals(Path(one)): one for one in sources}
+    from_signals = True in kinds
+    if len(kinds) == 2:
+        raise UsageError(
+            f"{kinds[True]} is a folder of signals, and {kinds[False]} is none: give only such folders, or only "
+            "training text."
+        )
     text = "training text"
     refuse_idle(
         context,
         Use(training),
         *options.model_uses(lm, runs="dtype compile"),
-        Use("init reads", from_signals, "a folder of SIGNALS"),
+        Use("init reads", from_signals, "SIGNALS"),
         Use("lm candidates refresh_every refresh_device save_as skip_bad ray", not from_signals, text),
-        *(Use(kind, not from_signals, text) for kind in (CandidateOptions, ModelOptions, Fields)),
-        Use(" ".join(name for name in kinds_of(ExampleOptions) if name != "seed"), not from_signals, text),
+        *(Use(kind, not from_signals, text) for kind in (CandidateOptions, Fields)),
+        Use(_without("device", ModelOptions), not from_signals, text),
+        Use(_without("seed", ExampleOptions), not from_signals, text),
     )
     if from_signals:
         from ralm.training.retriever import train_query_encoder
 
-        trained = train_query_encoder(sources[0], out, tuned, training, index=index, force=force)
+        trained = train_query_encoder(open_signals(*sources), out, tuned, training, index=index, force=force)
         print_result = partial(print_query_encoder, trained)
     else:
         from ralm.retrieval.index import open_index
@@ -162,9 +171,7 @@ def retriever(
 
 def bm25(
     context: typer.Context,
-    signals: Annotated[
-        Path, typer.Argument(metavar="SIGNALS", help="Folder that `ralm signals` made.", show_default=False)
-    ],
+    signals: Signals,
     lm: options.Model,
     out: Annotated[Path, Option("Folder for the weights.")],
     index: Annotated[
@@ -184,9 +191,15 @@ def bm25(
 
     from ralm.cli.output import print_json, print_weighting
     from ralm.training.bm25 import train_bm25
+    from ralm.training.signals import open_signals
 
-    learned = train_bm25(signals, open_model(lm, model), out, learning, index=index, force=force)
+    learned = train_bm25(open_signals(*signals), open_model(lm, model), out, learning, index=index, force=force)
     if json:
         print_json(learned.as_json())
     else:
         print_weighting(out, learned)
+
+
+def _without(name: str, kind: type) -> str:
+    """The options of a kind but for one, which is an option of training too."""
+    return " ".join(one for one in kinds_of(kind) if one != name)

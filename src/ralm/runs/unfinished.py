@@ -77,20 +77,20 @@ def is_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bo
 def _difference(begun: str, wanted: str) -> str:
     """The first setting that differs: its name and both values."""
     try:
-        before = _flat(json.loads(begun))
+        before = flat(json.loads(begun))
     except (ValueError, RecursionError):
         return f"{CONFIG} is damaged"
-    now = _flat(json.loads(wanted))
+    now = flat(json.loads(wanted))
     name = next((name for name in (*before, *now) if before.get(name) != now.get(name)), None)
     if name is None:
         return f"{CONFIG} is damaged"
     return f"{name} {before.get(name)} there, {now.get(name)} here"
 
 
-def _flat(value: JsonValue, name: str = "") -> dict[str, JsonValue]:
+def flat(value: JsonValue, name: str = "") -> dict[str, JsonValue]:
     """Nested settings as a flat dictionary with dotted names."""
     if not isinstance(value, dict):
         return {name: value}
     return {
-        key: item for part, inner in value.items() for key, item in _flat(inner, f"{name}.{part}".strip(".")).items()
+        key: item for part, inner in value.items() for key, item in flat(inner, f"{name}.{part}".strip(".")).items()
     }

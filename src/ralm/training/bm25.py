@@ -42,7 +42,7 @@ from ralm.training.examples import Example, from_table
 from ralm.training.measuring import find_candidates, reader_of, score_passages
 from ralm.training.options import WeightingOptions
 from ralm.training.signal_options import CandidateOptions
-from ralm.training.signals import Signals, index_of, open_signals
+from ralm.training.signals import WHERE, Signals, index_of, open_signals
 
 _FLAT: Final = 1e-3
 _STEPS: Final = 300
@@ -52,8 +52,6 @@ _TINY: Final = 1e-8
 _PASSAGES_KEPT: Final = 4096
 _RESAMPLES: Final = 2000
 _INSIDE: Final = (2.5, 97.5)
-_WHERE: Final = ("name", "device", "compiled")
-"""What a language model's `config` says of where and how fast it runs, which does not decide what it prefers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +139,9 @@ def check_model(signals: Signals, model: LanguageModel) -> None:
     measured_with: Any = signals.config.get("model") or {}
     own = config_of(model, "language model")
     differ = [name for name in {**measured_with, **own} if measured_with.get(name) != own.get(name)]
-    if differ := [name for name in differ if name not in _WHERE]:
+    if differ := [name for name in differ if name not in WHERE]:
         raise UsageError(
-            f"the signals in {signals.path} were measured with {measured_with.get('name')}, and {model.name} differs "
+            f"the signals in {signals.said} were measured with {measured_with.get('name')}, and {model.name} differs "
             f"from it in {', '.join(sorted(differ))}: give the language model that they were measured with."
         )
 
@@ -197,7 +195,7 @@ def _usable(signals: Signals, options: WeightingOptions) -> tuple[IntArray, IntA
     )
     if not len(training_E) or not len(held_out_E):
         raise UsageError(
-            f"{signals.path} has {total:,} examples that can be used, which is not enough to learn from some and test "
+            f"{signals.said} has {total:,} examples that can be used, which is not enough to learn from some and test "
             "on others: measure more."
         )
     return training_E, held_out_E

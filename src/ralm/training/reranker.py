@@ -70,7 +70,10 @@ def train_reranker(
     with own_randomness(options.seed):
         model = load_pair_model(init, reading.tokens, device=options.device, max_length=reading.max_length, new=True)
         config: dict[str, JsonValue] = {
-            "signals": {"fingerprint": signals.fingerprint, "config": dict(signals.config)},
+            "signals": {
+                "fingerprint": signals.fingerprint,
+                "configs": [dict(one.config) for one in signals.folders],
+            },
             "init": dict(model.config),
             "training": asdict(options),
             "reading": asdict(reading),

@@ -103,15 +103,16 @@ def train_query_encoder(
 
 
 def _warn_of_other_candidates(signals: Signals) -> None:
-    retriever = signals.config.get("retriever")
-    name = retriever.get("retriever") if isinstance(retriever, dict) else None
-    if name not in (None, "dense", "hybrid"):
-        warnings.warn(
-            f"the candidates of {signals.path} are those of the retriever {name}: an encoder that learns from them "
-            "alone may find worse passages in the whole index; measure signals with the retriever `dense`.",
-            RalmWarning,
-            stacklevel=3,
-        )
+    for folder in signals.folders:
+        retriever = folder.config.get("retriever")
+        name = retriever.get("retriever") if isinstance(retriever, dict) else None
+        if name not in (None, "dense", "hybrid"):
+            warnings.warn(
+                f"the candidates of {folder.path} are those of the retriever {name}: an encoder that learns from them "
+                "alone may find worse passages in the whole index; measure signals with the retriever `dense`.",
+                RalmWarning,
+                stacklevel=3,
+            )
 
 
 def train_retriever(

@@ -29,6 +29,7 @@ from ralm.errors import DamagedFolderError, FolderError, NotAFolderOfThisKindErr
 from ralm.folders.manifest import Manifest, kind_of, opened_at_once, read_manifest
 from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from ralm.retrieval.index import Index, open_index
+from ralm.runs.unfinished import flat
 
 KIND: Final = "signals"
 FORMAT_VERSION: Final = 1
@@ -36,6 +37,10 @@ EXAMPLES: Final = "examples.parquet"
 CANDIDATES: Final = "candidates"
 INDEX_PATH: Final = "index_path"
 """The key of the configuration that says where the index was."""
+WHERE: Final = ("name", "device", "compiled")
+"""What a language model's `config` says of where and how fast it runs, which does not decide what it prefers."""
+_MAY_DIFFER: Final = ("text.", "retriever", INDEX_PATH, "examples.examples", "examples.seed")
+"""Beginnings of the settings that may differ between folders that are read as one; and of a model, `WHERE`."""
 EXAMPLE_SCHEMA: Final = pa.schema(
     {
         "example": pa.int64(),
@@ -57,8 +62,27 @@ TextColumn = Literal["query", "prefix", "continuation"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SignalsFolder:
+    """A folder that signals are in, and its manifest."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of all files: equal for equal signals in any folder."""
+        return hashlib.sha256(str(sorted(self.manifest.files.items())).encode()).hexdigest()[:16]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What decided the figures: index, retriever, language model, options and texts."""
+        config = self.manifest.settings.get("config")
+        return config if isinstance(config, dict) else {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Signals:
-    """The signals of E examples with up to K candidates each, read from a folder.
+    """The signals of E examples with up to K candidates each, read from one or more folders, one after the other.
 
     `passages_EK` (int64): the candidates in the retriever's order, padded with `NO_PASSAGE`. `scores_EK` (float32): the
     retriever's scores, padded with 0. `log_probs_EK` (float64): the natural log-probability of the whole continuation
@@ -66,8 +90,7 @@ class Signals:
     number of tokens of each continuation. `documents_E`: the ids of the documents that the examples are from.
     """
 
-    path: Path
-    manifest: Manifest
+    folders: Sequence[SignalsFolder]
     documents_E: Sequence[str]
     tokens_E: IntArray
     passages_EK: IntArray
@@ -84,15 +107,20 @@ class Signals:
         return self.passages_EK.shape[1]
 
     @property
+    def said(self) -> str:
+        """The folders, in messages."""
+        return " and ".join(str(one.path) for one in self.folders)
+
+    @property
     def fingerprint(self) -> str:
-        """A short hash of all files and settings: equal for equal signals in any folder."""
-        return hashlib.sha256(str(sorted(self.manifest.files.items())).encode()).hexdigest()[:16]
+        """A short hash of all files: equal for equal signals in any folders."""
+        each = [one.fingerprint for one in self.folders]
+        return each[0] if len(each) == 1 else hashlib.sha256("".join(each).encode()).hexdigest()[:16]
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What decided the figures: index, retriever, language model, options and texts."""
-        config = self.manifest.settings.get("config")
-        return config if isinstance(config, dict) else {}
+        """What decided the figures of the first folder; those of the others differ from it only in `_MAY_DIFFER`."""
+        return self.folders[0].config
 
     @property
     def mean_log_probs_EK(self) -> NDArray[np.float64]:
@@ -122,15 +150,18 @@ class Signals:
 
         Raises DamagedFolderError if they cannot be read.
         """
-        with _readable(self.path):
-            return pq.read_table(self.path / EXAMPLES, columns=[*columns])
+        tables = []
+        for one in self.folders:
+            with _readable(one.path):
+                tables.append(pq.read_table(one.path / EXAMPLES, columns=[*columns]))
+        return pa.concat_tables(tables)
 
     def check_index(self, index: Index) -> None:
         """Raise UsageError if the candidates are passages of another index."""
         of: JsonValue = self.config.get("index")
         if of != index.fingerprint:
             raise UsageError(
-                f"the signals in {self.path} are of another index (fingerprint {of}) than {index.path} "
+                f"the signals in {self.said} are of another index (fingerprint {of}) than {index.path} "
                 f"({index.fingerprint}): give the index they were measured with, or measure them again."
             )
 
@@ -141,7 +172,7 @@ class Signals:
         are held out. Raises UsageError if there are not enough examples.
         """
         if len(self) < 2:
-            raise UsageError(f"{self.path} has {len(self)} examples; training needs at least 2: measure more.")
+            raise UsageError(f"{self.said} has {len(self)} examples; training needs at least 2: measure more.")
         return split_documents(self.documents_E, held_out, seed)
 
 
@@ -168,13 +199,61 @@ def is_signals(path: Path) -> bool:
     return True
 
 
-def open_signals(path: Path | str) -> Signals:
-    """Read a folder of signals.
+def open_signals(path: Path | str, *more: Path | str) -> Signals:
+    """Read a folder of signals, or several as one: those of several texts, say, or of two rounds of training.
 
-    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
+    Folders that are read together are of the same index, language model, lengths and options of candidates; texts,
+    seeds, numbers of examples and retrievers may differ. Raises NotAFolderOfThisKindError, NewerFormatError or
+    DamagedFolderError, and UsageError if folders do not go together or one is given twice.
     """
-    path = Path(path)
+    parts = [_open_now(Path(one)) for one in (path, *more)]
+    for number, part in enumerate(parts):
+        for other in parts[:number]:
+            _check_together(other.folders[0], part.folders[0])
+    return parts[0] if len(parts) == 1 else _joined(parts)
+
+
+def _open_now(path: Path) -> Signals:
     return opened_at_once(path, lambda: _open(path))
+
+
+def _check_together(one: SignalsFolder, other: SignalsFolder) -> None:
+    """Raise UsageError if the signals of two folders cannot be read as one."""
+    if one.fingerprint == other.fingerprint:
+        raise UsageError(f"{one.path} and {other.path} hold the same signals: give them once.")
+    first, second = (_to_be_equal(folder.config) for folder in (one, other))
+    for name in {**first, **second}:
+        if first.get(name) != second.get(name):
+            raise UsageError(
+                f"{one.path} and {other.path} cannot be used together: their signals were measured with different "
+                f"settings ({name} {first.get(name)} and {second.get(name)})."
+            )
+
+
+def _to_be_equal(config: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """What must be the same in folders that are read as one, by dotted names."""
+    other = (*_MAY_DIFFER, *(f"model.{name}" for name in WHERE))
+    return {name: value for name, value in flat(dict(config)).items() if not name.startswith(other)}
+
+
+def _joined(parts: Sequence[Signals]) -> Signals:
+    """The examples of all parts, in order."""
+    width = max(part.width for part in parts)
+
+    def wide(arrays: Sequence[Any], padding: float) -> Any:
+        return np.concatenate(
+            [np.pad(one, [(0, 0), (0, width - one.shape[1])], constant_values=padding) for one in arrays]
+        )
+
+    return Signals(
+        folders=[folder for part in parts for folder in part.folders],
+        documents_E=[document for part in parts for document in part.documents_E],
+        tokens_E=np.concatenate([part.tokens_E for part in parts]),
+        passages_EK=wide([part.passages_EK for part in parts], NO_PASSAGE),
+        scores_EK=wide([part.scores_EK for part in parts], 0),
+        log_probs_EK=wide([part.log_probs_EK for part in parts], -np.inf),
+        baseline_E=np.concatenate([part.baseline_E for part in parts]),
+    )
 
 
 def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
@@ -186,7 +265,7 @@ def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
         said = signals.config.get(INDEX_PATH)
         if not isinstance(said, str) or not Path(said).exists():
             raise UsageError(
-                f"the index that the signals in {signals.path} were measured with "
+                f"the index that the signals in {signals.said} were measured with "
                 f"{f'is not in {said} any more' if said else 'is not recorded'}: give it as `index`."
             )
         index = said
@@ -205,7 +284,7 @@ def split_with_choice(signals: Signals, held_out: float, seed: int) -> tuple[Int
     training_E, held_out_E = (part[used_E[part]] for part in signals.split(held_out, seed))
     if not len(training_E) or (held_out > 0 and not len(held_out_E)):
         raise UsageError(
-            f"of the {len(signals):,} examples in {signals.path} only {int(np.sum(used_E)):,} have two candidates or "
+            f"of the {len(signals):,} examples in {signals.said} only {int(np.sum(used_E)):,} have two candidates or "
             "more and finite log-probabilities, too few to train with and to hold some out: measure more."
         )
     return training_E, held_out_E
@@ -218,7 +297,7 @@ def _open(path: Path) -> Signals:
         examples = pq.read_table(path / EXAMPLES, columns=["document_id", "continuation_tokens"])
         candidates = pa.concat_tables([_totals(path / name) for name in parts])
         documents = examples["document_id"].to_pylist()
-    return Signals(path, manifest, documents, *_arrays(path, examples, candidates))
+    return Signals([SignalsFolder(path, manifest)], documents, *_arrays(path, examples, candidates))
 
 
 @contextmanager
