@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
     BertConfig,
@@ -43,6 +45,14 @@ def save_tiny_dpr(folder: Path, *, question: bool, seed: int, projection: int = 
     torch.manual_seed(seed)
     config = DPRConfig(projection_dim=projection, **tiny_bert_config())
     return save_with_letters(DPRQuestionEncoder(config) if question else DPRContextEncoder(config), folder)
+
+
+def save_tiny_static(folder: Path) -> Path:
+    """An encoder without layers: the mean of vectors of a text's tokens, however many there are."""
+    torch.manual_seed(0)
+    module = StaticEmbedding(letter_tokenizer().backend_tokenizer, embedding_dim=WIDTH)
+    SentenceTransformer(modules=[module]).save_pretrained(str(folder))
+    return folder
 
 
 def save_with_letters(model: PreTrainedModel, folder: Path) -> Path:

@@ -20,7 +20,7 @@ from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.index import open_index
 from tests.fakes import passages_of
-from tests.tiny_encoders import POSITIONS, WIDTH, save_tiny_bert, save_tiny_dpr
+from tests.tiny_encoders import POSITIONS, WIDTH, save_tiny_bert, save_tiny_dpr, save_tiny_static
 
 TEXTS = ["a red fox", "the sea", "green hills, and sheep on the hills", "x"]
 LONG = "fox and sea " * 30
@@ -155,6 +155,18 @@ def test_two_encoders_in_one_model(folders: Path, tmp_path: Path) -> None:
         one = encoder(folders, pooling="cls", **lengths)
         close(both.encode_queries([*TEXTS, LONG]), one.encode_queries([*TEXTS, LONG]))
         close(both.encode_passages(passages_of(*TEXTS)), other.encode_passages(passages_of(*TEXTS)))
+
+
+def test_an_encoder_without_layers_reads_texts_of_any_length(tmp_path: Path) -> None:
+    static = save_tiny_static(tmp_path / "static")
+    texts = [*TEXTS, LONG * 9]
+    build_index(passages_of(*texts), tmp_path / "index", encoder=load_encoder(EncoderOptions(encoder=str(static))))
+    found = open_index(tmp_path / "index").dense().retrieve(texts, 1)
+    np.testing.assert_array_equal(found.numbers_QK[:, 0], np.arange(len(texts)))
+    own = SentenceEncoder(EncoderOptions(encoder=str(static)))
+    close(own.encode_queries(texts), SentenceTransformer(str(static)).encode(texts))
+    with pytest.raises(UsageError, match="`passage_length` does nothing here: this encoder reads texts of any length"):
+        SentenceEncoder(EncoderOptions(encoder=str(static), passage_length=8)).encode_passages(passages_of(*texts))
 
 
 def test_equal_weights_have_equal_fingerprints(folders: Path, tmp_path: Path) -> None:

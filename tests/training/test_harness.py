@@ -247,6 +247,19 @@ def test_checkpoints_are_whole_or_not_used(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).latest() is None
 
 
+def test_weights_of_an_attempt_that_was_killed_are_never_the_best(tmp_path: Path) -> None:
+    """It came further than the checkpoint that the next one goes on from."""
+    for value in (1.0, 2.0, 3.0, 4.0):
+        kept = Checkpoints(tmp_path)
+        kept.save_weights(150, {"w": torch.full((2,), value)})
+        if value == 2.0:
+            kept.save_weights(160, {"w": torch.zeros(2)})
+        found = kept.weights(150)
+        assert found is not None
+        assert found["w"].tolist() == [value] * 2
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_every_example_is_read_once_a_round_in_another_order() -> None:
     batches = [batch_of_step(EXAMPLES[:30], step, OPTIONS) for step in range(10)]
     rounds = np.concatenate(batches).reshape(2, 30)

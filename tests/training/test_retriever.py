@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from ralm.errors import FolderExistsError, OtherEncoderError, StorageError, UsageError, WorkerError
+from ralm.errors import FolderExistsError, ModelError, OtherEncoderError, StorageError, UsageError, WorkerError
 from ralm.folders.manifest import read_manifest
 from ralm.protocols import Retriever
 from ralm.records import Hits, IntArray, Passage
@@ -342,9 +342,26 @@ def test_a_training_that_was_killed_while_it_encoded_the_passages_goes_on_there(
     remove_vectors(index, "out")
     with pytest.raises(FolderExistsError, match="out already exists and is kept"):
         train_retriever(Taught(), index, tmp_path / "out", options, replace(TRAINING, seed=5))
-    assert train_retriever(Taught(), index, tmp_path / "out", options, TRAINING) == before
+    taught = Taught()
+    elsewhere = replace(options, refresh_device="cpu")
+    assert train_retriever(taught, index, tmp_path / "out", elsewhere, TRAINING) == before
     assert (tmp_path / "out" / "model.safetensors").stat() == weights
     check_trained(tmp_path)
+
+    remove_vectors(index, "out")
+    train_retriever(taught, index, tmp_path / "out", options, TRAINING, force=True)
+    assert taught.asked == []
+    train_retriever(taught, index, tmp_path / "out", options, TRAINING, force=True)
+    assert taught.asked, "nothing was left to do, so all is done again"
+    check_trained(tmp_path)
+
+
+def test_a_device_that_is_not_there_is_known_before_anything_is_trained(index: Path, tmp_path: Path) -> None:
+    taught = Taught()
+    with pytest.raises(ModelError, match="the device 'cuda:99' cannot be used: "):
+        train_retriever(taught, index, tmp_path / "out", replace(OPTIONS, refresh_device="cuda:99"), TRAINING)
+    assert taught.asked == []
+    assert not (tmp_path / "out.unfinished").exists()
 
 
 def check_trained(folder: Path) -> None:

@@ -76,8 +76,12 @@ class Checkpoints:
         return None
 
     def save_weights(self, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write the weights of a model after some step: the best so far."""
-        self._write(_WEIGHTS, step, step, tensors, {})
+        """Write the weights of a model after some step: the best so far. Others of this step or of a later one are those
+        of an attempt that was killed, and are removed."""
+        own = self._write(_WEIGHTS, step, step, tensors, {})
+        for file in self._files(_WEIGHTS):
+            if file.step >= step and file.path != own:
+                file.path.unlink()
 
     def weights(self, step: int) -> dict[str, torch.Tensor] | None:
         """The weights that were the best after some step; None if they are missing or damaged."""
@@ -104,7 +108,7 @@ class Checkpoints:
         best_step: int | None,
         tensors: Mapping[str, torch.Tensor],
         facts: Mapping[str, JsonValue],
-    ) -> None:
+    ) -> Path:
         own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
         content = save(own, {_FACTS: json.dumps(dict(facts))})
         best = _NONE if best_step is None else best_step
@@ -119,6 +123,7 @@ class Checkpoints:
                 partial.replace(file)
             finally:
                 partial.unlink(missing_ok=True)
+        return file
 
 
 def _read(file: _File) -> Checkpoint:

@@ -76,7 +76,7 @@ def train_reranker(
             },
             "init": dict(model.config),
             "training": asdict(options),
-            "reading": asdict(reading),
+            "reading": {name: value for name, value in asdict(reading).items() if name != "pairs"},
         }
         if reading.rank_prior:
             model.rank_weight = fitted_rank_weight(signals, training_E)

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from ralm.errors import OtherEncoderError, RalmWarning, UsageError
 from ralm.folders.outputs import recover
+from ralm.protocols import Encoder
 from ralm.retrieval.dense.loading import load_encoder
 from ralm.retrieval.encoding import Ahead, add_vectors, check_can_add
 from ralm.retrieval.index import Index, open_index
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ralm.training.harness import Trained
     from ralm.training.measured import Examples
 
+_WHERE: Final = ("refresh_device", "save_as")
+"""Options of training both encoders that do not decide their weights."""
 _ADVICE: Final = "begin from the encoder that made the vectors, or from a query encoder that was trained for them."
 
 
@@ -147,7 +150,7 @@ def train_retriever(
     if not len(training_E):
         raise UsageError("there are no examples to train on: give more text, or hold out less.")
     with training_extra():
-        from ralm.retrieval.dense.encoder import SentenceEncoder
+        from ralm.retrieval.dense.encoder import SentenceEncoder, check_device
         from ralm.retrieval.dense.trained import KIND, is_trained, options_of
         from ralm.training.both_encoders import RetrieverStudent
         from ralm.training.harness import (
@@ -161,15 +164,20 @@ def train_retriever(
         )
     if force or not is_trained(Path(out)):
         check_out(out, KIND, force=force)
+    if ahead is None and options.refresh_every is not None:
+        check_device(options.refresh_device)  # else it fails after thousands of steps
     named = index.encoder_options(options.vectors)
     with own_randomness(training.seed):
         encoder = SentenceEncoder(named, device=training.device)
         first = index.dense(vectors=options.vectors, encoder=encoder)
         _check_passage_encoder(index, chosen, encoder)
         config = _config(index, chosen, encoder, training)
-        config |= {"examples": examples.config, "options": asdict(options)}
+        deciding = {name: value for name, value in asdict(options).items() if name not in _WHERE}
+        config |= {"examples": examples.config, "options": deciding}
         results: dict[str, Any]
-        ended = None if force else read_trained(out, KIND, config)
+        ended = read_trained(out, KIND, config)
+        if ended is not None and force and _are_encoded(index, name, load_encoder(options_of(Path(out), named))):
+            ended = None  # all of it was done, and shall be done again
         if ended is not None:  # it was killed while it encoded the passages
             recover(Path(out).resolve())
             trained, results = ended
@@ -186,6 +194,12 @@ def train_retriever(
     tuned = load_encoder(options_of(Path(out), named), device=training.device)
     add_vectors(index.path, tuned, vector_options(chosen), name=name, default=False, force=force, ahead=ahead)
     return TrainedRetriever(**_outcome(out, trained), refreshes=results["refreshes"])
+
+
+def _are_encoded(index: Index, name: str, encoder: Encoder) -> bool:
+    """Whether the index has vectors of this name, of these passage encoder's weights."""
+    stored = index.vector_sets.sets.get(name)
+    return stored is not None and stored.built_with.passage_fingerprint == encoder.config["passage_fingerprint"]
 
 
 def _outcome(out: Path | str, trained: "Trained") -> dict[str, Any]:

@@ -5,6 +5,7 @@ Knows texts and vectors; knows nothing of indexes. Letters of shapes: Q queries,
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
@@ -227,6 +228,14 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
         return SentenceTransformer(modules=[transformer, pooling], device=device)
 
 
+def check_device(name: str) -> None:
+    """Raise ModelError if no encoder can be computed on a device of this name."""
+    try:
+        torch.zeros(1, device=None if name == "auto" else name)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"the device {name!r} cannot be used: {first_line(error)}.") from error
+
+
 def _save(model: SentenceTransformer, folder: Path, separator: str) -> None:
     """Write a model into a folder that sentence-transformers loads."""
     backend = getattr(model.tokenizer, "backend_tokenizer", None)
@@ -249,9 +258,11 @@ def _encodable(texts: Sequence[str]) -> list[str]:
 
 
 def _check_length(name: str, length: int | None, model: SentenceTransformer) -> None:
-    """Raise UsageError if only the encoder's special tokens would fit into this length."""
+    """Raise UsageError if only the encoder's special tokens would fit into this length, or if it never cuts texts."""
+    if length is not None and model.max_seq_length == math.inf:
+        raise UsageError(f"`{name}` does nothing here: this encoder reads texts of any length whole.")
     special = getattr(model.tokenizer, "num_special_tokens_to_add", None)
-    least = 1 + (special() if special else 0)
+    least = 1 + (special(False) if special else 0)
     if length is not None and length < least:
         raise UsageError(f"`{name}` must be at least {least} for this encoder, not {length}: it counts special tokens.")
 
@@ -316,7 +327,7 @@ def _reading(model: SentenceTransformer) -> dict[str, JsonValue]:
         "lower_case": [bool(getattr(module, "do_lower_case", False)) for module in modules],
         "prompts": {str(name): str(prompt) for name, prompt in model.prompts.items()},
         "default_prompt": model.default_prompt_name,
-        "most_tokens": model.max_seq_length,
+        "most_tokens": None if model.max_seq_length == math.inf else model.max_seq_length,
     }
 
 
