@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ralm.corpus.splitting import Splitting
+from ralm.distributed import indexing
 from ralm.distributed.cluster import Here, connected
+from ralm.distributed.indexing import CorpusPlan
 from ralm.distributed.machines import shares_of
 from ralm.errors import ClusterError
 from tests.cli.program import ralm
+from tests.tiny_models import save_tiny_model
 
 
 @pytest.fixture
@@ -79,6 +83,23 @@ def test_a_source_that_cannot_be_read(tmp_path: Path) -> None:
         pytest.raises(ClusterError, match=r"cannot read .*corpus: put it on a disk that all share"),
     ):
         here.check()
+
+
+def test_what_decides_the_parts_of_an_index_is_in_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of an interrupted build are used again only if tokenizer and stemmer are the same."""
+    folder = save_tiny_model("gpt2", tmp_path / "lm")
+    plan = CorpusPlan(sources=["x"], lm=str(folder), splitting=Splitting(tokens=9), analyser="german")
+    before = plan.settled().settings()
+    assert before == plan.settled().settings()
+    save_tiny_model("opt", folder)
+    after = plan.settled()
+    assert {name for name, value in after.settings().items() if before[name] != value} == {"tokenizer"}
+    with pytest.raises(ClusterError, match=r"the tokenizer of .*lm on the machine \S+ of the cluster is another one"):
+        indexing._tokenizer(str(folder), str(before["tokenizer"]))
+    assert after.lm is not None
+    assert len(indexing._tokenizer(after.lm, after.tokenizer).encode("sheep"))
+    monkeypatch.setattr("ralm.retrieval.analysis.snowball.stemming_library", lambda: "PyStemmer 0.1")
+    assert {name for name, value in after.settings().items() if before[name] != value} == {"tokenizer", "stemmer"}
 
 
 @pytest.mark.parametrize(

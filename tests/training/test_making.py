@@ -4,7 +4,7 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError
+from ralm.folders.work import locked
 from ralm.training import making
 from ralm.training.examples import Example
 from ralm.training.signals import CANDIDATES, Signals, open_signals
@@ -248,6 +249,50 @@ def test_another_process_finishes_while_this_one_waits(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
+def test_another_process_ends_all_before_this_one_begins(
+    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process has waited for its turn, and the work is gone: the signals are there."""
+    lock = locked
+    waited: list[Path] = []
+
+    @contextmanager
+    def others_finish(file: Path) -> Iterator[None]:
+        monkeypatch.setattr(making, "locked", lock)
+        waited.append(file)
+        succeeded(ralm(*asked, "--out", tmp_path / "out"))
+        with lock(file):
+            yield
+
+    monkeypatch.setattr(making, "locked", others_finish)
+    succeeded(ralm(*asked, "--out", tmp_path / "out"))
+    assert len(waited) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_measuring_again_goes_on_after_an_interruption(
+    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --force, over signals of the same settings."""
+    succeeded(ralm(*asked, "--out", tmp_path / "out"))
+    measured: list[int] = []
+    measure = making._Measurer.__call__
+
+    def counted(self: making._Measurer, examples: Sequence[Example], first: int) -> Any:
+        if len(measured) == 2:
+            measured.append(-1)
+            raise OSError(28, "full")
+        measured.append(first)
+        return measure(self, examples, first)
+
+    monkeypatch.setattr(making._Measurer, "__call__", counted)
+    assert ralm(*asked, "--out", tmp_path / "out", "--force").status != 0
+    assert len(open_signals(tmp_path / "out")) == 30, "as before"
+    succeeded(ralm(*asked, "--out", tmp_path / "out", "--force"))
+    assert measured == [0, 8, -1, 16, 24]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize("options", [["--seed", 1], []])
 def test_a_process_that_fails_leaves_the_work_of_others(
     tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch, options: list[object]
@@ -260,7 +305,7 @@ def test_a_process_that_fails_leaves_the_work_of_others(
         taken: list[Path] = []
 
         @contextmanager
-        def interrupted(work: Path, _out: Path) -> Iterator[None]:
+        def interrupted(work: Path, *_: object) -> Iterator[None]:
             if taken:
                 raise KeyboardInterrupt
             taken.append(work)

@@ -8,6 +8,7 @@ is done is never done again, even if this process dies.
 
 import hashlib
 import json
+import platform
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -33,7 +34,7 @@ from ralm.distributed.cluster import Here, connected
 from ralm.distributed.keeping import make_once, remove_partial
 from ralm.distributed.tasks import run_tasks
 from ralm.distributed.work import TRIES
-from ralm.errors import CorpusError, RalmWarning, UsageError, WorkerError
+from ralm.errors import ClusterError, CorpusError, RalmWarning, UsageError, WorkerError
 from ralm.folders.manifest import Manifest
 from ralm.folders.outputs import check_output, output_path, storage_errors
 from ralm.folders.work import PARTS, at_work
@@ -46,6 +47,10 @@ from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.index import FORMAT_VERSION, KIND
 from ralm.retrieval.shards import Held, Placed, Shard, documents_of, join_parts, write_index, write_part
 from ralm.runs.unfinished import is_begun, write_config
+from ralm.version import __version__
+
+if TYPE_CHECKING:
+    from ralm.lm.local.tokenization import ModelTokenizer
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -64,7 +69,8 @@ _JOINED: Final = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusPlan:
     """What is read of `sources`, and how: as `read_documents`, `make_passages` and `build_index` take it. `lm` is the
-    name of the language model whose tokens `splitting` counts."""
+    name of the language model whose tokens `splitting` counts, and `tokenizer` the fingerprint of its tokenizer
+    (`settled`)."""
 
     sources: Sequence[str]
     fields: Fields = field(default_factory=Fields)
@@ -72,23 +78,31 @@ class CorpusPlan:
     skip_bad: bool = False
     splitting: Splitting = field(default_factory=Splitting)
     lm: str | None = None
+    tokenizer: str | None = None
     decontamination: Decontamination = field(default_factory=Decontamination)
     analyser: str = "english"
 
-    def absolute(self) -> Self:
-        """The same from any folder, if `lm` is a folder."""
-        return replace(self, lm=str(Path(self.lm).absolute())) if self.lm and Path(self.lm).is_dir() else self
+    def settled(self) -> Self:
+        """The same from any folder and on any machine: `lm` is absolute if it is a folder, and its tokenizer known."""
+        if self.lm is None:
+            return self
+        lm = str(Path(self.lm).absolute()) if Path(self.lm).is_dir() else self.lm
+        return replace(self, lm=lm, tokenizer=_loaded_tokenizer(lm).fingerprint)
 
     def settings(self) -> dict[str, JsonValue]:
         """Everything that decides what becomes of a span, but for what is bad in it."""
+        analysis = analysis_named(self.analyser)
         forbidden: list[JsonValue] = [*sorted(self.decontamination.titles), *sorted(self.decontamination.hashes)]
         return {
+            "ralm": __version__,
             "index format": FORMAT_VERSION,
             "fields": json.loads(json.dumps(asdict(self.fields))),
             "splitting": asdict(self.splitting),
             "lm": self.lm,
+            "tokenizer": self.tokenizer,
             "decontamination": {**self.decontamination.settings, "sha256": _short(forbidden)},
-            "analyser": analysis_named(self.analyser).recorded,
+            "analyser": analysis.recorded,
+            "stemmer": None if analysis.stemmer is None else analysis.stemmer(),
         }
 
 
@@ -160,7 +174,7 @@ def build_index_on(
     WorkerError if memory is too small for a shard; and what reading the corpus and `build_index` raise.
     """
     options, build = options or BM25Options(), replace(build or BuildOptions(), workers=1)
-    plan = plan.absolute()
+    plan = plan.settled()
     removals, left_out = removals if removals is not None else Removals(), LeftOut() if left_out is None else left_out
     out = output_path(Path(out))
     check_output(out, kind=KIND, force=force)
@@ -273,7 +287,7 @@ def _write_part(folder: Path, job: _Job, span: Span) -> None:
         passages = make_passages(
             _counted(read_span(span, maker), read),
             plan.splitting,
-            tokenizer=_tokenizer(plan.lm) if plan.lm else None,
+            tokenizer=_tokenizer(plan.lm, plan.tokenizer) if plan.lm else None,
             decontamination=plan.decontamination,
             removals=removals,
         )
@@ -389,7 +403,18 @@ def _counted(documents: Iterator[Document], read: Counter[str]) -> Iterator[Docu
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(lm: str) -> Tokenizer:
+def _tokenizer(lm: str, fingerprint: str | None) -> Tokenizer:
+    """The tokenizer of a language model, on a machine; raises ClusterError if it is another one there."""
+    tokenizer = _loaded_tokenizer(lm)
+    if tokenizer.fingerprint != fingerprint:
+        raise ClusterError(
+            f"the tokenizer of {lm} on the machine {platform.node()} of the cluster is another one than where the "
+            "command runs: put the same files on all machines."
+        )
+    return tokenizer
+
+
+def _loaded_tokenizer(lm: str) -> "ModelTokenizer":
     from ralm.lm.named import load_tokenizer
 
     return load_tokenizer(lm)

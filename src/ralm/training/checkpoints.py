@@ -76,8 +76,8 @@ class Checkpoints:
         return None
 
     def save_weights(self, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write the weights of a model after some step: the best so far. Others of this step or of a later one are those
-        of an attempt that was killed, and are removed."""
+        """Write the weights of a model after some step: the best so far. Others of this step or of a later one are of
+        an attempt that was killed, and are removed."""
         own = self._write(_WEIGHTS, step, step, tensors, {})
         for file in self._files(_WEIGHTS):
             if file.step >= step and file.path != own:

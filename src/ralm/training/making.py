@@ -106,8 +106,8 @@ def make_signals(
         "text": text_config(sources, fields, skip_bad=skip_bad),
     }
     out = _checked_output(Path(out), config, force=force)
-    with storage_errors(out), _work(out, config, force=force) as work:
-        with _turn(work, out):
+    with suppress(_AlreadyMeasuredError), storage_errors(out), _work(out, config, force=force) as work:
+        with _turn(work, out, config):
             if not (work / _SAMPLED).exists():
                 documents = read_documents(
                     sources, fields, skip_bad=skip_bad, named=begins_with_source(opened, sources)
@@ -145,12 +145,14 @@ def check_early(out: Path, *, force: bool) -> None:
 
 
 def _checked_output(out: Path, config: dict[str, JsonValue], *, force: bool) -> Path:
-    """The path of the output. Removes what is left if a process was killed after it had written the output."""
+    """The path of the output. Removes what is left if a process was killed after it had written the output: unless
+    `force` says to write it again, for then it may be what was measured for that."""
     out = output_path(out)
     work = MEASURED.beside(out)
     # the settings of the work go when the output gets its name
     is_its_own = not (work / CONFIG).exists() or is_begun(work, config, "signals", force=True)
-    if out.exists() and ((work / _FINISHED).exists() or (is_its_own and work.exists() and _is_of(out, config))):
+    is_left = not force and is_its_own and work.exists() and _is_of(out, config)
+    if out.exists() and (is_left or (work / _FINISHED).exists()):
         with at_work(MEASURED, out):
             MEASURED.clear(work)
     check_output(out, kind=KIND, force=force)
@@ -174,7 +176,7 @@ def _work(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[P
         with at_work(MEASURED, out) as work:  # nobody else is in it
             MEASURED.empty(work)
     with at_work(MEASURED, out, shared=True) as work:
-        with _turn(work, out):
+        with _turn(work, out, config):
             if not is_begun(work, config, "signals", force=False):
                 write_config(work, config)
         try:
@@ -186,8 +188,12 @@ def _work(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[P
             raise
 
 
+class _AlreadyMeasuredError(Exception):
+    """While this process waited, others have ended the work."""
+
+
 @contextmanager
-def _turn(work: Path, out: Path) -> Iterator[None]:
+def _turn(work: Path, out: Path, config: dict[str, JsonValue]) -> Iterator[None]:
     """Hold the lock of what only one process may do."""
     try:
         with locked(work / _TURN):
@@ -195,6 +201,8 @@ def _turn(work: Path, out: Path) -> Iterator[None]:
     except FileNotFoundError:
         if work.exists():
             raise
+        if _is_of(out, config):
+            raise _AlreadyMeasuredError from None
         raise WorkerError(f"another process began {out} and has failed; see its message, or run this again.") from None
 
 

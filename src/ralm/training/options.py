@@ -114,6 +114,9 @@ class RetrieverTrainingOptions:
     passages retrieved for an example. `refresh_every`: at least this many steps are between the snapshots with which
     the passages are encoded again; None never encodes them again. `refresh_device`: where that is done. `save_as`: the
     name of the new vectors in the index; None is the name of the output folder.
+
+    Another process encodes the passages again. So a script must guard its code with `if __name__ == "__main__"`, as
+    with any use of multiprocessing, unless `refresh_every` is None.
     """
 
     vectors: Annotated[

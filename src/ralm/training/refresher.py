@@ -82,8 +82,8 @@ class Refresher:
         if self._deaths == MOST_DEATHS:
             raise WorkerError(
                 f"the process that encodes the passages with the weights of step {self._number:,} died "
-                f"{MOST_DEATHS} times, perhaps because memory ran out; the last checkpoint is kept. Rerun the command "
-                "to go on."
+                f"{MOST_DEATHS} times, perhaps because memory ran out, or because a script does not guard its code by "
+                'if __name__ == "__main__"; the last checkpoint is kept. Rerun the command to go on.'
             )
         _logger.info("the process that encodes the passages died and is started again")
         self._start()
