@@ -103,7 +103,9 @@ def test_questions_and_choices(nodes: Any, folder: Path) -> None:
     lm = ["--lm", "ralm-tiny", "--index", folder / "index"]
     asked = [folder / "questions.jsonl", *lm, "--reader", "ensemble", "--documents", 3, "--baseline", "--new-tokens", 4]
     same_runs(folder, "qa", asked, nodes.address, "answers.parquet")
-    same_runs(folder, "choice", [folder / "choices.jsonl", *lm], nodes.address, "choices.parquet")
+    for score in ("letter", "generated"):
+        chosen = [folder / "choices.jsonl", *lm, "--score", score]
+        same_runs(folder, "choice", chosen, nodes.address, "choices.parquet")
 
 
 @pytest.mark.usefixtures("shared")
