@@ -26,7 +26,8 @@ VENV := .venv
 LOWEST := .venv-lowest
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
-JOBS ?= auto
+# more than cores: tests wait for servers and for processes that are killed
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 MUTANTS ?= 10000
 SEED ?= 0
 # old releases warn of each other

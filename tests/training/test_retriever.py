@@ -35,7 +35,7 @@ from ralm.training.versions import Versions
 from tests.cli.test_signals import processes
 from tests.fakes import SharedWordsRetriever, passages_of
 from tests.forked import Program, started
-from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr
+from tests.tiny_encoders import save_tiny_bert, save_tiny_dpr, save_tiny_static
 from tests.training.taught import OPTIONS, TRAINING, WORDS, Taught, passages
 
 MOMENTS = int(os.environ.get("RALM_KILLS", "1"))
@@ -212,6 +212,17 @@ def test_a_pair_of_encoders_is_trained(tmp_path: Path) -> None:
         given = ["moon"] if encode == "encode_queries" else passages()[:1]
         assert np.abs(getattr(tuned, encode)(given) - getattr(before, encode)(given)).max() > 1e-3
     assert len(opened.dense(vectors="tuned").retrieve(["moon"], 3).of(0)) == 3
+
+
+def test_an_encoder_without_layers_is_trained(tmp_path: Path) -> None:
+    named = EncoderOptions(encoder=str(save_tiny_static(tmp_path / "static")))
+    build_index(passages(), tmp_path / "index", encoder=SentenceEncoder(named))
+    taught = Taught(work=tmp_path / "out.unfinished")
+    trained = train_retriever(taught, tmp_path / "index", tmp_path / "out", OPTIONS, replace(TRAINING, steps=8))
+    assert trained.refreshes
+    opened = open_index(tmp_path / "index")
+    assert opened.vectors["out"]["encoder"] == str(tmp_path / "out")
+    assert len(opened.dense(vectors="out").retrieve(["moon"], 3).of(0)) == 3
 
 
 def test_losses_are_those_of_fixed_passages(root: Path, index: Path, tmp_path: Path) -> None:
