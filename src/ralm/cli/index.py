@@ -51,7 +51,10 @@ def index(
     device: Annotated[
         str, Option("Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
     ] = "auto",
-    ray: options.Ray = None,
+    ray: Annotated[
+        str | None,
+        Option("BM25: build on the Ray cluster at this address, HOST:PORT or auto; `ralm encode` adds vectors on it."),
+    ] = None,
     shards: Annotated[int, Option("Ray: parts of the index that machines can search apart.", most=MOST_SHARDS)] = 1,
     force: options.Force = False,
 ) -> None:
@@ -85,7 +88,7 @@ def index(
         Use("device", dense, _DENSE),
         Use("shards", ray is not None, "`ray`"),
         Use("workers", ray is None, "one machine; a cluster has its own"),
-        Use("ray", not dense, '`retriever="bm25"`: vectors are encoded on one machine so far (`ralm encode`)'),
+        Use("ray", not dense, '`retriever="bm25"`: `ralm encode` adds vectors on the cluster afterwards'),
     )
     analysis_named(analyser)
     if "workers" not in given_options(context):

@@ -86,7 +86,8 @@ def retriever(
     ],
     out: Annotated[Path, Option("Folder for the trained encoder.")],
     index: Annotated[
-        Path | None, Option("Index whose passages are found.", default_said="the one that the signals name")
+        Path | None,
+        Option("Index whose passages are found; training text needs it.", default_said="the one that the signals name"),
     ] = None,
     lm: Annotated[
         str | None, Option("Training text: the language model that scores it, as for `ralm signals`.")

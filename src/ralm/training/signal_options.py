@@ -21,9 +21,11 @@ class ExampleOptions:
     """
 
     examples: Annotated[int, Option("Number of examples to sample.")] = 10_000
-    continuation_tokens: Annotated[int, Option("Length of the text that a passage should make likely.")] = 4
-    prefix_tokens: Annotated[int, Option("Least number of tokens before it.")] = 128
-    sequence_tokens: Annotated[int, Option("Most tokens of both together.", least=2)] = 256
+    continuation_tokens: Annotated[
+        int, Option("Tokens of a continuation: the text that a passage should make likely.")
+    ] = 4
+    prefix_tokens: Annotated[int, Option("Least number of tokens before a continuation.")] = 128
+    sequence_tokens: Annotated[int, Option("Tokens of a sequence: a prefix and its continuations.", least=2)] = 256
     per_sequence: Annotated[
         int, Option("Consecutive examples per sequence; they share forward passes of the language model.")
     ] = 16
