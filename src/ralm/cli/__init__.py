@@ -3,6 +3,7 @@
 Commands import what they need when they run: `ralm --help` must not wait for torch.
 """
 
+import inspect
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -91,8 +92,17 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "check": check,
     "demo": demo,
 }
+
+
+def _add(group: typer.Typer, name: str, function: Callable[..., None], **how: bool) -> None:
+    """Add a command; the list of commands shows the first sentence of its help, whole."""
+    first, _, _ = (inspect.getdoc(function) or "").partition("\n\n")
+    sentence, _, _ = " ".join(first.split()).partition(". ")
+    group.command(name, short_help=sentence.removesuffix("."))(command(function, **how))
+
+
 for _name, _function in _COMMANDS.items():
-    app.command(_name)(command(_function))
+    _add(app, _name, _function)
 
 
 train = typer.Typer(
@@ -101,10 +111,10 @@ train = typer.Typer(
     context_settings=_HELP,
     help="Train small models on what a language model makes of passages (`ralm signals`).",
 )
-train.command("reranker")(command(reranker))
-train.command("retriever")(command(retriever))
-train.command("bm25")(command(bm25))
-app.add_typer(train, name="train")
+_add(train, "reranker", reranker)
+_add(train, "retriever", retriever)
+_add(train, "bm25", bm25)
+app.add_typer(train, name="train", short_help=str(train.info.help).removesuffix("."))
 
 recipe = typer.Typer(
     no_args_is_help=True,
@@ -112,10 +122,10 @@ recipe = typer.Typer(
     context_settings=_HELP,
     help="Run the tables and figures of both papers, with the paper's figures beside ours.",
 )
-recipe.command("list")(command(list_recipes))
-recipe.command("show")(command(show))
-recipe.command("run")(command(run, rehearses=False))
-app.add_typer(recipe, name="recipe")
+_add(recipe, "list", list_recipes)
+_add(recipe, "show", show)
+_add(recipe, "run", run, rehearses=False)
+app.add_typer(recipe, name="recipe", short_help=str(recipe.info.help).removesuffix("."))
 
 
 @cache
