@@ -70,18 +70,8 @@ def test_folders_of_signals_are_learned_from_together(work: Path, tmp_path: Path
     save_signals(work / "more", index.fingerprint, ["moon", "sea"] * 8, [[0, 1, 2]] * 16, [[-1.0, -2.0, -3.0]] * 16)
     losses = []
     for folders in ([work / "signals"], [work / "signals", work / "more"]):
-        train = [
-            "train",
-            "retriever",
-            *folders,
-            "--index",
-            work / "taught",
-            *TRAIN,
-            "--out",
-            tmp_path / "out",
-            "--force",
-        ]
-        answer = ralm(*train, "--force")
+        train = ["train", "retriever", *folders, "--index", work / "taught", "--out", tmp_path / "out", "--force"]
+        answer = ralm(*train, *TRAIN, "--device", "cpu", "--seed", 1)
         assert answer.status == 0, answer.err
         losses += re.findall(r"loss of the held-out examples: .*", answer.out)
     assert len(set(losses)) == 2
