@@ -1,19 +1,20 @@
 """Fixtures that several parts share."""
 
-import gc
 import os
 from functools import cache
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported: no test waits for a hub
-gc.set_threshold(10_000)  # as the program itself does
 
 import certifi
 import pytest
 import torch
 from torch.utils import collect_env
 
+from ralm.processes import collect_rarely
 from tests.tiny_models import FAMILIES, save_tiny_model
+
+collect_rarely()  # as the program itself does
 
 
 def pytest_configure() -> None:

@@ -3,6 +3,7 @@
 Knows signals and processes; knows nothing of what they work on.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,13 @@ from types import FrameType
 from typing import Final
 
 _ENDING: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+
+
+def collect_rarely() -> None:
+    """Look for garbage after every 10,000 new objects instead of 700. Almost all that torch and transformers make while
+    they are imported stays, and to look through it again and again takes a fifth of the time until a model is loaded.
+    """
+    gc.set_threshold(10_000)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -95,30 +95,33 @@ def test_the_command_says_what_signals_are_worth(work: Path, tmp_path: Path, ask
     assert ralm("check", out).status == 0
 
 
-def test_what_is_done_is_not_measured_again(
-    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    succeeded(ralm(*asked, "--out", tmp_path / "whole"))
+def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have the disk be full once, when a third part is to be measured; returns where measured parts begin."""
     measured: list[int] = []
+    failed: list[int] = []
     measure = making._Measurer.__call__
 
-    def fail_at_third(self: making._Measurer, examples: list[Example], first: int) -> pa.Table:
-        if len(measured) == 2:
+    def measuring(self: making._Measurer, examples: list[Example], first: int) -> pa.Table:
+        if len(measured) == 2 and not failed:
+            failed.append(first)
             raise OSError(28, "No space left on device")
         measured.append(first)
         return measure(self, examples, first)
 
-    monkeypatch.setattr(making._Measurer, "__call__", fail_at_third)
+    monkeypatch.setattr(making._Measurer, "__call__", measuring)
+    return measured
+
+
+def test_what_is_done_is_not_measured_again(
+    tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    succeeded(ralm(*asked, "--out", tmp_path / "whole"))
+    measured = measuring_that_fails_at_the_third(monkeypatch)
     answer = ralm(*asked, "--out", tmp_path / "out")
     assert answer.status != 0
     assert "no space left" in answer.err
     assert measured == [0, 8]
 
-    def note(self: making._Measurer, examples: list[Example], first: int) -> pa.Table:
-        measured.append(first)
-        return measure(self, examples, first)
-
-    monkeypatch.setattr(making._Measurer, "__call__", note)
     other = ralm(*asked, "--out", tmp_path / "out", "--seed", 1)
     assert other.status != 0
     assert "begun with other settings (examples.seed 0 there, 1 here)" in other.err
@@ -253,15 +256,14 @@ def test_another_process_ends_all_before_this_one_begins(
     tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This process has waited for its turn, and the work is gone: the signals are there."""
-    lock = locked
     waited: list[Path] = []
 
     @contextmanager
     def others_finish(file: Path) -> Iterator[None]:
-        monkeypatch.setattr(making, "locked", lock)
+        monkeypatch.setattr(making, "locked", locked)
         waited.append(file)
         succeeded(ralm(*asked, "--out", tmp_path / "out"))
-        with lock(file):
+        with locked(file):
             yield
 
     monkeypatch.setattr(making, "locked", others_finish)
@@ -275,21 +277,12 @@ def test_measuring_again_goes_on_after_an_interruption(
 ) -> None:
     """With --force, over signals of the same settings."""
     succeeded(ralm(*asked, "--out", tmp_path / "out"))
-    measured: list[int] = []
-    measure = making._Measurer.__call__
-
-    def counted(self: making._Measurer, examples: Sequence[Example], first: int) -> Any:
-        if len(measured) == 2:
-            measured.append(-1)
-            raise OSError(28, "full")
-        measured.append(first)
-        return measure(self, examples, first)
-
-    monkeypatch.setattr(making._Measurer, "__call__", counted)
+    measured = measuring_that_fails_at_the_third(monkeypatch)
     assert ralm(*asked, "--out", tmp_path / "out", "--force").status != 0
+    assert measured == [0, 8]
     assert len(open_signals(tmp_path / "out")) == 30, "as before"
     succeeded(ralm(*asked, "--out", tmp_path / "out", "--force"))
-    assert measured == [0, 8, -1, 16, 24]
+    assert measured == [0, 8, 16, 24]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -4,7 +4,6 @@ Each takes the whole of its machine or GPU, so they never compete. A task goes t
 needs. If a machine is lost, its tasks go to others; if one joins, it gets work at once.
 """
 
-import gc
 import platform
 import time
 import warnings
@@ -30,6 +29,7 @@ from ralm.distributed.cluster import connected
 from ralm.distributed.tasks import PAUSE, name_late, quietly, raise_cause
 from ralm.distributed.work import TRIES, Job, Work
 from ralm.errors import ClusterError, RalmError, RalmWarning, UsageError
+from ralm.processes import collect_rarely
 from ralm.progress import no_progress
 
 M_co = TypeVar("M_co", covariant=True)
@@ -250,7 +250,7 @@ class _Actor:
     """Loads things and does tasks with them."""
 
     def __init__(self) -> None:
-        gc.set_threshold(10_000)  # as the program itself does (`ralm.__main__`), before anything large is imported
+        collect_rarely()
         self._made: dict[Any, Any] = {}
 
     def load(self, maker: Maker[Any]) -> tuple[str, Any]:

@@ -5,7 +5,7 @@ its checkpoints there.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -81,10 +81,15 @@ def _difference(begun: str, wanted: str) -> str:
     except (ValueError, RecursionError):
         return f"{CONFIG} is damaged"
     now = flat(json.loads(wanted))
-    name = next((name for name in (*before, *now) if before.get(name) != now.get(name)), None)
+    name = first_difference(before, now)
     if name is None:
         return f"{CONFIG} is damaged"
     return f"{name} {before.get(name)} there, {now.get(name)} here"
+
+
+def first_difference(one: Mapping[str, JsonValue], other: Mapping[str, JsonValue]) -> str | None:
+    """The name of the first of these settings that differs; None if none does."""
+    return next((name for name in (*one, *other) if one.get(name) != other.get(name)), None)
 
 
 def flat(value: JsonValue, name: str = "") -> dict[str, JsonValue]:

@@ -281,16 +281,12 @@ def _measure_if_free(work: Path, part: int, sampled: pq.ParquetFile, measure: _M
 
 def _finish(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Measurer, *, force: bool) -> None:
     """Put the folder together, unless another process has done so."""
-    try:
-        with locked(work / _TURN):
-            if not _is_open(work):
-                return
-            _write(work, out, config, measurer, force=force)
-            (work / _FINISHED).touch()
-            MEASURED.clear(work)
-    except FileNotFoundError:
-        if not out.exists():
-            raise
+    with _turn(work, out, config):
+        if not _is_open(work):
+            return
+        _write(work, out, config, measurer, force=force)
+        (work / _FINISHED).touch()
+        MEASURED.clear(work)
 
 
 def _write(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Measurer, *, force: bool) -> None:

@@ -29,7 +29,7 @@ from ralm.errors import DamagedFolderError, FolderError, NotAFolderOfThisKindErr
 from ralm.folders.manifest import Manifest, kind_of, opened_at_once, read_manifest
 from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from ralm.retrieval.index import Index, open_index
-from ralm.runs.unfinished import flat
+from ralm.runs.unfinished import first_difference, flat
 
 KIND: Final = "signals"
 FORMAT_VERSION: Final = 1
@@ -222,12 +222,12 @@ def _check_together(one: SignalsFolder, other: SignalsFolder) -> None:
     if one.fingerprint == other.fingerprint:
         raise UsageError(f"{one.path} and {other.path} hold the same signals: give them once.")
     first, second = (_to_be_equal(folder.config) for folder in (one, other))
-    for name in {**first, **second}:
-        if first.get(name) != second.get(name):
-            raise UsageError(
-                f"{one.path} and {other.path} cannot be used together: their signals were measured with different "
-                f"settings ({name} {first.get(name)} and {second.get(name)})."
-            )
+    name = first_difference(first, second)
+    if name is not None:
+        raise UsageError(
+            f"{one.path} and {other.path} cannot be used together: their signals were measured with different "
+            f"settings ({name} {first.get(name)} and {second.get(name)})."
+        )
 
 
 def _to_be_equal(config: Mapping[str, Any]) -> dict[str, JsonValue]:
