@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig, OPTConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from benchmarks import plain_loop
 from ralm.corpus.passages import make_passages
@@ -68,27 +69,23 @@ class Row:
 
 
 class Meter:
-    """Counts the work of a model: tokens read, their squares for attention, and positions whose logits are computed."""
+    """Counts the arithmetic of a model: its products at the positions where they are computed, and causal attention."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
-        head = model.get_output_embeddings()
-        embeddings = sum(
-            p.numel() for name, p in model.named_parameters() if "emb" in name or "wte" in name or "wpe" in name
-        )
-        self._layers = sum(p.numel() for p in model.base_model.parameters()) - embeddings
         self._attention = 2 * config.num_hidden_layers * config.hidden_size
-        self._head = head.weight.numel()
         self.flops = 0.0
         model.base_model.register_forward_pre_hook(self._read, with_kwargs=True)
-        head.register_forward_hook(self._projected)
+        for module in model.modules():
+            if isinstance(module, (torch.nn.Linear, Conv1D)):
+                module.register_forward_hook(self._multiplied)
 
     def _read(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...], named: dict[str, Any]) -> None:
         batch, length = named.get("input_ids", *inputs).shape
-        self.flops += batch * (2 * length * self._layers + length**2 * self._attention)
+        self.flops += batch * length**2 * self._attention
 
-    def _projected(self, _: torch.nn.Module, __: object, logits: torch.Tensor) -> None:
-        self.flops += 2 * self._head * logits.shape[:-1].numel()
+    def _multiplied(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], _: object) -> None:
+        self.flops += 2 * module.weight.numel() * inputs[0].shape[:-1].numel()  # type: ignore[operator]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from pydantic import JsonValue
 
 from ralm.errors import ModelError
+from ralm.lm.local.last_layer import skip_unread
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
@@ -41,7 +42,9 @@ class TurningHits:
 
 def language_model(family: str, **settings: object) -> LocalLanguageModel:
     tokenizer = ModelTokenizer(byte_tokenizer(with_bos=False))
-    return LocalLanguageModel(family, tiny_family_model(family, **settings), tokenizer)
+    model = LocalLanguageModel(family, tiny_family_model(family, **settings), tokenizer)
+    skip_unread(model.logits, model.max_length)
+    return model
 
 
 @pytest.mark.slow

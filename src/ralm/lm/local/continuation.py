@@ -24,9 +24,10 @@ from transformers.cache_utils import DynamicCache
 
 from ralm.errors import ModelError
 from ralm.lm.local.engine import lengths_read_apart
-from ralm.lm.local.head import ChosenLogits, sent
+from ralm.lm.local.head import ChosenLogits
 from ralm.lm.local.keyvalues import Kept, KeyValueRows
 from ralm.lm.local.replica import LOGITS_A_BATCH, TOKENS_A_BATCH, target_log_probs
+from ralm.lm.local.wanted import sent
 from ralm.lm.prefixes import shared_tokens
 from ralm.records import FloatArray, IntArray, NextTokens, Pass
 

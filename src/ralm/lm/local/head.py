@@ -7,13 +7,13 @@ to its logits afterwards (scaling, capping) still applies.
 Shapes: B sequences of a batch, N tokens, P positions that are wanted, H hidden size, V vocabulary.
 """
 
-import threading
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
+from ralm.lm.local.wanted import Wanted, sent, wanted_now, wanting
 
 
 class ChosenLogits:
@@ -29,7 +29,6 @@ class ChosenLogits:
             raise ModelError(f"{name} has no output layer over a vocabulary: it is not a language model.")
         self.model = model
         self.name = name
-        self._wanted = threading.local()
         head.register_forward_pre_hook(self._pick)
 
     @property
@@ -47,24 +46,20 @@ class ChosenLogits:
         self, input_BN: torch.Tensor, row_P: torch.Tensor, position_P: torch.Tensor, **options: Any
     ) -> tuple[torch.Tensor, Any]:
         """The logits (P, V), in the model's number format, after each wanted position; and the whole output."""
-        self._wanted.at = (row_P, position_P)
-        try:
+        wanted = Wanted((input_BN.shape[0], input_BN.shape[1]), row_P, position_P)
+        with wanting(wanted):
             output = self.model(input_ids=sent(input_BN, self.device), **options)
-        finally:
-            self._wanted.at = None
         logits: torch.Tensor = output.logits
         if logits.shape[:2] != (1, len(row_P)):  # the model does not call its output layer in the usual way
-            logits = logits[sent(row_P, logits.device), sent(position_P, logits.device)][None]
+            return wanted.of(logits), output
         return logits[0], output
 
     def _pick(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
         """Replace the states (B, N, H) with the wanted ones (1, P, H)."""
-        at = getattr(self._wanted, "at", None)
-        if at is None:
+        wanted = wanted_now()
+        if wanted is None or inputs[0].shape[:2] != wanted.shape:
             return None
-        states_BNH = inputs[0]
-        row_P, position_P = (sent(index, states_BNH.device) for index in at)
-        return (states_BNH[row_P, position_P][None],)
+        return (wanted.of(inputs[0])[None],)
 
     def check_numbers(self, log_probs: torch.Tensor) -> None:
         """Raise ModelError if a log-probability is NaN, so that no figure is made from it."""
@@ -72,10 +67,3 @@ class ChosenLogits:
             dtype = str(self.model.dtype).removeprefix("torch.")
             remedy = "its weights are damaged" if dtype == "float32" else 'use `dtype="float32"` or `"bfloat16"`'
             raise ModelError(f"{self.name} gives log-probabilities that are not numbers in {dtype}: {remedy}.")
-
-
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor in main memory, sent to a device; a GPU copies it while it still works on the previous batch."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

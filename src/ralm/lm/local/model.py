@@ -18,6 +18,7 @@ from ralm.lm.local.files import check_folder, loading_errors
 from ralm.lm.local.fingerprint import settings_fingerprint, weights_fingerprint
 from ralm.lm.local.head import ChosenLogits
 from ralm.lm.local.kernels import speed_up
+from ralm.lm.local.last_layer import skip_unread
 from ralm.lm.local.packed import pack_weights
 from ralm.lm.local.probe import check_causal, keeps_rows
 from ralm.lm.local.replica import Replica, distributions
@@ -48,7 +49,8 @@ class LocalLanguageModel:
         self.logits = ChosenLogits(self.model, name)
         check_causal(self.model, name, self.max_length)
         others = [ChosenLogits(copy.eval().requires_grad_(False), name) for copy in copies]
-        self._engine = Engine([Replica(logits) for logits in (self.logits, *others)])
+        self.copies = [self.logits, *others]
+        self._engine = Engine([Replica(logits) for logits in self.copies])
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -140,11 +142,12 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
     speed_up(model)
     copies = [deepcopy(model).to(device) for device in devices[1:]]
     loaded = LocalLanguageModel(name, model, tokenizer, copies)
-    for one in (model, *copies):
+    for logits in loaded.copies:
         if options.compile:  # after the probes: their few tokens are not worth compiling for
-            one.base_model.compile(dynamic=True)
+            logits.model.base_model.compile(dynamic=True)
         else:
-            pack_weights(one)
+            skip_unread(logits, loaded.max_length)
+            pack_weights(logits.model)
     return loaded
 
 

@@ -41,7 +41,7 @@ def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
     """
     length = min(_LENGTH, max_length)
     for seed in range(_TRIES):
-        text_N, other_N = _texts(model, [length, length], seed)
+        text_N, other_N = probe_texts(model, [length, length], seed)
         other_N[:-1] = text_N[:-1]
         one_NV, other_NV = _read(model, name, np.stack([text_N, other_N]))
         apart_N = (one_NV - other_NV).abs().mean(-1)
@@ -74,7 +74,7 @@ def _takes_rows(logits: ChosenLogits, max_length: int) -> bool:
 
 
 def _agrees(logits: ChosenLogits, max_length: int) -> bool:
-    first = _texts(logits.model, [4, 6, 2], seed=0)
+    first = probe_texts(logits.model, [4, 6, 2], seed=0)
     grown = [np.append(text, text[0]) for text in first]
     changed = [grown[2], np.concatenate([grown[0][:3], grown[1][:4]]), np.append(grown[1], grown[0][1])]
     scored = [] if lengths_read_apart(logits.model.config) else grown
@@ -112,7 +112,7 @@ def _scores_apart(logits: ChosenLogits, max_length: int, texts: Sequence[IntArra
     return float(np.abs(found_P - expected_P).mean() / max(scale, 1e-6))
 
 
-def _texts(model: PreTrainedModel, lengths: Sequence[int], seed: int) -> list[IntArray]:
+def probe_texts(model: PreTrainedModel, lengths: Sequence[int], seed: int) -> list[IntArray]:
     """Random ordinary tokens; special tokens are at both ends of a vocabulary."""
     draw = np.random.default_rng(seed)
     size = int(model.get_input_embeddings().weight.shape[0])

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from ralm.errors import ModelError
-from ralm.lm.local.head import ChosenLogits, sent
+from ralm.lm.local.head import ChosenLogits
+from ralm.lm.local.wanted import sent
 from ralm.records import FloatArray, Pass
 
 TOKENS_A_BATCH: Final = {"cpu": 1, "cuda": 65_536}
