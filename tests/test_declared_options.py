@@ -13,8 +13,10 @@ from ralm.options import declared
 from ralm.pipeline.options import GenerationOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
+from ralm.recipes.recipe import STAND_IN
 from ralm.reranking.options import RerankOptions
 from ralm.retrieval.options import RetrieverOptions
+from tests.cli.program import ralm
 
 RECORDS: list[Any] = [PlanOptions, Ensemble, GenerationOptions, RerankOptions, RetrieverOptions]
 
@@ -68,3 +70,8 @@ NAMES = {
 )
 def test_messages_name_arguments_and_the_command_line_shows_flags(said: str, shown: str) -> None:
     assert with_flags(said, NAMES) == shown
+
+
+def test_help_says_how_much_of_a_text_a_stand_in_reads() -> None:
+    said = " ".join(ralm("recipe", "run", "--help").out.split())
+    assert f"(the whole text; {STAND_IN.limit_tokens} with --stand-in)" in said

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,16 @@ def test_several_folders_are_read_as_one_that_holds_all_examples(tmp_path: Path)
     alone = open_signals(tmp_path / "first")
     assert len({joined.fingerprint, turned.fingerprint, alone.fingerprint}) == 3
     assert str(tmp_path / "second") in joined.said
+
+
+def test_figures_that_are_changed_are_other_signals(tmp_path: Path) -> None:
+    """Else a training on permuted preferences would go on with the checkpoints of the real ones."""
+    signals = save_signals(tmp_path / "signals", "i", ["one"], [[7, 3]], [[-1.0, -2.0]])
+    shutil.copytree(tmp_path / "signals", tmp_path / "copy")
+    assert open_signals(tmp_path / "copy").fingerprint == signals.fingerprint
+    permuted = replace(signals, log_probs_EK=signals.log_probs_EK[:, ::-1])
+    elsewhere = replace(signals, documents_E=["other"])
+    assert len({signals.fingerprint, permuted.fingerprint, elsewhere.fingerprint}) == 3
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,14 @@ def run(
     stand_in: Annotated[
         bool, Option("Run the same steps on small local data and models, to see what the recipe does.")
     ] = False,
-    limit_tokens: options.LimitTokens = None,
+    limit_tokens: Annotated[
+        int | None,
+        Option(
+            "Use only this many tokens from the beginning of a text.",
+            least=2,
+            default_said="the whole text; 700 with --stand-in",
+        ),
+    ] = None,
     model: Annotated[ModelOptions, Flags(without=("dry_run",))] = _MODEL,
     ray: options.Ray = None,
     steps: Annotated[

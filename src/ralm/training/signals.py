@@ -113,9 +113,13 @@ class Signals:
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of all files: equal for equal signals in any folders."""
-        each = [one.fingerprint for one in self.folders]
-        return each[0] if len(each) == 1 else hashlib.sha256("".join(each).encode()).hexdigest()[:16]
+        """A short hash of all files and figures: equal for equal signals in any folders, and another one for figures
+        that were changed after reading."""
+        named = [*(one.fingerprint for one in self.folders), *self.documents_E]
+        digest = hashlib.sha256("\0".join(named).encode())
+        for figures in (self.tokens_E, self.passages_EK, self.scores_EK, self.log_probs_EK, self.baseline_E):
+            digest.update(np.ascontiguousarray(figures).tobytes())
+        return digest.hexdigest()[:16]
 
     @property
     def config(self) -> Mapping[str, Any]:
