@@ -1,6 +1,6 @@
 """What learning from a language model costs, each part against a named baseline in the same process.
 
-    python -m benchmarks.learning [--threads 1] [--examples 128] [--encoder FOLDER]
+    python -m benchmarks.learning [--threads 1] [--examples 256] [--encoder FOLDER]
 
 signals    measuring examples with 16 candidates, against a plain loop that reads every candidate by itself with the
            model as transformers loads it
@@ -15,7 +15,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -47,13 +47,31 @@ from ralm.training.options import Precision, RerankerOptions, TrainingOptions
 from ralm.training.reranker import train_reranker
 from ralm.training.signal_options import CandidateOptions, ExampleOptions
 
-PLAIN_PAIRS = 256
-"""Pairs of example and candidate that the plain loop is timed on."""
+PLAIN_SHARE = 8
+"""The plain loop reads one of so many pairs of example and candidate."""
+IN_TURN = 64
+"""Examples that the plain loop and the engine read in turn, so that both meet the same times of a busy machine."""
 STRIDES = 50
 DRAWN = 8
 """Candidates of an example that a step reads."""
 TRAINING = TrainingOptions(steps=6, batch=8, held_out=0)
 CANDIDATES = CandidateOptions()
+
+
+@dataclass
+class Rate:
+    """Pairs of example and candidate that were read, and the seconds that it took."""
+
+    pairs: int = 0
+    seconds: float = 0.0
+
+    def add(self, pairs: int, seconds: float) -> None:
+        """Count some more."""
+        self.pairs, self.seconds = self.pairs + pairs, self.seconds + seconds
+
+    @property
+    def pairs_a_second(self) -> float:
+        return self.pairs / self.seconds
 
 
 def measure_signals(index: Index, documents: Sequence[Document], examples: int) -> None:
@@ -68,9 +86,14 @@ def measure_signals(index: Index, documents: Sequence[Document], examples: int) 
         k = CANDIDATES.candidates
         hits = find_candidates(drawn, queries, index.bm25, index.passages, k, exclude=True)
         made = reader_of(index.passages, model.tokenizer, CANDIDATES)
-        slow = _rate_of_plain(plain, drawn, hits, made())
-        fast = _rate_of_engine(model, drawn, hits, made())
-        print(f"{per_sequence:<22}{slow:>20.1f}{fast:>18.1f}{fast / slow:>8.2f}")
+        slow, fast = Rate(), Rate()
+        for first in range(0, len(drawn), IN_TURN):
+            rows = range(first, min(first + IN_TURN, len(drawn)))
+            some, of_them = [drawn[row] for row in rows], Hits.from_pairs([[*hits.of(row)] for row in rows])
+            _time_plain(slow, plain, some, of_them, made())
+            _time_engine(fast, model, some, of_them, made())
+        ratio = fast.pairs_a_second / slow.pairs_a_second
+        print(f"{per_sequence:<22}{slow.pairs_a_second:>20.1f}{fast.pairs_a_second:>18.1f}{ratio:>8.2f}", flush=True)
 
 
 def rerank_strides(index: Index, encoder_name: str, strides: int) -> None:
@@ -126,22 +149,23 @@ def _pairs(drawn: Sequence[Example], hits: Hits) -> list[tuple[int, int]]:
     return [(row, number) for row in range(len(drawn)) for number in (NO_PASSAGE, *(n for n, _ in hits.of(row)))]
 
 
-def _rate_of_engine(
-    model: LocalLanguageModel, drawn: Sequence[Example], hits: Hits, documents: PassageDocuments
-) -> float:
+def _time_engine(
+    rate: Rate, model: LocalLanguageModel, drawn: Sequence[Example], hits: Hits, documents: PassageDocuments
+) -> None:
     begin = time.perf_counter()
     scored = score_candidates(drawn, hits, documents, model)
-    return sum(map(len, scored)) / (time.perf_counter() - begin)
+    rate.add(sum(map(len, scored)), time.perf_counter() - begin)
 
 
-def _rate_of_plain(plain: PreTrainedModel, drawn: Sequence[Example], hits: Hits, documents: PassageDocuments) -> float:
+def _time_plain(
+    rate: Rate, plain: PreTrainedModel, drawn: Sequence[Example], hits: Hits, documents: PassageDocuments
+) -> None:
     """Some pairs, evenly chosen, one forward pass each with the logits of every token."""
-    pairs = _pairs(drawn, hits)
-    pairs = pairs[:: max(1, len(pairs) // PLAIN_PAIRS)]
+    pairs = _pairs(drawn, hits)[::PLAIN_SHARE]
     begin = time.perf_counter()
     for row, number in pairs:
         _read_alone(plain, drawn[row], documents[number])
-    return len(pairs) / (time.perf_counter() - begin)
+    rate.add(len(pairs), time.perf_counter() - begin)
 
 
 def _read_alone(plain: PreTrainedModel, example: Example, document: np.ndarray) -> FloatArray:
@@ -158,7 +182,7 @@ def main() -> None:
     """Print every table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--examples", type=int, default=128)
+    parser.add_argument("--examples", type=int, default=256)
     parser.add_argument("--encoder", default=None)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
