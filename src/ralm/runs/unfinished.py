@@ -19,6 +19,8 @@ from ralm.runs.run import to_json
 
 CONFIG: Final = "config.json"
 JOURNAL: Final = ".journal"
+_IDENTIFIED_BY: Final = {"path": "sha256", "retrieved": "sha256", "index": "fingerprint", "name": "weights"}
+"""Settings that name a file or folder, each with the one beside it that says what its content is."""
 _KEPT: Final = (f"*{JOURNAL}", "checkpoint-*", "held-out.npz")
 """Files that are worth resuming from, if they are not empty."""
 
@@ -61,30 +63,36 @@ def is_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bo
 
     Raises UsageError if it was begun with other settings and `force` is not set.
     """
-    wanted = to_json(config, indent=2)
     path = folder / CONFIG
     if not path.exists():
         return False
-    begun = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    if begun != wanted and not force:
+    difference = _difference(path, json.loads(to_json(config)))
+    if difference and not force:
         raise UsageError(
-            f"{folder} is {what} begun with other settings ({_difference(begun, wanted)}): give those again to resume, "
-            "or `force=True` to start over."
+            f"{folder} is {what} begun with other settings ({difference}): give those again to resume; to start over, "
+            "remove that folder, or give `force=True`."
         )
-    return begun == wanted
+    return not difference
 
 
-def _difference(begun: str, wanted: str) -> str:
-    """The first setting that differs: its name and both values."""
+def _difference(begun: Path, wanted: JsonValue) -> str:
+    """The first setting that differs from those in a file, its name and both values; empty if none does."""
     try:
-        before = flat(json.loads(begun))
-    except (ValueError, RecursionError):
+        before = flat(_without_names(json.loads(begun.read_bytes())))
+    except (OSError, ValueError, RecursionError):
         return f"{CONFIG} is damaged"
-    now = flat(json.loads(wanted))
+    now = flat(_without_names(wanted))
     name = first_difference(before, now)
-    if name is None:
-        return f"{CONFIG} is damaged"
-    return f"{name} {before.get(name)} there, {now.get(name)} here"
+    return "" if name is None else f"{name} {before.get(name)} there, {now.get(name)} here"
+
+
+def _without_names(value: JsonValue) -> JsonValue:
+    """Settings without the names of what is identified by its content: a file may have been moved, or be named another
+    way."""
+    if not isinstance(value, dict):
+        return value
+    named = {name for name, content in _IDENTIFIED_BY.items() if value.get(content) is not None}
+    return {name: _without_names(one) for name, one in value.items() if name not in named}
 
 
 def first_difference(one: Mapping[str, JsonValue], other: Mapping[str, JsonValue]) -> str | None:
