@@ -126,7 +126,14 @@ def test_options_go_to_the_commands_that_take_them(tmp_path: Path) -> None:
     assert "--dtype" not in asked
     assert "--device" not in asked
     assert "--likeliest" not in told(STEP, {}, api=ApiOptions(likeliest=5))
-    assert name(STEP, tmp_path, api, Ways(model=ModelOptions(api=ApiOptions(likeliest=5)))) != name(STEP, tmp_path, api)
+    first = name(STEP, tmp_path, api)
+    for options in (ApiOptions(likeliest=5), ApiOptions(tokenizer="gpt2"), ApiOptions(context_length=99)):
+        assert name(STEP, tmp_path, api, Ways(model=ModelOptions(api=options))) != first
+    paying = ApiOptions(requests_at_once=4, max_requests=2000, timeout=60, retries=9)
+    assert name(STEP, tmp_path, api, Ways(model=ModelOptions(api=paying))) == first, "a step that was paid for is found"
+    flags = told(STEP, api, api=paying)
+    for flag, value in (("--requests-at-once", "4"), ("--max-requests", "2000"), ("--retries", "9")):
+        assert flags[flags.index(flag) + 1] == value
 
 
 def test_a_part_and_a_changed_run_say_so(tmp_path: Path) -> None:

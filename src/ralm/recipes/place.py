@@ -7,7 +7,8 @@
     tables/          a folder for each recipe: table, figure, cells
 
 Recipes that need the same step find the same folder. A hash is of the arguments; for a file or folder of the user, of
-its content; for a name of the hub, of the name; for another step, of that step's own hash.
+its path, which ids of documents may begin with, and its content; for a name of the hub, of the name; for another step,
+of that step's own hash.
 """
 
 import hashlib
@@ -40,6 +41,8 @@ MARK: Final = "recipes.json"
 _READS_MODEL: Final = ("eval", "signals", "qa", "curve", "choice")
 _TAKES_MODEL_OPTIONS: Final = (*_READS_MODEL, "train retriever")
 _ON_CLUSTER: Final = (*_READS_MODEL, "train retriever")
+_OF_RESULTS: Final = ("tokenizer", "likeliest", "context_length")
+"""Options of models behind an API that may decide a result; the others say how they are asked, and what it may cost."""
 _HASH: Final = 16
 
 
@@ -53,15 +56,20 @@ class Ways:
     def flags(self, step: Step, *, api: bool) -> list[str]:
         """The flags that a command gets for it; `api`: whether its model is behind an API."""
         ray = [] if self.ray is None or not self._on_cluster(step) else ["--ray", self.ray]
-        return [*self.decisive(step, api=api), *self._device(step, api=api), *ray]
+        asking = flags_of(_without(self.model.api, _OF_RESULTS), ApiOptions()) if self._asks(step, api=api) else []
+        return [*self.decisive(step, api=api), *asking, *self._device(step, api=api), *ray]
 
     def decisive(self, step: Step, *, api: bool) -> list[str]:
         """Those of these flags that may decide the result of a step."""
         if step.command not in _TAKES_MODEL_OPTIONS:
             return []
-        if api:
-            return flags_of(self.model.api, ApiOptions())
+        if self._asks(step, api=api):
+            deciding = {name: getattr(self.model.api, name) for name in _OF_RESULTS}
+            return flags_of(ApiOptions(**deciding), ApiOptions())
         return flags_of(replace(self.model, device="auto", api=ApiOptions()), ModelOptions())
+
+    def _asks(self, step: Step, *, api: bool) -> bool:
+        return api and step.command in _TAKES_MODEL_OPTIONS
 
     def _device(self, step: Step, *, api: bool) -> list[str]:
         """Several devices, and a model that is spread over them, are for commands that read with a language model."""
@@ -256,6 +264,12 @@ def nearest(name: str, known: list[str]) -> str:
     """The names that are most like a wrong one, for a message."""
     like = get_close_matches(name, known, n=3, cutoff=0.4)
     return f"did you mean {', '.join(like)}?" if like else f"there are {', '.join(known)}"
+
+
+def _without(options: ApiOptions, names: Sequence[str]) -> ApiOptions:
+    """Options with the defaults of some."""
+    plain = ApiOptions()
+    return replace(options, **{name: getattr(plain, name) for name in names})
 
 
 def _hash(text: str) -> str:
