@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError
+from ralm.folders.manifest import write_manifest
+from ralm.folders.outputs import new_folder
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.analyses.gains import (
     NGRAM,
@@ -21,7 +24,7 @@ from ralm.recipes.analyses.gains import (
     class_of,
     words_of_tokens,
 )
-from ralm.recipes.measures import Answered, Chosen, Measure, OnCurve, Perplexity, Sample, stretches
+from ralm.recipes.measures import Answered, Chosen, Measure, OnCurve, Perplexity, PerSpace, Sample, stretches
 from ralm.recipes.recipe import Cell, Order, Recipe
 from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN
 from ralm.recipes.results import Ordered, measure_recipe
@@ -225,41 +228,71 @@ def runs(text: str) -> list[tuple[str, ...]]:
     return [tuple(words[begin : begin + NGRAM]) for begin in range(len(words) - NGRAM + 1)]
 
 
+def finished(folder: Path, kind: str, files: dict[str, Any]) -> dict[Step, Path]:
+    """A finished step: tables in Parquet, or a summary."""
+    with new_folder(folder, kind=kind, force=False) as written:
+        for name, content in files.items():
+            if name.endswith(".parquet"):
+                pq.write_table(pa.table(content), written / name)
+            else:
+                (written / name).write_text(json.dumps(content))
+        write_manifest(written, kind=kind, format_version=1, settings={}, counts={})
+    return {WITH: folder}
+
+
 def test_answers_and_choices(tmp_path: Path) -> None:
     table = {
         "exact_match": [True, False, None, True],
         "gold_log_prob": [-1.0, -4.0, None, -3.0],
         "gold_tokens": [1, 3, 0, 2],
     }
-    pq.write_table(pa.table(table), tmp_path / "answers.parquet")
-    choices = {"right": [True, False, True], "subject": ["anatomy", "philosophy", "anatomy"]}
-    pq.write_table(pa.table(choices), tmp_path / "choices.parquet")
-    folders = {WITH: tmp_path}
-    assert Answered(WITH).sample(folders).value == pytest.approx(200 / 3)
-    assert Chosen(WITH).sample(folders).value == pytest.approx(200 / 3)
-    assert Chosen(WITH, "STEM").sample(folders).value == 100
-    assert Chosen(WITH, "humanities").sample(folders).value == 0
-    assert math.isnan(Chosen(WITH, "social sciences").sample(folders).value), "there are none"
-    assert Answered(WITH, "gold_log_prob").sample(folders).value == pytest.approx(-8 / 6)
-    (tmp_path / "summary.json").write_text(
-        json.dumps(
-            {
-                "rows": [
-                    {"documents": 0, "questions": 4, "exact_match": None},
-                    {
-                        "documents": 2,
-                        "questions": 4,
-                        "exact_match": 0.75,
-                        "exact_match_low": 0.5,
-                        "exact_match_high": 1.0,
-                    },
-                ]
-            }
-        )
-    )
-    curve = OnCurve(WITH, 2).sample(folders)
-    assert (curve.value, curve.interval) == (75, (50, 100))
-    assert math.isnan(OnCurve(WITH, 0).sample(folders).value), "no question could be judged"
-    (tmp_path / "answers.parquet").write_text("damaged")
-    with pytest.raises(DamagedFolderError, match="remove it and run the recipe again"):
-        Answered(WITH).sample(folders)
+    answers = finished(tmp_path / "answers", "answers", {"answers.parquet": table})
+    assert Answered(WITH).sample(answers).value == pytest.approx(200 / 3)
+    assert Answered(WITH, "gold_log_prob").sample(answers).value == pytest.approx(-8 / 6)
+    rows = {"right": [True, False, True], "subject": ["anatomy", "philosophy", "anatomy"]}
+    choices = finished(tmp_path / "choices", "choices", {"choices.parquet": rows})
+    assert Chosen(WITH).sample(choices).value == pytest.approx(200 / 3)
+    assert Chosen(WITH, "STEM").sample(choices).value == 100
+    assert Chosen(WITH, "humanities").sample(choices).value == 0
+    assert math.isnan(Chosen(WITH, "social sciences").sample(choices).value), "there are none"
+    known = {"exact_match": 0.75, "exact_match_low": 0.5, "exact_match_high": 1.0}
+    points = [{"documents": 0, "questions": 4, "exact_match": None}, {"documents": 2, "questions": 4, **known}]
+    curve = finished(tmp_path / "curve", "answers-curve", {"summary.json": {"rows": points}})
+    two = OnCurve(WITH, 2).sample(curve)
+    assert (two.value, two.interval) == (75, (50, 100))
+    assert math.isnan(OnCurve(WITH, 0).sample(curve).value), "no question could be judged"
+
+
+def test_steps_that_were_altered_give_no_figure(folders: dict[Step, Path], tmp_path: Path) -> None:
+    table = {"exact_match": [False, False], "gold_log_prob": [-1.0, -4.0], "gold_tokens": [1, 3]}
+    answers = finished(tmp_path / "answers", "answers", {"answers.parquet": table})
+    pq.write_table(pa.table({**table, "exact_match": [True, True]}), answers[WITH] / "answers.parquet")
+    rows = {"right": [True, False], "subject": ["anatomy", "anatomy"]}
+    choices = finished(tmp_path / "choices", "choices", {"choices.parquet": rows})
+    pq.write_table(pa.table({**rows, "right": [True, True]}), choices[WITH] / "choices.parquet")
+    curve = finished(tmp_path / "curve", "answers-curve", {"summary.json": {"rows": []}})
+    (curve[WITH] / "summary.json").write_text("[]")
+    run = {WITH: tmp_path / "run"}
+    shutil.copytree(folders[WITH], run[WITH])
+    (run[WITH] / "summary.json").write_text("{}")
+    altered = ((Answered(WITH), answers), (Chosen(WITH), choices), (OnCurve(WITH, 2), curve), (Perplexity(WITH), run))
+    for measure, found in altered:
+        with pytest.raises(DamagedFolderError, match="is damaged"):
+            measure.sample(found)
+
+
+def test_an_interval_is_of_the_units_that_count() -> None:
+    """A resample of nothing but units that count nothing would have no figure."""
+    sums, counts = np.array([1.0, 0.0, 1.0] + 17 * [0.0]), np.array([1, 1, 1] + 17 * [0])
+    few = Sample(sums, counts, lambda mean: 100 * mean)
+    assert few.interval == Sample(sums[:3], counts[:3], lambda mean: 100 * mean).interval
+    assert few.interval is not None
+    assert not any(map(math.isnan, few.interval))
+    assert Sample(sums[2:], counts[2:], lambda mean: mean).interval is None, "of one unit"
+
+
+def test_a_text_without_spaces_has_no_perplexity_by_them(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("猫は夢を見る。" * 9)
+    answer = ralm("eval", tmp_path / "text.txt", "--lm", "ralm-tiny", "--out", tmp_path / "run")
+    assert answer.status == 0, answer.err
+    assert math.isnan(PerSpace(WITH).sample({WITH: tmp_path / "run"}).value)

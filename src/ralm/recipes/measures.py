@@ -17,14 +17,15 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 import pyarrow.parquet as pq
 
-from ralm.answering.choices.run import CHOICES
+from ralm.answering import curve, run as answers
+from ralm.answering.choices import run as choices
 from ralm.answering.choices.subjects import category_of
-from ralm.answering.run import ANSWERS, SUMMARY
 from ralm.evaluation.bootstrap import bootstrap_means, interval
+from ralm.folders.manifest import read_manifest
 from ralm.recipes.steps import Step
 from ralm.records import DoubleArray, IntArray
 from ralm.runs.comparison import STRETCH
-from ralm.runs.run import damage_named, read_tokens
+from ralm.runs.run import FORMAT_VERSION as RUN_VERSION, KIND as RUN, SUMMARY, damage_named, read_tokens
 
 Folders = Mapping[Step, Path]
 Per = Literal["token", "word", "byte"]
@@ -52,10 +53,13 @@ class Sample:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Its 95% interval; None for a single unit."""
-        if self.known is not None or len(self.counts_U) < 2:
+        """Its 95% interval; None if fewer than two units count."""
+        if self.known is not None:
             return self.known
-        return interval(self.figure(bootstrap_means(self.sums_U[:, None], self.counts_U)[:, 0]))
+        counted_U = self.counts_U > 0
+        if np.count_nonzero(counted_U) < 2:
+            return None
+        return interval(self.figure(bootstrap_means(self.sums_U[counted_U, None], self.counts_U[counted_U])[:, 0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class Perplexity(Measure):
     def sample(self, folders: Folders) -> Sample:
         """Negative log-probabilities over stretches of the text."""
         nll_T, counted = _read(folders[self.step])
-        scale = len(nll_T) / counted[self.per]
+        scale = _ratio(len(nll_T), counted[self.per])
         figure = _bits if self.per == "byte" else np.exp
         return stretches(nll_T, lambda mean: figure(mean * scale))
 
@@ -114,8 +118,13 @@ class PerSpace(Measure):
     def sample(self, folders: Folders) -> Sample:
         """Negative log-probabilities over stretches of the text."""
         run = read_tokens(folders[self.step])
-        scale = len(run.texts) / (run.before + "".join(run.texts)).count(" ")
+        scale = _ratio(len(run.texts), (run.before + "".join(run.texts)).count(" "))
         return stretches(-run.log_probs_T.astype(np.float64), lambda mean: np.exp(mean * scale))
+
+
+def _ratio(tokens: int, counted: float) -> float:
+    """Tokens for each word, space or byte; NaN, as `ralm eval` has it, for a text without any."""
+    return tokens / counted if counted else math.nan
 
 
 def _bits(nats: Any) -> Any:
@@ -125,13 +134,14 @@ def _bits(nats: Any) -> Any:
 @lru_cache(maxsize=8)
 def _read(run: Path) -> tuple[DoubleArray, dict[str, float]]:
     """The negative log-probability of every target, and what perplexities divide by."""
-    summary = summary_of(run)
+    summary = summary_of(run, RUN, RUN_VERSION)
     counted = {"token": summary["tokens"], "word": summary["words"], "byte": summary["bytes"]}
     return -read_tokens(run).log_probs_T.astype(np.float64), counted
 
 
-def summary_of(folder: Path) -> dict[str, Any]:
-    """The summary of a finished step; DamagedFolderError if it cannot be read."""
+def summary_of(folder: Path, kind: str, version: int) -> dict[str, Any]:
+    """The summary of a finished step; DamagedFolderError if it was altered or cannot be read."""
+    read_manifest(folder, kind=kind, format_version=version)
     with damage_named(folder, REMEDY):
         found: dict[str, Any] = json.loads((folder / SUMMARY).read_bytes())
     return found
@@ -159,8 +169,8 @@ class Answered(Measure):
     def sample(self, folders: Folders) -> Sample:
         """What each question got."""
         if self.measure == "exact_match":
-            return _percent(*_columns(folders[self.step], ANSWERS, ["exact_match"]))
-        columns = _columns(folders[self.step], ANSWERS, ["gold_log_prob", "gold_tokens"])
+            return _percent(*_answers(folders[self.step], "exact_match"))
+        columns = _answers(folders[self.step], "gold_log_prob", "gold_tokens")
         known = [
             (0, 0) if total is None or not tokens else (total, tokens) for total, tokens in zip(*columns, strict=True)
         ]
@@ -181,7 +191,9 @@ class Chosen(Measure):
 
     def sample(self, folders: Folders) -> Sample:
         """Which questions are right."""
-        right, subjects = _columns(folders[self.step], CHOICES, ["right", "subject"])
+        folder = folders[self.step]
+        read_manifest(folder, kind=choices.KIND, format_version=choices.FORMAT_VERSION)
+        right, subjects = _columns(folder, choices.CHOICES, "right", "subject")
         kept = [
             one
             for one, subject in zip(right, subjects, strict=True)
@@ -190,9 +202,14 @@ class Chosen(Measure):
         return _percent(kept)
 
 
-def _columns(folder: Path, table: str, names: list[str]) -> list[list[Any]]:
+def _answers(folder: Path, *names: str) -> list[list[Any]]:
+    read_manifest(folder, kind=answers.KIND, format_version=answers.FORMAT_VERSION)
+    return _columns(folder, answers.ANSWERS, *names)
+
+
+def _columns(folder: Path, table: str, *names: str) -> list[list[Any]]:
     with damage_named(folder, REMEDY):
-        read = pq.read_table(folder / table, columns=names)
+        read = pq.read_table(folder / table, columns=[*names])
     return [read[name].to_pylist() for name in names]
 
 
@@ -215,7 +232,7 @@ class OnCurve(Measure):
 
     def sample(self, folders: Folders) -> Sample:
         """The row of the curve, which has its interval."""
-        rows = summary_of(folders[self.step])["rows"]
+        rows = summary_of(folders[self.step], curve.KIND, curve.FORMAT_VERSION)["rows"]
         row = next(row for row in rows if row["documents"] == self.number)
         if row["exact_match"] is None:
             return Sample(np.zeros(1), np.zeros(1, np.int64), lambda mean: mean)
