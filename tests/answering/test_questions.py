@@ -19,6 +19,9 @@ def written(folder: Path, name: str, content: object) -> Path:
     return path
 
 
+SQUAD = '{"data": [{"title": "T", "paragraphs": [{"context": "c", "qas": [{"question": "q", "answers": []}]}]}]}'
+
+
 def test_json_lines(tmp_path: Path) -> None:
     path = written(
         tmp_path,
@@ -96,6 +99,9 @@ def test_squad(tmp_path: Path) -> None:
         ("n.jsonl", "\n", "has no questions"),
         ("o.txt", "who?", "has no suffix of a file of questions"),
         ("p.json", "", "is empty"),
+        ("q.json", '[{"question": "x", "answers": ["y\\ud800"]}]', "q.json, question 1 holds a lone surrogate"),
+        ("r.json", '[{"question": "x", "answers": [], "ctxs": [{"id": "\\udc00", "text": ""}]}]', "lone surrogate"),
+        ("s.json", SQUAD.replace("T", "\\ud800"), "s.json, question 1 holds a lone surrogate"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, name: str, content: object, said: str) -> None:
@@ -135,3 +141,13 @@ def test_aliases_that_are_one_text_are_one_answer(tmp_path: Path) -> None:
     file = tmp_path / "q.jsonl"
     file.write_text(json.dumps({"question": "Who?", "answer": {"value": "United States", "aliases": "USA"}}) + "\n")
     assert read_questions(file)[0].answers == ("United States", "USA")
+
+
+def test_no_more_is_read_than_is_asked_for(tmp_path: Path) -> None:
+    file = written(tmp_path, "a.jsonl", '{"question": "x", "answer": "y"}\nbroken\n')
+    assert [one.text for one in read_questions(file, limit=1)] == ["x"]
+
+
+def test_a_field_may_be_long(tmp_path: Path) -> None:
+    long = "why " * 40_000
+    assert read_questions(written(tmp_path, "a.tsv", f"{long}\t['y']\n"))[0].text == long

@@ -2,6 +2,7 @@
 
 import json
 import os
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def test_a_line_of_a_file_is_one_whatever_is_in_it(tmp_path: Path) -> None:
     file = tmp_path / "asked.txt"
     file.write_bytes("one\x0c\x1c\x85\u2028still one\r\ntwo\n".encode())
     assert read_asked(None, file, "query") == ["one\x0c\x1c\x85\u2028still one", "two"]
+
+
+def test_a_line_of_standard_input_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    for end in (b"", b"\n", b"\r\n"):
+        monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"who?" + end)))
+        assert read_asked("-", None, "question") == ["who?"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -23,7 +24,8 @@ from pydantic import ValidationError
 
 from ralm.answering.options import QuestionFields
 from ralm.corpus.formats.file import content_of, lines_of, suffix_of
-from ralm.corpus.formats.json_records import record_of_line
+from ralm.corpus.formats.json_records import check_surrogates, record_of_line
+from ralm.corpus.formats.tables import next_row
 from ralm.corpus.maker import without_remedy
 from ralm.corpus.sources import dataset_reader
 from ralm.corpus.text import BYTE_ORDER_MARK, decode
@@ -64,9 +66,7 @@ def read_questions(
     fields = fields or QuestionFields()
     questions: list[Question] = []
     try:
-        for place, (where, row) in enumerate(_rows(str(source)), 1):
-            if limit is not None and len(questions) >= limit:
-                break
+        for place, (where, row) in enumerate(islice(_rows(str(source)), limit), 1):
             questions.append(_question(row, where, str(place), fields))
     except CorpusError as error:
         raise QuestionFileError(f"{without_remedy(error)}.") from None
@@ -106,8 +106,9 @@ def line_rows(path: Path) -> Iterator[Row]:
 
 
 def _json(path: Path) -> Iterator[Row]:
+    text = _text(path)
     try:
-        content = json.loads(_text(path))
+        content = json.loads(text)
     except json.JSONDecodeError as error:
         raise QuestionFileError(
             f"{path} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}."
@@ -115,7 +116,9 @@ def _json(path: Path) -> Iterator[Row]:
     except (ValueError, RecursionError) as error:
         raise QuestionFileError(f"{path} cannot be read as JSON: {error}.") from None
     if isinstance(content, dict) and isinstance(articles := content.get("data"), list):
-        yield from _squad(path, articles)
+        for where, row in _squad(path, articles):
+            check_surrogates(row, text, where)
+            yield where, row
         return
     if isinstance(content, dict):
         content = content.get("Data")
@@ -127,6 +130,7 @@ def _json(path: Path) -> Iterator[Row]:
         where = f"{path}, question {number}"
         if not isinstance(row, dict):
             raise QuestionFileError(f"{where} is not an object with fields.")
+        check_surrogates(row, text, where)
         yield where, _of_trivia_qa(row) if "Question" in row and "question" not in row else row
 
 
@@ -174,7 +178,7 @@ def table_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
     while True:
         where = f"{path}, line {reader.line_num + 1}"
         try:
-            row = next(reader)
+            row = next_row(reader)
         except StopIteration:
             return
         except csv.Error as error:

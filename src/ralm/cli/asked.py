@@ -25,7 +25,7 @@ def read_asked(text: str | None, file: Path | None, what: str) -> list[str]:
     query or a question."""
     if file is not None:
         return _of_file(file, what)
-    return [_standard_input(what).rstrip("\n")] if text == "-" else [_argument(text or "", f"the {what}")]
+    return [_standard_input(what).rstrip("\r\n")] if text == "-" else [_argument(text or "", f"the {what}")]
 
 
 def _argument(text: str, what: str) -> str:

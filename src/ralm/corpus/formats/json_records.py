@@ -72,9 +72,15 @@ def _record(value: object, text: str, where: str) -> Mapping[str, object]:
     """A JSON value as a record; `text` is the JSON that it was decoded from."""
     if not isinstance(value, dict):
         raise CorpusError(f"{where} is JSON but not an object with fields.{MEND}")
+    check_surrogates(value, text, where)
+    return value
+
+
+def check_surrogates(value: object, text: str, where: str) -> None:
+    """Raise CorpusError, naming `where`, if a string in a JSON value is not valid Unicode; `text` is or holds the JSON
+    that the value was decoded from."""
     if _SURROGATE_ESCAPE.search(text) and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
         raise CorpusError(f"{where} holds a lone surrogate (half of a character), which is not valid text.{MEND}")
-    return value
 
 
 class _Ahead:

@@ -86,7 +86,7 @@ def _rows(path: Path, separator: str, maker: DocumentMaker) -> Iterator[tuple[in
     while True:
         lines.begin_row()
         try:
-            row = _next_row(rows)
+            row = next_row(rows)
         except StopIteration:
             return
         except csv.Error as error:
@@ -99,7 +99,7 @@ def _rows(path: Path, separator: str, maker: DocumentMaker) -> Iterator[tuple[in
             yield lines.number, row
 
 
-def _next_row(rows: Iterator[list[str]]) -> list[str]:
+def next_row(rows: Iterator[list[str]]) -> list[str]:
     """The next row. The field size limit of `csv` applies to the whole process, so it is raised only for this call."""
     allowed = csv.field_size_limit(_LONGEST_FIELD)
     try:
