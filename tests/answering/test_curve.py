@@ -107,3 +107,27 @@ def test_the_command_draws_a_curve(tmp_path: Path) -> None:
     failed(ralm(*command[:-1], "1,two"), 2, "--numbers must be whole numbers")
     failed(ralm(*command[:-1], "1,1"), 2, "different numbers of passages")
     failed(ralm(*command, "--out", tmp_path / "out"), 1, "already exists")
+
+
+def test_figures_side_by_side_are_of_the_same_questions(model: WritingModel) -> None:
+    """An answer that does not fit behind a long prompt is left out of the closed book's figure, too."""
+    long = Question("long", "what is told", ("and " * 40 + "so on",), QUESTIONS[0].passages)
+    several = [*QUESTIONS, long]
+    options = AnswerOptions(new_tokens=3, max_length=40)
+    source = GivenPassages(several, {"passages": "given"})
+    how: Any = {"source": source, "options": options}
+    whole: Any = evaluate_questions(several, model, PROMPT, baseline=True, **how).summary()
+    few: Any = evaluate_questions(QUESTIONS, model, PROMPT, baseline=True, **how).summary()
+    assert (whole["questions"], whole["gold_scored"], few["gold_scored"]) == (4, 3, 3)
+    for one, other in ((whole, few), (whole["closed_book"], few["closed_book"])):
+        assert one["gold_log_prob"] == pytest.approx(other["gold_log_prob"], abs=1e-4)
+    difference = whole["gold_log_prob"] - whole["closed_book"]["gold_log_prob"]
+    assert whole["difference"]["gold_log_prob"] == pytest.approx(difference, abs=1e-4)
+    closed: Any = evaluate_questions([long], model, PROMPT, options=AnswerOptions(new_tokens=3, max_length=60))
+    assert closed.rows[0].judged.gold_log_prob is not None, "with a short prompt it fits"
+    roomy = AnswerOptions(new_tokens=3, max_length=60)
+    rows: Any = answer_curve([0, 1], several, model, PROMPT, source, options=roomy).rows()
+    alone: Any = answer_curve([0, 1], QUESTIONS, model, PROMPT, source, options=roomy).rows()
+    for row, other in zip(rows, alone, strict=True):
+        assert (row["questions"], row["gold_scored"]) == (4, 3)
+        assert row["gold_log_prob"] == pytest.approx(other["gold_log_prob"], abs=1e-4)

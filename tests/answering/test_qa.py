@@ -16,7 +16,7 @@ from ralm.answering.metrics import exact_match, f1
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
-from ralm.answering.run import run_questions
+from ralm.answering.run import questions_config, run_questions
 from ralm.answering.sources import GivenPassages
 from ralm.errors import QuestionFileError, UsageError
 from ralm.lm.journal import Journal
@@ -320,3 +320,24 @@ def test_given_passages_are_read_with_the_named_fields(tmp_path: Path) -> None:
     fields = ("--question-field", "q", "--answers-field", "a")
     found = ralm("qa", file, "--lm", "ralm-tiny", "--retrieved", file, *fields, "--new-tokens", 2, "--json")
     assert json.loads(found.out)["has_answer"] == {"1": 1.0}
+
+
+def test_passages_that_questions_bring_decide_where_the_file_lacks_them(model: WritingModel) -> None:
+    source = GivenPassages([Question("1", "known", (), (RetrievedPassage(text="x"),))], {"passages": "given"})
+    shown = [Question("2", "other", ("y",), (RetrievedPassage(text=text),)) for text in ("one", "another")]
+    configs = [questions_config(QUESTIONS, model, PROMPT, source, demonstrations=[one]) for one in shown]
+    assert configs[0] != configs[1]
+    asked = [questions_config(QUESTIONS, model, PROMPT, Given(), demonstrations=[one]) for one in shown]
+    assert asked[0] == asked[1], "a retriever is asked, and they are not read"
+
+
+def test_shares_of_a_passage_that_a_file_lists_twice(model: WritingModel, tmp_path: Path) -> None:
+    twice = [
+        RetrievedPassage(text=text) for text in ("The dog keeps the sheep.", "The dog keeps the sheep.", "Whales.")
+    ]
+    asked = [Question("a", "what keeps the sheep", ("a dog",), tuple(twice))]
+    run_questions(tmp_path / "run", asked, model, PROMPT, source=GivenPassages(asked, {}), reader=Ensemble(documents=3))
+    [row] = pq.read_table(tmp_path / "run" / "answers.parquet").to_pylist()
+    assert row["passages"] == [0, 0, 1]
+    assert sum(row["shares"]) == pytest.approx(1)
+    assert row["shares"][1] == 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 from pydantic import JsonValue
@@ -46,15 +47,19 @@ class AnswerCurve:
 
     def rows(self) -> list[dict[str, JsonValue]]:
         """A row per number of passages: the measures as fractions, each with the ends of its 95% interval; `has_answer`
-        is the share of questions with an answer in one of the passages."""
-        return [self._row(number, evaluation.summary()) for number, evaluation in self.evaluations.items()]
+        is the share of questions with an answer in one of the passages. The log-probability of gold answers is that of
+        the `gold_scored` questions that could be scored with every number of passages."""
+        scored_Q = np.logical_and.reduce([one.scored_Q for one in self.evaluations.values()])
+        return [self._row(number, evaluation.summary(scored_Q)) for number, evaluation in self.evaluations.items()]
 
     def _row(self, number: int, summary: dict[str, Any]) -> dict[str, JsonValue]:
         row: dict[str, JsonValue] = {"documents": number, "questions": summary["questions"]}
         for metric in METRICS:
             low, high = summary.get(f"{metric}_interval", (None, None))
             row |= {metric: summary.get(metric), f"{metric}_low": low, f"{metric}_high": high}
-        return {**row, "has_answer": summary["has_answer"][str(number)] if number else None, "cut": summary["cut"]}
+        held = summary["has_answer"][str(number)] if number else None
+        counts = {name: summary[name] for name in ("without_answers", "gold_scored", "cut")}
+        return {**row, "has_answer": held, **counts}
 
 
 def several_in_context(number: int) -> Reader:

@@ -73,9 +73,21 @@ class QuestionEvaluation:
     documents: int
     seconds: float
 
-    def summary(self) -> dict[str, JsonValue]:
-        """The measures with 95% intervals over questions, as fractions; log-probabilities in nats a token."""
-        found: dict[str, JsonValue] = {"questions": len(self.rows), **self._measures([row.judged for row in self.rows])}
+    @property
+    def scored_Q(self) -> NDArray[np.bool_]:
+        """Whether the gold answer of each question could be scored, with a baseline also without passages."""
+        both = ((row.judged, row.closed or row.judged) for row in self.rows)
+        return np.array([None not in (one.gold_log_prob, other.gold_log_prob) for one, other in both], dtype=np.bool_)
+
+    def summary(self, scored_Q: NDArray[np.bool_] | None = None) -> dict[str, JsonValue]:
+        """The measures with 95% intervals over questions, as fractions; log-probabilities in nats a token.
+
+        Figures that stand side by side are of the same questions: the log-probability of gold answers is that of
+        `scored_Q` (None: all that could be scored, with a baseline in both ways). `gold_scored` counts them.
+        """
+        scored_Q = self.scored_Q if scored_Q is None else scored_Q
+        judged = [row.judged for row in self.rows]
+        found: dict[str, JsonValue] = {"questions": len(self.rows), **self._measures(judged, scored_Q)}
         if self.documents:
             ranks = [row.answer_at for row in self.rows if row.question.answers]
             found["has_answer"] = {
@@ -87,19 +99,20 @@ class QuestionEvaluation:
             found["certified"] = float(np.mean([token.certified for token in tokens]))
         found["without_answers"] = sum(not row.question.answers for row in self.rows)
         found["cut"] = sum(bool(row.cut) for row in self.rows)
+        found["gold_scored"] = int(np.count_nonzero(scored_Q))
         closed = [row.closed for row in self.rows if row.closed is not None]
         if closed:
-            found["closed_book"] = self._measures(closed)
+            found["closed_book"] = self._measures(closed, scored_Q)
             found["difference"] = self._differences()
         found["seconds"] = self.seconds
         return found
 
-    def _measures(self, judged: Sequence[Judged]) -> dict[str, JsonValue]:
+    def _measures(self, judged: Sequence[Judged], scored_Q: NDArray[np.bool_]) -> dict[str, JsonValue]:
         measures: dict[str, JsonValue] = {}
         for name, (sums, counts) in _columns(judged).items():
-            if (judged_U := counts > 0).any():
+            if (judged_U := (counts > 0) & (scored_Q | (name != "gold_log_prob"))).any():
                 drawn = bootstrap_means(sums[judged_U, None], counts[judged_U])[:, 0]
-                measures[name] = float(sums.sum() / counts.sum())
+                measures[name] = float(sums[judged_U].sum() / counts[judged_U].sum())
                 measures[f"{name}_interval"] = list(interval(drawn))
         return measures
 

@@ -27,7 +27,7 @@ from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.prompt_tokens import prompt_config
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
-from ralm.answering.sources import QuestionSource
+from ralm.answering.sources import GivenPassages, QuestionSource
 from ralm.asking import config_of
 from ralm.folders.manifest import write_manifest
 from ralm.folders.outputs import check_output, new_folder
@@ -35,6 +35,7 @@ from ralm.lm.journal import Journal
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
 from ralm.records import Passage
+from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.runs.run import environment, to_json
 from ralm.runs.tables import passage_columns
 from ralm.runs.unfinished import JOURNAL, unfinished_run
@@ -124,8 +125,8 @@ def questions_config(
     decides = asdict(options or AnswerOptions())
     del decides["likeliest"]
     return {
-        "questions": _identified(questions),
-        "demonstrations": _identified(demonstrations),
+        "questions": _identified(questions, source),
+        "demonstrations": _identified(demonstrations, source),
         **asking_config(model, prompt, source, reader),
         "options": {**decides, "stop": list(decides["stop"]), "semantics": semantics},
     }
@@ -190,10 +191,7 @@ def answer_table(rows: Sequence[AnsweredQuestion]) -> pa.Table:
         "answers": pa.array([list(row.question.answers) for row in rows], pa.list_(pa.string())),
         **_judged_columns([row.judged for row in rows], ""),
         "passages": pa.array([[one.number for one in row.passages] for row in rows], pa.list_(pa.int64())),
-        "shares": pa.array(
-            [[row.judged.answer.shares.get(one.number, 0.0) for one in row.passages] for row in rows],
-            pa.list_(pa.float64()),
-        ),
+        "shares": pa.array([shares_of(row.passages, row.judged.answer.shares) for row in rows], pa.list_(pa.float64())),
         "answer_at": pa.array([row.answer_at for row in rows], pa.int64()),
         "cut_demonstrations": pa.array([row.cut.demonstrations for row in rows], pa.int64()),
         "cut_documents": pa.array([row.cut.documents for row in rows], pa.int64()),
@@ -217,6 +215,12 @@ def _judged_columns(judged: Sequence[Judged | None], prefix: str) -> dict[str, p
     return {f"{prefix}{name}": pa.array([value(one, name) for one in judged], kind) for name, kind in JUDGED.items()}
 
 
+def shares_of(passages: Sequence[Passage], shares: Mapping[int, float]) -> list[float]:
+    """The share of each of these passages, by its number; of one that a file lists twice, at its first place."""
+    left = dict(shares)
+    return [left.pop(one.number, 0.0) for one in passages]
+
+
 def passage_table(passages: Iterable[Passage]) -> pa.Table:
     """A row per passage that was read, by number."""
     read = {passage.number: passage for passage in passages}
@@ -231,5 +235,11 @@ def identified(rows: Sequence[Sequence[JsonValue]]) -> dict[str, JsonValue]:
     return {"count": len(rows), "sha256": digest.hexdigest()}
 
 
-def _identified(questions: Sequence[Question]) -> dict[str, JsonValue]:
-    return identified([[one.id, one.text, *one.answers] for one in questions])
+def _identified(questions: Sequence[Question], source: QuestionSource | None) -> dict[str, JsonValue]:
+    return identified([[one.id, one.text, *one.answers, *brought(one.passages, source)] for one in questions])
+
+
+def brought(passages: Sequence[RetrievedPassage], source: QuestionSource | None) -> list[JsonValue]:
+    """What the passages say that a question brings itself, if they may be read: where a file of passages is the source
+    and does not have the question."""
+    return [[one.title, one.text, one.score] for one in passages] if isinstance(source, GivenPassages) else []

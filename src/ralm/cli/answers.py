@@ -56,6 +56,7 @@ def print_answers(evaluation: QuestionEvaluation, out: Path | None) -> None:
     held = summary.get("has_answer")
     if summary["without_answers"]:
         notes.append(f"{number(summary['without_answers']):,.0f} without gold answers, not judged")
+    notes += _unscored(summary)
     if isinstance(held, dict):
         notes.append("an answer is in the first " + ", ".join(f"{k}: {number(share):.1%}" for k, share in held.items()))
     if "certified" in summary:
@@ -63,6 +64,12 @@ def print_answers(evaluation: QuestionEvaluation, out: Path | None) -> None:
     _print_notes(notes, summary)
     if out is not None:
         print_line(f"Every question with its answer and passages: {out}/answers.parquet")
+
+
+def _unscored(summary: Mapping[str, JsonValue]) -> list[str]:
+    """How many gold answers did not fit behind a prompt, if others did: figures of them are of the same questions."""
+    missing = number(summary["questions"]) - number(summary["without_answers"]) - number(summary["gold_scored"])
+    return [f"{missing:,.0f} gold answers could not be scored"] if missing and summary["gold_scored"] else []
 
 
 def print_choices(evaluation: ChoiceEvaluation, out: Path | None) -> None:
@@ -96,14 +103,16 @@ def print_curve(curve: AnswerCurve, out: Path | None) -> None:
     for label, _, _ in _ANSWER_METRICS.values():
         table.add_column(label, justify="right")
     table.add_column("has answer", justify="right")
-    for row in curve.rows():
+    rows = curve.rows()
+    for row in rows:
         ends: dict[str, JsonValue] = {f"{name}_interval": [row[f"{name}_low"], row[f"{name}_high"]] for name in METRICS}
         known = {name: value for name, value in row.items() if value is not None} | ends
         cells = [_with_interval(known, name, factor, form) for name, (_, factor, form) in _ANSWER_METRICS.items()]
         held = f"{number(row['has_answer']):.1%}" if "has_answer" in known else ""
         table.add_row(str(row["documents"]), *cells, held)
     Console(file=sys.stdout, highlight=False).print(table)
-    print_line("  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token")
+    explained = "  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token"
+    print_line("; ".join([explained, *_unscored(rows[0])]))
     if out is not None:
         print_line(f"The table: {out / TABLE}, {out / PLOT}")
 

@@ -259,5 +259,7 @@ def _shares_of(worths_C: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _by_passage(fronts: Sequence[Front], likelihood: Likelihood) -> dict[int, float]:
     """The share of a text's probability that came from each passage, largest first."""
-    shares = zip((front.passage for front in fronts), likelihood.shares_K.tolist(), strict=True)
-    return dict(sorted(shares, key=lambda item: -item[1]))
+    shares: dict[int, float] = {}
+    for front, share in zip(fronts, likelihood.shares_K.tolist(), strict=True):
+        shares[front.passage] = shares.get(front.passage, 0.0) + share
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))

@@ -23,7 +23,16 @@ from ralm.answering.choices.questions import ChoiceQuestion
 from ralm.answering.choices.subjects import category_of
 from ralm.answering.options import ChoiceOptions
 from ralm.answering.prompts import QuestionPrompt
-from ralm.answering.run import PASSAGES, asking_config, identified, kept_answers, passage_table, write_tables
+from ralm.answering.run import (
+    PASSAGES,
+    asking_config,
+    brought,
+    identified,
+    kept_answers,
+    passage_table,
+    shares_of,
+    write_tables,
+)
 from ralm.answering.sources import QuestionSource
 from ralm.folders.outputs import check_output
 from ralm.protocols import Reader, WritingModel
@@ -96,8 +105,8 @@ def choices_config(
 ) -> dict[str, JsonValue]:
     """Everything that determines the figures, by name: equal configurations give equal figures."""
     return {
-        "questions": _identified(questions),
-        "demonstrations": _identified(demonstrations),
+        "questions": _identified(questions, source),
+        "demonstrations": _identified(demonstrations, source),
         **asking_config(model, prompt, source, reader),
         "options": asdict(options or ChoiceOptions()),
     }
@@ -116,10 +125,7 @@ def choice_table(rows: Sequence[ChosenQuestion]) -> pa.Table:
             "gold": pa.array([one.letters[one.gold] for one in questions], pa.string()),
             **_chosen_columns(rows, [row.choice for row in rows], ""),
             "passages": pa.array([[one.number for one in row.passages] for row in rows], pa.list_(pa.int64())),
-            "shares": pa.array(
-                [[row.choice.shares.get(one.number, 0.0) for one in row.passages] for row in rows],
-                pa.list_(pa.float64()),
-            ),
+            "shares": pa.array([shares_of(row.passages, row.choice.shares) for row in rows], pa.list_(pa.float64())),
             **_chosen_columns(rows, [row.closed for row in rows], "closed_"),
         }
     )
@@ -146,5 +152,7 @@ def _values(row: ChosenQuestion, choice: Choice) -> dict[str, Any]:
     }
 
 
-def _identified(questions: Sequence[ChoiceQuestion]) -> dict[str, JsonValue]:
-    return identified([[one.id, one.text, [*one.choices], one.gold, one.subject] for one in questions])
+def _identified(questions: Sequence[ChoiceQuestion], source: QuestionSource | None) -> dict[str, JsonValue]:
+    return identified(
+        [[one.id, one.text, [*one.choices], one.gold, one.subject, *brought(one.passages, source)] for one in questions]
+    )
