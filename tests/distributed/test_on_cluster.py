@@ -55,6 +55,12 @@ def building(folder: Path, out: Path, address: str) -> list[str]:
     return ["index", *corpus(folder), "--out", str(out), "--ray", address]
 
 
+def in_store(folder: Path) -> list[str]:
+    """The option that keeps parts in an object store, for which a folder stands here."""
+    (folder / "store").mkdir(exist_ok=True)
+    return ["--parts", f"file://{folder}/store"]
+
+
 def same_index(built: Path, folder: Path) -> bool:
     """Whether an index of one shard is the plain one, byte for byte."""
     manifests = [json.loads((index / "manifest.json").read_text()) for index in (built, folder / "plain")]
@@ -79,7 +85,8 @@ def test_an_index_is_that_of_one_machine(
 ) -> None:
     monkeypatch.setattr(indexing, "_JOINED", 3)
     out = folder / f"shards-{shards}"
-    answer = ralm(*building(folder, out, nodes.address), "--shards", shards)
+    parts = [] if shards == 2 else in_store(folder)
+    answer = ralm(*building(folder, out, nodes.address), "--shards", shards, *parts)
     assert answer.status == 0, answer.err
     assert "left out: files of an unknown kind: 1" in answer.out
     assert "warning: several documents share an id, such as d0" in answer.err
@@ -89,6 +96,7 @@ def test_an_index_is_that_of_one_machine(
     assert [*index.passages] == [*open_index(folder / "plain").passages]
     assert shards > 1 or same_index(out, folder)
     assert not PARTS.beside(out).exists()
+    assert not any((folder / "store").glob("*"))
     same_hits(index.bm25, folder)
     by_command = [ralm("search", one, "w1 w2", "--json").out for one in (out, folder / "plain")]
     assert by_command[0] == by_command[1]
@@ -142,15 +150,17 @@ def test_a_driver_that_is_killed_is_run_again(nodes: Any, folder: Path) -> None:
     rng = random.Random(KILLS)
     for kill in range(KILLS):
         out = folder / f"driver-{kill}"
-        with driver(*building(folder, out, nodes.address)) as running:
+        parts = [] if kill % 2 else in_store(folder)
+        with driver(*building(folder, out, nodes.address), *parts) as running:
             time.sleep(rng.uniform(2, 8))
             running.kill()
             running.wait(60)
         assert not out.exists() or same_index(out, folder)
-        answer = ralm(*building(folder, out, nodes.address), "--force")
+        answer = ralm(*building(folder, out, nodes.address), *parts, "--force")
         assert answer.status == 0, answer.err
         assert same_index(out, folder)
         assert not PARTS.beside(out).exists()
+        assert not any((folder / "store").glob("*"))
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])

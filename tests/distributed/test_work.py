@@ -1,14 +1,19 @@
-"""What becomes of tasks: again, in halves, or left out; which are late. And folders that are made once."""
+"""What becomes of tasks: again, in halves, or left out; which are late. And folders that are made once, on a disk or in
+an object store."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
 from pathlib import Path
 from threading import Barrier
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
-from ralm.distributed.keeping import make_once, remove_partial
+from ralm.distributed.keeping import InStore, OnDisk, remove_partial
 from ralm.distributed.work import TRIES, Job, Work
+from ralm.errors import StorageError
+from ralm.remote import RemoteFolder
 
 
 def names(folder: Path) -> list[str]:
@@ -96,8 +101,8 @@ def test_a_folder_is_made_once(tmp_path: Path) -> None:
         made.append(folder)
         (folder / "content").write_text("x")
 
-    make_once(tmp_path / "part", make)
-    make_once(tmp_path / "part", make)
+    OnDisk(tmp_path).make("part", make)
+    OnDisk(tmp_path).make("part", make)
     assert len(made) == 1
     assert names(tmp_path) == ["part"]
 
@@ -109,7 +114,7 @@ def test_nothing_has_the_name_of_a_folder_that_was_not_finished(tmp_path: Path) 
         raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011
-        make_once(tmp_path / "part", fail)
+        OnDisk(tmp_path).make("part", fail)
     assert names(tmp_path) == []
     (tmp_path / "part.0.partial").mkdir()  # of a process that was killed
     remove_partial(tmp_path)
@@ -124,6 +129,65 @@ def test_of_two_that_make_a_folder_the_first_counts(tmp_path: Path) -> None:
         both.wait(10)
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: make_once(tmp_path / "part", make), range(2)))
+        list(pool.map(lambda _: OnDisk(tmp_path).make("part", make), range(2)))
     assert names(tmp_path) == ["part"]
     assert (tmp_path / "part" / "content").read_text() == "x"
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> InStore:
+    """An object store, empty, in memory."""
+    return InStore(RemoteFolder(f"memory://{request.node.name}"))
+
+
+def fill(folder: Path) -> None:
+    (folder / "within").mkdir()
+    (folder / "content").write_text("x")
+    (folder / "within" / "more").write_bytes(bytes(range(256)) * 9000)
+
+
+def test_a_folder_of_a_store_is_made_once_and_copied(store: InStore, tmp_path: Path) -> None:
+    store.make("parts/a", fill)
+    store.make("parts/a", lambda _: pytest.fail("it is there"))
+    store.make("parts/b", lambda folder: None)
+    with InStore(store.folder, tmp_path).here(["parts/a", "parts/b"]) as copies:
+        assert (copies[0] / "content").read_text() == "x"
+        assert (copies[0] / "within" / "more").read_bytes() == bytes(range(256)) * 9000
+        assert len(names(tmp_path)) == 1
+    assert names(tmp_path) == []
+    assert store.read("parts/a", "content") == b"x"
+    assert not store.noted("a.halved")
+    store.note("a.halved")
+    assert store.noted("a.halved")
+    store.folder.remove()
+    store.folder.remove()
+    assert not store.noted("a.halved")
+
+
+def test_a_folder_of_a_store_that_was_not_finished_is_made_again(
+    store: InStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed between two files, or as it was being made."""
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "put_file", partialmethod(failing_second, MemoryFileSystem.put_file))
+        with pytest.raises(StorageError, match=r"memory://\S+/parts/a cannot be used: 'the connection was lost'"):
+            store.make("parts/a", fill)
+    assert store.read("parts/a", "content") == b"x", "a part of it is there"
+    store.make("parts/a", fill)
+    with store.here(["parts/a"]) as (copy,):
+        assert (copy / "within" / "more").stat().st_size == 256 * 9000
+
+
+def failing_second(system: MemoryFileSystem, put: Callable[..., None], source: str, to: str) -> None:
+    if to.endswith("more"):
+        raise KeyError("the connection was lost")
+    put(system, source, to)
+
+
+def test_a_store_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = InStore(RemoteFolder(f"file://{tmp_path}/file/below"))
+    with pytest.raises(StorageError, match=r"file://\S+/file/below\S* cannot be used: .*Not a directory"):
+        store.note("x")
+    with pytest.raises(StorageError, match=r"file://\S+/nothing/a does not exist"):
+        InStore(RemoteFolder(f"file://{tmp_path}/nothing")).read("a", "x")

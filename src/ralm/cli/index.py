@@ -30,7 +30,7 @@ def index(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help=f"Folders, files ({KINDS}), saved datasets, or hf:NAME.",
+            help=f"Folders, files ({KINDS}), saved datasets, hf:NAME, or URLs such as s3://BUCKET/FOLDER.",
             show_default=False,
         ),
     ],
@@ -56,6 +56,13 @@ def index(
         Option("BM25: build on the Ray cluster at this address, HOST:PORT or auto; `ralm encode` adds vectors on it."),
     ] = None,
     shards: Annotated[int, Option("Ray: parts of the index that machines can search apart.", most=MOST_SHARDS)] = 1,
+    parts: Annotated[
+        str | None,
+        Option(
+            "Ray: URL of a folder in an object store, such as s3://BUCKET/FOLDER, for what machines make.",
+            default_said="a folder beside the output, on a disk that all share",
+        ),
+    ] = None,
     force: options.Force = False,
 ) -> None:
     """Split documents into passages and index them for BM25, dense retrieval, or both.
@@ -87,6 +94,7 @@ def index(
         Use(vectors, dense, _DENSE),
         Use("device", dense, _DENSE),
         Use("shards", ray is not None, "`ray`"),
+        Use("parts", ray is not None, "`ray`"),
         Use("workers", ray is None, "one machine; a cluster has its own"),
         Use("ray", not dense, '`retriever="bm25"`: `ralm encode` adds vectors on the cluster afterwards'),
     )
@@ -134,6 +142,7 @@ def index(
             out,
             formula,
             shards=shards,
+            parts=parts,
             describe=describe,
             removals=read.removals,
             left_out=read.left_out,

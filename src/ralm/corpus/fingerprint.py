@@ -7,11 +7,12 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ralm.corpus.folder import found_below
+from ralm.corpus.folder import found_behind, found_below
 from ralm.corpus.left_out import LeftOut
 from ralm.corpus.sources import HUB_PREFIX
 from ralm.errors import CorpusError
 from ralm.folders.manifest import whole_checksum
+from ralm.remote import FilePath, RemoteFile, is_url, remote_file
 
 
 def fingerprint_of(sources: Sequence[str]) -> str:
@@ -23,12 +24,22 @@ def fingerprint_of(sources: Sequence[str]) -> str:
     for source in sources:
         digest.update(f"{source}\n".encode("utf-8", "surrogateescape"))
         for file in _files(source):
-            content = whole_checksum(file) if file.is_file() else ""
-            digest.update(f"{file} {content}\n".encode("utf-8", "surrogateescape"))
+            digest.update(f"{file} {_content(file)}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
-def _files(source: str) -> Iterator[Path]:
+def _content(file: FilePath) -> str:
+    if isinstance(file, RemoteFile):
+        with file.open() as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    return whole_checksum(file) if file.is_file() else ""
+
+
+def _files(source: str) -> Iterator[FilePath]:
+    if is_url(source):
+        file = remote_file(source)
+        yield from [one for _, one in found_behind(source, LeftOut())] if file is None else [file]
+        return
     path = Path(source)
     if source.startswith(HUB_PREFIX):
         return

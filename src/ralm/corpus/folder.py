@@ -1,6 +1,6 @@
 """Finds the files and saved datasets below a folder, in the order of their paths, and names what it leaves out.
 
-Knows names, links and kinds of files; opens no file.
+Knows names, links and kinds of files, also behind URLs; opens no file.
 """
 
 import errno
@@ -15,6 +15,7 @@ from ralm.corpus.formats.file import suffix_of
 from ralm.corpus.formats.kinds import is_known
 from ralm.corpus.left_out import BROKEN_FILES, EMPTY_FILES, HIDDEN, LINKS, LeftOut
 from ralm.errors import CorpusError
+from ralm.remote import RemoteFile, remote_files_below
 
 SAVED_DATASET: Final = "state.json"
 """A file of every dataset that `datasets` saved."""
@@ -56,6 +57,27 @@ def found_below(folder: str, left_out: LeftOut) -> Iterator[Found]:
                 yield Found(entry.path, is_dataset=True)
             else:
                 below.append(walk.entries_of(entry))
+
+
+def found_behind(url: str, left_out: LeftOut) -> Iterator[tuple[str, RemoteFile]]:
+    """The files of known kinds below a folder behind a URL, each with its path in the folder, in the same order.
+
+    Counts in `left_out` the same as `found_below`; there are no links. Raises CorpusError if the folder cannot be
+    listed, or holds a dataset that `datasets` saved.
+    """
+    for path, file in remote_files_below(url):
+        if any(part.startswith(".") for part in path.split("/")):
+            left_out.add(HIDDEN, path_text(str(file)))
+        elif file.name in (SAVED_DATASET, SAVED_SPLITS):
+            raise CorpusError(
+                f"{file}: a dataset that `datasets` saved is read from a disk only; copy its folder there."
+            )
+        elif not is_known(file.name):
+            left_out.add_unknown(path_text(str(file)), suffix_of(file.name))
+        elif file.size == 0:
+            left_out.add(EMPTY_FILES, path_text(str(file)))
+        else:
+            yield path, file
 
 
 class _Walk:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ralm.controls import path_text
 from ralm.corpus.fields import Fields
-from ralm.corpus.folder import SAVED_DATASET, SAVED_SPLITS, Found, found_below
+from ralm.corpus.folder import SAVED_DATASET, SAVED_SPLITS, Found, found_behind, found_below
 from ralm.corpus.formats.file import File, suffix_of
 from ralm.corpus.formats.kinds import SUFFIXES, is_known, reader_of
 from ralm.corpus.formats.parquet import needed_columns
@@ -22,6 +22,7 @@ from ralm.corpus.left_out import BROKEN_FILES, EMPTY_FILES, NO_TEXT, LeftOut
 from ralm.corpus.maker import DocumentMaker, check_metadata, without_remedy
 from ralm.errors import CorpusError, MissingExtraError, RalmWarning, UsageError
 from ralm.records import Document
+from ralm.remote import FilePath, RemoteFile, is_url, remote_file
 
 __all__ = ["Fields", "LeftOut", "read_documents"]
 
@@ -46,7 +47,8 @@ def read_documents(
       .docx. All but the last two and .parquet may be gzipped (.gz);
     - a folder: every such file below it, and every dataset that `datasets` saved, in the order of the paths;
     - a folder that `datasets` saved, or `hf:NAME[:CONFIG][:SPLIT]`, a dataset of the Hugging Face hub or a folder
-      that `datasets` can load; a single word after the name is a configuration if there is one of that name.
+      that `datasets` can load; a single word after the name is a configuration if there is one of that name;
+    - the URL of such a file, or of a folder of them, that fsspec can read: `s3://BUCKET/FOLDER`, `gs://`, `https://`.
 
     The id of a document is that of its record. Without one it is the path of the file below the folder, followed for
     records by a colon and the number of the line or object (from 1) or row (from 0). For a single file it is only the
@@ -119,6 +121,8 @@ def no_document(source: str, left_out: LeftOut, reasons: Collection[str]) -> Cor
 
 def _open(source: str, begin: str, maker: DocumentMaker) -> Iterator[Document]:
     """The documents of a source; ids begin with `begin`, unless it is empty."""
+    if is_url(source):
+        return _remote_documents(source, begin, maker)
     if source.startswith(HUB_PREFIX):
         return _dataset_documents(source.removeprefix(HUB_PREFIX), _prefix(begin), maker)
     path = _existing(source)
@@ -130,22 +134,25 @@ def _open(source: str, begin: str, maker: DocumentMaker) -> Iterator[Document]:
     return _folder_documents(path, maker.skipping_bad(), begin)
 
 
-def files_of(source: str, begin: str, left_out: LeftOut) -> list[File]:
-    """The files that a source names or holds, for reading them apart; ids begin with `begin`, unless it is empty.
+def files_of(source: str, begin: str, left_out: LeftOut) -> tuple[list[File], bool]:
+    """The files that a source names or holds, for reading them apart, and whether it is a folder; ids begin with
+    `begin`, unless it is empty.
 
     Raises CorpusError as `read_documents` does, UsageError if the source is a dataset or holds one.
     """
+    if is_url(source):
+        return _remote_files(source, begin, left_out)
     path = Path(source) if source.startswith(HUB_PREFIX) else _existing(source)
     if source.startswith(HUB_PREFIX) or _is_saved(path):
         raise _only_files(source)
     if not path.is_dir():
-        return [_file_of(path, begin)]
+        return [_file_of(path, begin)], False
     everything = list(found_below(str(path), left_out))
     _check_extras(everything)
     for found in everything:
         if found.is_dataset:
             raise _only_files(found.path)
-    return [_file_below(path, found, begin) for found in everything]
+    return [_file_below(path, found, begin) for found in everything], True
 
 
 def _only_files(source: str) -> UsageError:
@@ -164,12 +171,40 @@ def _is_saved(folder: Path) -> bool:
     return any((folder / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS))
 
 
-def _file_of(path: Path, begin: str) -> File:
+def _remote_documents(url: str, begin: str, maker: DocumentMaker) -> Iterator[Document]:
+    files, in_folder = _remote_files(url, begin, maker.left_out)
+    if not in_folder:
+        return reader_of(files[0].suffix)(files[0], maker)
+    return _documents_of_files(files, maker.skipping_bad())
+
+
+def _documents_of_files(files: Sequence[File], maker: DocumentMaker) -> Iterator[Document]:
+    """The documents of files of a folder; what is broken is left out."""
+    for file in files:
+        yield from unless_broken(reader_of(file.suffix)(file, maker), str(file.path), maker.left_out)
+
+
+def _remote_files(url: str, begin: str, left_out: LeftOut) -> tuple[list[File], bool]:
+    """The files behind a URL, and whether it is a folder of them. Raises CorpusError if there is nothing."""
+    file = remote_file(url)
+    if file is not None:
+        return [_file_of(file, begin)], False
+    found = [
+        File(one, name, _prefix(name))
+        for path, one in found_behind(url, left_out)
+        for name in ["/".join([*([begin] if begin else []), path])]
+    ]
+    for suffix in sorted({one.suffix for one in found}):
+        reader_of(suffix)
+    return found, True
+
+
+def _file_of(path: FilePath, begin: str) -> File:
     """A source that is a file."""
     if not is_known(path.name):
         kinds = ", ".join(SUFFIXES)
         raise CorpusError(f"{path} is of an unknown type; give a folder, a file that ends in {kinds}, or hf:NAME.")
-    name = path_text(Path(begin)) if begin else ""
+    name = begin if isinstance(path, RemoteFile) else path_text(Path(begin)) if begin else ""
     return File(path, name or path_text(path.name), _prefix(name))
 
 

@@ -7,11 +7,10 @@ not packed are cut into lines; every other file is read whole. Knows files; know
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from ralm.controls import path_text
-from ralm.corpus.formats.file import File, Lines
+from ralm.corpus.formats.file import File, Lines, size_of
 from ralm.corpus.formats.kinds import reader_of
 from ralm.corpus.left_out import LeftOut
 from ralm.corpus.maker import DocumentMaker
@@ -19,6 +18,7 @@ from ralm.corpus.sources import files_of, unless_broken, with_text
 from ralm.corpus.text import open_file
 from ralm.errors import CorpusError
 from ralm.records import Document
+from ralm.remote import FilePath, RemoteFile
 
 SPAN_BYTES: Final = 1 << 25
 """About how many bytes a span has: some 50,000 passages of 100 words."""
@@ -42,11 +42,11 @@ class Span:
         """What it is called in messages."""
         first, last = self.files[0], self.files[-1]
         if len(self.files) > 1:
-            return f"{path_text(first.path)} to {path_text(last.path)} ({len(self.files):,} files)"
+            return f"{path_text(str(first.path))} to {path_text(str(last.path))} ({len(self.files):,} files)"
         if first.lines is None:
-            return path_text(first.path)
+            return path_text(str(first.path))
         begin, count = first.lines.first, first.lines.count
-        return f"{path_text(first.path)}, " + (
+        return f"{path_text(str(first.path))}, " + (
             f"line {begin}" if count == 1 else f"lines {begin} to {begin + count - 1}"
         )
 
@@ -90,11 +90,11 @@ def list_files(sources: Sequence[str], left_out: LeftOut, *, named: bool) -> lis
     """
     listed = []
     for number, source in enumerate(sources):
-        in_folder = Path(source).is_dir()
-        for file in files_of(source, source if named else "", left_out):
+        files, in_folder = files_of(source, source if named else "", left_out)
+        for file in files:
             path = file.path.absolute()
-            size = path.stat().st_size if path.is_file() else 0  # reading it says what is wrong
-            listed.append(Listed(number, replace(file, path=path), in_folder, size))
+            readable = isinstance(path, RemoteFile) or path.is_file()  # reading another one says what is wrong
+            listed.append(Listed(number, replace(file, path=path), in_folder, size_of(path) if readable else 0))
     return listed
 
 
@@ -140,11 +140,11 @@ def _together(group: Sequence[Listed]) -> Span:
     return Span(group[0].source, tuple(one.file for one in group), group[0].in_folder)
 
 
-def _is_cut(path: Path) -> bool:
+def _is_cut(path: FilePath) -> bool:
     return path.suffix.lower() in _CUTTABLE
 
 
-def _cut_lines(path: Path, span_bytes: int) -> Iterator[tuple[Lines, str]]:
+def _cut_lines(path: FilePath, span_bytes: int) -> Iterator[tuple[Lines, str]]:
     """Runs of lines of about the size of a span, each with the hash of a span that holds them."""
     begin, first = 0, 1
     with open_file(path) as stream:
@@ -155,12 +155,13 @@ def _cut_lines(path: Path, span_bytes: int) -> Iterator[tuple[Lines, str]]:
             begin, first = begin + len(held), first + count
 
 
-def _all_lines(path: Path) -> Lines:
-    content = path.read_bytes()
+def _all_lines(path: FilePath) -> Lines:
+    with open_file(path) as stream:
+        content = stream.read()
     return Lines(0, len(content), 1, _count_lines(content))
 
 
-def _halved(path: Path, lines: Lines) -> tuple[Lines, Lines]:
+def _halved(path: FilePath, lines: Lines) -> tuple[Lines, Lines]:
     with open_file(path) as stream:
         stream.seek(lines.begin)
         middle, at = lines.count // 2, lines.begin
@@ -191,7 +192,7 @@ def _hash_of(file: File) -> str:
     digest = hashlib.sha256()
     try:
         with open_file(file.path) as stream:
-            left = file.lines.end - file.lines.begin if file.lines else file.path.stat().st_size
+            left = file.lines.end - file.lines.begin if file.lines else size_of(file.path)
             stream.seek(file.lines.begin if file.lines else 0)
             while left and (block := stream.read(min(_BLOCK, left))):
                 digest.update(block)

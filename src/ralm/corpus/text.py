@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from ralm.errors import CorpusError, InputError, TextError
+from ralm.remote import FilePath, RemoteFile
 
 BYTE_ORDER_MARK: Final = "\ufeff"
 # UTF-32 first: its little-endian mark begins with the mark of UTF-16
@@ -28,12 +29,14 @@ _LOOKED_AT: Final = 4096
 _BLOCK: Final = 1 << 20
 
 
-def open_file(path: Path, error: type[InputError] = CorpusError) -> BinaryIO:
+def open_file(path: FilePath, error: type[InputError] = CorpusError) -> BinaryIO:
     """Open a file for reading bytes.
 
     Raises `error` if it is missing or unreadable, or if it is a folder, a pipe, a socket or a device: reading some of
     these might never end.
     """
+    if isinstance(path, RemoteFile):
+        return path.open(error)
     try:
         mode = path.stat().st_mode
         for is_kind, kind in _KINDS:

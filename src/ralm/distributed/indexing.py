@@ -2,8 +2,8 @@
 
     files --> spans, by content --> a part for each span --> shards, of consecutive parts --> the index
 
-Parts and shards are kept beside the output until the index is complete, under hashes of what they are made of. So what
-is done is never done again, even if this process dies.
+Parts and shards are kept beside the output, or in an object store, until the index is complete, under hashes of what
+they are made of. So what is done is never done again, even if this process dies.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from ralm.corpus.spans import SPAN_BYTES, Span, cut, grouped, list_files, read_s
 from ralm.corpus.splitting import Splitting
 from ralm.corpus.store import PASSAGES, PassageStore
 from ralm.distributed.cluster import Here, connected
-from ralm.distributed.keeping import make_once, remove_partial
+from ralm.distributed.keeping import InStore, Keeping, OnDisk, remove_partial
 from ralm.distributed.tasks import run_tasks
 from ralm.distributed.work import TRIES
 from ralm.errors import ClusterError, CorpusError, RalmWarning, UsageError, WorkerError
@@ -40,6 +40,7 @@ from ralm.folders.outputs import check_output, output_path, storage_errors
 from ralm.folders.work import PARTS, at_work
 from ralm.protocols import Tokenizer
 from ralm.records import Document
+from ralm.remote import RemoteFolder, is_url
 from ralm.retrieval.analysis.named import analysis_named
 from ralm.retrieval.bm25.best import check_count
 from ralm.retrieval.bm25.formula import BM25Options
@@ -58,6 +59,7 @@ R = TypeVar("R")
 _PARTS: Final = "parts"
 _SHARDS: Final = "shards"
 _RECORD: Final = "record.json"
+_BEGUN: Final = "begun"
 _LETTERS: Final = 32
 _LEAST_SPANS: Final = 8
 """Spans that a small corpus is cut into, for each shard."""
@@ -132,7 +134,7 @@ class _Part(NamedTuple):
 
 
 class _Folder(NamedTuple):
-    """A folder of passages and their arrays: its path in the work folder, and how many passages there are."""
+    """A folder of passages and their arrays: the name under which it is kept, and how many passages there are."""
 
     name: str
     passages: int
@@ -140,11 +142,11 @@ class _Folder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What every machine is told; `settings` is a hash of those of the plan."""
+    """What every machine is told; `settings` is a hash of those of the plan, and `kept` holds what is made."""
 
     plan: CorpusPlan
     settings: str
-    work: Path
+    kept: Keeping
     here: Here
     build: BuildOptions
     span_bytes: int
@@ -157,6 +159,7 @@ def build_index_on(
     options: BM25Options | None = None,
     *,
     shards: int = 1,
+    parts: str | None = None,
     describe: Callable[[], dict[str, JsonValue]] = dict,
     removals: Removals | None = None,
     left_out: LeftOut | None = None,
@@ -166,12 +169,16 @@ def build_index_on(
     """Build an index for BM25 on the cluster at an address: the one that `build_index` builds here, with its passages
     in `shards` segments. With one shard, all its files are the same.
 
-    Sources and `out` must be on disks that all machines share. `removals` and `left_out` are filled with what is left
-    out; `describe` is called afterwards. `build` bounds the memory of each task. A line, or a file that is not cut,
-    that ends the process that reads it is an error that names it, or is left out if the plan skips what is bad.
+    Sources that are no URLs must be on disks that all machines share, and so must `out`, unless `parts` is the URL of a
+    folder of an object store, in which machines keep what they make until the index is complete.
 
-    Raises ClusterError, UsageError if the corpus cannot be cut into so many shards, or was begun with other settings;
-    WorkerError if memory is too small for a shard; and what reading the corpus and `build_index` raise.
+    `removals` and `left_out` are filled with what is left out; `describe` is called afterwards. `build` bounds the
+    memory of each task. A line, or a file that is not cut, that ends the process that reads it is an error that names
+    it, or is left out if the plan skips what is bad.
+
+    Raises ClusterError; UsageError if the corpus cannot be cut into so many shards, or was begun with other settings,
+    or `parts` is no URL; StorageError if nothing can be written there; WorkerError if memory is too small for a shard;
+    and what reading the corpus and `build_index` raise.
     """
     options, build = options or BM25Options(), replace(build or BuildOptions(), workers=1)
     plan = plan.settled()
@@ -180,21 +187,53 @@ def build_index_on(
     check_output(out, kind=KIND, force=force)
     files = list_files(plan.sources, left_out, named=plan.named)
     span_bytes = min(SPAN_BYTES, max(1, sum(one.bytes for one in files) // (_LEAST_SPANS * shards)))
-    with connected(address), storage_errors(out), _kept(out, plan, force=force) as work:
-        with Here.of(work, [Path(source).absolute() for source in plan.sources]) as here:
-            job = _Job(plan, _short(plan.settings()), work, here, build, span_bytes)
-            cuts = _run(_cut, job, grouped(files, span_bytes), "Reading the corpus", _name)
-            parts = _make_parts(job, [span for some in cuts for span in some], left_out)
-            _take_in(job, parts, removals, left_out)
-            placed = _make_shards(job, parts, shards)
-        _warn_of_shared(placed)
-        documents = documents_of(part.held for part in parts)
-        analysis = analysis_named(plan.analyser)
-        return write_index(out, placed, documents, options, analysis, describe(), force=force)
+    settings = _short(plan.settings())
+    with (
+        connected(address),
+        storage_errors(out),
+        _working(out, plan, force=force) as work,
+        _keeping(work, plan, settings, parts) as (kept, here),
+    ):
+        job = _Job(plan, settings, kept, here, build, span_bytes)
+        cuts = _run(_cut, job, grouped(files, span_bytes), "Reading the corpus", _name)
+        made = _make_parts(job, [span for some in cuts for span in some], left_out)
+        _take_in(job, made, removals, left_out)
+        names = _make_shards(job, made, shards)
+        own = replace(kept, place=work / _SHARDS) if isinstance(kept, InStore) else kept
+        with own.here(names) as folders:
+            placed = [Placed(folder, _shard(job, name)) for folder, name in zip(folders, names, strict=True)]
+            _warn_of_shared(placed)
+            documents = documents_of(part.held for part in made)
+            analysis = analysis_named(plan.analyser)
+            return write_index(out, placed, documents, options, analysis, describe(), force=force)
 
 
 @contextmanager
-def _kept(out: Path, plan: CorpusPlan, *, force: bool) -> Iterator[Path]:
+def _keeping(work: Path, plan: CorpusPlan, settings: str, parts: str | None) -> Iterator[tuple[OnDisk | InStore, Here]]:
+    """Where parts and shards are kept, and what every machine must have: the folder `work` on a disk that all share, or
+    a folder of an object store, which is removed if the block ends without an error. Jobs with other sources or
+    settings have another one there.
+
+    Raises UsageError if `parts` is no URL, StorageError if nothing can be written there.
+    """
+    read = [Path(source).absolute() for source in plan.sources if not is_url(source)]
+    if parts is None:
+        with Here.of(work, read) as here:
+            yield OnDisk(work), here
+        return
+    if not is_url(parts):
+        raise UsageError(
+            f"`parts` is {parts}, but it must be the URL of a folder in an object store, such as s3://BUCKET/FOLDER: "
+            "without it, a folder beside the output is used."
+        )
+    store = RemoteFolder(f"{parts.rstrip('/')}/{_short([settings, *plan.sources])}")
+    store.write(_BEGUN, b"")
+    yield InStore(store), Here.reading(read)
+    store.remove()
+
+
+@contextmanager
+def _working(out: Path, plan: CorpusPlan, *, force: bool) -> Iterator[Path]:
     """The folder beside the output that keeps parts and shards, held against other processes.
 
     Raises UsageError if it was begun with other settings, unless `force` is set.
@@ -243,7 +282,7 @@ def _make_parts(job: _Job, spans: Sequence[Span], left_out: LeftOut) -> list[_Pa
     def halves(span: Span) -> tuple[Span, Span] | None:
         both = span.halves()
         if both:
-            _halved(job, span).touch()
+            job.kept.note(_halved(job, span))
         return both
 
     known = (part for span in spans for part in _as_halved(job, span))
@@ -251,14 +290,14 @@ def _make_parts(job: _Job, spans: Sequence[Span], left_out: LeftOut) -> list[_Pa
     return [_Part(span.source, *part) for span, part in made]
 
 
-def _halved(job: _Job, span: Span) -> Path:
-    """The file that says that a span was halved, so that it need not crash again."""
-    return job.work / _PARTS / f"{_key(job, span)}.halved"
+def _halved(job: _Job, span: Span) -> str:
+    """The note that a span was halved, so that it need not crash again."""
+    return f"{_PARTS}/{_key(job, span)}.halved"
 
 
 def _as_halved(job: _Job, span: Span) -> Iterator[Span]:
     """The parts that a span was cut into before."""
-    halves = span.halves() if _halved(job, span).exists() else None
+    halves = span.halves() if job.kept.noted(_halved(job, span)) else None
     for half in halves or ():
         yield from _as_halved(job, half)
     if halves is None:
@@ -269,10 +308,8 @@ def _make_part(job: _Job, span: Span) -> tuple[str, Held]:
     """Make the part of a span, unless it is there; returns its name and what it holds."""
     job.here.check()
     key = _key(job, span)
-    folder = job.work / _PARTS / key
-    with storage_errors(folder):
-        make_once(folder, lambda new: _write_part(new, job, span))
-    record = _record(folder)
+    job.kept.make(f"{_PARTS}/{key}", lambda new: _write_part(new, job, span))
+    record = _record(job, key)
     skips = job.plan.skip_bad or span.in_folder
     if BROKEN_LINES in record.left_out and not skips:  # the part was made when they were to be skipped
         raise CorpusError(f"{record.left_out[BROKEN_LINES][1][0]}.{MEND}")
@@ -315,7 +352,7 @@ def _take_in(job: _Job, parts: Sequence[_Part], removals: Removals, left_out: Le
     not_json: dict[str, str] = {}
     never_seen = set(job.plan.fields.metadata or ())
     for part in parts:
-        record = _record(job.work / _PARTS / part.key)
+        record = _record(job, part.key)
         documents[part.source] += record.documents
         left_out.take_in(
             LeftOut(
@@ -336,8 +373,8 @@ def _take_in(job: _Job, parts: Sequence[_Part], removals: Removals, left_out: Le
     check_metadata(sorted(never_seen))
 
 
-def _make_shards(job: _Job, parts: Sequence[_Part], shards: int) -> list[Placed]:
-    """Have consecutive parts joined into shards of about the same number of passages.
+def _make_shards(job: _Job, parts: Sequence[_Part], shards: int) -> list[str]:
+    """Have consecutive parts joined into shards of about the same number of passages; returns the names of these.
 
     Raises CorpusError if there are more passages than an index can have.
     """
@@ -353,8 +390,7 @@ def _make_shards(job: _Job, parts: Sequence[_Part], shards: int) -> list[Placed]
             "JSON Lines that are not packed are cut into pieces. Give fewer `shards`, or more and smaller files."
         )
     check_count(total)
-    joined = _joined(job, [*shares.values()])
-    return [Placed(job.work / one.name, _shard(job.work / one.name)) for one in joined]
+    return [shard.name for shard in _joined(job, [*shares.values()])]
 
 
 def _joined(job: _Job, shares: list[list[_Folder]]) -> list[_Folder]:
@@ -373,16 +409,17 @@ def _join(job: _Job, share: Sequence[_Folder]) -> _Folder:
     name = f"{_SHARDS}/{_short([folder.name for folder in share])}"
 
     def join(new: Path) -> None:
-        shard = join_parts([(job.work / folder.name, folder.passages) for folder in share], new, job.build)
+        with job.kept.here([folder.name for folder in share]) as places:
+            parts = [(place, folder.passages) for place, folder in zip(places, share, strict=True)]
+            shard = join_parts(parts, new, job.build)
         (new / _RECORD).write_text(shard.model_dump_json(), encoding="utf-8")
 
-    with storage_errors(job.work / name):
-        make_once(job.work / name, join)
-    return _Folder(name, _shard(job.work / name).passages)
+    job.kept.make(name, join)
+    return _Folder(name, _shard(job, name).passages)
 
 
-def _shard(folder: Path) -> Shard:
-    return Shard.model_validate_json((folder / _RECORD).read_bytes())
+def _shard(job: _Job, name: str) -> Shard:
+    return Shard.model_validate_json(job.kept.read(name, _RECORD))
 
 
 def _name_of_share(share: Sequence[_Folder]) -> str:
@@ -424,8 +461,8 @@ def _name(span: Span) -> str:
     return span.name
 
 
-def _record(part: Path) -> _Record:
-    return _Record.model_validate_json((part / _RECORD).read_bytes())
+def _record(job: _Job, part: str) -> _Record:
+    return _Record.model_validate_json(job.kept.read(f"{_PARTS}/{part}", _RECORD))
 
 
 def _key(job: _Job, span: Span) -> str:

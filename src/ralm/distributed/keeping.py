@@ -1,22 +1,126 @@
-"""Folders that are made once: under a temporary name, synced, then renamed.
+"""Where machines keep what they make of a job, each thing once, under a name: a folder of a disk that they share, or
+one of an object store.
 
-So a folder under its own name is complete, whoever died while it was made, and need not be made again. If two processes
-make the same one, the first counts. Knows nothing of what the folders hold, and nothing of Ray.
+What is there under its name is complete, whoever died while it was made, and need not be made again. Two machines that
+make the same thing make equal files, so either may count. Knows nothing of what is kept, and nothing of Ray.
 """
 
 import shutil
+import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from ralm.folders.changes import sync, sync_one
+from ralm.folders.outputs import storage_errors
+from ralm.remote import RemoteFolder
 
 _PARTIAL: Final = ".partial"
+_COMPLETE: Final = "complete"
 
 
-def make_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Have `make` fill a folder, unless it is there."""
+class Keeping(Protocol):
+    """Where things are kept; it is sent to machines."""
+
+    def make(self, name: str, make: Callable[[Path], None]) -> None:
+        """Have `make` fill a new folder, which is then kept under this name, unless it is there."""
+
+    def read(self, name: str, file: str) -> bytes:
+        """A file of what is kept."""
+
+    def here(self, names: Sequence[str]) -> AbstractContextManager[list[Path]]:
+        """Folders of this machine that hold what is kept under these names, while the block lasts."""
+
+    def note(self, name: str) -> None:
+        """Keep that something happened."""
+
+    def noted(self, name: str) -> bool:
+        """Whether it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """Kept in a folder of a disk that all machines share: made under a temporary name, synced, then renamed."""
+
+    folder: Path
+
+    def make(self, name: str, make: Callable[[Path], None]) -> None:
+        """Have `make` fill a new folder, which is then kept under this name, unless it is there."""
+        with storage_errors(self.folder / name):
+            _make_once(self.folder / name, make)
+
+    def read(self, name: str, file: str) -> bytes:
+        """A file of what is kept."""
+        return (self.folder / name / file).read_bytes()
+
+    @contextmanager
+    def here(self, names: Sequence[str]) -> Iterator[list[Path]]:
+        """The folders themselves."""
+        yield [self.folder / name for name in names]
+
+    def note(self, name: str) -> None:
+        """Keep that something happened."""
+        (self.folder / name).touch()
+
+    def noted(self, name: str) -> bool:
+        """Whether it did."""
+        return (self.folder / name).exists()
+
+
+@dataclass(frozen=True, slots=True)
+class InStore:
+    """Kept in a folder of an object store: made on the disk of a machine, copied, and then said to be complete.
+
+    What is made, and copies, are in `place`; None is where a machine keeps temporary files.
+    """
+
+    folder: RemoteFolder
+    place: Path | None = None
+
+    def make(self, name: str, make: Callable[[Path], None]) -> None:
+        """Have `make` fill a new folder, which is then kept under this name, unless it is there."""
+        kept = self.folder.below(name)
+        if kept.has(_COMPLETE):
+            return
+        with _own_folder(self.place) as folder:
+            make(folder)
+            kept.upload(folder)
+        kept.write(_COMPLETE, b"")
+
+    def read(self, name: str, file: str) -> bytes:
+        """A file of what is kept."""
+        return self.folder.below(name).read(file)
+
+    @contextmanager
+    def here(self, names: Sequence[str]) -> Iterator[list[Path]]:
+        """Copies of them."""
+        with _own_folder(self.place) as folder:
+            copies = [folder / str(number) for number in range(len(names))]
+            for name, copy in zip(names, copies, strict=True):
+                copy.mkdir()
+                self.folder.below(name).download(copy)
+            yield copies
+
+    def note(self, name: str) -> None:
+        """Keep that something happened."""
+        self.folder.write(name, b"")
+
+    def noted(self, name: str) -> bool:
+        """Whether it did."""
+        return self.folder.has(name)
+
+
+def remove_partial(parent: Path) -> None:
+    """Remove what was being made in a folder by processes that were killed; call it while none is running."""
+    for left in parent.glob(f"*{_PARTIAL}"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _make_once(folder: Path, make: Callable[[Path], None]) -> None:
+    """Have `make` fill a folder, unless it is there. If two processes make the same one, the first counts."""
     if folder.exists():
         return
     partial = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{_PARTIAL}")
@@ -34,7 +138,9 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def remove_partial(parent: Path) -> None:
-    """Remove what was being made in a folder by processes that were killed; call it while none is running."""
-    for left in parent.glob(f"*{_PARTIAL}"):
-        shutil.rmtree(left, ignore_errors=True)
+@contextmanager
+def _own_folder(place: Path | None) -> Iterator[Path]:
+    """A folder of this process alone, which goes at the end."""
+    where = place or Path(tempfile.gettempdir())
+    with storage_errors(where), tempfile.TemporaryDirectory(prefix="ralm-", suffix=_PARTIAL, dir=where) as folder:
+        yield Path(folder)

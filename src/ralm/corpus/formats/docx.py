@@ -5,7 +5,6 @@ Reads the body alone: no headers, footers, notes or comments, and no text that w
 
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import docx
@@ -16,6 +15,7 @@ from ralm.corpus.maker import DocumentMaker
 from ralm.corpus.text import open_file
 from ralm.errors import CorpusError
 from ralm.records import Document
+from ralm.remote import FilePath
 
 _MOST_XML: Final = 1 << 27
 _MOST_BYTES: Final = 1 << 30
@@ -57,7 +57,7 @@ def docx_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
     yield maker.whole(file.id, " ".join(title.split()), text)
 
 
-def _check_size(path: Path) -> None:
+def _check_size(path: FilePath) -> None:
     """Raise CorpusError if the file unpacks to more than a document should: a small file may unpack to any size."""
     with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
         sizes = [(part.filename.lower(), part.file_size) for part in archive.infolist()]

@@ -14,6 +14,7 @@ from typing import BinaryIO, Final
 from ralm.controls import path_text
 from ralm.corpus.text import open_file
 from ralm.errors import CorpusError
+from ralm.remote import FilePath, RemoteFile
 
 GZIP: Final = ".gz"
 MOST_UNPACKED: Final = 1 << 30
@@ -37,7 +38,7 @@ class File:
     """A file with documents: `id` is the id of a document that is the whole file, and `prefix` is put before the number
     of a record without an id of its own. With `lines`, it stands for these lines of a file of JSON Lines."""
 
-    path: Path
+    path: FilePath
     id: str
     prefix: str = ""
     lines: Lines | None = None
@@ -60,7 +61,7 @@ def suffix_of(name: str) -> str:
     return os.path.splitext(name.lower().removesuffix(GZIP))[1]  # noqa: PTH122  (of a million names)
 
 
-def lines_of(path: Path, some: Lines | None = None) -> Iterator[tuple[int, int, bytes]]:
+def lines_of(path: FilePath, some: Lines | None = None) -> Iterator[tuple[int, int, bytes]]:
     """The lines of a file, unpacked if it is gzipped, each with its number (from 1) and byte offset; or only `some`
     of them."""
     offset, first = (some.begin, some.first) if some else (0, 1)
@@ -75,7 +76,7 @@ def lines_of(path: Path, some: Lines | None = None) -> Iterator[tuple[int, int, 
                 return
 
 
-def content_of(path: Path) -> bytes:
+def content_of(path: FilePath) -> bytes:
     """The bytes of a file, unpacked if it is gzipped.
 
     Raises CorpusError if it cannot be read, or unpacks to more than is held in memory.
@@ -90,13 +91,13 @@ def content_of(path: Path) -> bytes:
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
+def unpacked(path: FilePath) -> Iterator[BinaryIO | gzip.GzipFile]:
     """A file open for reading, unpacked if it is gzipped.
 
     Raises CorpusError if it is empty or cannot be read, also within the block.
     """
     with open_file(path) as stream:
-        if os.fstat(stream.fileno()).st_size == 0:
+        if size_of(path) == 0:
             raise CorpusError(f"{path} is empty.")
         try:
             if path.suffix.lower() != GZIP:
@@ -108,3 +109,8 @@ def unpacked(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
             raise CorpusError(f"{path} is damaged and cannot be unpacked completely: {error}") from None
         except OSError as refused:
             raise CorpusError(f"{path} cannot be read: {refused.strerror}.") from None
+
+
+def size_of(path: FilePath) -> int:
+    """The size of a file in bytes."""
+    return path.size if isinstance(path, RemoteFile) else path.stat().st_size

@@ -7,7 +7,6 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final, NoReturn
 
 from ralm.corpus.formats.file import File, lines_of, unpacked
@@ -15,6 +14,7 @@ from ralm.corpus.maker import MEND, DocumentMaker
 from ralm.corpus.text import BYTE_ORDER_MARK, decode
 from ralm.errors import CorpusError
 from ralm.records import Document
+from ralm.remote import FilePath
 
 _PIECE: Final = 1 << 18
 _SURROGATE_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
@@ -86,7 +86,7 @@ def check_surrogates(value: object, text: str, where: str) -> None:
 class _Ahead:
     """The text of a file, read as far as it is needed; `at` is the next character of what is `held`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: FilePath) -> None:
         self.path = path
         self.held = ""
         self.at = 0
@@ -168,7 +168,7 @@ def _values(text: _Ahead) -> Iterator[tuple[object, str]]:
         text.wrong("Extra data", text.at)
 
 
-def _pieces(path: Path) -> Iterator[str]:
+def _pieces(path: FilePath) -> Iterator[str]:
     """The text of a file, without a byte order mark, in pieces that are not empty."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0

@@ -8,7 +8,6 @@ import csv
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Final
 
 from ralm.corpus.fields import Fields
@@ -17,6 +16,7 @@ from ralm.corpus.maker import MEND, DocumentMaker
 from ralm.corpus.text import decode
 from ralm.errors import CorpusError
 from ralm.records import Document
+from ralm.remote import FilePath
 
 _DPR_COLUMNS: Final = ["id", "text", "title"]
 _LONGEST_FIELD: Final = 1 << 27
@@ -76,7 +76,7 @@ def _is_header(row: list[str], fields: Fields) -> bool:
     return named or (len(row) > 1 and row == _DPR_COLUMNS[: len(row)])
 
 
-def _rows(path: Path, separator: str, maker: DocumentMaker) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: FilePath, separator: str, maker: DocumentMaker) -> Iterator[tuple[int, list[str]]]:
     """The non-blank rows of a file, each with the number of its first line.
 
     After a row with broken quotes, reading resumes at the line after the row's first line.
@@ -134,7 +134,7 @@ class _LinesOfARow(Iterator[str]):
         del self._row[1:]
 
 
-def _decoded_lines(path: Path, maker: DocumentMaker) -> Iterator[str]:
+def _decoded_lines(path: FilePath, maker: DocumentMaker) -> Iterator[str]:
     """The lines of a file as text; a skipped line that is not UTF-8 becomes blank."""
     for number, offset, line in lines_of(path):
         try:

@@ -1,0 +1,225 @@
+"""Files behind URLs, such as those of object stores (`s3://`, `gs://`) and web servers, through fsspec.
+
+Knows URLs and bytes; knows nothing of what the files hold. Packages of others are behind each kind of URL, with errors
+of their own, so whatever they raise becomes one sentence here.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from ralm.errors import CorpusError, MissingExtraError, RalmError, StorageError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_BLOCK: Final = 1 << 20
+_SAID: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file behind a URL: what those who read a corpus use of a path. `size` is in bytes."""
+
+    url: str
+    size: int
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        """The last part of the URL."""
+        return PurePosixPath(self.url).name
+
+    @property
+    def suffix(self) -> str:
+        """The last suffix of the name."""
+        return PurePosixPath(self.url).suffix
+
+    def absolute(self) -> "RemoteFile":
+        """The same: a URL is that from anywhere."""
+        return self
+
+    def open(self, error: type[RalmError] = CorpusError) -> io.BufferedReader:
+        """Open it for reading bytes from any place; raises `error` if that is refused, OSError where reading fails."""
+        with _refusals(self.url, error):
+            return io.BufferedReader(_Stream(_system(self.url).open(_path(self.url), "rb"), self.url), _BLOCK)
+
+
+FilePath: TypeAlias = Path | RemoteFile
+"""Where a file is: on a disk of this machine, or behind a URL."""
+
+
+def is_url(source: str) -> bool:
+    """Whether a source is behind a URL, and not on a disk of this machine."""
+    return _URL.match(source) is not None
+
+
+def remote_file(url: str) -> RemoteFile | None:
+    """The file behind a URL; None if that is a folder. Raises CorpusError if there is neither, or if the size of the
+    file is not told, as by some web servers: such a file can only be read from its beginning."""
+    with _refusals(url):
+        found = _system(url).info(_path(url))
+    if found["type"] == "directory":
+        return None
+    if found.get("size") is None:
+        raise CorpusError(f"{url} does not tell its size; download the file first.")
+    return RemoteFile(url, int(found["size"]))
+
+
+def remote_files_below(url: str) -> Iterator[tuple[str, RemoteFile]]:
+    """The files below a folder behind a URL, each with its path in the folder, in the order of these paths, part by
+    part. Raises CorpusError if the folder cannot be listed."""
+    with _refusals(url):
+        root = _path(url).rstrip("/")
+        found = _system(url).find(root, detail=True)
+    below = {path.removeprefix(root).lstrip("/"): int(one.get("size") or 0) for path, one in found.items()}
+    for path in sorted(below, key=lambda path: path.split("/")):
+        if path and not path.endswith("/"):  # object stores may hold such a name for a folder
+            yield path, RemoteFile(f"{url.rstrip('/')}/{path}", below[path])
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFolder:
+    """A folder behind a URL that is written to, without its `/` at the end. Object stores know no folders and cannot
+    rename: a file is there as a whole or not at all, and that is all one can rely on.
+
+    All methods raise StorageError where the other side refuses or fails.
+    """
+
+    url: str
+
+    def below(self, name: str) -> "RemoteFolder":
+        """A folder in it."""
+        return RemoteFolder(f"{self.url}/{name}")
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name, as others see it now."""
+        with self._refusals():
+            system = _system(self.url)
+            system.invalidate_cache()
+            return bool(system.exists(self._at(name)))
+
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+        with self._refusals():
+            content: bytes = _system(self.url).cat_file(self._at(name))
+            return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file, in place of one that is there."""
+        with self._refusals():
+            _system(self.url).pipe_file(self._at(name), content)
+
+    def upload(self, folder: Path) -> None:
+        """Write all files below a folder of this machine."""
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                with self._refusals():
+                    _system(self.url).put_file(str(file), self._at(file.relative_to(folder).as_posix()))
+
+    def download(self, folder: Path) -> None:
+        """Copy all files into a folder of this machine."""
+        with self._refusals():
+            system, root = _system(self.url), _path(self.url).rstrip("/")
+            system.invalidate_cache()
+            files = [path.removeprefix(root).lstrip("/") for path in system.find(root)]
+            for name in files:
+                to = folder / name
+                to.parent.mkdir(parents=True, exist_ok=True)
+                system.get_file(self._at(name), str(to))
+
+    def remove(self) -> None:
+        """Remove it with all that is in it, if it is there."""
+        with self._refusals():
+            system = _system(self.url)
+            system.invalidate_cache()
+            if system.exists(_path(self.url)):
+                system.rm(_path(self.url), recursive=True)
+
+    def _at(self, name: str) -> str:
+        return f"{_path(self.url).rstrip('/')}/{name}"
+
+    def _refusals(self) -> AbstractContextManager[None]:
+        return _refusals(self.url, StorageError, "used")
+
+
+class _Stream(io.RawIOBase):
+    """A file of fsspec whose errors are all OSErrors, as those of files are."""
+
+    def __init__(self, opened: Any, url: str) -> None:
+        self._opened = opened
+        self._url = url
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._opened.seekable())
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        view = memoryview(buffer).cast("B")
+        with self._as_os_errors():
+            content = self._opened.read(len(view))
+        view[: len(content)] = content
+        return len(content)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        with self._as_os_errors():
+            return int(self._opened.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._opened.tell())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._opened.close()
+        super().close()
+
+    @contextmanager
+    def _as_os_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise OSError(0, _said(error), self._url) from error
+
+
+@contextmanager
+def _refusals(url: str, error: type[RalmError] = CorpusError, what: str = "read") -> Iterator[None]:
+    """Turn what fsspec and the packages behind it raise into `error`, and a missing package into MissingExtraError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise error(f"{url} does not exist.") from None
+    except ImportError as missing:
+        raise MissingExtraError(f"{url} cannot be {what} without another package: {_said(missing)}.") from None
+    except Exception as refused:
+        raise error(f"{url} cannot be {what}: {_said(refused)}.") from refused
+
+
+def _said(error: Exception) -> str:
+    """The first line of what an error says, without the full stop at its end."""
+    return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:_SAID].rstrip(". ")
+
+
+def _system(url: str) -> Any:
+    from fsspec.core import url_to_fs
+    from fsspec.implementations.local import LocalFileSystem
+
+    system = url_to_fs(url)[0]
+    if isinstance(system, LocalFileSystem):
+        system.auto_mkdir = True  # object stores need no folders
+    return system
+
+
+def _path(url: str) -> str:
+    """The path that a URL has in its file system."""
+    from fsspec.core import url_to_fs
+
+    return str(url_to_fs(url)[1])

@@ -1,0 +1,197 @@
+"""Sources behind URLs: the same documents as from a disk, and one sentence where that fails."""
+
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import known_implementations
+
+from ralm.corpus.fields import Fields
+from ralm.corpus.fingerprint import fingerprint_of
+from ralm.corpus.left_out import LeftOut
+from ralm.corpus.maker import DocumentMaker
+from ralm.corpus.sources import read_documents
+from ralm.corpus.spans import cut, grouped, list_files, read_span
+from ralm.errors import CorpusError, MissingExtraError
+from ralm.records import Document
+from tests.cli.program import ralm
+
+ROWS = [{"id": f"d{number}", "text": f"text {number} \u00e4"} for number in range(50)]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of files of many kinds, and of what is left out."""
+    made = tmp_path / "corpus"
+    (made / "b").mkdir(parents=True)
+    (made / ".hidden").mkdir()
+    files = {
+        "a.jsonl": LINES,
+        "b/packed.jsonl.gz": gzip.compress(LINES.replace(b'"d', b'"e')),
+        "b.csv": b"id,text\nc,of a table\n",
+        "b/plain.txt": b"plain text",
+        "page.html": b"<title>Page</title><p>of the web",
+        "empty.txt": b"",
+        "unknown.xyz": b"?",
+        "broken.json": b"{",
+        ".hidden/x.txt": b"hidden",
+    }
+    for name, content in files.items():
+        (made / name).write_bytes(content)
+    pq.write_table(pa.table({"text": ["of a column"]}), made / "z.parquet")
+    return made
+
+
+class Flaky(MemoryFileSystem):  # type: ignore[misc]
+    """Fails as the packages of object stores do, with errors that are no OSErrors."""
+
+    protocol = "flaky"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix("flaky://").strip("/")
+
+    def info(self, path: str, **kwargs: Any) -> Any:
+        if "denied" in path:
+            raise KeyError("no credentials.\nmore")
+        if "endless" in path:
+            return {"name": path, "size": None, "type": "file"}
+        return super().info(path, **kwargs)
+
+    def _open(self, path: str, *_: Any, **__: Any) -> Any:
+        opened = super()._open(path)
+        opened.read = partial(self._lost, opened)
+        return opened
+
+    def _lost(self, opened: Any, count: int = -1) -> bytes:
+        raise KeyError("the connection was lost")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def flaky() -> None:
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+
+
+def remote(folder: Path, root: str) -> str:
+    """The same files in memory, behind a URL."""
+    system = fsspec.filesystem("memory")
+    for file in folder.rglob("*"):
+        if file.is_file():
+            system.pipe(f"/{root}/{file.relative_to(folder)}", file.read_bytes())
+    return f"memory://{root}"
+
+
+def read(*sources: str) -> tuple[list[Document], LeftOut]:
+    left_out = LeftOut()
+    return list(read_documents(sources, left_out=left_out)), left_out
+
+
+def test_a_folder_gives_the_documents_of_the_same_on_a_disk(folder: Path) -> None:
+    url = remote(folder, "whole")
+    documents, left_out = read(str(folder))
+    for same in (url, f"{url}/", f"file://{folder}"):
+        assert read(same)[0] == documents
+        assert read(same)[1].counts == left_out.counts
+    assert any("memory://whole/broken.json" in one for some in read(url)[1].examples.values() for one in some)
+    named = [one.id for one in read_documents(url, left_out=LeftOut(), named=True)]
+    assert "memory://whole/b/plain.txt" in named
+
+
+def test_a_file_is_read_alone(folder: Path) -> None:
+    url = remote(folder, "alone")
+    for name in ("a.jsonl", "b/packed.jsonl.gz", "b.csv", "b/plain.txt", "z.parquet", "page.html"):
+        assert read(f"{url}/{name}")[0] == read(str(folder / name))[0]
+    with pytest.raises(CorpusError, match=r"memory://alone/broken\.json"):
+        read(f"{url}/broken.json")
+    with pytest.raises(CorpusError, match=r"memory://alone/empty\.txt is empty"):
+        read(f"{url}/empty.txt")
+    with pytest.raises(CorpusError, match=r"memory://alone/unknown\.xyz is of an unknown type"):
+        read(f"{url}/unknown.xyz")
+
+
+def test_spans_are_cut_from_it(folder: Path) -> None:
+    url = remote(folder, "spans")
+    documents, counted = read(url)
+    files = list_files([url], LeftOut(), named=False)
+    spans = [span for group in grouped(files, 300) for span in cut(group, 300)]
+    assert len([span for span in spans if span.files[0].lines]) > 3
+    assert spans[0].name == "memory://spans/a.jsonl, lines 1 to 8"
+    left_out = LeftOut()
+    maker = DocumentMaker(Fields(), left_out, skip_bad=True)
+    pieces = [half for span in spans for half in span.halves() or (span,)]
+    assert [one for span in pieces for one in read_span(span, maker)] == documents
+    fsspec.filesystem("memory").pipe("/spans/a.jsonl", LINES.replace(b"text 1", b"text X"))
+    with pytest.raises(CorpusError, match=r"memory://spans/a\.jsonl, lines 1 to 8 was changed since it was first read"):
+        list(read_span(spans[0], maker))
+    assert counted.counts["files that are broken"] == left_out.counts["files that are broken"]
+
+
+def test_the_fingerprint_is_of_names_and_content(folder: Path) -> None:
+    url = remote(folder, "printed")
+    first = fingerprint_of([url])
+    assert first == fingerprint_of([url])
+    assert fingerprint_of([f"{url}/a.jsonl"]) != first
+    fsspec.filesystem("memory").pipe("/printed/a.jsonl", LINES + LINES)
+    assert fingerprint_of([url]) != first
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("memory://nowhere/x.jsonl", "memory://nowhere/x.jsonl does not exist."),
+        ("flaky://denied/x.jsonl", "flaky://denied/x.jsonl cannot be read: 'no credentials"),
+        ("flaky://endless/x.jsonl", "flaky://endless/x.jsonl does not tell its size; download the file first."),
+        ("nothing://x/x.jsonl", "nothing://x/x.jsonl cannot be read: Protocol not known"),
+        ("memory://saved", "memory://saved/state.json: a dataset that `datasets` saved is read from a disk only"),
+        ("flaky://lost/x.jsonl", "flaky://lost/x.jsonl cannot be read: 'the connection was lost'"),
+    ],
+)
+def test_what_is_refused(url: str, said: str) -> None:
+    fsspec.filesystem("memory").pipe("/saved/state.json", b"{}")
+    fsspec.filesystem("memory").pipe("/lost/x.jsonl", LINES)
+    with pytest.raises(CorpusError) as refused:
+        read(url)
+    assert said in str(refused.value)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(known_implementations, "far", {"class": "far_fs.F", "err": "Install far_fs"})
+    with pytest.raises(
+        MissingExtraError, match=r"far://x/a\.txt cannot be read without another package: Install far_fs"
+    ):
+        read("far://x/a.txt")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files without a line for each."""
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def web(folder: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_command_indexes_what_a_web_server_has(web: str, tmp_path: Path) -> None:
+    made = ralm("index", f"{web}/a.jsonl", "--out", tmp_path / "index")
+    assert made.status == 0, made.err
+    assert "50 passages" in made.out
+    assert "text 7 \u00e4" in ralm("search", tmp_path / "index", "text 7", "-k", 1).out
+    missing = ralm("index", f"{web}/none.jsonl", "--out", tmp_path / "none")
+    assert (missing.status, missing.out) == (1, "")
+    assert missing.err.startswith(f"ralm: {web}/none.jsonl does not exist")
