@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,16 +10,26 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from ralm.errors import ModelError
-from ralm.reranking.cross_encoder import load_pair_model
+from ralm.reranking.cross_encoder import PairModel, load_pair_model
 from tests.tiny_cross_encoders import save_tiny_cross_encoder
 from tests.tiny_models import FAMILIES, POSITIONS, save_tiny_model
 
 PAIRS = [("ends so", "a passage"), ("and so", "b"), ("", "no end"), ("so", "long " * 30)]
 
 
+def with_a_head(source: str, tokens: int, max_length: int) -> PairModel:
+    """A language model with a new head, whose weights are no longer 0."""
+    model = load_pair_model(source, tokens, max_length=max_length, new=True)
+    transformer: Any = model.model.model
+    assert not transformer.score.weight.any(), "what is known without training decides at first"
+    torch.manual_seed(0)
+    torch.nn.init.normal_(transformer.score.weight)
+    return model
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_are_read_where_the_prefix_ends_behind_the_passage(family: str, tmp_path: Path) -> None:
-    model = load_pair_model(str(save_tiny_model(family, tmp_path / "lm")), 12, max_length=POSITIONS, new=True)
+    model = with_a_head(str(save_tiny_model(family, tmp_path / "lm")), 12, POSITIONS)
     assert model.passage_first
     scores = model.scores(PAIRS)
     model.save(tmp_path / "saved")
@@ -35,7 +46,7 @@ def test_scores_are_read_where_the_prefix_ends_behind_the_passage(family: str, t
 
 
 def test_its_folder_says_that_the_passage_comes_first(tmp_path: Path) -> None:
-    model = load_pair_model(str(save_tiny_model("llama", tmp_path / "lm")), 12, max_length=POSITIONS, new=True)
+    model = with_a_head(str(save_tiny_model("llama", tmp_path / "lm")), 12, POSITIONS)
     model.save(tmp_path / "saved")
     for new in (False, True):  # to be used, and to be trained further
         again = load_pair_model(str(tmp_path / "saved"), new=new)
@@ -66,7 +77,7 @@ def test_a_tokenizer_without_a_token_for_padding(tmp_path: Path) -> None:
 
 
 def test_the_model_of_the_package(tmp_path: Path) -> None:
-    model = load_pair_model("ralm-tiny", 20, max_length=60, new=True)
+    model = with_a_head("ralm-tiny", 20, 60)
     alone = [float(model.scores([pair])[0]) for pair in PAIRS]
     np.testing.assert_allclose(model.scores(PAIRS), alone, rtol=1e-4, atol=1e-5)
     assert len(set(alone)) == len(PAIRS)

@@ -9,13 +9,14 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.util import batch_to_device, load_file_path
@@ -27,6 +28,7 @@ from ralm.lm.local.fingerprint import settings_fingerprint, weights_fingerprint
 from ralm.lm.named import model_folder
 from ralm.records import FloatArray
 from ralm.reranking.pairs import Pair
+from ralm.reranking.prefix_likelihood import Likelihood, end_log_probs, last_layer_of, reads_ends
 
 TOKENS: Final = 64
 """How many tokens of the prefix a cross-encoder reads that does not say it itself."""
@@ -49,17 +51,18 @@ class PairModel:
     With `passage_first` the passage comes first, as in front of a language model: a causal model looks back from the
     words that are to be continued, and its score is read there. A pair that is too long keeps the end of its prefix and
     the beginning of its passage. `rank_weight`: how much the rank of a hit counts beside its score (`rank_prior`); the
-    scores are without it.
+    scores are without it. `likelihood`: what a language model adds to a score, for the end of the prefix that it finds
+    likely behind the passage; `reads_ends` is whether it can tell.
     """
 
-    def __init__(
-        self, name: str, model: CrossEncoder, tokens: int, rank_weight: float = 0.0, *, passage_first: bool = False
-    ) -> None:
+    def __init__(self, name: str, model: CrossEncoder, reading: "Reading", *, reads_ends: bool = False) -> None:
         self.name = name
         self.model = model
-        self.tokens = tokens
-        self.rank_weight = rank_weight
-        self.passage_first = passage_first
+        self.tokens = reading.tokens or TOKENS
+        self.rank_weight = reading.rank_weight
+        self.passage_first = reading.passage_first
+        self.likelihood = reading.likelihood
+        self.reads_ends = reads_ends or reading.likelihood is not None
         self._check()
 
     @cached_property
@@ -72,10 +75,8 @@ class PairModel:
             "settings": settings_fingerprint(transformer),
             "tokenizer": self._tokenizer_fingerprint(),
             "dtype": str(transformer.dtype).removeprefix("torch."),
-            "tokens": self.tokens,
             "max_length": self.model.max_seq_length,
-            "rank_weight": self.rank_weight,
-            "passage_first": self.passage_first,
+            **self._reading(),
         }
 
     def end(self, prefix: str) -> str:
@@ -99,6 +100,37 @@ class PairModel:
 
     def logits(self, pairs: Sequence[Pair]) -> torch.Tensor:
         """The scores (P) of pairs from one pass, with a gradient if torch keeps one; ModelError as for `scores`."""
+        if self.likelihood is None:
+            return self._pass(self._features(pairs))
+        scores_P, log_probs_PJ = self._with_ends(pairs, self.likelihood.places)
+        return scores_P + self.likelihood.of(log_probs_PJ)
+
+    def end_log_probs(self, pairs: Sequence[Pair], places: int) -> FloatArray:
+        """The log-probabilities (float32, P x J) of the last `places` tokens of the ends, from the last one on; 0 where
+        an end has no more. ModelError as for `scores`."""
+        self.model.eval()
+        log_probs_PJ = np.zeros((len(pairs), places), dtype=np.float32)
+        with torch.inference_mode():
+            found_PJ = self._with_ends(pairs, places)[1].cpu().numpy()
+        log_probs_PJ[:, : found_PJ.shape[1]] = found_PJ
+        return log_probs_PJ
+
+    def _with_ends(self, pairs: Sequence[Pair], places: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The scores of the head (P), and the log-probabilities of the last tokens (P x J)."""
+        features = self._features(pairs)
+        ends = [end for end, _ in pairs]
+        tokens = self.model.tokenizer(ends, add_special_tokens=False, verbose=False)["input_ids"]
+        lengths_P = torch.tensor([len(one) for one in tokens], device=self.model.device)
+        with last_layer_of(self.model.model) as seen:
+            scores_P = self._pass(features)
+        return scores_P, end_log_probs(self.model.model, features, seen[0], lengths_P, places)
+
+    def _pass(self, features: dict[str, Any]) -> torch.Tensor:
+        with self._reading_errors():
+            return self.model(features)["scores"].squeeze(-1)
+
+    def _features(self, pairs: Sequence[Pair]) -> dict[str, Any]:
+        """What the model is given for pairs."""
         shortened = "only_first" if self.passage_first else "only_second"
         longest = {"max_length": self.model.max_seq_length, "truncation": shortened}
         texts = [(end, _readable(passage)) for end, passage in pairs]
@@ -106,14 +138,13 @@ class PairModel:
             texts = [(passage, end) for end, passage in texts]
         with self._reading_errors():
             features = self.model.preprocess(texts, processing_kwargs={"text": longest})
-            return self.model(batch_to_device(features, self.model.device))["scores"].squeeze(-1)
+            return dict(batch_to_device(features, self.model.device))
 
     def save(self, folder: Path) -> None:
         """Write a folder that sentence-transformers loads, too; it says how many tokens of the prefix are read, whether
-        the passage comes first, and how much the rank counts."""
+        the passage comes first, and how much the rank and the likelihood count."""
         transformer: Any = self.model.model
-        reading = {"tokens": self.tokens, "rank_weight": self.rank_weight, "passage_first": self.passage_first}
-        setattr(transformer.config, READING, reading)
+        setattr(transformer.config, READING, self._reading())
         self.model.activation_fn = torch.nn.Identity()
         with quiet_loading():
             self.model.save_pretrained(str(folder), create_model_card=False)
@@ -127,6 +158,15 @@ class PairModel:
         if len(offsets) > self.tokens:
             return tail[offsets[-self.tokens][0] :]
         return tail if characters >= len(prefix) else self._end(prefix, 2 * characters)
+
+    def _reading(self) -> dict[str, JsonValue]:
+        """How it reads, as its folder says it."""
+        return {
+            "tokens": self.tokens,
+            "rank_weight": self.rank_weight,
+            "passage_first": self.passage_first,
+            "likelihood": None if self.likelihood is None else asdict(self.likelihood),
+        }
 
     def _check(self) -> None:
         """Raise ModelError if this is no reranker, UsageError if its prefix leaves no room for a passage."""
@@ -155,19 +195,22 @@ class PairModel:
             raise ModelError(f"the cross-encoder {self.name} cannot read pairs: {first_line(error)}.") from error
 
 
-class _Reading(BaseModel):
+class Reading(BaseModel):
     """What a folder says of how its cross-encoder reads; of others it is the default."""
+
+    model_config = ConfigDict(frozen=True)
 
     tokens: int | None = Field(default=None, ge=1)
     rank_weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     passage_first: bool = False
+    likelihood: Likelihood | None = None
 
     @classmethod
-    def of(cls, config: object, name: str) -> "_Reading":
+    def of(cls, config: object, name: str) -> "Reading":
         """What a config.json says. Raises ModelError if it is damaged."""
         said = getattr(config, READING, None)
         try:
-            return cls.model_validate(said or {}, strict=True)
+            return cls.model_validate_json(json.dumps(said or {}), strict=True)
         except ValidationError as error:
             what = error.errors()[0]
             place = ".".join([READING, *map(str, what["loc"])])
@@ -202,10 +245,14 @@ def load_pair_model(
             "or give a cross-encoder."
         )
     _set_length(model, name, max_length)
-    own = _Reading.of(config, name)
-    read = tokens or own.tokens or TOKENS
-    weight = 0.0 if new else own.rank_weight
-    return PairModel(name, model, read, weight, passage_first=own.passage_first or causal)
+    said = Reading.of(config, name)
+    reading = said.model_copy(update={"tokens": tokens or said.tokens})
+    if not new:
+        return PairModel(name, model, reading)
+    changed = {"rank_weight": 0.0, "likelihood": None, "passage_first": said.passage_first or causal}
+    with loading_errors("cross-encoder", name), quiet_loading():
+        can_tell = said.likelihood is not None or (causal and reads_ends(source, model.model, model.tokenizer))
+    return PairModel(name, model, reading.model_copy(update=changed), reads_ends=can_tell)
 
 
 def _is_language_model(source: str) -> bool:
@@ -234,6 +281,7 @@ def _with_new_head(source: str) -> Transformer:
             "tokenizer_config.json."
         )
     transformer.model.config.pad_token_id = tokenizer.pad_token_id
+    torch.nn.init.zeros_(transformer.model.score.weight)  # so that training begins from what is known without it
     return transformer
 
 

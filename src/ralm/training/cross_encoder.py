@@ -1,11 +1,12 @@
 """A cross-encoder as a student: the loss of Eq. 9 on numbered examples of signals.
 
 Knows signals, pairs and scores; knows nothing of steps and checkpoints. Letters of shapes: B examples, K candidates, P
-pairs.
+pairs, J places before the end of a prefix.
 """
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,13 +14,15 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.progress import track
-from ralm.records import NO_PASSAGE, IntArray, Passages
+from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passages
 from ralm.reranking.cross_encoder import PairModel
 from ralm.reranking.pairs import Pair
 from ralm.reranking.predictive import rank_prior
-from ralm.training.harness import Student
+from ralm.reranking.prefix_likelihood import Likelihood
+from ralm.training.harness import Student, evenly
 from ralm.training.losses import marginal_loss
 from ralm.training.options import RerankerOptions
+from ralm.training.prior import FITTED, MOST_PLACES, fitted_likelihood, fitted_rank_weight
 from ralm.training.signals import Signals
 
 _PAIRS_A_PASS: Final = {"cpu": 16, "cuda": 64}
@@ -27,23 +30,36 @@ _PAIRS_A_PASS: Final = {"cpu": 16, "cuda": 64}
 
 
 class PairStudent(Student):
-    """A cross-encoder that learns to choose among the candidates of signals."""
+    """A cross-encoder that learns to choose among the candidates of signals.
 
-    def __init__(self, model: PairModel, signals: Signals, passages: Passages, reading: RerankerOptions) -> None:
+    What it knows before, the rank and the likelihood, is fitted to the examples `fitted_to` before its first loss,
+    unless it is restored; None leaves it as it is.
+    """
+
+    def __init__(
+        self,
+        model: PairModel,
+        signals: Signals,
+        passages: Passages,
+        reading: RerankerOptions,
+        *,
+        fitted_to: IntArray | None = None,
+    ) -> None:
         self.module = model.model
         self.at_once = max(1, reading.pairs // min(reading.candidates or signals.width, signals.width))
         self._model = model
         self._signals = signals
         self._passages = passages
-        self._candidates = reading.candidates
-        self._prior_K = rank_prior(model.rank_weight, signals.width)
+        self._reading = reading
+        self._fitted_to = fitted_to
         self._prefixes = signals.texts("prefix")
 
     def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
         """Eq. 9 (B); with `draws` over as many candidates of each example as the options say, drawn at random."""
+        self._fit()
         there_BK = self._signals.passages_EK[examples_B] != NO_PASSAGE
-        if draws is not None and self._candidates is not None:
-            there_BK &= _drawn(there_BK, self._candidates, draws)
+        if draws is not None and self._reading.candidates is not None:
+            there_BK &= _drawn(there_BK, self._reading.candidates, draws)
         scores_P = self._scores(self._pairs(examples_B, there_BK))
         there = torch.from_numpy(there_BK).to(scores_P.device)
         scores_BK = torch.zeros(there.shape, dtype=scores_P.dtype, device=scores_P.device)
@@ -55,6 +71,20 @@ class PairStudent(Student):
         """Write the cross-encoder."""
         self._model.save(folder)
 
+    def state(self) -> dict[str, JsonValue]:
+        """What was fitted."""
+        likelihood = self._model.likelihood
+        return {
+            "rank_weight": self._model.rank_weight,
+            "likelihood": None if likelihood is None else asdict(likelihood),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take what was fitted from `state`."""
+        self._model.rank_weight = state["rank_weight"]
+        self._model.likelihood = None if state["likelihood"] is None else Likelihood(**state["likelihood"])
+        self._fitted_to = None
+
     def named(self, example: int) -> str:
         """Its number and its document."""
         return f"example {example} (of document {self._signals.documents_E[example]!r})"
@@ -62,6 +92,7 @@ class PairStudent(Student):
     def worth(self, examples_E: IntArray) -> dict[str, JsonValue]:
         """Mean log-probabilities per token of the continuations of some examples: without a passage, behind the
         retriever's first, the one that is chosen now, and the best."""
+        self._fit()
         signals, totals = self._signals, dict.fromkeys(("none", "first", "chosen", "best"), 0.0)
         for example in track(examples_E.tolist(), "Choosing", len(examples_E)):
             there_K = signals.passages_EK[example] != NO_PASSAGE
@@ -73,6 +104,34 @@ class PairStudent(Student):
             totals["best"] += float(log_probs_K.max())
         tokens = int(signals.tokens_E[examples_E].sum())
         return {name: total / tokens for name, total in totals.items()}
+
+    @property
+    def _prior_K(self) -> FloatArray:
+        return rank_prior(self._model.rank_weight, self._signals.width)
+
+    def _fit(self) -> None:
+        """Fit what is known before training, unless that was done."""
+        examples_E, self._fitted_to = self._fitted_to, None
+        if examples_E is None:
+            return
+        if self._reading.likelihood and self._model.reads_ends:
+            some_E = evenly(examples_E, FITTED)
+            ends_EKJ = self._ends(some_E)
+            fitted = fitted_likelihood(self._signals, some_E, ends_EKJ, rank=self._reading.rank_prior)
+            self._model.rank_weight, self._model.likelihood = fitted
+        elif self._reading.rank_prior:
+            self._model.rank_weight = fitted_rank_weight(self._signals, examples_E)
+
+    def _ends(self, examples_E: IntArray) -> FloatArray:
+        """The log-probabilities (float32, E x K x J) of the last tokens of prefixes behind each candidate, from the
+        last one on; 0 where there is no candidate."""
+        there_EK = self._signals.passages_EK[examples_E] != NO_PASSAGE
+        ends_EKJ = np.zeros((*there_EK.shape, min(self._model.tokens, MOST_PLACES)), dtype=np.float32)
+        for place, example in enumerate(track(examples_E.tolist(), "Fitting", len(examples_E))):
+            there_K = there_EK[place]
+            pairs = self._pairs(np.array([example]), there_K[None])
+            ends_EKJ[place, there_K] = self._model.end_log_probs(pairs, ends_EKJ.shape[2])
+        return ends_EKJ
 
     def _pairs(self, examples_B: IntArray, there_BK: NDArray[np.bool_]) -> list[Pair]:
         """The pairs of some examples and their candidates, row by row."""

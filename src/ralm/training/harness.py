@@ -393,8 +393,13 @@ def batch_of_step(examples_E: IntArray, step: int, options: TrainingOptions) -> 
 
 def evaluated(held_out_E: IntArray, options: TrainingOptions) -> IntArray:
     """The held-out examples that an evaluation reads: evenly spread, at most as many as the options say."""
-    count = min(options.evaluated, len(held_out_E))
-    return held_out_E[np.linspace(0, len(held_out_E) - 1, count).astype(np.int64)]
+    return evenly(held_out_E, options.evaluated)
+
+
+def evenly(examples_E: IntArray, most: int) -> IntArray:
+    """At most so many of the examples, evenly spread."""
+    count = min(most, len(examples_E))
+    return examples_E[np.linspace(0, len(examples_E) - 1, count).astype(np.int64)]
 
 
 def learning_rate(step: int, options: TrainingOptions) -> float:

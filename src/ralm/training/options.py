@@ -65,8 +65,10 @@ class RerankerOptions:
     `tokens`: how many of its tokens at the end of a prefix it reads. `max_length`: the most tokens of a pair of prefix
     and passage; None is as many as the model takes. `candidates`: how many candidates of an example are drawn at random
     for a step; None is all of them. `rank_prior`: lower the score of a candidate by a weight times the logarithm of its
-    rank, so that training begins from the retriever's order; the paper has no such term. `pairs`: how many pairs are in
-    memory at once; it decides memory and speed, not the result. Raises UsageError if a value is out of range.
+    rank, so that training begins from the retriever's order. `likelihood`: add how likely the end of the prefix is
+    behind the candidate, if the reranker begins from a language model that can tell, so that training begins from
+    zero-shot reranking. Both weights are fitted to the signals; the paper has neither term. `pairs`: how many pairs are
+    in memory at once; it decides memory and speed, not the result. Raises UsageError if a value is out of range.
     """
 
     tokens: Annotated[int, Option("Number of last tokens of the prefix that the reranker reads.")] = 64
@@ -78,6 +80,13 @@ class RerankerOptions:
     ] = None
     rank_prior: Annotated[
         bool, Option("Let the retriever's rank count, too, with a weight that is fitted to the signals.")
+    ] = True
+    likelihood: Annotated[
+        bool,
+        Option(
+            "Let it count, too, how likely a language model finds the end of the prefix behind the passage, with a "
+            "weight that is fitted to the signals."
+        ),
     ] = True
     pairs: Annotated[int, Option("Pairs of prefix and passage in memory at once.")] = 32
 

@@ -46,7 +46,8 @@ def train_reranker(
 ) -> TrainedReranker:
     """Train a cross-encoder on signals, from the language model, encoder or cross-encoder `init` (hub name or folder).
 
-    A language model reads the passage in front of the prefix, and gets a head that scores its last token.
+    A language model reads the passage in front of the prefix, and gets a head that scores its last token; how likely it
+    finds the end of the prefix counts, too, as in zero-shot reranking.
 
     Writes the folder `out`, which `load_cross_encoder` and sentence-transformers load, with the losses as a table and a
     plot. `index` is the one that the signals were measured with; None is the folder that they name. A killed training
@@ -65,7 +66,6 @@ def train_reranker(
         from ralm.reranking.cross_encoder import load_pair_model
         from ralm.training.cross_encoder import PairStudent
         from ralm.training.harness import check_out, evaluated, own_randomness, train, training_run, write_trained
-        from ralm.training.rank_prior import fitted_rank_weight
     check_out(out, KIND, force=force)
     with own_randomness(options.seed):
         model = load_pair_model(init, reading.tokens, device=options.device, max_length=reading.max_length, new=True)
@@ -78,9 +78,7 @@ def train_reranker(
             "training": asdict(options),
             "reading": {name: value for name, value in asdict(reading).items() if name != "pairs"},
         }
-        if reading.rank_prior:
-            model.rank_weight = fitted_rank_weight(signals, training_E)
-        student = PairStudent(model, signals, index.passages, reading)
+        student = PairStudent(model, signals, index.passages, reading, fitted_to=training_E)
         with training_run(out, KIND, config, force=force) as work:
             trained = train(student, work, training_E, held_out_E, options)
             held_out = student.worth(evaluated(held_out_E, options)) if len(held_out_E) else None

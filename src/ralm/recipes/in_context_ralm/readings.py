@@ -111,5 +111,5 @@ def predictive_reranker(scale: Scale) -> Step:
     examples = scale.examples(ExampleOptions(examples=300_000))
     candidates = CandidateOptions(candidates=scale.candidates(CANDIDATES))
     measured = signals(WIKITEXT_TRAIN, GPT2[0], wikipedia(), examples=examples, candidates=candidates)
-    reading = scale.reranker(RerankerOptions(rank_prior=False))
+    reading = scale.reranker(RerankerOptions(rank_prior=False, likelihood=False))
     return train_reranker(measured, ROBERTA, training=scale.training(TrainingOptions(held_out=0)), reading=reading)
