@@ -1,5 +1,7 @@
 """A reranker from signals to a figure, through the command line; killed on the way."""
 
+import contextlib
+import io
 import json
 import re
 import signal
@@ -9,12 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from ralm.cli.output import print_reranker
 from ralm.retrieval.building import build_index
 from ralm.retrieval.index import open_index
+from ralm.training.reranker import TrainedReranker
 from tests.cli.program import ralm
 from tests.fakes import passages_of
 from tests.forked import killing, started
 from tests.tiny_encoders import save_tiny_bert
+from tests.tiny_models import save_tiny_model
 from tests.training.made_signals import save_signals
 
 TEXT = "the sea is wide and the hill is high. " * 6
@@ -53,6 +58,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
+
+
+def test_a_language_model_says_what_counts_beside_its_score(folder: Path) -> None:
+    save_tiny_model("gpt2", folder / "lm")
+    train = [*TRAIN[: TRAIN.index("bert")], "lm", *TRAIN[TRAIN.index("bert") + 1 :], *SETTINGS]
+    answer = ralm(*train, "--out", "of-lm", "--json")
+    assert answer.status == 0, answer.err
+    said = json.loads(answer.out)
+    config = json.loads((folder / "of-lm" / "config.json").read_text())["ralm"]
+    assert {name: said[name] for name in ("rank_weight", "likelihood")}.items() <= config.items()
+    assert ralm(*train, "--out", "without", "--no-likelihood", "--no-rank-prior", "--json").status == 0
+    config = json.loads((folder / "without" / "config.json").read_text())["ralm"]
+    assert (config["rank_weight"], config["likelihood"]) == (0, None)
+    trained = TrainedReranker(
+        out=Path("r"),
+        steps=2,
+        best_step=1,
+        rank_weight=0.4,
+        likelihood={"weight": 0.6, "decay": 8.0},
+        losses=[{"step": 1, "held_out_loss": 1.0}],
+        held_out=None,
+    )
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        print_reranker(trained)
+    assert (
+        "beside its score, the rank counts 0.40 and the likelihood of the prefix's last tokens 0.60" in out.getvalue()
+    )
 
 
 def test_it_is_used_where_passages_are_read(folder: Path) -> None:

@@ -216,6 +216,12 @@ def print_worth(folder: Path, worth: Worth) -> None:
 def print_reranker(trained: TrainedReranker) -> None:
     """Print where a reranker is, and what its choice is worth on the held-out examples."""
     print_line(f"{trained.out}: reranker of step {trained.best_step:,}, after {trained.steps:,} steps")
+    known = [f"the rank counts {trained.rank_weight:.2f}"] if trained.rank_weight else []
+    if trained.likelihood is not None:
+        much, decay = (number(trained.likelihood[name]) for name in ("weight", "decay"))
+        known.append(f"the likelihood of the prefix's last tokens {much:.2f} (decay {decay:.0f})")
+    if known:
+        print_line(f"beside its score, {' and '.join(known)}")
     _print_held_out_loss(trained)
     if trained.held_out is not None:
         none = number(trained.held_out["none"])

@@ -66,6 +66,8 @@ def reranker(
                 "reranker": str(out),
                 "steps": trained.steps,
                 "best_step": trained.best_step,
+                "rank_weight": trained.rank_weight,
+                "likelihood": trained.likelihood,
                 "losses": [*trained.losses],
                 "held_out": None if trained.held_out is None else {**trained.held_out},
             }

@@ -21,15 +21,18 @@ KIND: Final = "reranker"
 class TrainedReranker:
     """The outcome of a training.
 
-    `steps` were done, and the weights after `best_step` were kept. `losses`: a row for each evaluation, as in
-    losses.csv. `held_out`: mean log-probabilities per token of the continuations of the held-out examples without a
-    passage (`none`), and behind the retriever's first (`first`), the reranker's choice (`chosen`) and the best
-    candidate (`best`); None if nothing was held out.
+    `steps` were done, and the weights after `best_step` were kept. `rank_weight` and `likelihood` (its weight and
+    decay; None if it does not count) were fitted before. `losses`: a row for each evaluation, as in losses.csv.
+    `held_out`: mean log-probabilities per token of the continuations of the held-out examples without a passage
+    (`none`), and behind the retriever's first (`first`), the reranker's choice (`chosen`) and the best candidate
+    (`best`); None if nothing was held out.
     """
 
     out: Path
     steps: int
     best_step: int
+    rank_weight: float
+    likelihood: dict[str, JsonValue] | None
     losses: Sequence[dict[str, JsonValue]]
     held_out: dict[str, JsonValue] | None
 
@@ -83,11 +86,14 @@ def train_reranker(
             trained = train(student, work, training_E, held_out_E, options)
             held_out = student.worth(evaluated(held_out_E, options)) if len(held_out_E) else None
             results: dict[str, JsonValue] = {"held_out": None if held_out is None else {**held_out}}
+            likelihood = None if model.likelihood is None else asdict(model.likelihood)
             write_trained(out, KIND, student, trained, config, results=results, force=force)
     return TrainedReranker(
         out=Path(out),
         steps=trained.steps,
         best_step=trained.best_step,
+        rank_weight=model.rank_weight,
+        likelihood=likelihood,
         losses=[asdict(row) for row in trained.losses],
         held_out=held_out,
     )

@@ -28,7 +28,7 @@ class ExampleOptions:
     sequence_tokens: Annotated[int, Option("Tokens of a sequence: a prefix and its continuations.", least=2)] = 256
     per_sequence: Annotated[
         int, Option("Consecutive examples per sequence; they share forward passes of the language model.")
-    ] = 16
+    ] = 32
     query_tokens: Annotated[int, Option("Number of last tokens to use as the query.")] = 32
     seed: Annotated[int, seed_option(_ALWAYS)] = 0
 
