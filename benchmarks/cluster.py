@@ -3,7 +3,8 @@
     python -m benchmarks.cluster [--passages 500000] [--strides 2000] [--jobs index eval]
 
 The cluster is one node of this machine, with all of its processors and with one. Seconds are those of the whole command
-by the clock: it loads itself, connects, and its workers load what they need. Starting the cluster is not in them.
+by the clock: it loads itself, connects, and its workers load what they need. Starting the cluster is not in them. `start`
+is what the same command takes for almost nothing (100 passages, two strides), and the last column compares without it.
 Memory is the peak of the resident set of the command, and of the largest worker; what all processes share is in both.
 `index` builds an index for BM25 of passages of the synthetic collection; `eval` scores the held-out text of the
 demonstration with ralm-tiny and the first passage of BM25, stride 4, in windows that slide.
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from ray.cluster_utils import Cluster
@@ -29,6 +31,7 @@ from ralm.demo.demonstration import HELD_OUT, INDEX, build_demo_folder
 
 _SECONDS = 0.2
 _STRIDE = 4
+_FEW = 100
 
 
 class Peaks(threading.Thread):
@@ -92,21 +95,24 @@ def measure(name: str, command: list[str], out: Path) -> dict[str, object]:
     return {"": name, "seconds": seconds, "command, MB": peaks.command, "largest worker, MB": peaks.worker}
 
 
-def compare(job: str, command: list[str], folder: Path) -> list[dict[str, object]]:
-    """The rows of a job: without a cluster, with all processors of a node, and with one."""
+def compare(job: str, small: list[str], command: list[str], folder: Path) -> None:
+    """Print the rows of a job, without a cluster, with all processors of a node, and with one; `small` is the job with
+    almost nothing to do."""
     every = os.cpu_count() or 1
-    rows = [measure(f"{job}, no cluster", command, folder / "plain")]
+    begin = measure("", small, folder / "small")["seconds"]
+    rows = [{**measure(f"{job}, no cluster", command, folder / "plain"), "start": begin}]
     for processors in dict.fromkeys([every, 1]):
         with node(processors) as address:
+            ray = ["--ray", address]
+            begin = measure("", [*small, *ray], folder / "small")["seconds"]
             name = f"{job}, a node of {processors}"
-            rows.append(measure(name, [*command, "--ray", address], folder / "clustered"))
-    plain = rows[0]["seconds"]
-    assert isinstance(plain, float)
-    for row in rows:
-        assert isinstance(row["seconds"], float)
-        row["to no cluster"] = row["seconds"] / plain
+            rows.append({**measure(name, [*command, *ray], folder / "clustered"), "start": begin})
+    figures = [(float(str(row["seconds"])), float(str(row["start"]))) for row in rows]
+    plain, plain_start = figures[0]
+    for row, (seconds, begin) in zip(rows, figures, strict=True):
+        row["to no cluster"] = seconds / plain
+        row["without start"] = (seconds - begin) / (plain - plain_start)
     print_table(rows)
-    return rows
 
 
 def main() -> None:
@@ -122,12 +128,15 @@ def main() -> None:
             with corpus.open("w", encoding="utf-8") as stream:
                 for number, text in enumerate(synthetic.collection(args.passages).texts()):
                     stream.write(json.dumps({"id": str(number), "text": text}) + "\n")
-            compare("index", ["index", str(corpus)], folder)
+            few = folder / "few.jsonl"
+            with corpus.open(encoding="utf-8") as stream:
+                few.write_text("".join(islice(stream, _FEW)), encoding="utf-8")
+            compare("index", ["index", str(few)], ["index", str(corpus)], folder)
         if "eval" in args.jobs:
             build_demo_folder(folder / "demo")
             command = ["eval", str(folder / "demo" / HELD_OUT), "--index", str(folder / "demo" / INDEX)]
-            command += ["--lm", "ralm-tiny", "--stride", str(_STRIDE), "--limit-tokens", str(_STRIDE * args.strides)]
-            compare("eval", command, folder)
+            command += ["--lm", "ralm-tiny", "--stride", str(_STRIDE), "--limit-tokens"]
+            compare("eval", [*command, str(2 * _STRIDE)], [*command, str(_STRIDE * args.strides)], folder)
 
 
 if __name__ == "__main__":

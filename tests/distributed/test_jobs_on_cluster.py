@@ -24,7 +24,7 @@ from ralm.retrieval.index import open_index
 from tests.cli.program import ralm
 from tests.distributed.cluster_work import Differs, EndsAsItLoads, Loads, wait
 from tests.distributed.clusters import another_node, node, save_corpus
-from tests.documentation import a_third
+from tests.documentation import of_packages
 from tests.tiny_encoders import save_tiny_bert
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -53,9 +53,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert ralm("index", *sources, "--out", folder / "index").status == 0
     texts = sorted((folder / "texts").glob("0*.txt"))
     (folder / "text.txt").write_text("\n".join(one.read_text() for one in texts if one.name != "broken.txt"))
-    asked = [{"id": f"q{i}", "question": f"where is w{i}", "answers": [f"in w{i + 1}"]} for i in range(40)]
+    asked = [{"id": f"q{i}", "question": f"where is w{i}", "answers": [f"in w{i + 1}"]} for i in range(16)]
     (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
-    chosen = [{"question": f"what is w{i}", "choices": ["w1", "w2 w3"], "answer": i % 2} for i in range(20)]
+    chosen = [{"question": f"what is w{i}", "choices": ["w1", "w2 w3"], "answer": i % 2} for i in range(8)]
     (folder / "choices.jsonl").write_text("".join(json.dumps(one) + "\n" for one in chosen))
     return folder
 
@@ -76,7 +76,7 @@ def same_scores(several: Sequence[Any], others: Sequence[Any]) -> None:
 @pytest.mark.usefixtures("shared")
 def test_a_recipe(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells are those of one machine, and are read off runs on the cluster."""
-    monkeypatch.setattr(standing_in, "standard_library_documentation", a_third)
+    monkeypatch.setattr(standing_in, "standard_library_documentation", of_packages)
     run = ["recipe", "run", "analysis/contamination", "--stand-in", "--limit-tokens", 420, "--json"]
     plain = json.loads(answered(*run, "--out", tmp_path / "plain"))
     made = shutil.ignore_patterns("steps", "tables")

@@ -20,7 +20,7 @@ from tests.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 KILLS = int(os.environ.get("RALM_KILLS", "1"))
-SECONDS = (3, 10)
+SECONDS = (3, 10) if KILLS > 1 else (3, 6)
 """When processes are killed: while models are loaded, and while they score."""
 
 

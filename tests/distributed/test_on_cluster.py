@@ -107,7 +107,7 @@ def test_an_index_is_that_of_one_machine(
 
 @pytest.mark.usefixtures("deadly_poison")
 def test_a_poisoned_line_is_named_or_left_out_and_what_was_done_is_kept(nodes: Any, folder: Path) -> None:
-    lines = (folder / "corpus.jsonl").read_text().splitlines()[:24]
+    lines = (folder / "corpus.jsonl").read_text().splitlines()[:15]  # with the poison two for each of eight spans
     poisoned, sound = folder / "poisoned.jsonl", folder / "sound.jsonl"
     poisoned.write_text("\n".join([*lines[:9], json.dumps({"text": POISON}), *lines[9:]]) + "\n")
     sound.write_text("\n".join(lines) + "\n")
@@ -116,7 +116,7 @@ def test_a_poisoned_line_is_named_or_left_out_and_what_was_done_is_kept(nodes: A
     with pytest.raises(CorpusError, match=r"poisoned\.jsonl, line 10 ends the process that reads it"):
         build_index_on(nodes.address, CorpusPlan(sources=[str(poisoned)]), out)
     records = sorted((PARTS.beside(out) / "parts").glob("*/record.json"))
-    assert len(records) >= 5, "what is beside the poison, too"
+    assert len(records) >= 4, "what is beside the poison, too"
     for record in records:  # if it were made again, it would not say so
         record.write_text(json.dumps(json.loads(record.read_text()) | {"warnings": [f"kept {record.parent.name}"]}))
 
