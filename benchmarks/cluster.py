@@ -3,9 +3,10 @@
     python -m benchmarks.cluster [--passages 500000] [--strides 2000] [--jobs index eval]
 
 The cluster is one node of this machine, with all of its processors and with one. Seconds are those of the whole command
-by the clock: it loads itself, connects, and its workers load what they need. Starting the cluster is not in them. `start`
-is what the same command takes for almost nothing (100 passages, two strides), and the last column compares without it.
-Memory is the peak of the resident set of the command, and of the largest worker; what all processes share is in both.
+by the clock: it loads itself, connects, and its workers load what they need. Starting the cluster is not in them.
+`start` is what the same command takes for almost nothing (100 passages, two strides), and the last column compares
+without it. Memory is the peak of the resident set of the command, and of the largest worker; what all processes share
+is in both.
 `index` builds an index for BM25 of passages of the synthetic collection; `eval` scores the held-out text of the
 demonstration with ralm-tiny and the first passage of BM25, stride 4, in windows that slide.
 """
