@@ -24,10 +24,12 @@ _SAID: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file behind a URL: what those who read a corpus use of a path. `size` is in bytes."""
+    """A file behind a URL: what those who read a corpus use of a path. `size` is in bytes; `path` is where the file
+    system of `url` has it, since a name of a file can look like a part of a URL."""
 
     url: str
     size: int
+    path: str
 
     def __str__(self) -> str:
         return self.url
@@ -48,12 +50,28 @@ class RemoteFile:
 
     def open(self, error: type[RalmError] = CorpusError) -> io.BufferedReader:
         """Open it for reading bytes from any place; raises `error` if that is refused, OSError where reading fails."""
-        with _refusals(self.url, error):
-            return io.BufferedReader(_Stream(_system(self.url).open(_path(self.url), "rb"), self.url), _BLOCK)
+        _lost.pop(self.url, None)
+        try:
+            with _refusals(self.url, error):
+                opened = _system(self.url).open(self.path, "rb")
+        except error as refused:
+            if not isinstance(refused.__context__, FileNotFoundError):
+                _lost[self.url] = _said(refused)
+            raise
+        return io.BufferedReader(_Stream(opened, self.url), _BLOCK)
 
 
 FilePath: TypeAlias = Path | RemoteFile
 """Where a file is: on a disk of this machine, or behind a URL."""
+_lost: Final[dict[str, str]] = {}
+"""What went wrong when a file was last read, by URL. Whoever reads a format may take it for a damaged file."""
+
+
+def check_not_lost(path: FilePath) -> None:
+    """Raise StorageError if a file behind a URL could not be read to its end, or not at all, since the other side
+    failed or refused: what was read of it must not pass for all that there is."""
+    if isinstance(path, RemoteFile) and path.url in _lost:
+        raise StorageError(f"{path.url} was not read completely: {_lost[path.url]}. Run this again.")
 
 
 def is_url(source: str) -> bool:
@@ -70,7 +88,7 @@ def remote_file(url: str) -> RemoteFile | None:
         return None
     if found.get("size") is None:
         raise CorpusError(f"{url} does not tell its size; download the file first.")
-    return RemoteFile(url, int(found["size"]))
+    return RemoteFile(url, int(found["size"]), _path(url))
 
 
 def remote_files_below(url: str) -> Iterator[tuple[str, RemoteFile]]:
@@ -79,10 +97,14 @@ def remote_files_below(url: str) -> Iterator[tuple[str, RemoteFile]]:
     with _refusals(url):
         root = _path(url).rstrip("/")
         found = _system(url).find(root, detail=True)
-    below = {path.removeprefix(root).lstrip("/"): int(one.get("size") or 0) for path, one in found.items()}
-    for path in sorted(below, key=lambda path: path.split("/")):
-        if path and not path.endswith("/"):  # object stores may hold such a name for a folder
-            yield path, RemoteFile(f"{url.rstrip('/')}/{path}", below[path])
+    below = {path.removeprefix(root).lstrip("/"): (path, one.get("size")) for path, one in found.items()}
+    for name in sorted(below, key=lambda name: name.split("/")):
+        path, size = below[name]
+        if name and not name.endswith("/"):  # object stores may hold such a name for a folder
+            file = f"{url.rstrip('/')}/{name}"
+            if size is None:
+                raise CorpusError(f"{file} does not tell its size; download the folder first.")
+            yield name, RemoteFile(file, int(size), path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +209,7 @@ class _Stream(io.RawIOBase):
         try:
             yield
         except Exception as error:
+            _lost[self._url] = _said(error)
             raise OSError(0, _said(error), self._url) from error
 
 
@@ -205,6 +228,8 @@ def _refusals(url: str, error: type[RalmError] = CorpusError, what: str = "read"
 
 def _said(error: Exception) -> str:
     """The first line of what an error says, without the full stop at its end."""
+    if "block_size=0" in str(error):
+        return "the server gives no parts of a file; download it first"
     return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:_SAID].rstrip(". ")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ralm.answering import questions
 from ralm.answering.options import QuestionFields
 from ralm.answering.questions import Question, read_questions
 from ralm.errors import QuestionFileError
@@ -146,6 +147,19 @@ def test_aliases_that_are_one_text_are_one_answer(tmp_path: Path) -> None:
 def test_no_more_is_read_than_is_asked_for(tmp_path: Path) -> None:
     file = written(tmp_path, "a.jsonl", '{"question": "x", "answer": "y"}\nbroken\n')
     assert [one.text for one in read_questions(file, limit=1)] == ["x"]
+
+
+def test_json_is_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def looking(text: str) -> bool:
+        looked.append(text)
+        return False
+
+    monkeypatch.setattr(questions, "has_surrogates", looking)
+    rows = [{"question": f"q{number}", "answers": ["a"]} for number in range(30)]
+    assert len(read_questions(written(tmp_path, "a.json", rows))) == 30
+    assert len(looked) == 1
 
 
 def test_a_field_may_be_long(tmp_path: Path) -> None:

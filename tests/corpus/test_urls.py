@@ -22,7 +22,7 @@ from ralm.corpus.left_out import LeftOut
 from ralm.corpus.maker import DocumentMaker
 from ralm.corpus.sources import read_documents
 from ralm.corpus.spans import cut, grouped, list_files, read_span
-from ralm.errors import CorpusError, MissingExtraError
+from ralm.errors import CorpusError, MissingExtraError, StorageError
 from ralm.records import Document
 from tests.cli.program import ralm
 
@@ -68,6 +68,10 @@ class Flaky(MemoryFileSystem):  # type: ignore[misc]
         if "endless" in path:
             return {"name": path, "size": None, "type": "file"}
         return super().info(path, **kwargs)
+
+    def find(self, path: str, *others: Any, **kwargs: Any) -> Any:
+        found = super().find(path, *others, **kwargs)
+        return {name: {**one, "size": None} for name, one in found.items()} if "sizeless" in path else found
 
     def _open(self, path: str, *_: Any, **__: Any) -> Any:
         opened = super()._open(path)
@@ -163,6 +167,29 @@ def test_what_is_refused(url: str, said: str) -> None:
     with pytest.raises(CorpusError) as refused:
         read(url)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.txt", "x.pdf", "x.parquet", "x.docx", "x.csv"])
+def test_a_connection_that_is_lost_is_no_damaged_file(name: str, tmp_path: Path) -> None:
+    """In a folder, damaged files are left out: what cannot be read now must not be."""
+    system = fsspec.filesystem("memory")
+    system.pipe(f"/{name}-lost/a.txt", b"one that is read")
+    system.pipe(f"/{name}-lost/{name}", LINES)
+    url = f"flaky://{name}-lost"
+    with pytest.raises(StorageError, match=rf"{url}/\S+ was not read completely: 'the connection was lost'"):
+        read(url)
+    for span in grouped(list_files([url], LeftOut(), named=False), 9):
+        with pytest.raises(StorageError, match="was not read completely"):
+            list(read_span(span, DocumentMaker(Fields(), LeftOut(), skip_bad=True)))
+
+
+def test_names_that_look_like_urls_and_sizes_that_are_not_told() -> None:
+    system = fsspec.filesystem("memory")
+    system.pipe("/odd/a::b.txt", b"text of it")
+    system.pipe("/sizeless/a.txt", b"text")
+    assert [one.id for one in read("memory://odd")[0]] == ["a::b.txt"]
+    with pytest.raises(CorpusError, match=r"flaky://sizeless/a\.txt does not tell its size; download the folder first"):
+        read("flaky://sizeless")
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What is said of a cluster that is not there, or of a machine of it that cannot do the job."""
 
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,8 @@ from ralm.distributed import indexing
 from ralm.distributed.cluster import Here, connected
 from ralm.distributed.indexing import CorpusPlan
 from ralm.distributed.machines import shares_of
-from ralm.errors import ClusterError
+from ralm.errors import ClusterError, RalmWarning, StorageError, UsageError
+from ralm.remote import RemoteFolder
 from tests.cli.program import ralm
 from tests.tiny_models import save_tiny_model
 
@@ -135,3 +137,47 @@ def test_what_actors_of_a_machine_take(
     has: dict[str, float], how: dict[str, bool], shares: list[tuple[int, int]]
 ) -> None:
     assert [(one["num_cpus"], one["num_gpus"]) for one in shares_of(has, **how)] == shares
+
+
+def test_a_store_of_another_job_is_removed_and_one_that_stays_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = CorpusPlan(sources=["corpus.jsonl"])
+    other = replace(plan, splitting=Splitting(words=50))
+
+    def stopped(plan: CorpusPlan, parts: str | None, *, force: bool = False) -> RemoteFolder | None:
+        """A job that ends with an error, after it has kept something."""
+        store = indexing._store(parts, plan)
+        with (
+            suppress(KeyboardInterrupt),
+            indexing._working(tmp_path / "out", plan, store, force=force) as work,
+            indexing._keeping(work, plan, store),
+        ):
+            raise KeyboardInterrupt
+        return store
+
+    first = stopped(plan, "memory://jobs/")
+    assert first is not None
+    assert first.has("begun")
+    assert stopped(plan, "memory://jobs") == first, "it goes on there"
+    with pytest.raises(UsageError, match=r"begun with other settings \(splitting\.words 100 there, 50 here\)"):
+        stopped(other, "memory://jobs")
+    second = stopped(other, "memory://jobs", force=True)
+    assert second is not None
+    assert (first.has("begun"), second.has("begun")) == (False, True)
+    stopped(other, None)
+    assert not second.has("begun")
+    assert indexing._store("memory://jobs", replace(plan, sources=["more.jsonl"])) != first
+    with pytest.raises(UsageError, match="`parts` is here, but it must be the URL of a folder in an object store"):
+        indexing._store("here", plan)
+
+    def denied(folder: RemoteFolder) -> None:
+        raise StorageError(f"{folder.url} cannot be used: denied.")
+
+    monkeypatch.setattr(RemoteFolder, "remove", denied)
+    with (
+        pytest.warns(RalmWarning, match=r"cannot be used: denied\. Remove memory://jobs/\w+ yourself"),
+        indexing._working(tmp_path / "new", plan, first, force=False) as work,
+        indexing._keeping(work, plan, first),
+    ):
+        pass

@@ -1,6 +1,7 @@
 """What becomes of tasks: again, in halves, or left out; which are late. And folders that are made once, on a disk or in
 an object store."""
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
@@ -182,6 +183,22 @@ def failing_second(system: MemoryFileSystem, put: Callable[..., None], source: s
     if to.endswith("more"):
         raise KeyError("the connection was lost")
     put(system, source, to)
+
+
+def test_what_a_killed_process_leaves_on_its_machine_goes(store: InStore, tmp_path: Path) -> None:
+    for name in ("left", "new"):
+        (tmp_path / f"ralm-{name}.partial" / "content").mkdir(parents=True)
+    os.utime(tmp_path / "ralm-left.partial", (0, 0))
+    own = InStore(store.folder, tmp_path)
+    own.make("a", lambda _: None)
+    assert names(tmp_path) == ["ralm-new.partial"], "one that was made just now may not be held yet"
+
+    def make(folder: Path) -> None:
+        os.utime(folder.parent, (0, 0))
+        own.make("c", lambda _: None)
+        assert folder.exists(), "a process that is running holds it"
+
+    own.make("b", make)
 
 
 def test_a_store_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -52,6 +52,15 @@ def test_what_decides_an_earlier_step_decides_a_later_one(tmp_path: Path) -> Non
     assert name(step, tmp_path, given) != first
 
 
+def test_what_is_behind_a_url_decides(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"text": "one"}')
+    given = {WIKITEXT_TRAIN.name: f"file://{tmp_path}/corpus.jsonl"}
+    first = name(index(WIKITEXT_TRAIN), tmp_path, given)
+    assert name(index(WIKITEXT_TRAIN), tmp_path, given) == first
+    (tmp_path / "corpus.jsonl").write_text('{"text": "two"}')
+    assert name(index(WIKITEXT_TRAIN), tmp_path, given) != first
+
+
 def test_a_file_of_a_model_decides(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()

@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    ModernBertDecoderConfig,
+    ModernBertDecoderForCausalLM,
+)
 
 from ralm.errors import ModelError
 from ralm.reranking.cross_encoder import PairModel, load_pair_model
@@ -43,6 +48,24 @@ def test_scores_are_read_where_the_prefix_ends_behind_the_passage(family: str, t
             expected = float(plain.score(hidden_N[-1]))
         assert score == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert np.ptp(scores) > 0.01
+
+
+def test_a_head_of_another_name(tmp_path: Path) -> None:
+    lm = save_tiny_model("gpt2", tmp_path / "lm")
+    config = ModernBertDecoderConfig(
+        vocab_size=259,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=POSITIONS,
+        pad_token_id=258,
+    )
+    ModernBertDecoderForCausalLM(config).save_pretrained(tmp_path / "decoder")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "decoder" / file).write_bytes((lm / file).read_bytes())
+    model = load_pair_model(str(tmp_path / "decoder"), 12, max_length=POSITIONS, new=True)
+    assert model.scores(PAIRS).tolist() == [0.0] * len(PAIRS)
 
 
 def test_its_folder_says_that_the_passage_comes_first(tmp_path: Path) -> None:

@@ -44,19 +44,27 @@ def test_another_process_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_under_other_names_of_the_same_content(tmp_path: Path) -> None:
-    """A folder may be moved, or be named relative to another one."""
-    model: dict[str, JsonValue] = {"name": "lm", "weights": "w"}
-    config: dict[str, JsonValue] = {"text": {"path": "text.txt", "sha256": "a"}, "model": model}
-    config["passages"] = {"index": "index", "fingerprint": "f", "k1": 0.9}
+    """A file may be moved, or be named relative to another folder; a model keeps its name."""
+    first, second = 64 * "a", 64 * "b"
+    config: dict[str, JsonValue] = {
+        "text": {"path": "text.txt", "sha256": first},
+        "model": {"name": "lm", "weights": "w"},
+    }
+    config["passages"] = {"index": "index", "fingerprint": first, "k1": 0.9}
     with pytest.raises(KeyboardInterrupt), unfinished_run(tmp_path / "run", config, force=False) as folder:
         (folder / "model-0.journal").write_text("scored")
         raise KeyboardInterrupt
-    moved: dict[str, JsonValue] = {"text": {"path": "/else/text.txt", "sha256": "a"}, "model": {**model, "name": "/lm"}}
-    moved["passages"] = {"index": "/else/index", "fingerprint": "f", "k1": 0.9}
+    moved: dict[str, JsonValue] = {**config, "text": {"path": "/else/text.txt", "sha256": first}}
+    moved["passages"] = {"index": "/else/index", "fingerprint": first, "k1": 0.9}
     changes: list[tuple[dict[str, JsonValue], str]] = [
-        ({"text": {"path": "/else/text.txt", "sha256": "b"}}, r"text\.sha256 a there, b here"),
-        ({"model": {"name": "/lm", "weights": "x"}}, r"model\.weights w there, x here"),
-        ({"passages": {"index": "index", "fingerprint": "f", "k1": 1.2}}, r"passages\.k1 0\.9 there, 1\.2 here"),
+        ({"text": {"path": "/else/text.txt", "sha256": second}}, r"text\.sha256 a+ there, b+ here"),
+        ({"model": {"name": "lm", "weights": "x"}}, r"model\.weights w there, x here"),
+        ({"model": {"name": "/lm", "weights": "w"}}, r"model\.name lm there, /lm here"),
+        ({"passages": {"index": "index", "fingerprint": first, "k1": 1.2}}, r"passages\.k1 0\.9 there, 1\.2 here"),
+        (
+            {"passages": {"index": "other", "fingerprint": "mine", "k1": 0.9}},
+            r"passages\.fingerprint a+ there, mine here",
+        ),
     ]
     for changed, said in changes:
         other = {**moved, **changed}
@@ -64,10 +72,12 @@ def test_a_run_goes_on_under_other_names_of_the_same_content(tmp_path: Path) -> 
             pass
     with unfinished_run(tmp_path / "run", moved, force=False) as folder:
         assert (folder / "model-0.journal").read_text() == "scored"
-    named: dict[str, JsonValue] = {"model": {"name": "a"}}
-    with pytest.raises(KeyboardInterrupt), unfinished_run(tmp_path / "run", named, force=False) as folder:
+    own: dict[str, JsonValue] = {"path": "a", "sha256": "no hash"}
+    with pytest.raises(KeyboardInterrupt), unfinished_run(tmp_path / "run", own, force=False) as folder:
         (folder / "model-0.journal").write_text("scored")
         raise KeyboardInterrupt
-    said = r"model\.name a there, b here"
-    with pytest.raises(UsageError, match=said), unfinished_run(tmp_path / "run", {"model": {"name": "b"}}, force=False):
+    with (
+        pytest.raises(UsageError, match=r"\(path a there, b here\)"),
+        unfinished_run(tmp_path / "run", {**own, "path": "b"}, force=False),
+    ):
         pass

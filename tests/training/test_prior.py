@@ -215,6 +215,9 @@ def test_training_begins_from_zero_shot_reranking(
 
     model = load_pair_model(lm, 12, max_length=32, new=True)
     first = PairStudent(model, signals, index.passages, READING, fitted_to=EXAMPLES)
+    first.module.train()
+    first.losses(EXAMPLES[:4], None)
+    assert first.module.training, "fitting leaves dropout as it is"
     first.module.eval()
     with torch.no_grad():
         losses = first.losses(EXAMPLES[:4], None)

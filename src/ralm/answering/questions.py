@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from ralm.answering.options import QuestionFields
 from ralm.corpus.formats.file import content_of, lines_of, suffix_of
-from ralm.corpus.formats.json_records import check_surrogates, record_of_line
+from ralm.corpus.formats.json_records import check_surrogates, has_surrogates, record_of_line
 from ralm.corpus.formats.tables import next_row
 from ralm.corpus.maker import without_remedy
 from ralm.corpus.sources import dataset_reader
@@ -107,6 +107,14 @@ def line_rows(path: Path) -> Iterator[Row]:
 
 def _json(path: Path) -> Iterator[Row]:
     text = _text(path)
+    suspicious = has_surrogates(text)
+    for where, row in _json_rows(path, text):
+        if suspicious:
+            check_surrogates(row, where)
+        yield where, row
+
+
+def _json_rows(path: Path, text: str) -> Iterator[Row]:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
@@ -116,9 +124,7 @@ def _json(path: Path) -> Iterator[Row]:
     except (ValueError, RecursionError) as error:
         raise QuestionFileError(f"{path} cannot be read as JSON: {error}.") from None
     if isinstance(content, dict) and isinstance(articles := content.get("data"), list):
-        for where, row in _squad(path, articles):
-            check_surrogates(row, text, where)
-            yield where, row
+        yield from _squad(path, articles)
         return
     if isinstance(content, dict):
         content = content.get("Data")
@@ -130,7 +136,6 @@ def _json(path: Path) -> Iterator[Row]:
         where = f"{path}, question {number}"
         if not isinstance(row, dict):
             raise QuestionFileError(f"{where} is not an object with fields.")
-        check_surrogates(row, text, where)
         yield where, _of_trivia_qa(row) if "Question" in row and "question" not in row else row
 
 

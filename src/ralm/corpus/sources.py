@@ -22,7 +22,7 @@ from ralm.corpus.left_out import BROKEN_FILES, EMPTY_FILES, NO_TEXT, LeftOut
 from ralm.corpus.maker import DocumentMaker, check_metadata, without_remedy
 from ralm.errors import CorpusError, MissingExtraError, RalmWarning, UsageError
 from ralm.records import Document
-from ralm.remote import FilePath, RemoteFile, is_url, remote_file
+from ralm.remote import FilePath, RemoteFile, check_not_lost, is_url, remote_file
 
 __all__ = ["Fields", "LeftOut", "read_documents"]
 
@@ -48,7 +48,8 @@ def read_documents(
     - a folder: every such file below it, and every dataset that `datasets` saved, in the order of the paths;
     - a folder that `datasets` saved, or `hf:NAME[:CONFIG][:SPLIT]`, a dataset of the Hugging Face hub or a folder
       that `datasets` can load; a single word after the name is a configuration if there is one of that name;
-    - the URL of such a file, or of a folder of them, that fsspec can read: `s3://BUCKET/FOLDER`, `gs://`, `https://`.
+    - the URL of such a file, or of a folder of them, that fsspec can read: `s3://BUCKET/FOLDER`, `gs://`; of web
+      servers (`https://`) only files.
 
     The id of a document is that of its record. Without one it is the path of the file below the folder, followed for
     records by a colon and the number of the line or object (from 1) or row (from 0). For a single file it is only the
@@ -63,7 +64,8 @@ def read_documents(
 
     Raises CorpusError if a source is missing, of an unknown type, broken (naming the line), not UTF-8 (naming the
     byte), or has no documents, or if no document has a field that `fields` names for metadata; MissingExtraError if a
-    package is needed and not installed, for a folder before anything in it is read.
+    package is needed and not installed, for a folder before anything in it is read; StorageError if the connection to
+    a file behind a URL is lost.
     """
     sources = [sources] if isinstance(sources, str) else sources
     named = len(sources) > 1 if named is None else named
@@ -173,15 +175,18 @@ def _is_saved(folder: Path) -> bool:
 
 def _remote_documents(url: str, begin: str, maker: DocumentMaker) -> Iterator[Document]:
     files, in_folder = _remote_files(url, begin, maker.left_out)
-    if not in_folder:
-        return reader_of(files[0].suffix)(files[0], maker)
-    return _documents_of_files(files, maker.skipping_bad())
+    return documents_of_files(files, maker.skipping_bad() if in_folder else maker, in_folder=in_folder)
 
 
-def _documents_of_files(files: Sequence[File], maker: DocumentMaker) -> Iterator[Document]:
-    """The documents of files of a folder; what is broken is left out."""
+def documents_of_files(files: Sequence[File], maker: DocumentMaker, *, in_folder: bool) -> Iterator[Document]:
+    """The documents of files, one after another; what is broken in a folder is left out.
+
+    Raises StorageError if a file behind a URL cannot be read to its end.
+    """
     for file in files:
-        yield from unless_broken(reader_of(file.suffix)(file, maker), str(file.path), maker.left_out)
+        documents = reader_of(file.suffix)(file, maker)
+        yield from _unless_broken(documents, file.path, maker.left_out) if in_folder else documents
+        check_not_lost(file.path)
 
 
 def _remote_files(url: str, begin: str, left_out: LeftOut) -> tuple[list[File], bool]:
@@ -203,7 +208,8 @@ def _file_of(path: FilePath, begin: str) -> File:
     """A source that is a file."""
     if not is_known(path.name):
         kinds = ", ".join(SUFFIXES)
-        raise CorpusError(f"{path} is of an unknown type; give a folder, a file that ends in {kinds}, or hf:NAME.")
+        other = "a folder of an object store" if isinstance(path, RemoteFile) else "a folder"
+        raise CorpusError(f"{path} is of an unknown type; give {other}, a file that ends in {kinds}, or hf:NAME.")
     name = begin if isinstance(path, RemoteFile) else path_text(Path(begin)) if begin else ""
     return File(path, name or path_text(path.name), _prefix(name))
 
@@ -225,7 +231,7 @@ def _folder_documents(folder: Path, maker: DocumentMaker, begin: str) -> Iterato
             if found.is_dataset
             else reader_of(file.suffix)(file, maker)
         )
-        yield from unless_broken(documents, found.path, maker.left_out)
+        yield from _unless_broken(documents, Path(found.path), maker.left_out)
 
 
 def _check_extras(everything: list[Found]) -> None:
@@ -238,7 +244,7 @@ def _check_extras(everything: list[Found]) -> None:
             break
 
 
-def unless_broken(documents: Iterator[Document], path: str, left_out: LeftOut) -> Iterator[Document]:
+def _unless_broken(documents: Iterator[Document], path: FilePath, left_out: LeftOut) -> Iterator[Document]:
     """The documents of a file in a folder, up to where it is broken; a file without any is counted too."""
     before = left_out.counts.total()
     document = None
@@ -246,9 +252,10 @@ def unless_broken(documents: Iterator[Document], path: str, left_out: LeftOut) -
         for document in documents:
             yield document
     except CorpusError as error:
+        check_not_lost(path)
         left_out.add(BROKEN_FILES, without_remedy(error))
     if document is None and left_out.counts.total() == before:
-        left_out.add(EMPTY_FILES, path_text(path))
+        left_out.add(EMPTY_FILES, path_text(str(path)))
 
 
 def _dataset_documents(name: str, prefix: str, maker: DocumentMaker) -> Iterator[Document]:

@@ -11,14 +11,13 @@ from typing import Final, NamedTuple
 
 from ralm.controls import path_text
 from ralm.corpus.formats.file import File, Lines, size_of
-from ralm.corpus.formats.kinds import reader_of
 from ralm.corpus.left_out import LeftOut
 from ralm.corpus.maker import DocumentMaker
-from ralm.corpus.sources import files_of, unless_broken, with_text
+from ralm.corpus.sources import documents_of_files, files_of, with_text
 from ralm.corpus.text import open_file
 from ralm.errors import CorpusError
 from ralm.records import Document
-from ralm.remote import FilePath, RemoteFile
+from ralm.remote import FilePath, RemoteFile, check_not_lost
 
 SPAN_BYTES: Final = 1 << 25
 """About how many bytes a span has: some 50,000 passages of 100 words."""
@@ -129,11 +128,7 @@ def read_span(span: Span, maker: DocumentMaker) -> Iterator[Document]:
     """
     span.check()
     chosen = maker.skipping_bad() if span.in_folder else maker
-    for file in span.files:
-        documents = reader_of(file.suffix)(file, chosen)
-        if span.in_folder:
-            documents = unless_broken(documents, str(file.path), maker.left_out)
-        yield from with_text(documents, maker.left_out)
+    yield from with_text(documents_of_files(span.files, chosen, in_folder=span.in_folder), maker.left_out)
 
 
 def _together(group: Sequence[Listed]) -> Span:
@@ -198,5 +193,6 @@ def _hash_of(file: File) -> str:
                 digest.update(block)
                 left -= len(block)
     except (CorpusError, OSError):
+        check_not_lost(file.path)
         return ""
     return digest.hexdigest()

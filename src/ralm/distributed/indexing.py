@@ -34,10 +34,10 @@ from ralm.distributed.cluster import Here, connected
 from ralm.distributed.keeping import InStore, Keeping, OnDisk, remove_partial
 from ralm.distributed.tasks import run_tasks
 from ralm.distributed.work import TRIES
-from ralm.errors import ClusterError, CorpusError, RalmWarning, UsageError, WorkerError
+from ralm.errors import ClusterError, CorpusError, RalmWarning, StorageError, UsageError, WorkerError
 from ralm.folders.manifest import Manifest
 from ralm.folders.outputs import check_output, output_path, storage_errors
-from ralm.folders.work import PARTS, at_work
+from ralm.folders.work import PARTS, at_work, write_whole
 from ralm.protocols import Tokenizer
 from ralm.records import Document
 from ralm.remote import RemoteFolder, is_url
@@ -60,6 +60,8 @@ _PARTS: Final = "parts"
 _SHARDS: Final = "shards"
 _RECORD: Final = "record.json"
 _BEGUN: Final = "begun"
+_STORE: Final = "store"
+"""The file of the work folder that says which folder of an object store holds the parts."""
 _LETTERS: Final = 32
 _LEAST_SPANS: Final = 8
 """Spans that a small corpus is cut into, for each shard."""
@@ -187,14 +189,14 @@ def build_index_on(
     check_output(out, kind=KIND, force=force)
     files = list_files(plan.sources, left_out, named=plan.named)
     span_bytes = min(SPAN_BYTES, max(1, sum(one.bytes for one in files) // (_LEAST_SPANS * shards)))
-    settings = _short(plan.settings())
+    store = _store(parts, plan)
     with (
         connected(address),
         storage_errors(out),
-        _working(out, plan, force=force) as work,
-        _keeping(work, plan, settings, parts) as (kept, here),
+        _working(out, plan, store, force=force) as work,
+        _keeping(work, plan, store) as (kept, here),
     ):
-        job = _Job(plan, settings, kept, here, build, span_bytes)
+        job = _Job(plan, _short(plan.settings()), kept, here, build, span_bytes)
         cuts = _run(_cut, job, grouped(files, span_bytes), "Reading the corpus", _name)
         made = _make_parts(job, [span for some in cuts for span in some], left_out)
         _take_in(job, made, removals, left_out)
@@ -208,38 +210,62 @@ def build_index_on(
             return write_index(out, placed, documents, options, analysis, describe(), force=force)
 
 
-@contextmanager
-def _keeping(work: Path, plan: CorpusPlan, settings: str, parts: str | None) -> Iterator[tuple[OnDisk | InStore, Here]]:
-    """Where parts and shards are kept, and what every machine must have: the folder `work` on a disk that all share, or
-    a folder of an object store, which is removed if the block ends without an error. Jobs with other sources or
-    settings have another one there.
+def _store(parts: str | None, plan: CorpusPlan) -> RemoteFolder | None:
+    """The folder of an object store for a job, if there is one: jobs with other sources or settings have another.
 
-    Raises UsageError if `parts` is no URL, StorageError if nothing can be written there.
+    Raises UsageError if `parts` is no URL.
     """
-    read = [Path(source).absolute() for source in plan.sources if not is_url(source)]
     if parts is None:
-        with Here.of(work, read) as here:
-            yield OnDisk(work), here
-        return
+        return None
     if not is_url(parts):
         raise UsageError(
             f"`parts` is {parts}, but it must be the URL of a folder in an object store, such as s3://BUCKET/FOLDER: "
             "without it, a folder beside the output is used."
         )
-    store = RemoteFolder(f"{parts.rstrip('/')}/{_short([settings, *plan.sources])}")
-    store.write(_BEGUN, b"")
-    yield InStore(store), Here.reading(read)
-    store.remove()
+    return RemoteFolder(f"{parts.rstrip('/')}/{_short([plan.settings(), *plan.sources])}")
 
 
 @contextmanager
-def _working(out: Path, plan: CorpusPlan, *, force: bool) -> Iterator[Path]:
-    """The folder beside the output that keeps parts and shards, held against other processes.
+def _keeping(work: Path, plan: CorpusPlan, store: RemoteFolder | None) -> Iterator[tuple[OnDisk | InStore, Here]]:
+    """Where parts and shards are kept, and what every machine must have: the folder `work` on a disk that all share, or
+    a folder of an object store, which is removed if the block ends without an error.
+
+    Raises StorageError if nothing can be written there.
+    """
+    read = [Path(source).absolute() for source in plan.sources if not is_url(source)]
+    if store is None:
+        with Here.of(work, read) as here:
+            yield OnDisk(work), here
+        return
+    write_whole(work / _STORE, store.url)
+    store.write(_BEGUN, b"")
+    yield InStore(store), Here.reading(read)
+    _remove(store)
+
+
+def _remove(store: RemoteFolder) -> None:
+    """Remove a folder of an object store; a RalmWarning says if it stays."""
+    try:
+        store.remove()
+    except StorageError as error:
+        warnings.warn(f"{error} Remove {store.url} yourself.", RalmWarning, stacklevel=2)
+
+
+@contextmanager
+def _working(out: Path, plan: CorpusPlan, store: RemoteFolder | None, *, force: bool) -> Iterator[Path]:
+    """The folder beside the output that keeps parts and shards, or says which `store` does, held against other
+    processes. A store that is no longer used is removed.
 
     Raises UsageError if it was begun with other settings, unless `force` is set.
     """
     with at_work(PARTS, out) as work:
-        if not is_begun(work, plan.settings(), "an index", force=force):
+        begun = is_begun(work, plan.settings(), "an index", force=force)
+        said = work / _STORE
+        before = RemoteFolder(said.read_text(encoding="utf-8")) if said.exists() else None
+        if before is not None and (before != store or not begun):
+            _remove(before)
+            said.unlink()
+        if not begun:
             PARTS.empty(work)
             write_config(work, plan.settings())
         for name in (_PARTS, _SHARDS):
@@ -248,7 +274,7 @@ def _working(out: Path, plan: CorpusPlan, *, force: bool) -> Iterator[Path]:
         try:
             yield work
         finally:
-            if not any((work / _PARTS).glob("*")):
+            if not any((work / _PARTS).glob("*")) and not (work / _STORE).exists():
                 PARTS.clear(work)
 
 

@@ -7,19 +7,24 @@ make the same thing make equal files, so either may count. Knows nothing of what
 
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from ralm.folders.changes import sync, sync_one
 from ralm.folders.outputs import storage_errors
+from ralm.folders.work import locked, locked_now
 from ralm.remote import RemoteFolder
 
 _PARTIAL: Final = ".partial"
 _COMPLETE: Final = "complete"
+_OWN: Final = "ralm-"
+_HELD: Final = "held"
+_SECONDS_TO_HOLD: Final = 60.0
 
 
 class Keeping(Protocol):
@@ -140,7 +145,22 @@ def _make_once(folder: Path, make: Callable[[Path], None]) -> None:
 
 @contextmanager
 def _own_folder(place: Path | None) -> Iterator[Path]:
-    """A folder of this process alone, which goes at the end."""
+    """A folder of this process alone, which goes at the end. Those of processes that were killed go first."""
     where = place or Path(tempfile.gettempdir())
-    with storage_errors(where), tempfile.TemporaryDirectory(prefix="ralm-", suffix=_PARTIAL, dir=where) as folder:
-        yield Path(folder)
+    for left in where.glob(f"{_OWN}*{_PARTIAL}"):
+        _remove_if_left(left)
+    with storage_errors(where), tempfile.TemporaryDirectory(prefix=_OWN, suffix=_PARTIAL, dir=where) as folder:
+        held = Path(folder, _HELD)
+        with locked(held):
+            content = Path(folder, "content")
+            content.mkdir()
+            yield content
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove a folder that no process holds. One that was made just now may not be held yet."""
+    with suppress(OSError):
+        if time.time() - folder.stat().st_mtime > _SECONDS_TO_HOLD:
+            with locked_now(folder / _HELD) as free:
+                if free:
+                    shutil.rmtree(folder, ignore_errors=True)

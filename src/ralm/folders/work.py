@@ -71,7 +71,10 @@ UNFINISHED: Final = WorkKind(
 """The scores of an unfinished run, or the checkpoints of an unfinished training."""
 ENCODED: Final = WorkKind(name=".{}.vectors", holds=("*.npy", "*.npy.partial", "seen-*"))
 """The vectors encoded for an unfinished index."""
-PARTS: Final = WorkKind(name=".{}.parts", holds=("parts", "shards", "seen-*", "config.json", "config.json.partial"))
+PARTS: Final = WorkKind(
+    name=".{}.parts",
+    holds=("parts", "shards", "seen-*", "store", "store.partial", "config.json", "config.json.partial"),
+)
 """The parts of an unfinished index that several machines make."""
 MEASURED: Final = WorkKind(
     name="{}.unfinished", holds=("parts", "sampled.parquet*", "config.json", "config.json.partial", "finished", "turn")

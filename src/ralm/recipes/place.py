@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from ralm.corpus.fingerprint import fingerprint_of
 from ralm.corpus.text import read_text
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.folders.manifest import whole_checksum
@@ -35,6 +36,7 @@ from ralm.recipes.resources import Resource
 from ralm.recipes.standing_in import MODEL, make_stand_ins, stand_in
 from ralm.recipes.steps import Argument, NameOf, Step
 from ralm.recipes.writing import write_resource, write_titles
+from ralm.remote import is_url
 from ralm.version import __version__
 
 MARK: Final = "recipes.json"
@@ -246,6 +248,8 @@ class Place:
             return self._file(resource).name
         value = self.value(resource)
         path = Path(value)
+        if is_url(value) and resource.kind == "corpus":
+            return f"{value} {fingerprint_of([value])}"
         if value == MODEL or not path.exists():
             return value
         name = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path.resolve()

@@ -7,7 +7,7 @@ pairs.
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
@@ -37,6 +37,8 @@ READING: Final = "ralm"
 
 _BATCH: Final = {"cpu": 32, "cuda": 256}
 _CHARACTERS_A_TOKEN: Final = 16
+_NEW_HEADS: Final = ("score", "classifier")
+"""What the new head of a language model is called."""
 _HEADS: Final = ("ForSequenceClassification", "ForCausalLM")
 _CAUSAL: Final = ("ForCausalLM", "GPT2LMHeadModel")
 """Ends of the names of architectures: those with a score for a pair, and those that write text."""
@@ -52,18 +54,30 @@ class PairModel:
     words that are to be continued, and its score is read there. A pair that is too long keeps the end of its prefix and
     the beginning of its passage. `rank_weight`: how much the rank of a hit counts beside its score (`rank_prior`); the
     scores are without it. `likelihood`: what a language model adds to a score, for the end of the prefix that it finds
-    likely behind the passage; `reads_ends` is whether it can tell.
+    likely behind the passage. `can_read_ends` finds out whether it could tell.
     """
 
-    def __init__(self, name: str, model: CrossEncoder, reading: "Reading", *, reads_ends: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: CrossEncoder,
+        reading: "Reading",
+        *,
+        can_read_ends: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.name = name
         self.model = model
         self.tokens = reading.tokens or TOKENS
         self.rank_weight = reading.rank_weight
         self.passage_first = reading.passage_first
         self.likelihood = reading.likelihood
-        self.reads_ends = reads_ends or reading.likelihood is not None
+        self._can_read_ends = can_read_ends
         self._check()
+
+    @cached_property
+    def reads_ends(self) -> bool:
+        """Whether it can have a likelihood; the first time a language model is loaded once more to find that out."""
+        return self._can_read_ends()
 
     @cached_property
     def config(self) -> Mapping[str, JsonValue]:
@@ -91,9 +105,7 @@ class PairModel:
         """
         self.model.eval()
         scores_P = np.empty(len(pairs), dtype=np.float32)
-        order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
-        size = _BATCH.get(self.model.device.type, _BATCH["cpu"])
-        for some in (order[begin : begin + size] for begin in range(0, len(order), size)):
+        for some in self._batches(pairs):
             with torch.inference_mode():
                 scores_P[some] = self.logits([pairs[place] for place in some]).float().cpu().numpy()
         return scores_P
@@ -110,10 +122,17 @@ class PairModel:
         an end has no more. ModelError as for `scores`."""
         self.model.eval()
         log_probs_PJ = np.zeros((len(pairs), places), dtype=np.float32)
-        with torch.inference_mode():
-            found_PJ = self._with_ends(pairs, places)[1].cpu().numpy()
-        log_probs_PJ[:, : found_PJ.shape[1]] = found_PJ
+        for some in self._batches(pairs):
+            with torch.inference_mode():
+                found_PJ = self._with_ends([pairs[place] for place in some], places)[1].cpu().numpy()
+            log_probs_PJ[some, : found_PJ.shape[1]] = found_PJ
         return log_probs_PJ
+
+    def _batches(self, pairs: Sequence[Pair]) -> Iterator[list[int]]:
+        """The places of pairs that are read together: those of similar length, the longest first."""
+        order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
+        size = _BATCH.get(self.model.device.type, _BATCH["cpu"])
+        return (order[begin : begin + size] for begin in range(0, len(order), size))
 
     def _with_ends(self, pairs: Sequence[Pair], places: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The scores of the head (P), and the log-probabilities of the last tokens (P x J)."""
@@ -249,10 +268,13 @@ def load_pair_model(
     reading = said.model_copy(update={"tokens": tokens or said.tokens})
     if not new:
         return PairModel(name, model, reading)
+
+    def can_read_ends() -> bool:
+        with loading_errors("language model", name), quiet_loading():
+            return said.likelihood is not None or (causal and reads_ends(source, model.model, model.tokenizer))
+
     changed = {"rank_weight": 0.0, "likelihood": None, "passage_first": said.passage_first or causal}
-    with loading_errors("cross-encoder", name), quiet_loading():
-        can_tell = said.likelihood is not None or (causal and reads_ends(source, model.model, model.tokenizer))
-    return PairModel(name, model, reading.model_copy(update=changed), reads_ends=can_tell)
+    return PairModel(name, model, reading.model_copy(update=changed), can_read_ends=can_read_ends)
 
 
 def _is_language_model(source: str) -> bool:
@@ -281,7 +303,10 @@ def _with_new_head(source: str) -> Transformer:
             "tokenizer_config.json."
         )
     transformer.model.config.pad_token_id = tokenizer.pad_token_id
-    torch.nn.init.zeros_(transformer.model.score.weight)  # so that training begins from what is known without it
+    for head in (getattr(transformer.model, name, None) for name in _NEW_HEADS):
+        if isinstance(head, torch.nn.Linear):
+            for weights in head.parameters():  # training begins from what is known without it
+                torch.nn.init.zeros_(weights)
     return transformer
 
 

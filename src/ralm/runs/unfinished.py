@@ -5,6 +5,7 @@ its checkpoints there.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +20,10 @@ from ralm.runs.run import to_json
 
 CONFIG: Final = "config.json"
 JOURNAL: Final = ".journal"
-_IDENTIFIED_BY: Final = {"path": "sha256", "retrieved": "sha256", "index": "fingerprint", "name": "weights"}
-"""Settings that name a file or folder, each with the one beside it that says what its content is."""
+_IDENTIFIED_BY: Final = {"path": "sha256", "retrieved": "sha256", "index": "fingerprint"}
+"""Settings that name a file or folder, each with the one beside it that is a hash of all its content. A model keeps its
+name: the hash of its weights reads only some of them."""
+_HASH: Final = re.compile("[0-9a-f]{16,64}")
 _KEPT: Final = (f"*{JOURNAL}", "checkpoint-*", "held-out.npz")
 """Files that are worth resuming from, if they are not empty."""
 
@@ -91,7 +94,7 @@ def _without_names(value: JsonValue) -> JsonValue:
     way."""
     if not isinstance(value, dict):
         return value
-    named = {name for name, content in _IDENTIFIED_BY.items() if value.get(content) is not None}
+    named = {name for name, content in _IDENTIFIED_BY.items() if _HASH.fullmatch(str(value.get(content)))}
     return {name: _without_names(one) for name, one in value.items() if name not in named}
 
 

@@ -115,8 +115,10 @@ class PairStudent(Student):
         if examples_E is None:
             return
         if self._reading.likelihood and self._model.reads_ends:
-            some_E = evenly(examples_E, FITTED)
-            ends_EKJ = self._ends(some_E)
+            some_E, training = evenly(examples_E, FITTED), self.module.training
+            with torch.autocast(self._model.model.device.type, enabled=False):
+                ends_EKJ = self._ends(some_E)
+            self.module.train(training)
             fitted = fitted_likelihood(self._signals, some_E, ends_EKJ, rank=self._reading.rank_prior)
             self._model.rank_weight, self._model.likelihood = fitted
         elif self._reading.rank_prior:

@@ -72,14 +72,19 @@ def _record(value: object, text: str, where: str) -> Mapping[str, object]:
     """A JSON value as a record; `text` is the JSON that it was decoded from."""
     if not isinstance(value, dict):
         raise CorpusError(f"{where} is JSON but not an object with fields.{MEND}")
-    check_surrogates(value, text, where)
+    if has_surrogates(text):
+        check_surrogates(value, where)
     return value
 
 
-def check_surrogates(value: object, text: str, where: str) -> None:
-    """Raise CorpusError, naming `where`, if a string in a JSON value is not valid Unicode; `text` is or holds the JSON
-    that the value was decoded from."""
-    if _SURROGATE_ESCAPE.search(text) and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
+def has_surrogates(text: str) -> bool:
+    """Whether JSON may hold halves of characters: it takes a look at all of it."""
+    return _SURROGATE_ESCAPE.search(text) is not None
+
+
+def check_surrogates(value: object, where: str) -> None:
+    """Raise CorpusError, naming `where`, if a string in a JSON value is not valid Unicode."""
+    if _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
         raise CorpusError(f"{where} holds a lone surrogate (half of a character), which is not valid text.{MEND}")
 
 
