@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from ralm.errors import ModelError
+from ralm.reranking import prefix_likelihood
 from ralm.reranking.cross_encoder import PairModel, load_pair_model
 from ralm.reranking.prefix_likelihood import Likelihood
 from tests.tiny_models import FAMILIES, POSITIONS, save_tiny_model
@@ -67,6 +68,22 @@ def test_they_count_less_the_further_they_are_from_the_end(tmp_path: Path) -> No
     np.testing.assert_allclose(scores, alone, rtol=1e-4, atol=1e-4)
     assert LIKELIHOOD.places == 14, "the last one counts exp(-13 / 3) = 0.013"
     assert math.exp(-LIKELIHOOD.places / LIKELIHOOD.decay) < 0.01
+
+
+def test_pairs_are_read_in_pieces_with_the_same_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(save_tiny_model("gpt2", tmp_path / "lm"))
+    model.likelihood = LIKELIHOOD
+    words = model.model.model.get_input_embeddings().weight
+    found = []
+    for logits in (1 << 25, 1, 2 * 9 * 259):
+        monkeypatch.setattr(prefix_likelihood, "_LOGITS", logits)
+        scores_P = model.logits(PAIRS)
+        words.grad = None
+        (scores_P * torch.arange(1, 6)).sum().backward()  # type: ignore[no-untyped-call]
+        found.append((scores_P.detach(), words.grad))
+    for scores_P, gradient in found[1:]:
+        torch.testing.assert_close(scores_P, found[0][0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(gradient, found[0][1], rtol=1e-4, atol=1e-5)
 
 
 def test_its_folder_says_how_much_they_count(tmp_path: Path) -> None:

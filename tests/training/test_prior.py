@@ -193,8 +193,11 @@ def test_the_likelihood_is_the_best_one(tmp_path: Path, index: Index, ends_EKJ: 
     ]
     assert best <= min(loss(*one) for one in others) + 1e-6
     assert best < loss(0.0, 0.0, 1.0) - 0.001
-    assert fitted_likelihood(signals, EXAMPLES, ends_EKJ, rank=False)[0] == 0
     nothing = np.zeros_like(ends_EKJ)
+    ranked = signals_where_rank_helps(tmp_path / "ranked", index, 0.3)
+    of_four = np.zeros((len(EXAMPLES), ranked.width, 12), dtype=np.float32)
+    assert fitted_likelihood(ranked, EXAMPLES, of_four, rank=True) == (fitted_rank_weight(ranked, EXAMPLES), None)
+    assert fitted_likelihood(ranked, EXAMPLES, of_four, rank=False) == (0.0, None)
     assert fitted_likelihood(signals, EXAMPLES, nothing, rank=True)[1] is None
 
 
