@@ -3,7 +3,7 @@
 cluster.py     connects to a cluster, and checks that its machines can do the job
 tasks.py       runs tasks on it, a bounded number at a time
   work.py        what is to be done: again, in halves, or not at all (without Ray)
-  keeping.py     folders that are made once, whoever dies meanwhile (without Ray)
+  keeping.py     folders made once, on a shared disk or in an object store, whoever dies meanwhile (without Ray)
 indexing.py    builds an index: parts of the corpus, joined into shards
 searching.py   searches an index whose shards are on several machines
 machines.py    actors that hold what takes long to load, one for each machine or GPU, and tasks for them
