@@ -10,12 +10,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ralm.errors import CorpusError, MissingExtraError, RalmError, StorageError
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _BLOCK: Final = 1 << 20
@@ -185,7 +182,7 @@ class _Stream(io.RawIOBase):
     def seekable(self) -> bool:
         return bool(self._opened.seekable())
 
-    def readinto(self, buffer: "WriteableBuffer") -> int:
+    def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         with self._as_os_errors():
             content = self._opened.read(len(view))
