@@ -50,7 +50,7 @@ class RemoteFile:
         _lost.pop(self.url, None)
         try:
             with _refusals(self.url, error):
-                opened = _system(self.url).open(self.path, "rb")
+                opened = _located(self.url)[0].open(self.path, "rb")
         except error as refused:
             if not isinstance(refused.__context__, FileNotFoundError):
                 _lost[self.url] = _said(refused)
@@ -80,21 +80,22 @@ def remote_file(url: str) -> RemoteFile | None:
     """The file behind a URL; None if that is a folder. Raises CorpusError if there is neither, or if the size of the
     file is not told, as by some web servers: such a file can only be read from its beginning."""
     with _refusals(url):
-        found = _system(url).info(_path(url))
+        system, path = _located(url)
+        found = system.info(path)
     if found["type"] == "directory":
         return None
     if found.get("size") is None:
         raise CorpusError(f"{url} does not tell its size; download the file first.")
-    return RemoteFile(url, int(found["size"]), _path(url))
+    return RemoteFile(url, int(found["size"]), path)
 
 
 def remote_files_below(url: str) -> Iterator[tuple[str, RemoteFile]]:
     """The files below a folder behind a URL, each with its path in the folder, in the order of these paths, part by
     part. Raises CorpusError if the folder cannot be listed."""
     with _refusals(url):
-        root = _path(url).rstrip("/")
-        found = _system(url).find(root, detail=True)
-    below = {path.removeprefix(root).lstrip("/"): (path, one.get("size")) for path, one in found.items()}
+        system, root = _located(url)
+        found = system.find(root, detail=True)
+    below = {_name_in(root, path): (path, one.get("size")) for path, one in found.items()}
     for name in sorted(below, key=lambda name: name.split("/")):
         path, size = below[name]
         if name and not name.endswith("/"):  # object stores may hold such a name for a folder
@@ -121,49 +122,48 @@ class RemoteFolder:
     def has(self, name: str) -> bool:
         """Whether there is a file of this name, as others see it now."""
         with self._refusals():
-            system = _system(self.url)
+            system, root = _located(self.url)
             system.invalidate_cache()
-            return bool(system.exists(self._at(name)))
+            return bool(system.exists(f"{root}/{name}"))
 
     def read(self, name: str) -> bytes:
         """The content of a file."""
         with self._refusals():
-            content: bytes = _system(self.url).cat_file(self._at(name))
+            system, root = _located(self.url)
+            content: bytes = system.cat_file(f"{root}/{name}")
             return content
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file, in place of one that is there."""
         with self._refusals():
-            _system(self.url).pipe_file(self._at(name), content)
+            system, root = _located(self.url)
+            system.pipe_file(f"{root}/{name}", content)
 
     def upload(self, folder: Path) -> None:
         """Write all files below a folder of this machine."""
-        for file in sorted(folder.rglob("*")):
-            if file.is_file():
-                with self._refusals():
-                    _system(self.url).put_file(str(file), self._at(file.relative_to(folder).as_posix()))
+        with self._refusals():
+            system, root = _located(self.url)
+            for file in sorted(folder.rglob("*")):
+                if file.is_file():
+                    system.put_file(str(file), f"{root}/{file.relative_to(folder).as_posix()}")
 
     def download(self, folder: Path) -> None:
         """Copy all files into a folder of this machine."""
         with self._refusals():
-            system, root = _system(self.url), _path(self.url).rstrip("/")
+            system, root = _located(self.url)
             system.invalidate_cache()
-            files = [path.removeprefix(root).lstrip("/") for path in system.find(root)]
-            for name in files:
-                to = folder / name
+            for path in system.find(root):
+                to = folder / _name_in(root, path)
                 to.parent.mkdir(parents=True, exist_ok=True)
-                system.get_file(self._at(name), str(to))
+                system.get_file(path, str(to))
 
     def remove(self) -> None:
         """Remove it with all that is in it, if it is there."""
         with self._refusals():
-            system = _system(self.url)
+            system, root = _located(self.url)
             system.invalidate_cache()
-            if system.exists(_path(self.url)):
-                system.rm(_path(self.url), recursive=True)
-
-    def _at(self, name: str) -> str:
-        return f"{_path(self.url).rstrip('/')}/{name}"
+            if system.exists(root):
+                system.rm(root, recursive=True)
 
     def _refusals(self) -> AbstractContextManager[None]:
         return _refusals(self.url, StorageError, "used")
@@ -230,18 +230,17 @@ def _said(error: Exception) -> str:
     return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:_SAID].rstrip(". ")
 
 
-def _system(url: str) -> Any:
+def _located(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path that it has there, without a `/` at its end."""
     from fsspec.core import url_to_fs
     from fsspec.implementations.local import LocalFileSystem
 
-    system = url_to_fs(url)[0]
+    system, path = url_to_fs(url)
     if isinstance(system, LocalFileSystem):
         system.auto_mkdir = True  # object stores need no folders
-    return system
+    return system, str(path).rstrip("/")
 
 
-def _path(url: str) -> str:
-    """The path that a URL has in its file system."""
-    from fsspec.core import url_to_fs
-
-    return str(url_to_fs(url)[1])
+def _name_in(root: str, path: str) -> str:
+    """The path of a file below a folder."""
+    return path.removeprefix(root).lstrip("/")

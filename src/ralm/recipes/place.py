@@ -65,7 +65,7 @@ class Ways:
         """Those of these flags that may decide the result of a step."""
         if step.command not in _TAKES_MODEL_OPTIONS:
             return []
-        if self._asks(step, api=api):
+        if api:
             deciding = {name: getattr(self.model.api, name) for name in _OF_RESULTS}
             return flags_of(ApiOptions(**deciding), ApiOptions())
         return flags_of(replace(self.model, device="auto", api=ApiOptions()), ModelOptions())
