@@ -105,7 +105,7 @@ class PairModel:
         """
         self.model.eval()
         scores_P = np.empty(len(pairs), dtype=np.float32)
-        for some in self._batches(pairs):
+        for some in self.batches(pairs):
             with torch.inference_mode():
                 scores_P[some] = self.logits([pairs[place] for place in some]).float().cpu().numpy()
         return scores_P
@@ -122,17 +122,18 @@ class PairModel:
         an end has no more. ModelError as for `scores`."""
         self.model.eval()
         log_probs_PJ = np.zeros((len(pairs), places), dtype=np.float32)
-        for some in self._batches(pairs):
+        for some in self.batches(pairs):
             with torch.inference_mode():
                 found_PJ = self._with_ends([pairs[place] for place in some], places)[1].cpu().numpy()
             log_probs_PJ[some, : found_PJ.shape[1]] = found_PJ
         return log_probs_PJ
 
-    def _batches(self, pairs: Sequence[Pair]) -> Iterator[list[int]]:
-        """The places of pairs that are read together: those of similar length, the longest first."""
+    def batches(self, pairs: Sequence[Pair], sizes: Mapping[str, int] = _BATCH) -> list[list[int]]:
+        """The places of pairs that are read together: those of similar length, the longest first; as many as `sizes`
+        says for the kind of device."""
         order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
-        size = _BATCH.get(self.model.device.type, _BATCH["cpu"])
-        return (order[begin : begin + size] for begin in range(0, len(order), size))
+        size = sizes.get(self.model.device.type, sizes["cpu"])
+        return [order[begin : begin + size] for begin in range(0, len(order), size)]
 
     def _with_ends(self, pairs: Sequence[Pair], places: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The scores of the head (P), and the log-probabilities of the last tokens (P x J)."""

@@ -146,11 +146,9 @@ class PairStudent(Student):
 
     def _scores(self, pairs: list[Pair]) -> torch.Tensor:
         """The scores (P) of pairs; those of similar length are read together."""
-        order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
-        size = _PAIRS_A_PASS.get(self._model.model.device.type, _PAIRS_A_PASS["cpu"])
-        groups = [order[begin : begin + size] for begin in range(0, len(order), size)]
+        groups = self._model.batches(pairs, _PAIRS_A_PASS)
         scores_P = torch.cat([self._model.logits([pairs[place] for place in group]) for group in groups])
-        return scores_P[torch.tensor(np.argsort(order), device=scores_P.device)]
+        return scores_P[torch.tensor(np.argsort(np.concatenate(groups)), device=scores_P.device)]
 
 
 def _drawn(there_BK: NDArray[np.bool_], count: int, draws: np.random.Generator) -> NDArray[np.bool_]:
