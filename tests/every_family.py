@@ -47,6 +47,21 @@ LOOK_AHEAD = {
 }  # fmt: skip
 """Families that attend to later tokens as they come."""
 
+READ_WHOLE = {
+    "axk2", "bailing_hybrid", "bamba", "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "deepseek_v32",
+    "deepseek_v4", "dory", "dots3_note_text", "falcon_h1", "falcon_mamba", "glm_moe_dsa", "granitemoehybrid", "hy_v4",
+    "inkling2_loop_text", "inkling2_text", "inkling_text", "jamba", "kimi_linear", "lara_mini", "lfm2", "lfm2_moe",
+    "lfm3", "mamba", "mamba2", "marian", "mbart", "minimax", "mvp", "nemotron_h", "olmo_hybrid", "openai-gpt",
+    "pegasus", "plbart", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma",
+    "reformer", "rwkv", "trocr", "whisper", "xlstm", "zamba", "zamba2", "zaya",
+}  # fmt: skip
+"""Families that cannot continue from rows of keys and values. Their state is of another kind: state spaces and linear
+attention, indexed or compressed keys (DeepSeek V3.2 and V4), loops that share keys (Dory), or none that they take back
+(OpenAI GPT). Or they count positions by columns, padding included (BART and its kin)."""
+
+SAMPLE = ("gpt2", "gpt_neo", "opt", "bloom", "llama", "qwen3", "phi3", "mamba", "falcon_h1", "inkling2_text")
+"""Families that `make test` tries; `make test-all` tries all."""
+
 FAMILIES = [family for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if family not in NOT_BUILT]
 
 _SIZES: dict[str, Any] = (
@@ -68,7 +83,13 @@ _SIZES: dict[str, Any] = (
         ("n_group", "topk_group", "first_k_dense_replace", "n_groups", "mamba_n_groups", "mamba_ngroups"), 1
     )
     | {"num_key_value_heads": 2, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "rotary_dim": 4, "mamba_dt_rank": 4}
-    | {"vocab_size": VOCABULARY, "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+    | {
+        "vocab_size": VOCABULARY,
+        "unpadded_vocab_size": VOCABULARY,
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+    }
     | {"initializer_range": 0.3, "init_std": 0.3}
 )
 
@@ -133,6 +154,7 @@ _OWN: dict[str, dict[str, Any]] = {family: {"pad_token_id": 1} for family in _PA
         "shape_embed_dim": 8,
     },
     "xmod": {"default_language": "en_XX", "pad_token_id": 1},
+    "sarvam_mla": _LATENT,
     "youtu": _LATENT,
     "zamba": {
         "num_hidden_layers": 4,

@@ -1,5 +1,7 @@
 """Progress where standard error is no terminal: lines now and then, and none for what is soon done."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from ralm import progress
@@ -12,7 +14,7 @@ def test_short_work_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_long_work_says_how_far_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 10.0, 31.0, 40.0, 62.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(seconds))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     with progress.progress_bar("Scoring", total=3100) as advance:
         for _ in range(4):
             advance(310)
@@ -24,7 +26,7 @@ def test_long_work_says_how_far_it_is(capsys: pytest.CaptureFixture[str], monkey
 
 def test_work_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 30.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(seconds))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     with progress.progress_bar("Indexing passages") as advance:
         advance(60_000)
     assert capsys.readouterr().err == "ralm: Indexing passages: 60,000, 2,000 a second\n"

@@ -31,7 +31,8 @@ message and exits with `exit_status`. A traceback is always a bug in ralm.
     +-- BudgetError              what may be asked or spent is used up; what was done is kept
     +-- MissingExtraError        an optional dependency is not installed
 
-`RalmWarning` is a warning that readers of a figure should see.
+`RalmWarning` is a warning that readers of a figure should see. `LibraryWarning` says that a call of ralm does not fit
+the installed version of a package.
 """
 
 
@@ -170,3 +171,10 @@ class MissingExtraError(RalmError):
 
 class RalmWarning(UserWarning):
     """A warning that readers of a figure should see; the command line prints it as one line."""
+
+
+class LibraryWarning(RalmWarning):
+    """A call of ralm does not fit the installed version of a package, or will not fit a later one.
+
+    Figures stay right, but may take longer.
+    """

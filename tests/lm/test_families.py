@@ -8,6 +8,7 @@ import torch
 from pydantic import JsonValue
 
 from ralm.errors import ModelError
+from ralm.lm.local.anew import ReadAnew
 from ralm.lm.local.last_layer import skip_unread
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
@@ -18,7 +19,7 @@ from ralm.pipeline.sources import FromRetriever
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import Ensemble
 from ralm.records import Hits, Request
-from tests.every_family import FAMILIES, LOOK_AHEAD, tiny_family_model
+from tests.every_family import FAMILIES, LOOK_AHEAD, READ_WHOLE, SAMPLE, tiny_family_model
 from tests.fakes import passages_of
 from tests.reference import ensemble, generation
 from tests.tiny_models import byte_tokenizer
@@ -47,15 +48,20 @@ def language_model(family: str, **settings: object) -> LocalLanguageModel:
     return model
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in LOOK_AHEAD])
+def sampled(families: Sequence[str], sample: Sequence[str]) -> list[object]:
+    """All families; `make test` tries those of the sample."""
+    return [family if family in sample else pytest.param(family, marks=pytest.mark.campaign) for family in families]
+
+
+@pytest.mark.parametrize("family", sampled([family for family in FAMILIES if family not in LOOK_AHEAD], SAMPLE))
 def test_scores_and_writes_as_a_plain_loop_does(family: str) -> None:
-    check_scores(language_model(family))
-    check_writing(language_model(family))
+    model = language_model(family)
+    check_scores(model)
+    check_writing(model)
+    assert isinstance(model.continuations(), ReadAnew) == (family in READ_WHOLE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", sorted(LOOK_AHEAD))
+@pytest.mark.parametrize("family", sampled(sorted(LOOK_AHEAD), ("bert", "xlnet")))
 def test_models_that_look_ahead_are_refused(family: str) -> None:
     with pytest.raises(ModelError, match=rf"{family} (looks at later tokens|does not predict|cannot read a text)"):
         language_model(family)

@@ -66,7 +66,7 @@ def test_copies_of_a_model_are_faster_too(tiny_folders: dict[str, Path]) -> None
     model = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu,cpu"))
     for logits in model.copies:
         with rows_of_products(logits.model) as rows:
-            logits(torch.from_numpy(TEXT)[None], torch.tensor([0]), torch.tensor([29]), use_cache=False)
+            logits(torch.from_numpy(TEXT)[None], torch.tensor([0]), torch.tensor([29]))
         assert rows["transformer.h.1.mlp.c_fc"] == 1
 
 

@@ -50,7 +50,7 @@ class ReadAnew:
 
     def _read(self, texts: Sequence[IntArray]) -> FloatArray:
         last_B = torch.tensor([len(text) - 1 for text in texts])
-        logits_BV, _ = self._logits(padded(texts), torch.arange(len(texts)), last_B, use_cache=False)
+        logits_BV = self._logits(padded(texts), torch.arange(len(texts)), last_B)
         log_probs_BV = logits_BV.float().log_softmax(-1)
         self._logits.check_numbers(log_probs_BV)
         return log_probs_BV.cpu().numpy()

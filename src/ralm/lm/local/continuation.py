@@ -12,7 +12,6 @@ Works on token ids; knows nothing of documents.
 Shapes: B texts, N tokens, P targets, C columns of the cache, V vocabulary.
 """
 
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ class CachedContinuations:
         self._max_length = max_length
         self._tokens = tokens_a_batch or tokens_a_batch_of(logits)
         self._thresholds = lengths_read_apart(logits.model.config)
-        self._takes_positions = "position_ids" in inspect.signature(logits.model.forward).parameters
+        self._takes_positions = "position_ids" in logits.arguments
         self._held: list[IntArray] = []
         self._rows = KeyValueRows()
 
@@ -124,7 +123,7 @@ class CachedContinuations:
         """Read whole texts together and store them in their rows; padding is on the right, where no token sees it."""
         input_BN = padded([rows[row][:-1] for row in batch])
         cache = DynamicCache()
-        self._logits(input_BN, _NO_WANTED, _NO_WANTED, past_key_values=cache, use_cache=True)
+        self._logits(input_BN, _NO_WANTED, _NO_WANTED, cache)
         self._rows.put_all(batch, [(layer.keys, layer.values) for layer in cache.layers])
 
     def _read_rest(self, row: int, tokens: IntArray, columns: int) -> None:
@@ -215,9 +214,7 @@ class CachedContinuations:
         self, input_BN: torch.Tensor, row_P: torch.Tensor, column_P: torch.Tensor, **padding: torch.Tensor
     ) -> torch.Tensor:
         """The logits (P, V) after these tokens of the input, which continues some rows."""
-        cache = self._rows.cache
-        logits_PV, _ = self._logits(input_BN, row_P, column_P, past_key_values=cache, use_cache=True, **padding)
-        return logits_PV
+        return self._logits(input_BN, row_P, column_P, self._rows.cache, **padding)
 
 
 def check_texts(name: str, texts: Sequence[IntArray], max_length: int) -> None:

@@ -7,13 +7,17 @@ to its logits afterwards (scaling, capping) still applies.
 Shapes: B sequences of a batch, N tokens, P positions that are wanted, H hidden size, V vocabulary.
 """
 
-from typing import Any
+import inspect
+from typing import Any, Final
 
 import torch
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from ralm.errors import ModelError
 from ralm.lm.local.wanted import Wanted, sent, wanted_now, wanting
+
+_CACHE_ARGUMENTS: Final = ("cache", "past_key_values")
+"""Names of the argument of `forward` that takes a cache; transformers 5.24 renamed the second to the first."""
 
 
 class ChosenLogits:
@@ -29,6 +33,9 @@ class ChosenLogits:
             raise ModelError(f"{name} has no output layer over a vocabulary: it is not a language model.")
         self.model = model
         self.name = name
+        self.arguments = frozenset(inspect.signature(model.forward).parameters)
+        """The names of the arguments of the model's `forward`."""
+        self._cache_argument = next((name for name in _CACHE_ARGUMENTS if name in self.arguments), None)
         head.register_forward_pre_hook(self._pick)
 
     @property
@@ -43,16 +50,31 @@ class ChosenLogits:
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def __call__(
-        self, input_BN: torch.Tensor, row_P: torch.Tensor, position_P: torch.Tensor, **options: Any
-    ) -> tuple[torch.Tensor, Any]:
-        """The logits (P, V), in the model's number format, after each wanted position; and the whole output."""
+        self,
+        input_BN: torch.Tensor,
+        row_P: torch.Tensor,
+        position_P: torch.Tensor,
+        cache: Cache | None = None,
+        **padding: torch.Tensor,
+    ) -> torch.Tensor:
+        """The logits (P, V), in the model's number format, after each wanted position.
+
+        The model reads and extends the `cache`, if there is one. TypeError if its `forward` takes none.
+        """
         wanted = Wanted((input_BN.shape[0], input_BN.shape[1]), row_P, position_P)
+        options: dict[str, Any] = {"use_cache": cache is not None, **padding}
+        if cache is not None:
+            options[self._name_of_cache()] = cache
         with wanting(wanted):
-            output = self.model(input_ids=sent(input_BN, self.device), **options)
-        logits: torch.Tensor = output.logits
+            logits: torch.Tensor = self.model(input_ids=sent(input_BN, self.device), **options).logits
         if logits.shape[:2] != (1, len(row_P)):  # the model does not call its output layer in the usual way
-            return wanted.of(logits), output
-        return logits[0], output
+            return wanted.of(logits)
+        return logits[0]
+
+    def _name_of_cache(self) -> str:
+        if self._cache_argument is None:
+            raise TypeError(f"forward() takes none of the arguments {', '.join(_CACHE_ARGUMENTS)}")
+        return self._cache_argument
 
     def _pick(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
         """Replace the states (B, N, H) with the wanted ones (1, P, H)."""

@@ -83,7 +83,7 @@ def _read(logits: ChosenLogits, wanted: Wanted, hooks: Sequence[RemovableHandle]
     """The wanted logits (P, V) of two texts, with hooks that are removed afterwards."""
     texts_BN = torch.from_numpy(np.stack(probe_texts(logits.model, [_LENGTH, _LENGTH], seed=0)))
     try:
-        return logits(texts_BN, wanted.row_P, wanted.position_P, use_cache=False)[0]
+        return logits(texts_BN, wanted.row_P, wanted.position_P)
     finally:
         for hook in hooks:
             hook.remove()

@@ -6,15 +6,16 @@ itself is tested: whether it looks ahead, and whether a cache of keys and values
 Works on token ids. Shapes: B texts, N tokens, V vocabulary.
 """
 
-import inspect
 import logging
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from ralm.environment import deprecations_shown, warn_of_mismatch
 from ralm.errors import ModelError
 from ralm.lm.local.anew import ReadAnew
 from ralm.lm.local.continuation import CachedContinuations
@@ -28,6 +29,8 @@ _LENGTH: Final = 8
 _TRIES: Final = 3
 _EXACT: Final = 1e-3
 """How much two readings of one text may differ in float32, as a fraction of the difference between two texts."""
+_ROWS: Final = {DynamicLayer, DynamicSlidingWindowLayer}
+"""Kinds of layers of a cache that hold keys and values alone."""
 _ROUNDED: Final = 0.1
 """The same in other number formats, in which rounding sometimes changes the choice of experts."""
 
@@ -57,34 +60,59 @@ def keeps_rows(logits: ChosenLogits, max_length: int) -> bool:
     """Whether a model can continue from cached keys and values with the same probabilities as from the whole text.
 
     Texts that grow, change, are scored, and have different lengths are tried. The results differ for models that keep
-    another kind of state, such as state-space models, or that count positions by columns.
+    another kind of state, such as state-space models, or that count positions by columns: the log says so. A model that
+    caches keys and values and nothing else, but cannot be called with ours, does not fit this version of transformers:
+    LibraryWarning.
     """
-    kept = _takes_rows(logits, max_length) and _agrees(logits, max_length)
-    if not kept:
+    kind = logits.model.config.model_type
+    try:
+        with deprecations_shown("transformers"):
+            apart = _continued_apart(logits, max_length)
+    except (ModelError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001  # a model family may fail in any way with a cache of another kind
+        if caches_rows_alone(logits.model):
+            warn_of_mismatch(
+                "transformers",
+                f"ralm could not hand over cached keys and values to {logits.name} ({kind}): {first_line(error)}. "
+                "Figures stay right, but the whole text is read again for every new token",
+                error,
+            )
+            return False
+        apart = np.inf
+    if apart > _tolerance(logits.model):
         logging.getLogger(__name__).warning(
-            "%s (%s) cannot continue from cached keys and values: it reads the whole text again for every new token.",
+            "%s: models of the family %s cannot continue from rows of cached keys and values: their state is of "
+            "another kind, or depends on padding. Generation reads the whole text again for every new token.",
             logits.name,
-            logits.model.config.model_type,
+            kind,
         )
-    return kept
+        return False
+    return True
 
 
-def _takes_rows(logits: ChosenLogits, max_length: int) -> bool:
-    return "past_key_values" in inspect.signature(logits.model.forward).parameters and max_length >= _LENGTH
+def caches_rows_alone(model: PreTrainedModel) -> bool:
+    """Whether the cache that a model makes by itself holds keys and values of earlier tokens, and nothing else."""
+    text_1N = torch.from_numpy(probe_texts(model, [4], seed=0)[0])[None]
+    try:
+        output = model(input_ids=text_1N.to(model.device), use_cache=True)
+    except Exception:  # noqa: BLE001  # some families cannot make their cache if all layers are of one kind
+        return False
+    caches = [value for value in output.values() if isinstance(value, Cache)]
+    layers = [layer for cache in caches for layer in cache.layers]
+    return bool(layers) and all(type(cache) is DynamicCache for cache in caches) and {*map(type, layers)} <= _ROWS
 
 
-def _agrees(logits: ChosenLogits, max_length: int) -> bool:
+def _continued_apart(logits: ChosenLogits, max_length: int) -> float:
+    """The largest difference between continuing and reading again, as a fraction of the difference between texts;
+    infinite for a model that reads too few tokens for a trial."""
+    if max_length < _LENGTH:
+        return np.inf
     first = probe_texts(logits.model, [4, 6, 2], seed=0)
     grown = [np.append(text, text[0]) for text in first]
     changed = [grown[2], np.concatenate([grown[0][:3], grown[1][:4]]), np.append(grown[1], grown[0][1])]
     scored = [] if lengths_read_apart(logits.model.config) else grown
-    try:
-        apart = max(_apart(logits, max_length, [first, grown, changed]), _scores_apart(logits, max_length, scored))
-        return apart <= _tolerance(logits.model)
-    except (ModelError, torch.OutOfMemoryError):
-        raise
-    except Exception:  # noqa: BLE001  # a model family may fail in any way with a cache of another kind
-        return False
+    return max(_apart(logits, max_length, [first, grown, changed]), _scores_apart(logits, max_length, scored))
 
 
 def _apart(logits: ChosenLogits, max_length: int, calls: Sequence[Sequence[IntArray]]) -> float:

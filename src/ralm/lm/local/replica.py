@@ -113,7 +113,7 @@ class Replica:
         position_P = np.concatenate([one.targets_P for one in batch]) - 1
         target_P = np.concatenate([one.tokens_N[one.targets_P] for one in batch])
         rows, positions, targets = (torch.from_numpy(index) for index in (row_P, position_P, target_P))
-        logits_PV, _ = self.logits(input_BN, rows, positions, use_cache=False)
+        logits_PV = self.logits(input_BN, rows, positions)
         return wanted(logits_PV, targets)
 
 

@@ -1,0 +1,111 @@
+"""Models and the version of transformers that runs them: what a family cannot do, and calls that do not fit."""
+
+import inspect
+import json
+import logging
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import LlamaForCausalLM
+
+from ralm.errors import LibraryWarning
+from ralm.lm.local.anew import ReadAnew
+from ralm.lm.local.continuation import CachedContinuations
+from ralm.lm.local.model import LocalLanguageModel
+from ralm.lm.local.tokenization import ModelTokenizer
+from tests.every_family import tiny_family_model
+from tests.lm.ten_families import RECORDED, TEN, figures
+from tests.tiny_models import byte_tokenizer, tiny_config
+
+ACCEPTED = inspect.signature(LlamaForCausalLM.forward).parameters
+CACHE = "cache" if "cache" in ACCEPTED else "past_key_values"
+
+
+class Renamed(LlamaForCausalLM):  # type: ignore[misc]  # transformers is not typed
+    """As after the next renaming: its `forward` takes a cache under a name that ralm does not know."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        memory: object = None,
+        use_cache: bool | None = None,
+    ) -> Any:
+        options = {"position_ids": position_ids, "use_cache": use_cache, CACHE: memory}
+        return super().forward(input_ids, attention_mask=attention_mask, **options)
+
+
+class Deprecating(LlamaForCausalLM):  # type: ignore[misc]  # transformers is not typed
+    """Takes a cache, with a warning."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: object = None,
+        use_cache: bool | None = None,
+    ) -> Any:
+        if past_key_values is not None:
+            warnings.warn("`past_key_values` is deprecated; use `memory`.", FutureWarning, stacklevel=2)
+        options = {"position_ids": position_ids, "use_cache": use_cache, CACHE: past_key_values}
+        return super().forward(input_ids, attention_mask=attention_mask, **options)
+
+
+class Forgetful(LlamaForCausalLM):  # type: ignore[misc]  # transformers is not typed
+    """Takes no cache and gives none: a fact of the family."""
+
+    def forward(self, input_ids: torch.Tensor | None = None, **options: Any) -> Any:
+        return super().forward(input_ids, attention_mask=options.get("attention_mask"), use_cache=False)
+
+
+def language_model(kind: type[LlamaForCausalLM]) -> LocalLanguageModel:
+    torch.manual_seed(0)
+    model = kind(tiny_config("llama"))
+    return LocalLanguageModel("the-model", model, ModelTokenizer(byte_tokenizer(with_bos=False)))
+
+
+def test_a_renamed_argument_is_no_property_of_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.warns(LibraryWarning) as warned:
+        continuations = language_model(Renamed).continuations()
+    assert isinstance(continuations, ReadAnew), "right figures, whatever the library does"
+    (message,) = [str(one.message) for one in warned]
+    assert f"does not fit transformers {transformers.__version__}" in message
+    assert "forward() takes none of the arguments cache, past_key_values" in message
+    assert "this is a fault of ralm" in message
+    assert caplog.messages == [], "nothing is said of the family"
+
+
+def test_a_deprecated_call_is_shown_with_the_version() -> None:
+    with pytest.warns(LibraryWarning, match=r"will soon reject a call of ralm \(`past_key_values` is deprecated"):
+        continuations = language_model(Deprecating).continuations()
+    assert isinstance(continuations, CachedContinuations)
+
+
+@pytest.mark.parametrize("family", ["openai-gpt", "bart", None])
+def test_what_a_family_cannot_do_is_said_once(family: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    model = language_model(Forgetful)
+    if family is not None:
+        model = LocalLanguageModel("the-model", tiny_family_model(family), model.tokenizer)
+    with caplog.at_level(logging.WARNING, logger="ralm"):
+        for _ in range(2):
+            assert isinstance(model.continuations(), ReadAnew)
+    (message,) = [one for one in caplog.messages if "cannot continue" in one]
+    assert message.startswith(
+        f"the-model: models of the family {family or 'llama'} cannot continue from rows of cached"
+    )
+    assert message.endswith("Generation reads the whole text again for every new token.")
+
+
+@pytest.mark.parametrize("family", TEN)
+def test_every_version_of_transformers_gives_the_same_figures(family: str) -> None:
+    expected = json.loads(RECORDED.read_text(encoding="utf-8"))[family]
+    found = figures(family)
+    assert found["tokens"] == expected["tokens"]
+    for name in ("scores", "log_probs"):
+        np.testing.assert_allclose(np.array(found[name]), np.array(expected[name]), rtol=1e-4, atol=1e-4)
