@@ -1,19 +1,25 @@
 """The faster functions against those they replace."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from transformers import PreTrainedModel
 from transformers.activations import FastGELUActivation, GELUTanh, NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ralm.lm.local.kernels import CAUSAL_BLOCKS, causal_blocks
+from ralm.errors import LibraryWarning, ModelError
+from ralm.lm.local import kernels
+from ralm.lm.local.kernels import CAUSAL_BLOCKS, causal_blocks, speed_up
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
+from ralm.lm.local.probe import check_causal
 from ralm.lm.options import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
+from tests.every_family import tiny_family_model
 
 
 @settings(max_examples=20, deadline=None)
@@ -59,6 +65,79 @@ def test_a_model_in_bfloat16_reads_as_it_does_with_the_fused_kernel(family: str,
     fused, fused_continued = errors(model, exact, request, read)
     assert off < 2 * fused
     assert off_continued < 2 * fused_continued
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "llama", "qwen3", "mistral", "mixtral", "phi3", "gemma3_text"])
+def test_families_that_never_call_the_fused_kernel(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_family_model(family).to(torch.bfloat16)
+    speed_up(model)
+    calls = []
+
+    def spy(*args: Any, **options: Any) -> Any:
+        calls.append(options)
+        return sdpa_attention_forward(*args, **options)
+
+    monkeypatch.setattr(kernels, "sdpa_attention_forward", spy)
+    logits(model, 6)  # fewer than the sliding window of 8
+    assert model.config._attn_implementation == CAUSAL_BLOCKS
+    assert not calls
+
+
+def test_softcap_reaches_the_fused_kernel() -> None:
+    query = torch.randn(1, 2, 3, 8)
+    with pytest.raises(ValueError, match="softcap"):
+        causal_blocks(torch.nn.Module(), query, query, query, None, softcap=30.0)
+
+
+def test_a_module_may_look_ahead() -> None:
+    module = torch.nn.Module()
+    module.is_causal = False  # type: ignore[assignment]
+    query = torch.randn(1, 2, 3, 8)
+    for options in ({}, {"is_causal": None}):
+        found, _ = causal_blocks(module, query, query, query, None, **options)
+        expected, _ = sdpa_attention_forward(module, query, query, query, None, **options)
+        torch.testing.assert_close(found, expected)
+
+
+def test_sparse_attention_stays_sparse() -> None:
+    model = tiny_family_model("deepseek_v32", index_topk=4).to(torch.bfloat16)
+    before = logits(model, 48)
+    speed_up(model)
+    torch.testing.assert_close(logits(model, 48), before, rtol=0, atol=0)
+    model.set_attn_implementation(CAUSAL_BLOCKS)
+    with pytest.raises(ModelError, match="needs `indices`"):
+        logits(model, 48)
+
+
+def test_a_family_with_an_attention_of_its_own_keeps_it(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_family_model("falcon").to(torch.bfloat16)
+    speed_up(model)
+    assert model.config._attn_implementation == "sdpa"
+    assert not caplog.records
+
+
+def test_a_failure_of_the_faster_attention_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise TypeError("unexpected argument")
+
+    monkeypatch.setattr(kernels, "causal_blocks", fail)
+    model = tiny_family_model("llama").to(torch.bfloat16)
+    with pytest.warns(LibraryWarning, match="unexpected argument"):
+        speed_up(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_an_encoder_in_bfloat16_is_rejected() -> None:
+    model = tiny_family_model("bert").to(torch.bfloat16)
+    speed_up(model)
+    with pytest.raises(ModelError, match="looks at later tokens"):
+        check_causal(model, "bert", 48)
+
+
+@torch.inference_mode()
+def logits(model: PreTrainedModel, length: int) -> torch.Tensor:
+    found: torch.Tensor = model(input_ids=torch.arange(40, 40 + length)[None], use_cache=False).logits
+    return found
 
 
 def errors(
