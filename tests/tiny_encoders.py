@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -63,6 +64,14 @@ def save_with_letters(model: PreTrainedModel, folder: Path) -> Path:
                 parameter.normal_(0, 0.3)
     model.save_pretrained(folder)
     letter_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def drop_weights(folder: Path, *names: str) -> Path:
+    """The folder without the weights whose names hold one of these words."""
+    file = folder / "model.safetensors"
+    kept = {key: weights for key, weights in load_file(file).items() if not any(name in key for name in names)}
+    save_file(kept, file, metadata={"format": "pt"})
     return folder
 
 

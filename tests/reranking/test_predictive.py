@@ -23,7 +23,7 @@ from ralm.reranking.pairs import Pair, PairScorer
 from ralm.reranking.predictive import Predictive
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.tiny_cross_encoders import LENGTH, save_tiny_cross_encoder
-from tests.tiny_encoders import letter_tokenizer, save_tiny_bert
+from tests.tiny_encoders import drop_weights, letter_tokenizer, save_tiny_bert
 
 PASSAGES = passages_of("a b c a b c", "c d e c d e", "a d a d", "x y z")
 TEXT = "a b c d e a b c d a d a b c " * 3
@@ -257,3 +257,16 @@ def test_a_length_that_is_wrong_or_missing(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not say how many tokens it can read"):
         load_pair_model(str(tmp_path / "endless"), 8)
     assert load_pair_model(str(tmp_path / "endless"), 8, max_length=64).model.max_seq_length == 64
+
+
+@pytest.mark.parametrize("dropped", ["layer.1.", "classifier", "pooler"])
+def test_weights_that_are_missing(dropped: str, tmp_path: Path) -> None:
+    """Transformers would fill them in at random; for training the head may be new."""
+    folder = drop_weights(save_tiny_cross_encoder(tmp_path / "whole"), dropped)
+    with pytest.raises(ModelError, match=f"whole lacks weights that its config.json asks for: .*{dropped}"):
+        load_pair_model(str(folder), 8)
+    if dropped == "layer.1.":
+        with pytest.raises(ModelError, match="lacks weights"):
+            load_pair_model(str(folder), 8, new=True)
+    else:
+        load_pair_model(str(folder), 8, new=True)

@@ -20,7 +20,7 @@ from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.index import open_index
 from tests.fakes import passages_of
-from tests.tiny_encoders import POSITIONS, WIDTH, save_tiny_bert, save_tiny_dpr, save_tiny_static
+from tests.tiny_encoders import POSITIONS, WIDTH, drop_weights, save_tiny_bert, save_tiny_dpr, save_tiny_static
 
 TEXTS = ["a red fox", "the sea", "green hills, and sheep on the hills", "x"]
 LONG = "fox and sea " * 30
@@ -212,6 +212,18 @@ def test_folders_that_are_none(folders: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError, match=message):
             _ = SentenceEncoder(EncoderOptions(encoder=str(tmp_path / name))).dimension
+
+
+def test_weights_that_are_missing(folders: Path, tmp_path: Path) -> None:
+    """Transformers would fill them in at random."""
+    bert = drop_weights(save_tiny_bert(tmp_path / "bert"), "layer.1.")
+    with pytest.raises(ModelError, match=r"bert lacks weights that its config.json asks for: encoder.layer.1.*more\."):
+        _ = SentenceEncoder(EncoderOptions(encoder=str(bert))).passage_model
+    dpr = drop_weights(save_tiny_dpr(tmp_path / "dpr", question=True, seed=0), "layer.1.")
+    with pytest.raises(ModelError, match="dpr lacks weights"):
+        _ = SentenceEncoder(EncoderOptions(encoder=str(dpr))).passage_model
+    model = encoder(folders).passage_model  # the folder has no pooler
+    assert any("pooler" in name for name in model.state_dict())
 
 
 def test_lengths_that_make_no_sense() -> None:

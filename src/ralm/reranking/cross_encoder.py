@@ -23,7 +23,7 @@ from sentence_transformers.util import batch_to_device, load_file_path
 from transformers import AutoConfig
 
 from ralm.errors import ModelError, UsageError
-from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading
+from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading, whole_loading
 from ralm.lm.local.fingerprint import settings_fingerprint, weights_fingerprint
 from ralm.lm.named import model_folder
 from ralm.records import FloatArray
@@ -253,13 +253,16 @@ def load_pair_model(
     check_folder(source)
     check_tokenizer(source)
     options: dict[str, Any] = {"num_labels": 1, "model_kwargs": {"dtype": torch.float32}} if new else {}
-    with loading_errors("cross-encoder", name), quiet_loading(), _no_notes():
+
+    def may_lack(weight: str) -> bool:
+        return (new or not _has_head(model)) and _is_of_head(weight, model)
+
+    with loading_errors("cross-encoder", name), whole_loading(name, may_lack), _no_notes():
         causal = new and _is_language_model(source)
         modules = {"modules": [_with_new_head(source)]} if causal else {"model_name_or_path": source, **options}
         model = CrossEncoder(**modules, device=None if device == "auto" else device)
     config = model.model.config
-    heads = config.architectures or [""]
-    if not new and not heads[0].endswith(_HEADS):
+    if not new and not _has_head(model):
         raise ModelError(
             f"{name} is an encoder without a head that scores pairs; train one (`ralm train reranker --init {name}`), "
             "or give a cross-encoder."
@@ -271,11 +274,21 @@ def load_pair_model(
         return PairModel(name, model, reading)
 
     def can_read_ends() -> bool:
-        with loading_errors("language model", name), quiet_loading():
+        with loading_errors("language model", name), whole_loading(name, lambda _: False):
             return said.likelihood is not None or (causal and reads_ends(source, model.model, model.tokenizer))
 
     changed = {"rank_weight": 0.0, "likelihood": None, "passage_first": said.passage_first or causal}
     return PairModel(name, model, reading.model_copy(update=changed), can_read_ends=can_read_ends)
+
+
+def _has_head(model: CrossEncoder) -> bool:
+    """Whether a model was saved with a head that scores pairs."""
+    return (model.model.config.architectures or [""])[0].endswith(_HEADS)
+
+
+def _is_of_head(weight: str, model: CrossEncoder) -> bool:
+    """Whether a weight is of the head, to which BERT's pooler belongs."""
+    return "pooler." in weight or not weight.startswith(f"{model.model.base_model_prefix}.")
 
 
 def _is_language_model(source: str) -> bool:

@@ -4,16 +4,13 @@ Knows files and classes of models; knows nothing of texts.
 """
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 from ralm.errors import ModelError
-from ralm.lm.local.files import no_bars
-
-_NAMED: Final = 3
-"""The most weights that a message names."""
+from ralm.lm.local.files import listed, no_bars
 
 
 def load_checkpoint(name: str, **options: Any) -> PreTrainedModel:
@@ -61,15 +58,9 @@ def _check_whole(name: str, missing: Collection[str], mismatched: Collection[Any
     """Raise ModelError if transformers had to fill in weights."""
     if missing:
         raise ModelError(
-            f"{name} lacks weights of a language model: {_listed(missing)}. Give a checkpoint that was saved with its "
+            f"{name} lacks weights of a language model: {listed(missing)}. Give a checkpoint that was saved with its "
             "output layer."
         )
     if mismatched:
         keys = [key if isinstance(key, str) else key[0] for key in mismatched]
-        raise ModelError(f"{name} has weights whose shapes do not match its config.json: {_listed(keys)}.")
-
-
-def _listed(keys: Collection[str]) -> str:
-    named = sorted(keys)[:_NAMED]
-    more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-    return ", ".join(named) + more
+        raise ModelError(f"{name} has weights whose shapes do not match its config.json: {listed(keys)}.")

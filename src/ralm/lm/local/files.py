@@ -1,15 +1,22 @@
 """Loading from folders and hubs: errors as one sentence, and no progress bars of the libraries."""
 
+import logging
+import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
 from ralm.errors import MissingExtraError, ModelError, RalmError
 
+_NAMED: Final = 3
+"""The most weights that a message names."""
+_MISSING: Final = re.compile(r"^(.+?) *\| MISSING\b", re.MULTILINE)
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -36,31 +43,80 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
 @contextmanager
 def no_bars() -> Iterator[None]:
     """Within, transformers and the hub draw no progress bars; the previous settings are restored afterwards."""
-    of_transformers, of_hub = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    of_transformers, of_hub = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the hub warns if an environment variable has the last word
-        logging.disable_progress_bar()
+        transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if of_transformers:
-                logging.enable_progress_bar()  # this enables the hub's too
+                transformers_logging.enable_progress_bar()  # this enables the hub's too
             (enable_progress_bars if of_hub else disable_progress_bars)()
 
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Within, transformers draws no bars and does not warn of weights that are missing on purpose, such as BERT's
-    pooler for an encoder that does not use it."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
+    """Within, transformers draws no bars and logs no warnings."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
     try:
         with no_bars():
             yield
     finally:
-        logging.set_verbosity(level)
+        transformers_logging.set_verbosity(level)
+
+
+@contextmanager
+def whole_loading(name: str, may_lack: Callable[[str], bool]) -> Iterator[None]:
+    """The same, and at the end ModelError if transformers filled in weights at random.
+
+    `may_lack` says of which weights that does not matter; it is called after loading.
+    """
+    reports: list[str] = []
+    with quiet_loading(), _load_reports(reports):
+        yield
+    keys = [key for report in reports for key in _MISSING.findall(_COLOUR.sub("", report))]
+    lacking = [key for key in keys if not may_lack(key)]
+    if lacking:
+        raise ModelError(f"{name} lacks weights that its config.json asks for: {listed(lacking)}.")
+
+
+@contextmanager
+def _load_reports(reports: list[str]) -> Iterator[None]:
+    """Within, what transformers would log of loaded weights is added to a list; it offers no other way for models
+    that sentence-transformers loads."""
+    logger = transformers_logging.get_logger("transformers.modeling_utils")
+    handler, level, propagate = _Collecting(reports), logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+class _Collecting(logging.Handler):
+    """Adds messages to a list."""
+
+    def __init__(self, messages: list[str]) -> None:
+        super().__init__()
+        self._messages = messages
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._messages.append(record.getMessage())
+
+
+def listed(keys: Collection[str]) -> str:
+    """The first of the names of weights, and how many more there are."""
+    named = sorted(keys)[:_NAMED]
+    more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+    return ", ".join(named) + more
 
 
 def check_folder(name: str) -> None:

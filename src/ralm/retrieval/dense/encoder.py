@@ -22,7 +22,7 @@ from sentence_transformers.util import batch_to_device
 from transformers import PreTrainedModel
 
 from ralm.errors import ModelError, UsageError
-from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading
+from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading, whole_loading
 from ralm.progress import Advance
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.dpr import is_dpr, load_dpr
@@ -218,7 +218,7 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
         check_folder(name)
         check_tokenizer(name)
     weights = {"dtype": options.dtype}
-    with loading_errors("encoder", name), quiet_loading():
+    with loading_errors("encoder", name), whole_loading(name, _is_unused):
         if is_dpr(name):
             return SentenceTransformer(modules=load_dpr(name, weights), device=device)
         if options.pooling == "auto" or reading_of(name):  # ours holds its pooling, and what follows it
@@ -226,6 +226,11 @@ def load_sentence_transformer(name: str, options: EncoderOptions, device: str | 
         transformer = Transformer(name, model_kwargs=weights)
         pooling = Pooling(transformer.get_embedding_dimension(), options.pooling)
         return SentenceTransformer(modules=[transformer, pooling], device=device)
+
+
+def _is_unused(weight: str) -> bool:
+    """Whether a weight is of BERT's pooler, which no vector depends on and many folders lack."""
+    return "pooler." in weight
 
 
 def check_device(name: str) -> None:
@@ -308,7 +313,7 @@ def _fingerprint(model: SentenceTransformer) -> str:
     """A hash of all weights except BERT's pooler, which no vector depends on and many folders lack."""
     digest = hashlib.sha256()
     for name, weights in sorted(model.state_dict().items()):
-        if ".pooler." in name:
+        if _is_unused(name):
             continue
         digest.update(f"{name} {tuple(weights.shape)}\n".encode())
         digest.update(weights.detach().cpu().float().numpy().tobytes())
