@@ -1,6 +1,7 @@
 """Many threads use one model: what each gets is what it gets alone, and none holds up, fails or ends another."""
 
 import gc
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -247,6 +248,32 @@ def test_what_cannot_be_read_fails_alone() -> None:
                         score.result(SECONDS)
                 else:
                     assert len(score.result(SECONDS)) == 1
+
+
+@dataclass
+class AloneOnly(Recorded):
+    """Reads one text at a time, and fails for several."""
+
+    error: Exception = field(default_factory=Exception)
+
+    def check(self, texts: Sequence[IntArray]) -> None:
+        time.sleep(0.005)
+        if len(texts) > 1:
+            raise self.error
+
+
+@pytest.mark.parametrize(("error", "lines"), [(TypeError("no argument `cache`"), 1), (ModelError("too long"), 0)])
+def test_texts_that_cannot_be_read_together_are_logged_once(
+    error: Exception, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = AloneOnly(WordTokenizer(), vocabulary=50, error=error)
+    passes = [Pass(text_of(token, 1), text_of(1)) for token in range(20)]
+    with batched(model) as shared:
+        together([lambda: shared.score(passes)] * 4)
+        together([lambda: shared.continuations().next_tokens([text_of(3, 4)])] * 4)
+    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert len(warnings) == lines
+    assert all("together failed (TypeError: no argument `cache`); each is read alone" in line for line in warnings)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ _PATIENCE: Final = 0.2
 _STEPS_HELD: Final = 64
 """Steps after which texts that nobody asked for are no longer held."""
 
+_TORCH_OUT_OF_MEMORY: Final = "OutOfMemoryError"
+
 Reads: TypeAlias = Callable[[Sequence[Pass]], Iterable[FloatArray]]
 """A method of a model that reads passes: `score` or `distributions`."""
 
@@ -100,6 +102,7 @@ class Batcher:
         self._changed = threading.Condition()
         self._closed = False
         self._step_seconds = 0.0
+        self._failures_logged: set[str] = set()
         self._thread = threading.Thread(target=self._live, name="ralm-batch", daemon=True)
         self._thread.start()
 
@@ -246,11 +249,22 @@ class Batcher:
         try:
             self._answer(callers)
         except Exception as error:  # noqa: BLE001  # raised in the threads that it belongs to
-            _LOG.debug("a step failed and is read again, each line alone", exc_info=error)
+            self._log_failure(len(callers), error)
             self._read_alone(callers)
         self._step_seconds = time.perf_counter() - begin
         self.counts.seconds += self._step_seconds
         self.counts.steps += 1
+
+    def _log_failure(self, count: int, error: Exception) -> None:
+        """Warn once of an error that no text or lack of memory explains; what is read alone may succeed unseen."""
+        first, _, _ = str(error).partition("\n")
+        what = f"{type(error).__name__}: {first}"
+        # torch has an OutOfMemoryError of its own, and serving does not import torch
+        expected = isinstance(error, (ModelError, MemoryError)) or type(error).__name__ == _TORCH_OUT_OF_MEMORY
+        level = logging.DEBUG if expected or what in self._failures_logged else logging.WARNING
+        self._failures_logged.add(what)
+        _LOG.log(level, "reading %d texts together failed (%s); each is read alone, which is slower", count, what)
+        _LOG.debug("the failure was:", exc_info=error)
 
     def _answer(self, callers: Sequence[Caller]) -> None:
         """Read what is held of lines, and answer those that are complete."""
@@ -293,7 +307,7 @@ class Batcher:
             try:
                 found = [*reads([scoring.next for scoring in same])]
             except Exception as error:  # noqa: BLE001  # raised in the threads that it belongs to
-                _LOG.debug("passes failed and are read again, each alone", exc_info=error)
+                self._log_failure(len(same), error)
                 found = [_read_pass(scoring) for scoring in same]
             for scoring, one in zip(same, found, strict=True):
                 self._scored(scoring, one)
