@@ -4,6 +4,7 @@ import inspect
 import json
 import logging
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import torch
 import transformers
 from transformers import LlamaForCausalLM
 
-from ralm.errors import LibraryWarning
+from ralm.errors import LibraryWarning, ModelError
 from ralm.lm.local.anew import ReadAnew
 from ralm.lm.local.continuation import CachedContinuations
+from ralm.lm.local.files import loading_errors
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
 from tests.every_family import tiny_family_model
@@ -109,3 +111,11 @@ def test_every_version_of_transformers_gives_the_same_figures(family: str) -> No
     assert found["tokens"] == expected["tokens"]
     for name in ("scores", "log_probs"):
         np.testing.assert_allclose(np.array(found[name]), np.array(expected[name]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("error", [TypeError("no argument `cache`"), KeyError("gpt9"), AttributeError("no `layers`")])
+def test_an_error_of_a_call_names_the_version(error: Exception, tiny_folders: dict[str, Path]) -> None:
+    kind, version = type(error).__name__, transformers.__version__
+    said = rf"gpt2: .* \({kind} with transformers {version}: if the files are whole"
+    with pytest.raises(ModelError, match=said), loading_errors("model", str(tiny_folders["gpt2"])):
+        raise error

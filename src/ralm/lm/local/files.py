@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import transformers
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
@@ -17,6 +18,7 @@ _NAMED: Final = 3
 """The most weights that a message names."""
 _MISSING: Final = re.compile(r"^(.+?) *\| MISSING\b", re.MULTILINE)
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_OF_CALLS: Final = (TypeError, AttributeError, KeyError, NameError)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -37,7 +39,7 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
             ) from error
         raise ModelError(f"cannot load the {what} of {name}: {first_line(error)}") from error
     except Exception as error:
-        raise ModelError(f"cannot load the {what} of {name}{_where(name)}: {first_line(error)}") from error
+        raise ModelError(f"cannot load the {what} of {name}{_where(name)}: {_reason(error)}") from error
 
 
 @contextmanager
@@ -146,6 +148,17 @@ def check_tokenizer(name: str, own_files: Iterable[str] = ()) -> None:
 
 def _where(name: str) -> str:
     return "" if Path(name).is_dir() else " (no such folder here, so it was looked for on the model hub)"
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error; with the version of the library if the error may be of a call that does not fit."""
+    if not isinstance(error, _OF_CALLS):
+        return first_line(error)
+    kind = type(error).__name__
+    return (
+        f"{first_line(error)} ({kind} with transformers {transformers.__version__}: if the files are whole, this "
+        "version does not fit ralm)"
+    )
 
 
 def first_line(error: Exception) -> str:
