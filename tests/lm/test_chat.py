@@ -1,14 +1,16 @@
 """Chats as token ids: those of the tokenizer's own template, spans in the message, and text that looks like markup."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from transformers import AddedToken, PreTrainedTokenizerFast
 
-from ralm.errors import ChatError
+from ralm.errors import ChatError, ModelError
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
 from ralm.records import Message
@@ -124,6 +126,26 @@ def test_turns_marked_by_plain_added_tokens_cannot_be_forged() -> None:
         assert tokens.tolist().count(own.convert_tokens_to_ids(mark)) == 1
     of_message = spans_N2[:, 1] > spans_N2[:, 0]
     assert "".join(message[begin:end] for begin, end in spans_N2[of_message]) == message
+
+
+def test_what_is_passed_to_a_template_are_parameters_of_transformers() -> None:
+    """Other keywords would go to the template as variables, which it ignores."""
+    own, passed = with_template(MAKERS[0], MARKED), dict[str, Any]()
+    known = inspect.signature(own.apply_chat_template).parameters
+    written = own.apply_chat_template
+    own.apply_chat_template = lambda *args, **how: passed.update(how) or written(*args, **how)
+    ModelTokenizer(own).encode_chat(asked("who?"))
+    ModelTokenizer(own).chat([{"role": "user", "content": "who?"}])
+    assert "tokenize" in passed
+    assert "continue_final_message" in passed
+    assert passed.keys() <= known.keys()
+
+
+def test_a_chat_that_is_no_text() -> None:
+    own = with_template(MAKERS[0], MARKED)
+    own.apply_chat_template = lambda *_, **__: [1, 2]
+    with pytest.raises(ModelError, match=r"transformers 5\S+ returned a chat as list"):
+        ModelTokenizer(own).encode_chat(asked("who?"))
 
 
 def test_a_template_with_a_date_that_changes() -> None:

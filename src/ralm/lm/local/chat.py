@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
+import transformers
 from transformers import PreTrainedTokenizerBase
 
-from ralm.errors import ChatError
+from ralm.errors import ChatError, ModelError
 from ralm.lm.local.files import first_line
 from ralm.records import Message
 
@@ -127,6 +128,12 @@ def _name(place: int, message: Message) -> str:
 def write_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], failure: str, **how: Any) -> str:
     """Messages as the tokenizer's chat template writes them; ChatError, which begins with `failure`, if it fails."""
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
+        written = tokenizer.apply_chat_template(messages, tokenize=False, **how)
     except Exception as error:  # a template is a program of its own, with any error
         raise ChatError(f"{failure}: {first_line(error)}") from error
+    if not isinstance(written, str):
+        raise ModelError(
+            f"transformers {transformers.__version__} returned a chat as {type(written).__name__}, not as text: this "
+            "is a fault of ralm, please report it."
+        )
+    return written
