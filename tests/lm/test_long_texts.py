@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from ralm.errors import TextError
-from ralm.lm.local.cuts import Cuts
+from ralm.lm.local.cuts import Cuts, stage_kinds
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.pieces import Window, WindowSizes, chunks_of, encode_in_pieces, join_pieces
 from ralm.pipeline.texts import prepare_text, read_beginning
@@ -410,3 +410,20 @@ def test_half_of_a_character_far_into_a_text_is_found() -> None:
         tokenizer.encode(text)
     plan = PlanOptions(max_length=64, document_tokens=8)
     assert len(prepare_text(text, tokenizer, plan, limit_tokens=50).tokens) == 50, "what is not read decides nothing"
+
+
+class InPython:
+    """A part of a tokenizer that is written in Python, or one whose state a later library gives in another way."""
+
+    def pre_tokenize(self, text: object) -> None:
+        """Nothing is split."""
+
+    def __getstate__(self) -> bytes:
+        raise TypeError("state has another form")
+
+
+def test_only_parts_in_python_have_no_kind() -> None:
+    own = pre_tokenizers.PreTokenizer.custom(InPython())
+    assert [*stage_kinds(own)] == [*stage_kinds(pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(), own]))] == [""]
+    with pytest.raises(TypeError, match="another form"):
+        list(stage_kinds(InPython()))

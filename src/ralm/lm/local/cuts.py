@@ -101,9 +101,13 @@ def stage_kinds(stage: Any) -> Iterator[str]:
     if stage is None:
         return
     try:
-        yield from _kinds_of(json.loads(stage.__getstate__()))
-    except Exception:  # noqa: BLE001  # the library raises it for custom parts
+        state = stage.__getstate__()
+    except Exception as error:
+        if "Custom" not in str(error):  # what the library says of parts that are written in Python
+            raise
         yield ""
+    else:
+        yield from _kinds_of(json.loads(state))
 
 
 def _kinds_of(state: dict[str, Any]) -> Iterator[str]:
