@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ralm.errors import LibraryWarning
 from ralm.lm.local.model import load_language_model
 from ralm.lm.local.packed import pack_weights, packable, processor_packs
 from ralm.lm.options import ModelOptions
@@ -61,6 +62,24 @@ def test_weights_that_change_are_packed_again(family: str, tiny_folders: dict[st
     bias = 0 if module.bias is None else module.bias
     torch.testing.assert_close(doubled - bias, 2 * (before - bias))
     torch.testing.assert_close(nothing - bias, torch.zeros_like(nothing))
+
+
+@pytest.mark.parametrize("fault", ["no such operator", "its products differ"])
+def test_functions_of_torch_that_changed(
+    fault: str, tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = torch.ops.mkldnn._linear_pointwise
+
+    def changed(*args: Any) -> Any:
+        if fault == "no such operator":
+            raise RuntimeError(fault)
+        return product(*args) * 2
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", changed)
+    model = tiny_model(tiny_folders["gpt2"], "float32")
+    with pytest.warns(LibraryWarning, match=f"could not use packed weights.*{fault}.*torch"):
+        pack_weights(model)
+    assert not any("forward" in vars(module) for module in packable(model))
 
 
 def tiny_model(folder: Path, dtype: str) -> PreTrainedModel:

@@ -13,16 +13,45 @@ import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from ralm.environment import warn_of_mismatch
+from ralm.lm.local.files import first_line
+
 _BYTES: Final = 1 << 31
 """The most bytes of weights that are packed; a larger model is left unchanged."""
 _ROWS: Final = 10
 """The number of rows that the layout is made for; other numbers give correct results too."""
 
+_TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""How much a product may differ, as a fraction of its size."""
+
 
 def pack_weights(model: PreTrainedModel) -> None:
-    """Have the linear layers of a model use packed weights from now on, where that is faster."""
-    for module in packable(model):
-        module.forward = _PackedLinear(module)
+    """Have the linear layers of a model use packed weights from now on, where that is faster.
+
+    LibraryWarning if torch's private functions for them fail or give other products; the layers stay as they are.
+    """
+    layers = packable(model)
+    if layers and _products_agree(layers[0]):
+        for module in layers:
+            module.forward = _PackedLinear(module)
+
+
+@torch.no_grad()
+def _products_agree(module: Any) -> bool:
+    """Whether a layer gives the same with packed weights as without; LibraryWarning if not."""
+    what = "ralm could not use packed weights, so the layers of a model on a CPU are slower"
+    inputs = module.weight.shape[0 if isinstance(module, Conv1D) else 1]
+    states_RI = torch.randn(2, inputs, generator=torch.Generator().manual_seed(0)).to(module.weight.dtype)
+    plain_RO = module(states_RI).float()
+    try:
+        apart_RO = _PackedLinear(module)(states_RI).float() - plain_RO
+    except Exception as error:  # noqa: BLE001  # private functions may fail in any way
+        warn_of_mismatch("torch", f"{what}: {first_line(error)}", error)
+        return False
+    if apart_RO.norm() > _TOLERANCE[module.weight.dtype] * plain_RO.norm():
+        warn_of_mismatch("torch", f"{what}: its products differ")
+        return False
+    return True
 
 
 class _PackedLinear:
