@@ -1,11 +1,12 @@
+# `make demo` and `make test` install the versions of requirements/locked.txt.
+#
 # make demo    set everything up and see what retrieval does for a small language model
 # make serve-demo   set everything up and serve a small model with an index, with requests to try
-# make test    set everything up, then lint, types, layers and all tests
+# make test    set everything up, then lint, types, layers and the tests
+# make test-all    the same with all campaigns: kills, fuzzing, soak, every model family, every recipe (an hour)
 # make lint    lint, types and layers alone
-# make fuzz    options at their extremes and damaged files, thousands of each: none may crash, hang or answer otherwise
-# make kills   kill the program at 50 random moments of every command that writes a folder, and machines of a cluster
+#              longer campaigns: make test-all KILLS=50 FUZZ=5000 MUTANTS=10000 SOAK=1800
 # make golden  all cases of other programs' answers; make test compares a part of the slowest ones
-# make soak    a server at saturation for half an hour, with faults: no growth, nothing stuck, nothing wrong
 # make bench   the benchmarks, each against a named baseline in the same run
 # make bench-retrieval   BM25 against other engines
 # make bench-dense       dense and hybrid retrieval against BM25, brute force and the encoder itself
@@ -18,22 +19,37 @@
 # make bench-cluster     an index and an evaluation on a Ray cluster of one machine against the plain commands
 # make bench-api         requests to models behind an API, certified tokens, reading ahead
 # make docs    write docs/command-line.md from the program's own help, and docs/python-api.md from the docstrings
-# make test-lowest   run the fast tests with the lowest versions of dependencies that pyproject.toml allows
+# make test-lowest   run the demo and the fast tests with the lowest versions of dependencies that pyproject.toml allows
+# make test-latest   run the demo and the fast tests with the newest versions of all packages, whatever pyproject.toml allows
+# make lock    write requirements/locked.txt anew, with the newest versions that pyproject.toml allows
 # make clean   remove what make made
 
 PYTHON ?= python3
 VENV := .venv
 LOWEST := .venv-lowest
+LATEST := .venv-latest
+LOCKER := .venv-lock
+LOCK := requirements/locked.txt
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check --quiet
+# The lock holds for builds too: pip reads the constraints of its isolated builds from the environment.
+PIP := PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK) $(BIN)/pip --disable-pip-version-check --quiet
+PIP_UNLOCKED := pip --disable-pip-version-check --quiet
 # more than cores: tests wait for servers and for processes that are killed
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-MUTANTS ?= 10000
+# campaigns: moments at which each command is killed, odd options and requests, damaged files, seconds of a busy server
+KILLS ?= 6
+FUZZ ?= 100
+MUTANTS ?= 500
+SOAK ?= 120
 SEED ?= 0
+# makes a virtual environment in the folder $(1), unless it is there
+venv = test -x $(1)/bin/python || { $(PYTHON) tools/python_version.py && $(PYTHON) -m venv $(1); }
+# what a failed test of other versions ends with
+differences = { $(1)/bin/python -m tools.lock differences; exit 1; }
 # old releases warn of each other
 OLD_WARNINGS := -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 
-.PHONY: demo serve-demo test test-fast test-lowest lint kills fuzz golden soak bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-cluster bench-api docs clean
+.PHONY: demo serve-demo test test-all test-fast test-lowest test-latest lock lint golden bench bench-retrieval bench-dense bench-scoring bench-generation bench-ensembles bench-learning bench-answering bench-serving bench-cluster bench-api docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ralm demo
@@ -42,15 +58,36 @@ serve-demo: $(VENV)/installed-serve
 	$(BIN)/ralm serve --demo
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/distributed
-	$(BIN)/python -m pytest tests/distributed  # one cluster, which uses all processors
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not campaign" --ignore tests/distributed
+	$(BIN)/python -m pytest -m "not campaign" tests/distributed  # one cluster, which uses all processors
+
+test-all: lint
+	RALM_GOLDEN=all RALM_KILLS=$(KILLS) RALM_FUZZ=$(FUZZ) RALM_SOAK=$(SOAK) \
+		$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 7200 --ignore tests/distributed
+	RALM_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout 7200 tests/distributed
+	$(BIN)/python -m tests.fuzz.damage --mutants $(MUTANTS) --seed $(SEED)
 
 test-fast: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not campaign"
 
 test-lowest: $(LOWEST)/installed
-	NUMBA_CACHE_DIR=$(CURDIR)/$(LOWEST)/numba $(LOWEST)/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(OLD_WARNINGS) \
-		--deselect tests/cli/test_cli.py::test_the_page_of_the_documentation_is_the_programs_own_help
+	cd $(LOWEST) && bin/ralm demo || $(call differences,$(LOWEST))
+	NUMBA_CACHE_DIR=$(CURDIR)/$(LOWEST)/numba $(LOWEST)/bin/python -m pytest -n $(JOBS) --dist worksteal \
+		-m "not slow and not campaign and not locked" $(OLD_WARNINGS) || $(call differences,$(LOWEST))
+
+test-latest:
+	$(call venv,$(LATEST))
+	$(LATEST)/bin/python -m tools.lock unbounded > $(LATEST)/unbounded.txt
+	$(LATEST)/bin/$(PIP_UNLOCKED) install --upgrade --upgrade-strategy eager --requirement $(LATEST)/unbounded.txt
+	$(LATEST)/bin/$(PIP_UNLOCKED) install --no-deps --editable .
+	cd $(LATEST) && bin/ralm demo || $(call differences,$(LATEST))
+	NUMBA_CACHE_DIR=$(CURDIR)/$(LATEST)/numba $(LATEST)/bin/python -m pytest -n $(JOBS) --dist worksteal \
+		-m "not slow and not campaign and not locked" || $(call differences,$(LATEST))
+
+lock:
+	$(call venv,$(LOCKER))
+	$(LOCKER)/bin/$(PIP_UNLOCKED) install uv==0.13.9
+	$(LOCKER)/bin/python -m tools.lock write
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check
@@ -58,14 +95,8 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-kills: $(VENV)/installed-dev
-	RALM_KILLS=50 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/test_kills.py tests/recipes/test_killed_recipe.py tests/training/test_retriever.py tests/distributed
-
 golden: $(VENV)/installed-dev
 	RALM_GOLDEN=all $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/test_against_reference.py tests/answering/test_official_qa.py
-
-soak: $(VENV)/installed-dev
-	RALM_SOAK=1800 $(BIN)/python -m pytest --timeout 36000 tests/serving/test_soak.py
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.index_memory
@@ -107,33 +138,28 @@ bench-cluster: $(VENV)/installed-dev
 bench-api: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.api
 
-fuzz: $(VENV)/installed-dev
-	RALM_FUZZ=5000 $(BIN)/python -m pytest -n $(JOBS) --timeout 36000 tests/fuzz tests/serving/test_odd_requests.py \
-		tests/serving/test_odd_chats.py
-	$(BIN)/python -m tests.fuzz.damage --mutants $(MUTANTS) --seed $(SEED)
-
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m tools.command_line_page > docs/command-line.md
 	$(BIN)/python -m tools.python_api_page > docs/python-api.md
 
 clean:
-	rm -rf $(VENV) $(LOWEST) ralm-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(LATEST) $(LOCKER) ralm-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(VENV)/installed: pyproject.toml requirements/torch-cpu.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[lm]'
+$(VENV)/installed: pyproject.toml $(LOCK)
+	$(call venv,$(VENV))
+	$(PIP) install --editable '.[lm]'
 	touch $@
 
 $(VENV)/installed-serve: $(VENV)/installed
-	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[serve]'
+	$(PIP) install --editable '.[serve]'
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed requirements/dev.txt
-	$(PIP) install --constraint requirements/torch-cpu.txt --editable '.[all]' --requirement requirements/dev.txt
+	$(PIP) install --editable '.[all]' --requirement requirements/dev.txt
 	touch $@
 
 $(LOWEST)/installed: pyproject.toml requirements/lowest.txt requirements/torch-cpu.txt requirements/dev.txt
-	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/pip --disable-pip-version-check --quiet install --constraint requirements/torch-cpu.txt \
+	$(call venv,$(LOWEST))
+	$(LOWEST)/bin/$(PIP_UNLOCKED) install --constraint requirements/torch-cpu.txt \
 		--constraint requirements/lowest.txt --editable '.[all]' --requirement requirements/dev.txt
 	touch $@

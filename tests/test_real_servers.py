@@ -124,7 +124,7 @@ def test_a_server_that_does_not_start_is_an_error_with_its_log(here: Path) -> No
     assert (here / "files.log").read_text(encoding="utf-8") == "no model: ralm-tiny\n"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_server_that_cannot_be_installed_is_an_error(tmp_path: Path) -> None:
     missing = Server(name="missing", packages=("--no-index", "no-such-server"), arguments=())
     with pytest.raises(ServerError, match="missing could not be installed"), running(missing, RALM_TINY, tmp_path):

@@ -24,12 +24,12 @@ FOLDER = ("golden", "replug_official")
 
 
 def readings() -> list[Any]:
-    """Every case with every reading of it, all but the shortest slow; one that skips where the data is absent."""
+    """Every case with every reading of it, all but the shortest for `make test-all`; one skips without data."""
     path = SHARED.joinpath(*FOLDER, "settings.json")
     if not path.exists():
         return [("none", "none")]
     return [
-        pytest.param(case, name, marks=() if case == "tiny.short" else pytest.mark.slow)
+        pytest.param(case, name, marks=() if case == "tiny.short" else pytest.mark.campaign)
         for case, of_case in json.loads(path.read_text()).items()
         for name in sorted(of_case["readings"])
     ]

@@ -37,6 +37,7 @@ from tests.api.dialects.openai import OpenAI
 from tests.api.faults import Cut, Fault, HtmlPage, Slow, Status
 from tests.api.scripted_server import Request as Sent, ScriptedServer
 from tests.api.served import EXACT, VOCABULARY, opened, served
+from tests.campaign import campaign
 from tests.fakes import SharedWordsRetriever, passages_of
 
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
@@ -248,7 +249,7 @@ def check_evaluation(model: ApiModel) -> None:
     np.testing.assert_array_equal(found.passages_T, undisturbed().passages_T)
 
 
-@pytest.mark.parametrize("kind", ["echo", "llama.cpp"])
+@pytest.mark.parametrize("kind", ["echo", campaign("llama.cpp")])
 @pytest.mark.parametrize(
     ("fault", "options"),
     [

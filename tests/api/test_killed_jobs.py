@@ -15,6 +15,7 @@ from tests.api.backings import OfModel
 from tests.api.faults import Fault, Slow
 from tests.api.scripted_server import Request, ScriptedServer
 from tests.api.served import EXACT
+from tests.campaign import campaign
 from tests.cli.program import ralm
 from tests.cli.test_cli import STORIES, TEXT
 from tests.cli.test_signals import wait_until
@@ -48,7 +49,7 @@ class Job:
         return ["eval", "text.txt", "--index", "index", "--lm", lm, *options, "--json", *more]
 
 
-@pytest.mark.parametrize(("kind", "enough", "kept"), [("vllm", 25, []), ("llama.cpp", 70, ["--out", "run"])])
+@pytest.mark.parametrize(("kind", "enough", "kept"), [("vllm", 25, []), campaign("llama.cpp", 70, ["--out", "run"])])
 def test_a_killed_evaluation(
     kind: str, enough: int, kept: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ from tests.api.faults import (
 from tests.api.replies import Json
 from tests.api.scripted_server import Request as Sent, ScriptedServer
 from tests.api.served import EXACT, VOCABULARY, ChatsOnly, NewChatsOnly, opened, served
+from tests.campaign import sampled
 
 TABLE = OfTable(seed=3, vocabulary=VOCABULARY)
 SERVERS: dict[str, Dialect] = {
@@ -147,7 +148,7 @@ FAULTS: Sequence[Fault] = [
 ]
 
 
-@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("kind", sampled(SERVERS, "vllm", "llama.cpp"))
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
 def test_a_server_with_a_fault_gives_no_wrong_figure(kind: str, fault: Fault) -> None:
     """The probe takes another way or refuses; what it then gives is right, or one sentence."""

@@ -14,6 +14,7 @@ import pytest
 
 from ralm.cli.ending import signals_unwind
 from ralm.errors import WorkerError
+from tests.campaign import campaign
 
 pytestmark = pytest.mark.slow
 
@@ -69,10 +70,10 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
     ("number", "group"),
     [
         (signal.SIGTERM, False),
-        (signal.SIGTERM, True),
-        (signal.SIGHUP, True),
+        campaign(signal.SIGTERM, True),
+        campaign(signal.SIGHUP, True),
         (signal.SIGINT, True),
-        (signal.SIGKILL, False),
+        campaign(signal.SIGKILL, False),
     ],
 )
 def test_no_process_is_left(corpus: Path, tmp_path: Path, number: signal.Signals, group: bool) -> None:

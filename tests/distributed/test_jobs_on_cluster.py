@@ -73,6 +73,7 @@ def same_scores(several: Sequence[Any], others: Sequence[Any]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.campaign
 @pytest.mark.usefixtures("shared")
 def test_a_recipe(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells are those of one machine, and are read off runs on the cluster."""
@@ -98,6 +99,7 @@ def test_eval_and_sweep(nodes: Any, folder: Path) -> None:
         assert {**one, "seconds": 0} == {**other, "seconds": 0}
 
 
+@pytest.mark.campaign
 @pytest.mark.usefixtures("shared")
 def test_questions_and_choices(nodes: Any, folder: Path) -> None:
     lm = ["--lm", "ralm-tiny", "--index", folder / "index"]
@@ -114,6 +116,7 @@ def test_signals(nodes: Any, folder: Path) -> None:
     same_runs(folder, "signals", [*sampled, "--candidates", 4], nodes.address, "candidates/00000.parquet")
 
 
+@pytest.mark.campaign
 @pytest.mark.usefixtures("shared")
 def test_vectors(nodes: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = save_tiny_bert(folder / "bert")
@@ -139,6 +142,7 @@ def test_machines_that_load_different_things(found: Machines) -> None:
         list(found.run(Differs(), wait, range(50), name=str, bad=print))
 
 
+@pytest.mark.campaign
 def test_scores_are_those_of_one_machine_even_if_one_is_killed_and_one_joins(nodes: Any, found: Machines) -> None:
     own = load_local_model("ralm-tiny", OWN)
     maker = ModelMaker.of("ralm-tiny", OWN)

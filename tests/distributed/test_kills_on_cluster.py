@@ -18,7 +18,7 @@ from tests.distributed.clusters import another_node, driver, node, save_corpus
 from tests.tiny_encoders import save_tiny_bert
 from tests.tiny_models import save_tiny_model
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.campaign]
 KILLS = int(os.environ.get("RALM_KILLS", "1"))
 SECONDS = (3, 10) if KILLS > 1 else (3, 6)
 """When processes are killed: while models are loaded, and while they score."""

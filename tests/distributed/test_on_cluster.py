@@ -19,6 +19,7 @@ from ralm.errors import CorpusError
 from ralm.folders.work import PARTS
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.index import check_index, open_index
+from tests.campaign import campaign, sampled
 from tests.cli.program import ralm
 from tests.distributed.clusters import POISON, another_node, driver, node, queries, save_corpus
 
@@ -79,7 +80,7 @@ def same_hits(found: Any, folder: Path) -> None:
     assert found.stable == plain.stable
 
 
-@pytest.mark.parametrize("shards", [1, 2, 7])
+@pytest.mark.parametrize("shards", sampled([1, 2, 7], 2))
 def test_an_index_is_that_of_one_machine(
     nodes: Any, folder: Path, shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_poisoned_line_is_named_or_left_out_and_what_was_done_is_kept(nodes: A
     assert open_index(out).manifest.files == open_index(folder / "sound").manifest.files
 
 
+@pytest.mark.campaign
 def test_a_node_that_is_killed_costs_nothing_but_time(nodes: Any, folder: Path) -> None:
     rng = random.Random(KILLS)
     for kill in range(KILLS):
@@ -146,6 +148,7 @@ def test_a_node_that_is_killed_costs_nothing_but_time(nodes: Any, folder: Path) 
         assert same_index(out, folder)
 
 
+@pytest.mark.campaign
 def test_a_driver_that_is_killed_is_run_again(nodes: Any, folder: Path) -> None:
     rng = random.Random(KILLS)
     for kill in range(KILLS):
@@ -163,7 +166,7 @@ def test_a_driver_that_is_killed_is_run_again(nodes: Any, folder: Path) -> None:
         assert not any((folder / "store").glob("*"))
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("end", [campaign(signal.SIGTERM), signal.SIGINT])
 def test_a_driver_that_is_told_to_end_says_nothing(nodes: Any, folder: Path, end: signal.Signals) -> None:
     out = folder / f"ended-{end}"
     with driver(*building(folder, out, nodes.address)) as running:

@@ -26,7 +26,7 @@ from tests.cli.program import ralm
 from tests.cli.test_cli import STORIES, TEXT
 from tests.tiny_encoders import save_tiny_bert
 
-CASES = int(os.environ.get("RALM_FUZZ", "40"))
+CASES = int(os.environ.get("RALM_FUZZ", "12"))
 SECONDS_A_CASE = 60
 BYTES_A_CASE = 6 << 30
 PROGRAM: Any = typer.main.get_command(app)

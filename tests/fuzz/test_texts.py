@@ -37,7 +37,7 @@ from tests.tiny_tokenizers import TOKENIZERS, save_with_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ralm.errors.RalmWarning")]
 
-CASES = int(os.environ.get("RALM_FUZZ", "8"))
+CASES = int(os.environ.get("RALM_FUZZ", "4"))
 KINDS = [TINY, "gpt2", "llama", "opt", *(f"{kind}-tokenizer" for kind in TOKENIZERS)]
 PLAIN = "the thing is that it is the odd thing. " * 3
 """What every tokenizer knows, so that something is scored whatever is drawn."""
@@ -246,6 +246,7 @@ def test_odd_files_are_read_or_refused(command: int, index: Path, tmp_path: Path
             assert answer.err.splitlines()[-1].startswith("ralm: ")
 
 
+@pytest.mark.campaign
 def test_a_word_of_a_megabyte(model: LocalLanguageModel) -> None:
     text = "a" * (1 << 20)
     with contextlib.suppress(RalmError):  # to WordPiece it is one word that it does not know

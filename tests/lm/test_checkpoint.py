@@ -121,8 +121,8 @@ def test_a_model_that_keeps_no_keys_says_so_once(tmp_path: Path, caplog: pytest.
         expected = mamba(input_ids=torch.from_numpy(TEXT)[None]).logits[0].log_softmax(-1)[[19, 6]].numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert [record.message for record in caplog.records if record.name.startswith("ralm")] == [
-        f"{tmp_path}: models of the family mamba cannot continue from rows of cached keys and values: their state is of "
-        "another kind, or depends on padding. Generation reads the whole text again for every new token."
+        f"{tmp_path}: models of the family mamba cannot continue from rows of cached keys and values: their state is "
+        "of another kind, or depends on padding. Generation reads the whole text again for every new token."
     ]
 
 

@@ -19,6 +19,7 @@ from ralm.pipeline.sources import FromRetriever
 from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import Ensemble
 from ralm.records import Hits, Request
+from tests.campaign import sampled
 from tests.every_family import FAMILIES, LOOK_AHEAD, READ_WHOLE, SAMPLE, tiny_family_model
 from tests.fakes import passages_of
 from tests.reference import ensemble, generation
@@ -48,12 +49,7 @@ def language_model(family: str, **settings: object) -> LocalLanguageModel:
     return model
 
 
-def sampled(families: Sequence[str], sample: Sequence[str]) -> list[object]:
-    """All families; `make test` tries those of the sample."""
-    return [family if family in sample else pytest.param(family, marks=pytest.mark.campaign) for family in families]
-
-
-@pytest.mark.parametrize("family", sampled([family for family in FAMILIES if family not in LOOK_AHEAD], SAMPLE))
+@pytest.mark.parametrize("family", sampled([family for family in FAMILIES if family not in LOOK_AHEAD], *SAMPLE))
 def test_scores_and_writes_as_a_plain_loop_does(family: str) -> None:
     model = language_model(family)
     check_scores(model)
@@ -61,7 +57,7 @@ def test_scores_and_writes_as_a_plain_loop_does(family: str) -> None:
     assert isinstance(model.continuations(), ReadAnew) == (family in READ_WHOLE)
 
 
-@pytest.mark.parametrize("family", sampled(sorted(LOOK_AHEAD), ("bert", "xlnet")))
+@pytest.mark.parametrize("family", sampled(sorted(LOOK_AHEAD), "bert", "xlnet"))
 def test_models_that_look_ahead_are_refused(family: str) -> None:
     with pytest.raises(ModelError, match=rf"{family} (looks at later tokens|does not predict|cannot read a text)"):
         language_model(family)

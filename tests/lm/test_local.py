@@ -110,7 +110,7 @@ def test_a_model_spread_over_devices(tiny_folders: dict[str, Path]) -> None:
     np.testing.assert_allclose(spread, Scorer(load_language_model(folder)).log_probs([request])[0], rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler")
 def test_compiled_layers_give_the_same(tiny_folders: dict[str, Path]) -> None:
     tokens = np.arange(40, dtype=np.int64)

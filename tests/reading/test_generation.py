@@ -20,6 +20,7 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.pieces import GeneratedText, GeneratedToken, spans
 from ralm.reading.sampling import sample
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
+from tests.campaign import campaign
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reference import ensemble, generation
 from tests.tiny_models import FAMILIES
@@ -224,7 +225,11 @@ ENSEMBLES = [
 
 
 @pytest.mark.parametrize(("max_length", "temperature"), [(None, 0.0), (32, 1.0)])
-@pytest.mark.parametrize("chosen", ENSEMBLES, ids=["one", "four", "nine", "uniform"])
+@pytest.mark.parametrize(
+    "chosen",
+    [campaign(ENSEMBLES[0]), ENSEMBLES[1], campaign(ENSEMBLES[2]), campaign(ENSEMBLES[3])],
+    ids=["one", "four", "nine", "uniform"],
+)
 def test_many_prompts_equal_the_plain_loop(
     model: LocalLanguageModel, chosen: Ensemble, max_length: int | None, temperature: float
 ) -> None:

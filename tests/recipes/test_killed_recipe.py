@@ -30,6 +30,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
     program.programs.close()
 
 
+@pytest.mark.campaign
 def test_whenever_a_recipe_is_killed(program: Killed) -> None:
     command = [*RUN, "--out", "out"]
     assert program.answer(command).status == 0, program.errors

@@ -145,6 +145,7 @@ def test_options_go_to_the_commands_that_take_them(tmp_path: Path) -> None:
         assert flags[flags.index(flag) + 1] == value
 
 
+@pytest.mark.campaign
 def test_a_part_and_a_changed_run_say_so(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("one two three four five six. " * 40)

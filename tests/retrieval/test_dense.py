@@ -126,6 +126,28 @@ def test_effort_of_a_search(tmp_path: Path) -> None:
         DenseSearchOptions(ef_search=0)
 
 
+IVF = ["IVF8,Flat", "IVF8,SQ8", "IVF8,PQ2x4", "IVF8,PQ2x4fs", "IVF8_HNSW8,Flat", "OPQ2,IVF8,PQ2x4", "IVF8,PQ2x4,RFlat"]
+
+
+@pytest.mark.parametrize(("string", "kind"), [*((string, "IVF") for string in IVF), ("HNSW8", "HNSW")])
+def test_effort_has_an_effect(string: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = LetterEncoder()
+    built(tmp_path, passages_of(*random_texts(300)), encoder, VectorOptions(faiss=string))
+    name = "nprobe" if kind == "IVF" else "ef_search"
+    few, many = (
+        searched(tmp_path, encoder, DenseSearchOptions(**{name: effort})).retrieve(random_texts(20), 10)
+        for effort in (1, 200)
+    )
+    assert (few.numbers_QK != many.numbers_QK).any()
+
+    def reject(*_: object) -> None:
+        raise RuntimeError("unknown parameter")
+
+    monkeypatch.setattr(faiss.ParameterSpace, "set_index_parameter", reject)
+    with pytest.raises(RuntimeError, match="unknown parameter"):
+        searched(tmp_path, encoder)
+
+
 def test_what_was_encoded_survives_an_interruption(tmp_path: Path) -> None:
     passages, encoder = passages_of(*random_texts(50)), LetterEncoder()
 

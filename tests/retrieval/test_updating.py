@@ -40,6 +40,7 @@ from ralm.retrieval.encoding import add_vectors
 from ralm.retrieval.index import Index, check_index, open_index
 from ralm.retrieval.merging import merge_index, plan_merges
 from ralm.retrieval.updating import update_index
+from tests.campaign import campaign
 from tests.fakes import LetterEncoder
 from tests.fuzz.mutations import mend
 
@@ -148,7 +149,7 @@ class Updates(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-@pytest.mark.parametrize("times", [0, merging._TIMES])
+@pytest.mark.parametrize("times", [campaign(0), merging._TIMES])
 def test_any_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Without merging on the way, and with it."""
     monkeypatch.setattr(merging, "_TIMES", times)

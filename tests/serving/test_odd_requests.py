@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.serving.served import MODEL
 
-COUNT = int(os.environ.get("RALM_FUZZ", "50"))
+COUNT = int(os.environ.get("RALM_FUZZ", "15"))
 ODD_TEXTS = [
     "",
     "a",

@@ -1,22 +1,26 @@
 """`ralm serve` as a process: its settings, its port, its signals; and the requests that `--demo` prints."""
 
 import json
+import os
 import shlex
 import signal
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from ralm.errors import UsageError
-from ralm.serving.running import address_of, bound_socket
+from ralm.serving.running import Server, address_of, bound_socket
+from ralm.serving.service import Service
 from tests.cli.program import ralm
 from tests.serving.process import running
-from tests.serving.served import DOCUMENTS, MODEL, events_of, save_index
+from tests.serving.served import DOCUMENTS, MODEL, events_of, save_index, tiny
 
 ASK: dict[str, Any] = {"model": MODEL, "prompt": "The whales", "max_tokens": 8, "temperature": 0}
 
@@ -46,6 +50,37 @@ def test_signals(index: Path) -> None:
         assert served.ended() == 0
         assert "whales" not in "".join(served.lines)
         assert "Traceback" not in "".join(served.lines)
+
+
+def test_uvicorn_calls_what_the_server_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says when it is ready, and survives SIGHUP, which reloads; then the old handlers are back."""
+    assert {"startup", "capture_signals"} <= vars(uvicorn.Server).keys()
+    service, events = Service(tiny()), list[str]()
+
+    def ready(_: str) -> None:
+        events.append("ready")
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    def reload() -> dict[str, str]:
+        events.append("reload")
+        server.should_exit = True
+        return {}
+
+    monkeypatch.setattr(service.indexes, "reload", reload)
+    before = signal.signal(signal.SIGHUP, lambda *_: events.append("not caught"))
+    try:
+        with bound_socket("127.0.0.1", 0) as listening:
+            server = Server(service, listening, ready)
+            timer = threading.Timer(30, lambda: setattr(server, "should_exit", True))
+            timer.start()
+            server.run()
+            timer.cancel()
+        assert events == ["ready", "reload"]
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert events[2:] == ["not caught"]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        service.close()
 
 
 @pytest.mark.slow

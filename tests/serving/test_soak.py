@@ -92,7 +92,7 @@ def most_memory(served: Running, seconds: float) -> int:
     return most
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(SECONDS * 2 + 300)
 def test_load_with_faults(tmp_path: Path) -> None:
     index = save_index(tmp_path / "few")

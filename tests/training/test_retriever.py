@@ -71,7 +71,7 @@ def mean_passage(index: Index, vectors: str) -> float:
     return float(hits.numbers_QK.mean())
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_both_encoders_learn_and_the_index_names_them(index: Path, tmp_path: Path) -> None:
     """New vectors are swapped in on the way; at the end the index has a set of them that is not the default."""
     work = tmp_path / "out.unfinished"
@@ -97,7 +97,7 @@ def test_both_encoders_learn_and_the_index_names_them(index: Path, tmp_path: Pat
         train_retriever(Taught(), index, tmp_path / "elsewhere" / "out", OPTIONS, TRAINING)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_version_holds_what_its_snapshot_encodes_although_processes_are_killed(root: Path, tmp_path: Path) -> None:
     """Training changes the weights meanwhile; two processes are killed, and the third one ends the work."""
     encoder, opened = shared(root), open_index(root / "index")
@@ -214,6 +214,7 @@ def test_a_pair_of_encoders_is_trained(tmp_path: Path) -> None:
     assert len(opened.dense(vectors="tuned").retrieve(["moon"], 3).of(0)) == 3
 
 
+@pytest.mark.campaign
 def test_an_encoder_without_layers_is_trained(tmp_path: Path) -> None:
     named = EncoderOptions(encoder=str(save_tiny_static(tmp_path / "static")))
     build_index(passages(), tmp_path / "index", encoder=SentenceEncoder(named))
@@ -320,7 +321,7 @@ def test_a_killed_training_goes_on(root: Path, index: Path, tmp_path: Path) -> N
     check_trained(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_whenever_the_training_or_the_process_that_encodes_is_killed(root: Path, tmp_path: Path) -> None:
     """Training goes on when the other process is killed; a training that was killed goes on when it is run again."""
     draws, seconds = random.Random(MOMENTS), 0.0

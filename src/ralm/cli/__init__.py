@@ -23,7 +23,14 @@ from ralm.cli.eval import evaluate
 from ralm.cli.flags import command
 from ralm.cli.generate import generate
 from ralm.cli.index import index
-from ralm.cli.messages import complain, library_messages, print_usage_error, print_whatever_comes, quietly
+from ralm.cli.messages import (
+    complain,
+    complain_of_untested_versions,
+    library_messages,
+    print_usage_error,
+    print_whatever_comes,
+    quietly,
+)
 from ralm.cli.models import close_models
 from ralm.cli.probe import probe
 from ralm.cli.qa import qa
@@ -148,6 +155,7 @@ def main() -> None:
                 close_models()
     except RalmError as error:
         complain(str(error))
+        complain_of_untested_versions(error)
         sys.exit(error.exit_status)
     except UnicodeEncodeError as error:
         complain(f"{error.object} is not UTF-8, which is required here; rename or convert it.")
@@ -155,6 +163,9 @@ def main() -> None:
     except OSError as error:
         complain(f"{error.filename or 'a file'}: {error.strerror or error}")
         sys.exit(1)
+    except Exception as error:
+        complain_of_untested_versions(error)
+        raise
 
 
 def _run() -> int | None:

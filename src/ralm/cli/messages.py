@@ -5,13 +5,13 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, Protocol, TextIO
 
 from ralm.controls import one_line, visible
-from ralm.errors import RalmWarning
+from ralm.errors import RalmError, RalmWarning
 from ralm.progress import no_progress
 
 _PYTHONS_OWN: Final = warnings.showwarning
@@ -89,6 +89,23 @@ def _show_warning(
         complain(f"warning: {message}")
     else:
         _PYTHONS_OWN(message, category, filename, lineno, file, line)
+
+
+def untested_warning(versions: Sequence[str]) -> str:
+    """One line that names versions of packages that were not tested."""
+    return f"warning: ralm was not tested with {', '.join(versions)}"
+
+
+def complain_of_untested_versions(error: BaseException) -> None:
+    """After an error that began in a library, name the versions that ralm was not tested with, if there are any."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, (RalmError, OSError)):
+        return
+    from ralm.environment import untested_versions
+
+    if versions := untested_versions():
+        complain(untested_warning(versions))
 
 
 def print_usage_error(error: ShownError) -> None:

@@ -320,8 +320,18 @@ def _set_effort(vectors: Sequence[faiss.Index], options: DenseSearchOptions) -> 
                 if type(other) is type(index):
                     faiss.ParameterSpace().set_index_parameter(other, name, value)
         except RuntimeError:
+            if _is_of_kind(index, kind):
+                raise  # it would search with FAISS's own default, of one list
             if asked is not None:
                 raise UsageError(
                     f"{name} {asked} is for an {kind} index, but this is a FAISS {type(index).__name__}; omit it."
                 ) from None
     return effort
+
+
+def _is_of_kind(index: faiss.Index, kind: str) -> bool:
+    """Whether an index, or the one that it wraps, is an IVF or HNSW index."""
+    if kind in type(index).__name__:
+        return True
+    wrapped = getattr(index, "base_index", None) or getattr(index, "index", None)
+    return wrapped is not None and _is_of_kind(faiss.downcast_index(wrapped), kind)

@@ -1,0 +1,16 @@
+"""The split of tests between `make test` and `make test-all`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def sampled(cases: Iterable[Any], *sample: Any) -> list[Any]:
+    """All cases of a parameter; only those of the sample run in `make test`, all in `make test-all`."""
+    return [case if case in sample else pytest.param(case, marks=pytest.mark.campaign) for case in cases]
+
+
+def campaign(*case: Any) -> Any:
+    """A case that only `make test-all` runs."""
+    return pytest.param(*case, marks=pytest.mark.campaign)

@@ -1,0 +1,153 @@
+"""The lock, the environment that tests run in, and what is said of versions that were not tested."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from ralm import environment
+from ralm.errors import LibraryWarning, ModelError, UsageError
+from ralm.lm.local.files import loading_errors
+from tests.cli.program import ralm
+from tests.test_requirements import declared
+from tools import lock, python_version
+
+
+@pytest.mark.locked
+def test_the_environment_is_the_lock() -> None:
+    assert [*lock.differences()] == [], "install with `make test`, or renew the lock with `make lock`"
+
+
+def test_a_package_that_the_lock_lacks_is_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in (("Stray_Package", "1.0"), ("numpy", "1.0")):
+        folder = tmp_path / f"{name}-{number}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    wanted = " or ".join(sorted(lock.locked_versions()["numpy"]))
+    assert [*lock.differences()] == [f"numpy 1.0 (locked: {wanted})", "stray-package 1.0 (locked: none)"]
+
+
+def test_the_lock_has_every_package_that_is_declared_in_an_allowed_version() -> None:
+    locked = lock.locked_versions()
+    for one in declared():
+        versions = locked[canonicalize_name(one.name)]
+        assert all(one.specifier.contains(each) for each in versions), (one, versions)
+
+
+def test_the_lock_is_a_file_of_constraints_with_its_date_and_its_pythons() -> None:
+    lines = lock.LOCK.read_text(encoding="utf-8").splitlines()
+    first, last = lock.supported_pythons()
+    assert re.fullmatch(
+        r"# A constraints file of pip, written by `make lock` on \d{4}-\d\d-\d\d; do not edit\.", lines[1]
+    )
+    assert lines[2] == f"# Python: {first} to {last}"
+    for line in lines[3:]:
+        one = Requirement(line)
+        assert [bound.operator for bound in one.specifier] == ["=="], line
+        assert not one.extras, "pip rejects extras in constraints"
+
+
+def test_the_pythons_are_stated_alike() -> None:
+    first, last = lock.supported_pythons()
+    assert tuple(tuple(map(int, one.split("."))) for one in (first, last)) == (
+        python_version.FIRST,
+        python_version.LAST,
+    )
+
+
+def test_another_python_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import sys; sys.version_info = (3, 10, 1); exec(open('tools/python_version.py').read())"
+    ended = subprocess.run([sys.executable, "-c", script], cwd=lock.ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        f"ralm needs Python 3.11 to 3.14, and {sys.executable} is Python 3.10: "
+        "use `make PYTHON=/path/to/another ...`.\n"
+    )
+
+
+def test_what_the_newest_versions_are_installed_from_has_no_upper_bounds() -> None:
+    lines = {canonicalize_name(Requirement(line).name): Requirement(line) for line in lock.unbounded()}
+    assert lines.keys() >= {canonicalize_name(one.name) for one in declared()}
+    assert not [line for line in lines.values() if any(bound.operator.startswith("<") for bound in line.specifier)]
+    assert str(lines[canonicalize_name("transformers")].specifier).startswith(">=")
+
+
+@pytest.fixture
+def other_versions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An environment with a transformers that is too new, a numpy that is too old, and a Python of next year."""
+    installed = {"transformers": Version("99.1"), "numpy": Version("1.0"), "Python": Version("3.99.1")}
+    found = environment._installed
+    monkeypatch.setattr(environment, "_installed", lambda name: installed.get(name) or found(name))
+    newest = environment._newest_versions()
+    lowest = environment._lowest_versions()
+    return [
+        f"Python 3.99.1 (tested: 3.11 to {newest['Python']})",
+        f"numpy 1.0 (tested: {lowest['numpy']} to {newest['numpy']})",
+        f"transformers 99.1 (tested: 5.3 to {newest['transformers']})",
+    ]
+
+
+def test_versions_that_were_not_tested(other_versions: list[str]) -> None:
+    answer = ralm("check", "--environment")
+    assert answer.status == 1
+    assert answer.err == f"ralm: warning: ralm was not tested with {', '.join(other_versions)}\n"
+    assert (
+        answer.out
+        == f"to install the tested versions: pip install --constraint {environment.lock_file()} 'ralm[all]'\n"
+    )
+    assert json.loads(ralm("check", "--environment", "--json").out) == {
+        "untested": other_versions, "locked": str(environment.lock_file())
+    }  # fmt: skip
+
+
+@pytest.mark.locked
+def test_versions_that_were_tested() -> None:
+    answer = ralm("check", "--environment")
+    assert (answer.status, answer.err) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["x", "--environment"]])
+def test_a_check_of_nothing_or_of_two_things(arguments: list[str]) -> None:
+    answer = ralm("check", *arguments)
+    assert answer.status == 2
+    assert "`ralm check` takes a folder or --environment: give one of them." in answer.err
+
+
+def test_an_error_of_a_library_names_the_versions(other_versions: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> None:
+        with loading_errors("model", "x"):
+            raise TypeError("forward() got an unexpected keyword argument 'cache'")
+
+    monkeypatch.setattr("ralm.runs.check.check_folder", fail)
+    answer = ralm("check", "x")
+    assert answer.status == ModelError.exit_status
+    assert answer.err.splitlines()[-1] == f"ralm: warning: ralm was not tested with {', '.join(other_versions)}"
+    assert "forward() got an unexpected keyword" in answer.err.splitlines()[0]
+
+
+@pytest.mark.parametrize("error", [UsageError("no."), FileNotFoundError(2, "missing", "x")])
+def test_an_error_of_the_user_does_not(
+    other_versions: list[str], error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> None:
+        raise error
+
+    monkeypatch.setattr("ralm.runs.check.check_folder", fail)
+    assert "was not tested with" not in ralm("check", "x").err
+
+
+def test_a_call_that_does_not_fit_names_both_versions(other_versions: list[str]) -> None:
+    with pytest.warns(
+        LibraryWarning, match=r"It failed\. The call does not fit transformers 99\.1 \(tested: 5\.3 to 5\."
+    ):
+        environment.warn_of_mismatch("transformers", "It failed")
+    with pytest.warns(LibraryWarning, match=rf"does not fit pyarrow {version('pyarrow')}: this is a fault of ralm"):
+        environment.warn_of_mismatch("pyarrow", "It failed")
