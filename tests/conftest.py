@@ -28,6 +28,23 @@ def pytest_configure() -> None:
     collect_env.get_pretty_env_info = cache(collect_env.get_pretty_env_info)
 
 
+FIRST = (
+    "tests/test_environment.py",
+    "tests/test_requirements.py",
+    "tests/lm/test_library_mismatch.py",
+    "tests/test_pipeline.py",
+    "tests/test_against_reference.py",
+)
+"""What fails if versions or figures are wrong runs first; the rest would only repeat it."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests; those of a module stay together, in their order."""
+    places = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(FIRST)))
+
+
 def pytest_collection_finish() -> None:
     """What is imported and collected stays: the collector need not look through it again after every module."""
     gc.collect()
