@@ -71,7 +71,7 @@ test-fast: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not campaign"
 
 test-lowest: $(LOWEST)/installed
-	cd $(LOWEST) && bin/ralm demo || $(call differences,$(LOWEST))
+	(cd $(LOWEST) && bin/ralm demo --limit-tokens 1000) || $(call differences,$(LOWEST))
 	NUMBA_CACHE_DIR=$(CURDIR)/$(LOWEST)/numba $(LOWEST)/bin/python -m pytest -n $(JOBS) --dist worksteal \
 		-m "not slow and not campaign and not locked" $(OLD_WARNINGS) || $(call differences,$(LOWEST))
 
@@ -80,7 +80,7 @@ test-latest:
 	$(LATEST)/bin/python -m tools.lock unbounded > $(LATEST)/unbounded.txt
 	$(LATEST)/bin/$(PIP_UNLOCKED) install --upgrade --upgrade-strategy eager --requirement $(LATEST)/unbounded.txt
 	$(LATEST)/bin/$(PIP_UNLOCKED) install --no-deps --editable .
-	cd $(LATEST) && bin/ralm demo || $(call differences,$(LATEST))
+	(cd $(LATEST) && bin/ralm demo --limit-tokens 1000) || $(call differences,$(LATEST))
 	NUMBA_CACHE_DIR=$(CURDIR)/$(LATEST)/numba $(LATEST)/bin/python -m pytest -n $(JOBS) --dist worksteal \
 		-m "not slow and not campaign and not locked" || $(call differences,$(LATEST))
 

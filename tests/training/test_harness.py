@@ -230,7 +230,7 @@ def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_loses_nothing(
     assert resumed.weights() == whole.weights()
 
 
-def test_checkpoints_are_whole_or_not_used(tmp_path: Path) -> None:
+def test_checkpoints_are_whole_or_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = Checkpoints(tmp_path)
     for step in (1, 2, 3):
         kept.save_weights(step, {"w": torch.full((2,), float(step))})
@@ -242,6 +242,7 @@ def test_checkpoints_are_whole_or_not_used(tmp_path: Path) -> None:
     found = Checkpoints(tmp_path).latest()
     assert found is not None
     assert (found.step, found.facts) == (2, {"step": 2})
+    assert caplog.messages == [f"{last} is damaged: an earlier checkpoint is used, or the training begins again."]
     assert not list(tmp_path.glob("*.partial"))
     next(tmp_path.glob("weights-2-*")).unlink()
     assert Checkpoints(tmp_path).latest() is None

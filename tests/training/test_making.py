@@ -127,7 +127,9 @@ def test_what_is_done_is_not_measured_again(
     assert "begun with other settings (examples.seed 0 there, 1 here)" in other.err
     damaged = tmp_path / "out.unfinished" / "parts" / "00001.parquet"
     damaged.write_bytes(damaged.read_bytes()[:-50])
-    succeeded(ralm(*asked, "--out", tmp_path / "out"))
+    again = ralm(*asked, "--out", tmp_path / "out")
+    succeeded(again)
+    assert f"{damaged} is damaged" in again.err
     assert sorted(measured) == [0, 8, 8, 16, 24]
     same(open_signals(tmp_path / "whole"), open_signals(tmp_path / "out"))
 

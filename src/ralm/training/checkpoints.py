@@ -6,10 +6,10 @@ damaged later is not used either. Nothing is pickled. Knows tensors, facts and f
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,6 +20,7 @@ from safetensors.torch import load, save
 
 from ralm.folders.outputs import storage_errors
 
+_LOG: Final = logging.getLogger(__name__)
 _CHECKPOINT: Final = "checkpoint"
 _WEIGHTS: Final = "weights"
 _SUFFIX: Final = ".safetensors"
@@ -70,9 +71,9 @@ class Checkpoints:
     def latest(self) -> Checkpoint | None:
         """The last whole checkpoint whose best weights are there too; None if there is none."""
         for file in self._files(_CHECKPOINT):
-            if file.best_step is None or self.weights(file.best_step) is not None:
-                with suppress(ValueError):
-                    return _read(file)
+            has_best = file.best_step is None or self.weights(file.best_step) is not None
+            if has_best and (found := _whole(file)) is not None:
+                return found
         return None
 
     def save_weights(self, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -86,9 +87,8 @@ class Checkpoints:
     def weights(self, step: int) -> dict[str, torch.Tensor] | None:
         """The weights that were the best after some step; None if they are missing or damaged."""
         for file in self._files(_WEIGHTS):
-            if file.step == step:
-                with suppress(ValueError):
-                    return _read(file).tensors
+            if file.step == step and (found := _whole(file)) is not None:
+                return found.tensors
         return None
 
     def _files(self, kind: str) -> list[_File]:
@@ -124,6 +124,15 @@ class Checkpoints:
             finally:
                 partial.unlink(missing_ok=True)
         return file
+
+
+def _whole(file: _File) -> Checkpoint | None:
+    """The content of a file; None, with a warning in the log, if it is damaged."""
+    try:
+        return _read(file)
+    except ValueError as error:
+        _LOG.warning("%s: an earlier checkpoint is used, or the training begins again.", error)
+        return None
 
 
 def _read(file: _File) -> Checkpoint:

@@ -349,7 +349,8 @@ def _is_whole(file: Path) -> bool:
         pq.read_table(file, schema=CANDIDATE_SCHEMA)
     except FileNotFoundError:
         return False
-    except (OSError, ValueError, pa.ArrowException):
+    except (OSError, ValueError, pa.ArrowException) as error:
+        _LOG.warning("%s is damaged (%s): its examples are scored again.", file, error)
         file.unlink(missing_ok=True)
         return False
     return True

@@ -3,10 +3,10 @@
 Letters of shapes: B examples, K candidates.
 """
 
+import logging
 import os
 import zipfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, Protocol
@@ -19,6 +19,7 @@ from ralm.folders.outputs import storage_errors
 from ralm.protocols import Retriever
 from ralm.records import FloatArray, Hits, IntArray
 
+_LOG: Final = logging.getLogger(__name__)
 _DAMAGED: Final = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile)
 
 
@@ -70,8 +71,13 @@ def measure(examples: Examples, examples_B: IntArray, retriever: Retriever, k: i
 
 def measured_once(file: Path, examples: Examples, examples_B: IntArray, retriever: Retriever, k: int) -> Measured:
     """What an earlier call kept in a file, or else what `measure` gives, which is kept there."""
-    with suppress(*_DAMAGED), np.load(file, allow_pickle=False) as kept:
-        return Measured(**{one.name: kept[one.name] for one in fields(Measured)})
+    try:
+        with np.load(file, allow_pickle=False) as kept:
+            return Measured(**{one.name: kept[one.name] for one in fields(Measured)})
+    except FileNotFoundError:
+        pass
+    except _DAMAGED as error:
+        _LOG.warning("%s is damaged (%s): its scores are computed again.", file, error)
     measured = measure(examples, examples_B, retriever, k)
     partial = file.with_name(f"{file.name}.partial")
     with storage_errors(file), partial.open("wb") as stream:

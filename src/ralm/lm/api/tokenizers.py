@@ -1,7 +1,6 @@
 """The tokenizer of a model behind an API: by hub name or folder, tiktoken's, or the server's own."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -51,14 +50,17 @@ def open_tokenizer(client: Client, server: Server) -> ApiTokenizer:
     if server.kind == "llama.cpp":
         return _of_server(client, server)
     told = [str(server.says[key]) for key in _NAMES if server.says.get(key)]
+    failure = None
     for name in dict.fromkeys([*told, model]):
-        with suppress(ModelError):
+        try:
             tokenizer = load_model_tokenizer(name)
             return ApiTokenizer(tokenizer, name, tokenizer.vocabulary, tokenizer.fingerprint)
+        except ModelError as error:
+            failure = error
     raise UsageError(
         f"{client.endpoint.url} does not say which tokenizer {model} has: name it as `tokenizer`, a hub name, a "
-        "folder, or tiktoken:NAME."
-    )
+        f"folder, or tiktoken:NAME. ({failure})"
+    ) from failure
 
 
 def _of_folder_or_hub(name: str) -> ApiTokenizer:
