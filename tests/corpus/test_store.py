@@ -140,6 +140,9 @@ def test_files_that_are_no_store(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(DamagedFolderError, match=r"is truncated or not a store of passages .*; build the index"):
             PassageStore(path)
+    path.write_bytes(content.replace(b"title", b"\xfftitl"))
+    with pytest.raises(DamagedFolderError, match=r"not a store of passages \('utf-8' codec can't decode"):
+        PassageStore(path)
 
 
 def test_arrow_files_of_something_else(tmp_path: Path) -> None:

@@ -143,8 +143,8 @@ class PassageStore(Sequence[Passage]):
         self._source = self._guarded(lambda: pa.memory_map(str(path)))
         self._stamp = self._guarded(lambda: _stamp(path))
         self._file = self._guarded(lambda: pa.ipc.open_file(self._source))
+        columns = self._guarded(lambda: ", ".join(f"{field.name} ({field.type})" for field in self._file.schema))
         if not _is_store(self._file.schema):
-            columns = ", ".join(f"{field.name} ({field.type})" for field in self._file.schema)
             raise DamagedFolderError(f"{path} is not a store of passages: its columns are {columns}.")
         whole = self._guarded(self._source.read_buffer)
         self._mapped = range(whole.address, whole.address + whole.size)
@@ -299,7 +299,7 @@ class PassageStore(Sequence[Passage]):
             return read()
         except FileNotFoundError:
             raise DamagedFolderError(f"{self._path} is missing; build the index again.") from None
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DamagedFolderError(
                 f"{self._path} is truncated or not a store of passages ({error}); build the index again."
             ) from None
