@@ -10,6 +10,7 @@ left out. The commands run in this process, on a small corpus, with ralm-tiny an
 import difflib
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -89,14 +90,15 @@ FILES: Final = {"retrieve": "retrieved.json"}
 _SAMPLED: Final = {"temperature": 0.7, "seed": 3}
 _MESSAGES: Final = [{"role": "user", "content": "What keeps the sheep together?"}]
 REQUESTS: Final[list[tuple[str, dict[str, Any]]]] = [
-    *(("/v1/completions", {"prompt": prompt, "max_tokens": 8, **more})
+    *(("/v1/completions", {"prompt": prompt, "max_tokens": 8, "temperature": 0, **more})
       for prompt in ("The dog", "The whales sing in the")
       for more in ({}, {"logprobs": 3}, {"echo": True, "logprobs": 1, "max_tokens": 0}, _SAMPLED, {"stop": ["a"]},
                    {"ralm": {"reader": "ensemble", "documents": 2}}, {"model": "ralm-tiny:plain"})),
     ("/v1/embeddings", {"input": "sheep", "model": "dense"}),
     ("/tokenize", {"prompt": "The dog keeps the sheep"}),
     ("/detokenize", {"tokens": [300, 301, 302]}),
-    *(("/v1/chat/completions", {"messages": _MESSAGES, "max_tokens": 8, **more}) for more in ({}, _SAMPLED)),
+    *(("/v1/chat/completions", {"messages": _MESSAGES, "max_tokens": 8, "temperature": 0, **more})
+      for more in ({}, _SAMPLED)),
     ("/v1/completions", {"prompt": ["The", "A dog"], "max_tokens": 3, "n": 2, **_SAMPLED}),
 ]  # fmt: skip
 
@@ -118,7 +120,7 @@ def _timeless(text: str) -> Any:
     try:
         return _without_times(json.loads(text))
     except ValueError:
-        return text.splitlines()
+        return [re.sub(r" in [\d.,:]+ s.*", "", line) for line in text.splitlines()]
 
 
 def _without_times(value: Any) -> Any:

@@ -82,6 +82,7 @@ def test_help_names_every_command() -> None:
     )
 
 
+@pytest.mark.locked  # versions of typer write usages in different ways
 def test_the_page_of_the_documentation_is_the_programs_own_help() -> None:
     written = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
     assert written == command_line_page.page(), "run `make docs`"
