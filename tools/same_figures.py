@@ -103,7 +103,7 @@ REQUESTS: Final[list[tuple[str, dict[str, Any]]]] = [
 ]  # fmt: skip
 
 
-def answers() -> Iterator[tuple[str, Any]]:
+def answers() -> Iterator[tuple[str, dict[str, Any]]]:
     """The name of each command or request with its answer, without times."""
     for name, line in COMMANDS.items():
         answer = ralm(*line.split())
@@ -111,8 +111,11 @@ def answers() -> Iterator[tuple[str, Any]]:
         yield name, {"status": answer.status, "out": _timeless(said), "err": answer.err if answer.status else ""}
     with running("--index", "index", "--index", "dense", "--prompt", "in-context-ralm", *_LM.split()) as served:
         for number, (path, body) in enumerate(REQUESTS):
-            answer = httpx.post(served.url + path, json={"model": "ralm-tiny", **body}, timeout=60)
-            yield f"request {number} {path}", {"status": answer.status_code, "out": _timeless(answer.text)}
+            replied = httpx.post(served.url + path, json={"model": "ralm-tiny", **body}, timeout=60)
+            yield (
+                f"request {number} {path}",
+                {"status": replied.status_code, "out": _timeless(replied.text.replace(served.url, "URL"))},
+            )
 
 
 def _timeless(text: str) -> Any:
@@ -133,14 +136,19 @@ def _without_times(value: Any) -> Any:
 @contextmanager
 def _work() -> Iterator[None]:
     """Inside the block, the current folder is a new one that holds what the commands read."""
-    rows = [{"id": name, "title": title, "text": text} for name, title, text in STORIES]
+    rows: list[dict[str, Any]] = [{"id": name, "title": title, "text": text} for name, title, text in STORIES]
     questions = [
         {"question": "what keeps the sheep together", "answers": ["a dog", "the dog"]},
         {"question": "Who sings in the sea?", "answers": ["whales"]},
     ]
     choices = [{"question": "Who sings?", "choices": ["whales", "sheep", "dogs"], "answer": "whales"}]
     more = [{"id": "field", "text": "The field beside the hill feeds the sheep in winter."}]
-    files = {"corpus.jsonl": rows, "questions.jsonl": questions, "choices.jsonl": choices, "more.jsonl": more}
+    files: dict[str, list[dict[str, Any]]] = {
+        "corpus.jsonl": rows,
+        "questions.jsonl": questions,
+        "choices.jsonl": choices,
+        "more.jsonl": more,
+    }
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -164,14 +172,14 @@ def main() -> None:
     with _work():
         found = dict(answers())
     text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-    failed = [name for name, answer in found.items() if answer["status"] not in (0, 200)]
-    print(f"{len(found)} answers, {len(failed)} of them errors{': ' if failed else ''}{', '.join(failed)}")
+    failed = ", ".join(name for name, answer in found.items() if answer["status"] not in (0, 200))
+    print(f"{len(found)} answers; errors: {failed or 'none'}")
     if sys.argv[1] == "record":
         file.write_text(text, encoding="utf-8")
         return
     before = file.read_text(encoding="utf-8")
     lines = difflib.unified_diff(before.splitlines(), text.splitlines(), "before", "now", lineterm="", n=3)
-    print("\n".join(lines) or "no difference")
+    print("\n".join(lines) if text != before else "no difference")
     sys.exit(text != before)
 
 
