@@ -15,6 +15,7 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.records import NO_PASSAGE, Hits
 from ralm.retrieval.random import RandomRetriever
+from tests.campaign import sampled
 from tests.fakes import CountingModel, WordTokenizer, passages_of
 from tests.reference import concatenation, official, paper
 from tests.tiny_models import FAMILIES
@@ -24,7 +25,7 @@ PASSAGES = passages_of("a passage that is longer than the cut", "short", "", "to
 CUT = 8
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
     return load_language_model(str(tiny_folders[request.param]))
 

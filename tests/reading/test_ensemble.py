@@ -16,6 +16,7 @@ from ralm.reading.ensemble import Ensemble, document_log_weights, mixture, poste
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Semantics
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
+from tests.campaign import sampled
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reference import ensemble
 from tests.tiny_models import FAMILIES
@@ -24,7 +25,7 @@ TEXT = "How a passage is read decides what it is worth; so every token counts, a
 PASSAGES = passages_of("a passage that is much longer than the cut of ten tokens", "short", "", "token counts", "What")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
     return load_language_model(str(tiny_folders[request.param]))
 

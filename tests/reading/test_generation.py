@@ -20,7 +20,7 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.pieces import GeneratedText, GeneratedToken, spans
 from ralm.reading.sampling import sample
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
-from tests.campaign import campaign
+from tests.campaign import campaign, sampled
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reference import ensemble, generation
 from tests.tiny_models import FAMILIES
@@ -177,7 +177,7 @@ def test_equals_reading_everything_anew_for_every_token(
     check(fast, plain_loop(tokens, model, settings, source, reader, probabilities, same))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
     return load_language_model(str(tiny_folders[request.param]))
 

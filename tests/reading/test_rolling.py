@@ -19,6 +19,7 @@ from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, make_plan
 from ralm.reranking.likelihood import ZeroShot
 from ralm.retrieval.random import RandomRetriever
+from tests.campaign import sampled
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reference import replug
 from tests.tiny_models import EOS, FAMILIES
@@ -65,7 +66,7 @@ def test_equal_the_loop_of_the_code(text: int, context_len: int, pred_len: int, 
         assert len(request) - 1 <= length
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
     return load_language_model(str(tiny_folders[request.param]))
 

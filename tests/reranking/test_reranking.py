@@ -17,6 +17,7 @@ from ralm.records import NO_PASSAGE, Hits
 from ralm.reranking.likelihood import ZeroShot
 from ralm.reranking.options import Method, RerankOptions
 from ralm.reranking.random import RandomChoice
+from tests.campaign import sampled
 from tests.fakes import CountingModel, WordTokenizer, chosen_hits, passages_of
 from tests.reference import official, reranking
 from tests.tiny_models import FAMILIES
@@ -41,7 +42,7 @@ def some_hits(prepared: PreparedText, k: int = 3) -> Hits:
     return Hits(numbers_QK=numbers_QK.astype(np.int64), scores_QK=np.zeros(numbers_QK.shape, dtype=np.float32))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=sampled(FAMILIES, "gpt2", "opt", "bloom", "llama"))
 def model(request: pytest.FixtureRequest, tiny_folders: dict[str, Path]) -> LocalLanguageModel:
     return load_language_model(str(tiny_folders[request.param]))
 
