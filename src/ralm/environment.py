@@ -28,7 +28,7 @@ def lock_file() -> Path:
 
 def untested_versions() -> list[str]:
     """The packages that ralm asks for, and Python, if their installed versions are not between the lowest and the
-    newest that were tested; each with both, such as "pyarrow 99.0 (tested: 17 to 26.0.1)"."""
+    newest that were tested; each with both, such as "pyarrow 99.0 (tested: 19 to 26.0.1)"."""
     found = []
     for name, lowest in _lowest_versions().items():
         installed, newest = _installed(name), _newest_versions().get(name)
