@@ -17,7 +17,6 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.reranking.options import RerankOptions
-from ralm.retrieval.arguments import check_k
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
@@ -78,7 +77,6 @@ def test_extremes_of_an_option(record: Any, name: str, real: bool) -> None:
     [
         lambda number: RandomRetriever(3, seed=number),
         lambda number: Decontamination.of(ngram=number),
-        check_k,
     ],
 )
 def test_extremes_of_arguments(make: Callable[[int], object]) -> None:

@@ -44,6 +44,12 @@ def config_of(part: object, what: str) -> dict[str, JsonValue]:
     return dict(config)
 
 
+def stable_hits(retriever: Retriever) -> int:
+    """The `stable` of a retriever: up to this many hits, asking for fewer gives the first of them; 0 if it has none."""
+    stable: int = getattr(retriever, "stable", 0)
+    return stable
+
+
 def check_length(model: LanguageModel, max_length: int) -> None:
     """Raise UsageError if `max_length` exceeds what the model can read."""
     if max_length > model.max_length:

@@ -7,9 +7,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ralm.corpus.folder import found_behind, found_below
+from ralm.corpus.folder import HUB_PREFIX, found_behind, found_below
 from ralm.corpus.left_out import LeftOut
-from ralm.corpus.sources import HUB_PREFIX
 from ralm.errors import CorpusError
 from ralm.folders.manifest import whole_checksum
 from ralm.remote import FilePath, RemoteFile, is_url, remote_file

@@ -17,6 +17,8 @@ from ralm.corpus.left_out import BROKEN_FILES, EMPTY_FILES, HIDDEN, LINKS, LeftO
 from ralm.errors import CorpusError
 from ralm.remote import RemoteFile, remote_files_below
 
+HUB_PREFIX: Final = "hf:"
+"""Begins the name of a dataset of the Hugging Face hub as a source."""
 SAVED_DATASET: Final = "state.json"
 """A file of every dataset that `datasets` saved."""
 SAVED_SPLITS: Final = "dataset_dict.json"

@@ -4,6 +4,7 @@ Rows count everything that is stored. Numbers count the passages that have not b
 an index that was built of those passages at once.
 """
 
+import hashlib
 from collections.abc import Iterable
 
 import numpy as np
@@ -36,6 +37,11 @@ def are_in(one: IntArray, numbers: IntArray) -> NDArray[np.bool_]:
 def rise_within(numbers: IntArray, count: int) -> bool:
     """Whether numbers rise strictly, are at least 0, and are below `count`."""
     return len(numbers) == 0 or bool(numbers[0] >= 0 and numbers[-1] < count and (numbers[1:] > numbers[:-1]).all())
+
+
+def hash_of_numbers(numbers: IntArray) -> str:
+    """SHA-256 of numbers (int64), the same on every machine."""
+    return hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
 
 
 class Numbering:

@@ -7,13 +7,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from ralm.controls import path_text
 from ralm.corpus.fields import Fields
-from ralm.corpus.folder import SAVED_DATASET, SAVED_SPLITS, Found, found_behind, found_below
+from ralm.corpus.folder import HUB_PREFIX, SAVED_DATASET, SAVED_SPLITS, Found, found_behind, found_below
 from ralm.corpus.formats.file import File, suffix_of
 from ralm.corpus.formats.kinds import SUFFIXES, is_known, reader_of
 from ralm.corpus.formats.parquet import needed_columns
@@ -26,7 +26,6 @@ from ralm.remote import FilePath, RemoteFile, check_not_lost, is_url, remote_fil
 
 __all__ = ["Fields", "LeftOut", "read_documents"]
 
-HUB_PREFIX: Final = "hf:"
 _DatasetReader: TypeAlias = Callable[[str, Callable[[pa.Schema], list[str]]], Iterator[Mapping[str, object]]]
 
 

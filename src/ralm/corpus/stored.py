@@ -3,11 +3,13 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from ralm.corpus.numbering import Numbering
-from ralm.corpus.store import PassageStore
 from ralm.records import IntArray, Passage
+
+if TYPE_CHECKING:
+    from ralm.corpus.store import PassageStore
 
 
 class StoredPassages(Sequence[Passage]):
@@ -17,7 +19,7 @@ class StoredPassages(Sequence[Passage]):
     DamagedFolderError, on reading, if a store is damaged.
     """
 
-    def __init__(self, stores: Sequence[PassageStore], removed: IntArray | Sequence[int] = ()) -> None:
+    def __init__(self, stores: "Sequence[PassageStore]", removed: IntArray | Sequence[int] = ()) -> None:
         self._stores = stores
         self._begins = [0, *accumulate(len(store) for store in stores)]
         self.numbering = Numbering(self._begins[-1], removed)

@@ -42,7 +42,7 @@ from ralm.protocols import Tokenizer
 from ralm.records import Document
 from ralm.remote import RemoteFolder, is_url
 from ralm.retrieval.analysis.named import analysis_named
-from ralm.retrieval.bm25.best import check_count
+from ralm.retrieval.bm25.best import check_passage_count
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.index import FORMAT_VERSION, KIND
@@ -415,7 +415,7 @@ def _make_shards(job: _Job, parts: Sequence[_Part], shards: int) -> list[str]:
             f"`shards` is {shards}, but the corpus can only be cut into {len(shares)} of about one size: only files of "
             "JSON Lines that are not packed are cut into pieces. Give fewer `shards`, or more and smaller files."
         )
-    check_count(total)
+    check_passage_count(total)
     return [shard.name for shard in _joined(job, [*shares.values()])]
 
 

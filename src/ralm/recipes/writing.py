@@ -11,7 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from ralm.corpus.sources import HUB_PREFIX, dataset_reader
+from ralm.corpus.folder import HUB_PREFIX
+from ralm.corpus.sources import dataset_reader
 from ralm.errors import CorpusError
 from ralm.folders.outputs import replaced_file
 from ralm.recipes.resources import Resource

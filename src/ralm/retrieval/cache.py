@@ -16,12 +16,12 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.asking import ask, config_of
+from ralm.asking import ask, config_of, stable_hits
+from ralm.bounds import check_count
 from ralm.errors import UsageError
 from ralm.folders.entries import create_entries, entry_errors, open_entries, read_entries, write_entries
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
-from ralm.retrieval.arguments import check_k, stable_hits
 from ralm.retrieval.random import RandomRetriever
 
 _LOG: Final = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class CachedRetriever:
 
         Raises UsageError if k is below 1.
         """
-        check_k(k)
+        check_count("k", k)
         addresses = [self._address(query, k) for query in queries]
         with self._open() as database:
             read = read_entries(database, list(dict.fromkeys(addresses)))

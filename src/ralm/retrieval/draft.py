@@ -9,10 +9,10 @@ from typing import Self
 from pydantic import JsonValue
 
 from ralm.folders.manifest import Manifest, write_changed_manifest
-from ralm.retrieval.bm25.best import check_count
+from ralm.retrieval.bm25.best import check_passage_count
 from ralm.retrieval.index import FORMAT_VERSION, Index
-from ralm.retrieval.segments import SETTINGS, OpenSegment, SegmentEntries, segment_entries
-from ralm.retrieval.vector_sets import BUILT, FINGERPRINT, SETTINGS as VECTORS, VectorSets, fingerprint_after
+from ralm.retrieval.segments import SEGMENTS_SETTING, OpenSegment, SegmentEntries, segment_entries
+from ralm.retrieval.vector_sets import BUILT, FINGERPRINT, VECTORS_SETTING, VectorSets, fingerprint_after
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,10 +69,12 @@ class Draft:
         kept = {file for entry in entries for file in entry.files(bm25=self.for_bm25)}
         kept |= {file for piece in self.pieces for file in piece.vectors.values()}
         written: dict[str, JsonValue] = {name: value for name, value in before.settings.items() if name != BUILT}
-        written[SETTINGS] = SegmentEntries(entries=tuple(entries), next=self.next_number).model_dump(mode="json")
+        written[SEGMENTS_SETTING] = SegmentEntries(entries=tuple(entries), next=self.next_number).model_dump(
+            mode="json"
+        )
         written[FINGERPRINT] = fingerprint
         if sets.sets:
-            written[VECTORS] = self._with_files(sets).model_dump(mode="json")
+            written[VECTORS_SETTING] = self._with_files(sets).model_dump(mode="json")
         return write_changed_manifest(
             self.folder,
             before,
@@ -97,7 +99,7 @@ class Draft:
         segments = [piece.segment for piece in self.pieces]
         counts = {"passages": sum(one.left for one in segments)}
         if self.for_bm25:
-            check_count(sum(one.entry.passages for one in segments))
+            check_passage_count(sum(one.entry.passages for one in segments))
             searched = [one.for_bm25() for one in segments]
             counts["tokens"] = sum(int(one.arrays.totals[0]) - one.removed.tokens for one in searched)
             if len(searched) == 1 and len(searched[0].removed.rows) == 0:

@@ -26,7 +26,7 @@ from ralm.retrieval.vector_sets import (
     BUILT,
     FINGERPRINT,
     MAIN,
-    SETTINGS,
+    VECTORS_SETTING,
     VectorSet,
     VectorSets,
     check_name,
@@ -165,8 +165,8 @@ def write_vectors(
 def _write(index: Index, folder: Path, sets: VectorSets) -> Manifest:
     """Write the manifest of the index with these sets, without the files of sets that are gone."""
     before = index.manifest
-    settings = {name: value for name, value in before.settings.items() if name not in (BUILT, SETTINGS)}
-    settings |= {SETTINGS: sets.model_dump(mode="json"), FINGERPRINT: index.fingerprint}
+    settings = {name: value for name, value in before.settings.items() if name not in (BUILT, VECTORS_SETTING)}
+    settings |= {VECTORS_SETTING: sets.model_dump(mode="json"), FINGERPRINT: index.fingerprint}
     gone = _files(index.vector_sets) - _files(sets)
     return write_changed_manifest(folder, before, format_version=FORMAT_VERSION, settings=settings, without=gone)
 

@@ -12,10 +12,10 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.asking import ask, config_of
+from ralm.bounds import check_count
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits
-from ralm.retrieval.arguments import check_k
 
 FusionMethod = Literal["rrf", "interpolation"]
 
@@ -76,7 +76,7 @@ class Hybrid:
 
         There are at most as many columns as both rankings have together. Raises UsageError if k is below 1.
         """
-        check_k(k)
+        check_count("k", k)
         options = self._options
         rankings = [ask(retriever, queries, max(k, options.depth)) for retriever in self._retrievers]
         if options.method == "rrf":

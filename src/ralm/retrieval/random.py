@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.bounds import check_seed
+from ralm.bounds import check_count, check_seed
+from ralm.corpus.numbering import hash_of_numbers
 from ralm.records import Hits, IntArray
-from ralm.retrieval.arguments import check_k
 
 _DRAWS_AT_A_TIME: Final = 1 << 22
 _SPARE: Final = 8
@@ -46,7 +46,7 @@ class RandomRetriever:
     @property
     def config(self) -> dict[str, JsonValue]:
         """The seed, and what is drawn from."""
-        of = None if self._numbers is None else hashlib.sha256(self._numbers.astype("<i8").tobytes()).hexdigest()
+        of = None if self._numbers is None else hash_of_numbers(self._numbers)
         return {"retriever": "random", "seed": self._seed, "passages": self._count, "of": of}
 
     def retrieve(self, queries: Sequence[str], k: int) -> Hits:
@@ -54,7 +54,7 @@ class RandomRetriever:
 
         Raises UsageError if k is below 1.
         """
-        check_k(k)
+        check_count("k", k)
         keys_Q = self._keys(queries)
         hits = Hits.none(len(queries), min(k, self._count))
         step = max(1, _DRAWS_AT_A_TIME // (k + _SPARE))

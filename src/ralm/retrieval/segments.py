@@ -28,7 +28,7 @@ from ralm.records import IntArray
 from ralm.retrieval.bm25.arrays import NAMES, Mapped, checked_arrays, map_arrays, map_numbers
 from ralm.retrieval.bm25.segments import Removed, Segment
 
-SETTINGS: Final = "segments"
+SEGMENTS_SETTING: Final = "segments"
 """The key of the segments in a manifest's settings."""
 BM25: Final = "bm25"
 """The folder of the BM25 arrays of a segment."""
@@ -114,7 +114,7 @@ def segment_entries(index: Path, manifest: Manifest) -> SegmentEntries:
 
     Raises DamagedFolderError if they are not described.
     """
-    listed = manifest.settings.get(SETTINGS)
+    listed = manifest.settings.get(SEGMENTS_SETTING)
     if listed is None:
         return SegmentEntries(entries=(SegmentEntry(passages=manifest.counts.get("passages", -1)),))
     try:

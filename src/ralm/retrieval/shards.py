@@ -20,13 +20,13 @@ from ralm.folders.outputs import new_folder
 from ralm.progress import progress_bar
 from ralm.records import Passage
 from ralm.retrieval.analysis.analyser import Analysis
-from ralm.retrieval.bm25.best import check_count
+from ralm.retrieval.bm25.best import check_passage_count
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.merging import merge_arrays
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.building import add_all, bm25_builder, bm25_settings
 from ralm.retrieval.index import FORMAT_VERSION, KIND
-from ralm.retrieval.segments import BM25, SEGMENTS, SETTINGS, SegmentEntries, SegmentEntry, open_segment
+from ralm.retrieval.segments import BM25, SEGMENTS, SEGMENTS_SETTING, SegmentEntries, SegmentEntry, open_segment
 
 COUNTED: Final = ("terms", "postings", "tokens")
 
@@ -122,11 +122,11 @@ def write_index(
     ]
     settings: dict[str, JsonValue] = {"bm25": bm25_settings(analysis, options), **described}
     counts = {"documents": documents, "passages": sum(one.passages for one in entries)}
-    check_count(counts["passages"])
+    check_passage_count(counts["passages"])
     if len(shards) == 1:
         counts |= {name: getattr(shards[0].shard, name) for name in COUNTED}
     else:
-        settings[SETTINGS] = SegmentEntries(entries=tuple(entries), next=len(entries)).model_dump(mode="json")
+        settings[SEGMENTS_SETTING] = SegmentEntries(entries=tuple(entries), next=len(entries)).model_dump(mode="json")
         counts["tokens"] = sum(one.shard.tokens for one in shards)
     files: dict[str, FileEntry] = {}
     with new_folder(out, kind=KIND, force=force) as folder:

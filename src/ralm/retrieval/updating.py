@@ -8,7 +8,6 @@ The manifest of the index is replaced in one step (`ralm.folders.changes`). A pr
 it opened, and a process that is killed on the way leaves the index as it was.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.corpus.numbering import are_in, union
+from ralm.corpus.numbering import are_in, hash_of_numbers, union
 from ralm.corpus.store import PASSAGES, write_passages
 from ralm.errors import CorpusError, DamagedFolderError, OtherEncoderError, UsageError
 from ralm.folders.manifest import Manifest, whole_checksum
@@ -274,7 +273,7 @@ def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) ->
 
 def _fingerprints(index: Index, gone: IntArray, added: _Added | None) -> tuple[str, VectorSets]:
     """The fingerprint of the index after the change, and its sets of vectors with theirs."""
-    change = {"removed": hashlib.sha256(gone.astype("<i8").tobytes()).hexdigest()}
+    change = {"removed": hash_of_numbers(gone)}
     vectors: Mapping[str, str] = {}
     if added is not None:
         root, entry = added.piece.segment.root, added.piece.segment.entry

@@ -21,7 +21,7 @@ from ralm.retrieval.dense.options import VECTORS, BuiltWith, EncoderOptions, Vec
 
 MAIN: Final = "main"
 """The name of the set that an index is built with."""
-SETTINGS: Final = "vectors"
+VECTORS_SETTING: Final = "vectors"
 """The key of the sets in a manifest's settings."""
 FINGERPRINT: Final = "fingerprint"
 """The key, in the settings, of the fingerprint that an index had before it was changed."""
@@ -98,10 +98,10 @@ def vector_sets(index: Path, manifest: Manifest) -> VectorSets:
     Raises DamagedFolderError if something that is needed is missing or invalid.
     """
     settings = manifest.settings
-    if SETTINGS not in settings and BUILT not in settings:
+    if VECTORS_SETTING not in settings and BUILT not in settings:
         return VectorSets()
     built = settings.get(BUILT)
-    content = settings.get(SETTINGS)
+    content = settings.get(VECTORS_SETTING)
     if content is None and isinstance(built, dict):
         own = {**built, "file": f"{BUILT}/{VECTORS}", "fingerprint": index_fingerprint(manifest)}
         content = {"default": MAIN, "sets": {MAIN: own}}

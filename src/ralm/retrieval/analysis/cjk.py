@@ -13,10 +13,10 @@ from unicodedata import normalize
 
 import regex
 
-from ralm.retrieval.analysis.english import STOP_WORDS as ENGLISH_STOP_WORDS
+from ralm.retrieval.analysis.english import STOP_WORDS
 from ralm.retrieval.analysis.words import lower_case, placed_words
 
-STOP_WORDS: Final = (ENGLISH_STOP_WORDS | {"s", "t", "www"}) - {"an"}
+_CJK_STOP_WORDS: Final = (STOP_WORDS | {"s", "t", "www"}) - {"an"}
 
 _IDEOGRAPH: Final = r"[\p{Script=Han}\p{Script=Hiragana}--\p{WB=ALetter}]"
 _MARK: Final = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]"
@@ -58,7 +58,7 @@ def cjk_terms(run: str) -> tuple[str, ...]:
         else:
             found.append(lower_case(part.characters))
     found += _pairs(neighbours)
-    return tuple([term for term in found if term not in STOP_WORDS])
+    return tuple([term for term in found if term not in _CJK_STOP_WORDS])
 
 
 def _parts(run: str) -> Iterator[_Part]:

@@ -19,7 +19,7 @@ MOST_PASSAGES: Final = HIGHEST + 1
 """The most passages that an index for BM25 can have, those that were removed and not merged away yet included."""
 
 
-def check_count(passages: int) -> None:
+def check_passage_count(passages: int) -> None:
     """Raise CorpusError if an index for BM25 cannot have so many passages."""
     if passages > MOST_PASSAGES:
         raise CorpusError(

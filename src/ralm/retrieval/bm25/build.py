@@ -15,7 +15,7 @@ import numpy as np
 from ralm.errors import CorpusError
 from ralm.retrieval.analysis.analyser import Analysis
 from ralm.retrieval.analysis.named import ENGLISH
-from ralm.retrieval.bm25.best import check_count
+from ralm.retrieval.bm25.best import check_passage_count
 from ralm.retrieval.bm25.codes import PairCounts
 from ralm.retrieval.bm25.formula import length_bytes
 from ralm.retrieval.bm25.options import BuildOptions
@@ -124,7 +124,7 @@ class Builder:
         self._tokens += len(terms)
         self._with_terms += int(np.count_nonzero(lengths))
         first = len(self._length_bytes)
-        check_count(first + len(lengths))
+        check_passage_count(first + len(lengths))
         self._length_bytes += length_bytes(lengths).tobytes()
         begins = np.concatenate([[0], np.cumsum(lengths)])
         postings = sort_by_term(terms, begins, len(self._term_ids.vocabulary), first)

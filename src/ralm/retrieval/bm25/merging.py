@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.retrieval.bm25.best import check_count
+from ralm.retrieval.bm25.best import check_passage_count
 from ralm.retrieval.bm25.build import Counts
 from ralm.retrieval.bm25.codes import CodeTable, PairCounts, PostingCodes, row_of
 from ralm.retrieval.bm25.compiled import kernel
@@ -41,7 +41,7 @@ def merge_arrays(segments: Sequence[Segment], folder: Path, at_a_time: int) -> C
 
     Raises DamagedFolderError if a segment is damaged, CorpusError if they have more passages than BM25 can number.
     """
-    check_count(sum(one.passages - len(one.removed.rows) for one in segments))
+    check_passage_count(sum(one.passages - len(one.removed.rows) for one in segments))
     for one in segments:
         one.check()
         one.arrays.check_terms(np.arange(len(one.arrays.offsets) - 1), one.passages)

@@ -23,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.corpus.numbering import rising, union
+from ralm.bounds import check_count
+from ralm.corpus.numbering import hash_of_numbers, rising, union
 from ralm.errors import UsageError
 from ralm.records import NO_PASSAGE, Hits, IntArray
 from ralm.retrieval.analysis.analyser import Analyser, Analysis
 from ralm.retrieval.analysis.named import ENGLISH
-from ralm.retrieval.arguments import check_k, forbidden_config
 from ralm.retrieval.bm25.beside import Beside
-from ralm.retrieval.bm25.best import check_count, empty_each
+from ralm.retrieval.bm25.best import check_passage_count, empty_each
 from ralm.retrieval.bm25.collecting import Collecting
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options, impact, length_bytes, stored_lengths
@@ -80,7 +80,7 @@ class BM25:
         partition: int = PARTITION,
         only: slice | None = None,
     ) -> None:
-        check_count(sum(one.passages for one in segments))
+        check_passage_count(sum(one.passages for one in segments))
         for segment in segments:
             segment.check()
         begin, end, _ = (only or slice(None)).indices(len(segments))
@@ -148,7 +148,11 @@ class BM25:
         }
         if not self._weighting.is_plain:
             config["weights"] = [*self._weighting.weights]
-        return config if len(self._left_out) == 0 else config | forbidden_config(self._left_out)
+        return (
+            config
+            if len(self._left_out) == 0
+            else {**config, "forbidden": {"passages": len(self._left_out), "sha256": hash_of_numbers(self._left_out)}}
+        )
 
     @property
     def stable(self) -> int:
@@ -210,7 +214,7 @@ class BM25:
         self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None, scores: type[np.floating[Any]]
     ) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """The numbers and scores of the hits."""
-        check_k(k)
+        check_count("k", k)
         shape = len(queries), min(k, max(self._passages, 1))
         numbers_QK, scores_QK = np.full(shape, NO_PASSAGE, np.int64), np.zeros(shape, scores)
         self._fill(queries, self._in_rows(len(queries), forbidden), numbers_QK, scores_QK)

@@ -16,13 +16,13 @@ import faiss
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.corpus.numbering import Numbering, rising, union
+from ralm.bounds import check_count
+from ralm.corpus.numbering import Numbering, hash_of_numbers, rising, union
 from ralm.errors import DamagedFolderError, ModelError, OtherEncoderError, UsageError
 from ralm.folders.manifest import whole_checksum
 from ralm.progress import track
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
-from ralm.retrieval.arguments import check_k, forbidden_config
 from ralm.retrieval.dense.options import BuiltWith, DenseSearchOptions
 
 QUERIES_AT_A_TIME: Final = 1024
@@ -93,7 +93,11 @@ class Dense:
             "query_encoder": self._encoder.query_config,
             **self._effort,
         }
-        return config if len(self._forbidden) == 0 else config | forbidden_config(self._forbidden)
+        return (
+            config
+            if len(self._forbidden) == 0
+            else {**config, "forbidden": {"passages": len(self._forbidden), "sha256": hash_of_numbers(self._forbidden)}}
+        )
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -112,7 +116,7 @@ class Dense:
         `NO_PASSAGE` if the corpus, or the part of it that an approximate index searched, has fewer than k passages.
         Raises UsageError if k is below 1, ModelError if a query's vector is invalid.
         """
-        check_k(k)
+        check_count("k", k)
         k = min(k, max(len(self._numbering), 1))
         rows = np.array([row for row, query in enumerate(queries) if query.strip()], dtype=np.int64)
         most = max(part.asked(k, self._left_out) for part in self._parts)
