@@ -22,12 +22,11 @@ from benchmarks import plain_loop
 from benchmarks.scoring import LENGTH, Material, materials, prepared_for, rows_from
 from ralm.lm.options import Dtype
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.sources import retrieve
-from ralm.pipeline.texts import PreparedText
-from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import Ensemble, document_log_weights, mixture
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import Windows
+from ralm.reading.sources import retrieve
+from ralm.reading.tokens import PassageDocuments, PreparedText
 from ralm.records import FloatArray, Hits
 
 OPTIONS = Ensemble(documents=10)

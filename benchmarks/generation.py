@@ -26,10 +26,10 @@ from transformers.cache_utils import DynamicCache
 from benchmarks.scoring import gpt2_tokenizer
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.lm.options import Dtype, ModelOptions
-from ralm.pipeline.generation import TokenWriter
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import TokenWriter
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever
 from ralm.records import Hits, IntArray, Passage
 
 STRIDE, PROMPT_TOKENS, DOCUMENT_TOKENS, POOL = 4, 128, 256, 400

@@ -30,14 +30,14 @@ from ralm.demo.documentation import split_held_out, standard_library_documentati
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.named import TINY, load_local_model, model_folder
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reranker
-from ralm.reading.documents import PassageDocuments
 from ralm.reading.plan import PlanOptions
+from ralm.reading.sources import FromRetriever
+from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, Document, FloatArray, Hits
 from ralm.reranking.cross_encoder import load_pair_model
-from ralm.reranking.likelihood import ZeroShot
 from ralm.reranking.predictive import Predictive
+from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.building import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.training.examples import Example, sample_examples

@@ -19,8 +19,8 @@ from ralm.corpus.sources import read_documents
 from ralm.demo.demonstration import PLAN, held_out_text
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.named import load_language_model
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import LanguageModel, Retriever
+from ralm.reading.sources import FromRetriever
 from ralm.retrieval.building import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever

@@ -27,8 +27,8 @@ from ralm.corpus.passages import make_passages
 from ralm.corpus.sources import read_documents
 from ralm.corpus.splitting import Splitting
 from ralm.lm.named import load_language_model
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import WritingModel
+from ralm.reading.sources import FromRetriever
 from ralm.records import Document
 from ralm.retrieval.building import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder

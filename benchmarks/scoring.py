@@ -32,11 +32,10 @@ from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.named import load_local_model, model_folder
 from ralm.lm.options import Dtype, ModelOptions
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.sources import retrieve
-from ralm.pipeline.texts import PreparedText, prepare_text
-from ralm.reading.documents import PassageDocuments
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Windows
+from ralm.reading.sources import retrieve
+from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import FloatArray, IntArray, Request
 from ralm.retrieval.building import build_index
 from ralm.retrieval.index import Index, open_index

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline.reading import read
-from ralm.pipeline.sources import FromFile
-from ralm.pipeline.texts import PreparedText, prepare_text
-from ralm.reading.documents import PassageDocuments
 from ralm.reading.plan import PlanOptions, Semantics
+from ralm.reading.score import read
+from ralm.reading.sources import FromFile
+from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages, ScoredTokens
-from ralm.reranking.options import Method, RerankOptions
+from ralm.reranking import Method, RerankOptions
 from ralm.retrieval.retrieval_file import read_retrieval_file
 from tests.fakes import chosen_hits, passages_of
 from tests.reference import official, paper

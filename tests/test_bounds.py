@@ -12,11 +12,11 @@ from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
 from ralm.options import annotation, declared, without_none
-from ralm.pipeline.options import GenerationOptions
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
-from ralm.reranking.options import RerankOptions
+from ralm.reading.sampling import GenerationOptions
+from ralm.reranking import RerankOptions
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions

@@ -10,11 +10,11 @@ from pydantic import TypeAdapter, ValidationError
 from ralm.cli.messages import with_flags
 from ralm.errors import UsageError
 from ralm.options import declared
-from ralm.pipeline.options import GenerationOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
+from ralm.reading.sampling import GenerationOptions
 from ralm.recipes.recipe import STAND_IN
-from ralm.reranking.options import RerankOptions
+from ralm.reranking import RerankOptions
 from ralm.retrieval.options import RetrieverOptions
 from tests.cli.program import ralm
 

@@ -10,12 +10,12 @@ import pytest
 
 from ralm.errors import PartError, ReaderError, RerankerError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.pipeline.generation import generate
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Documents, Rows
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import generate
 from ralm.reading.plan import PlanOptions
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, Front, Hits, Passages
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 

@@ -7,12 +7,12 @@ import pytest
 
 from ralm.errors import RetrievalFileError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.pipeline.reading import read
-from ralm.pipeline.sources import FromFile, FromRetriever, retrieved_strides
-from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.reading.plan import PlanOptions
+from ralm.reading.score import read
+from ralm.reading.sources import FromFile, FromRetriever, retrieved_strides
+from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Passage
-from ralm.reranking.likelihood import Oracle
+from ralm.reranking.oracle import Oracle
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, chosen_hits, passages_of
 
 TEXT = "a b c d e a b c d e f g h a b c d e f g"

@@ -8,14 +8,14 @@ import pytest
 
 from ralm.lm.named import load_language_model
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.reading import read
-from ralm.pipeline.sources import FromFile
-from ralm.pipeline.texts import prepare_text
 from ralm.protocols import Reader
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
+from ralm.reading.score import read
+from ralm.reading.sources import FromFile
+from ralm.reading.tokens import prepare_text
 from ralm.records import ScoredTokens
 from ralm.retrieval.retrieval_file import read_retrieval_file
 from tests.shared_data import SHARED, shared

@@ -31,7 +31,6 @@ TOPICS = {
     "lm": "Language models",
     "reading": "Plans, reading and generation",
     "reranking": "Reranking",
-    "pipeline": "Sources of passages",
     "evaluation": "Evaluation",
     "answering": "Question answering",
     "training": "Learning from a language model",

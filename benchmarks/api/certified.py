@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 
 from benchmarks.api.material import Material, percent
 from ralm.asking import ask
-from ralm.pipeline.drawing import draw_token
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.reading import fronts_of
-from ralm.pipeline.sources import retrieve
-from ralm.reading.beginning import first_tokens
-from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import Ensemble, Weights, mixture
 from ralm.reading.in_context import stride_request
+from ralm.reading.sampling import GenerationOptions, draw_token
+from ralm.reading.score import fronts_of
+from ralm.reading.sources import retrieve
+from ralm.reading.tokens import PassageDocuments, first_tokens
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Front, IntArray, NextTokens, Request
 
 LISTED = (5, 20, 100)

@@ -14,9 +14,9 @@ from ralm.lm.api.options import ApiOptions
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.named import TINY, load_language_model, load_local_model
 from ralm.lm.options import ModelOptions
-from ralm.pipeline.sources import FromRetriever
-from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.reading.plan import PlanOptions, Windows
+from ralm.reading.sources import FromRetriever
+from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import IntArray
 
 SERVER_LENGTH = 1022

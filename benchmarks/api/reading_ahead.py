@@ -7,9 +7,9 @@ from benchmarks.api.certified import DOCUMENTS
 from benchmarks.api.material import Material, asked_model
 from ralm.lm.api.continuations import ApiContinuations
 from ralm.lm.api.model import ApiModel
-from ralm.pipeline.generation import TokenWriter
-from ralm.pipeline.options import GenerationOptions
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import TokenWriter
+from ralm.reading.sampling import GenerationOptions
 from ralm.records import IntArray, TextsAhead
 
 

@@ -10,10 +10,10 @@ from benchmarks.api.instant_server import instant_server
 from benchmarks.api.material import Material, asked_model
 from ralm.lm.api.model import ApiModel
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.reading import read
 from ralm.protocols import Tokenizer
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import Windows
+from ralm.reading.score import read
 from ralm.records import FloatArray, Pass
 
 

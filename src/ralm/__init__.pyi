@@ -41,21 +41,12 @@ from .corpus.passages import make_passages as make_passages
 from .corpus.sources import Fields as Fields, read_documents as read_documents
 from .corpus.splitting import Splitting as Splitting
 from .errors import RalmError as RalmError, RalmWarning as RalmWarning
-from .evaluation.measures import Measures as Measures
-from .evaluation.perplexity import Evaluation as Evaluation, evaluate_text as evaluate_text
+from .evaluation.perplexity import Evaluation as Evaluation, Measures as Measures, evaluate_text as evaluate_text
 from .evaluation.sweep import SweepPoint as SweepPoint, sweep as sweep
 from .lm.api.options import ApiOptions as ApiOptions
 from .lm.named import load_language_model as load_language_model
 from .lm.options import ModelOptions as ModelOptions
 from .lm.scoring import Scorer as Scorer
-from .pipeline.generation import (
-    Prompt as Prompt,
-    TokenWriter as TokenWriter,
-    generate as generate,
-    generate_many as generate_many,
-)
-from .pipeline.options import GenerationOptions as GenerationOptions, ReadingOptions as ReadingOptions
-from .pipeline.sources import FromFile as FromFile, FromRetriever as FromRetriever, open_source as open_source
 from .protocols import (
     Continuations as Continuations,
     Documents as Documents,
@@ -68,10 +59,19 @@ from .protocols import (
     Tokenizer as Tokenizer,
     WritingModel as WritingModel,
 )
+from .reading import ReadingOptions as ReadingOptions
 from .reading.concatenation import Concatenation as Concatenation
 from .reading.ensemble import Ensemble as Ensemble
+from .reading.generate import (
+    Prompt as Prompt,
+    TokenWriter as TokenWriter,
+    generate as generate,
+    generate_many as generate_many,
+)
 from .reading.in_context import InContext as InContext
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
+from .reading.sampling import GenerationOptions as GenerationOptions
+from .reading.sources import FromFile as FromFile, FromRetriever as FromRetriever, open_source as open_source
 from .records import (
     NO_PASSAGE as NO_PASSAGE,
     Document as Document,
@@ -84,10 +84,10 @@ from .records import (
     Request as Request,
     ScoredTokens as ScoredTokens,
 )
-from .reranking.likelihood import Oracle as Oracle, ZeroShot as ZeroShot
-from .reranking.loading import load_cross_encoder as load_cross_encoder
-from .reranking.predictive import Predictive as Predictive
+from .reranking.oracle import Oracle as Oracle
+from .reranking.predictive import Predictive as Predictive, load_cross_encoder as load_cross_encoder
 from .reranking.random import RandomChoice as RandomChoice
+from .reranking.zero_shot import ZeroShot as ZeroShot
 from .retrieval.bm25.forbidden import Forbidden as Forbidden
 from .retrieval.bm25.formula import BM25Options as BM25Options
 from .retrieval.bm25.options import BuildOptions as BuildOptions

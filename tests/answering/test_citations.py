@@ -13,9 +13,9 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.sourced import Answerer
 from ralm.answering.sources import AskedRetriever
-from ralm.evaluation.traces import TracedText
-from ralm.pipeline.sources import FromRetriever
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.provenance import TracedText
+from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, Metadata, Passage, Provenance
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer
 

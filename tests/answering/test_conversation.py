@@ -18,14 +18,15 @@ from ralm.lm.api.bare import BareTokenizer
 from ralm.lm.named import load_language_model
 from ralm.lm.options import ModelOptions
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever
 from ralm.records import Message, Passage
-from ralm.reranking.likelihood import Oracle, ZeroShot
+from ralm.reranking.oracle import Oracle
+from ralm.reranking.zero_shot import ZeroShot
 from tests.chat_models import chat, save_chat_model
 from tests.fakes import SharedWordsRetriever
 

@@ -16,10 +16,10 @@ from ralm.answering.sources import AskedRetriever
 from ralm.errors import UsageError
 from ralm.lm.named import load_language_model
 from ralm.lm.options import ModelOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.sources import FromRetriever
 from tests.cli.program import ralm
 from tests.cli.test_cli import failed
 from tests.tiny_models import save_tiny_model

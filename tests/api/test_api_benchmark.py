@@ -13,10 +13,10 @@ from benchmarks.api.reading_ahead import token_by_token, written
 from benchmarks.api.requests import planned, rate, spread
 from ralm.lm.named import TINY, load_local_model
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.generation import generate
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import generate
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever
 from ralm.records import Passage, Request
 from ralm.retrieval.building import build_index
 from tests.api.backings import OfModel

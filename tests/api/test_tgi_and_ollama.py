@@ -14,9 +14,9 @@ from ralm.lm.api.options import ApiOptions
 from ralm.lm.api.probe import load_api_model
 from ralm.lm.named import load_local_model
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import LanguageModel, WritingModel
 from ralm.reading.pieces import GeneratedToken
+from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Pass, Request
 from tests.api.backings import Backing, OfModel, OfTable
 from tests.api.dialects.base import Call, Dialect

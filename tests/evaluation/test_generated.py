@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from ralm.evaluation.generated import traced_generation
-from ralm.evaluation.traces import TracedText
-from ralm.pipeline.generation import generate
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import generate
+from ralm.reading.provenance import TracedText, traced_generation
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, Passages
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 

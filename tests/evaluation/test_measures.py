@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ralm.evaluation.measures import Measures
+from ralm.evaluation.perplexity import Measures
 
 
 def test_by_hand() -> None:

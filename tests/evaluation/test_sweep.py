@@ -9,13 +9,14 @@ import pytest
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker, Retriever
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
-from ralm.reranking.likelihood import Oracle, ZeroShot
+from ralm.reading.sources import FromRetriever
+from ralm.reranking.oracle import Oracle
+from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.building import build_index
 from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
 from ralm.retrieval.fusion import FusionOptions, Hybrid

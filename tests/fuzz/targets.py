@@ -13,9 +13,9 @@ from pydantic import JsonValue
 from ralm.errors import DamagedFolderError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.journal import Journal
-from ralm.pipeline.sources import FromRetriever
 from ralm.progress import Advance
 from ralm.reading.plan import PlanOptions
+from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, Metadata, Passage
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.building import build_index

@@ -19,16 +19,17 @@ from ralm.errors import RalmError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.named import TINY, load_local_model
-from ralm.pipeline.generation import generate
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import generate
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions, Semantics, Windows
-from ralm.reranking.likelihood import Oracle, ZeroShot
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever
+from ralm.reranking.oracle import Oracle
 from ralm.reranking.random import RandomChoice
+from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.index import open_index
 from ralm.runs.report import report_of
 from ralm.runs.run import evaluation_config, open_run, write_run

@@ -22,13 +22,13 @@ from lm_eval.tasks import TaskManager
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.harness.model import RalmLM
 from ralm.lm.named import load_local_model, model_folder
-from ralm.pipeline.generation import Prompt, generate_many
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import Prompt, generate_many
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever
 from tests.cli.program import ralm
 from tests.harness.local_tasks import PAGES, QUESTIONS, save_tasks
 from tests.reference import ensemble

@@ -13,11 +13,11 @@ from ralm.lm.local.last_layer import skip_unread
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.generation import TokenWriter
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
-from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import TokenWriter
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever
+from ralm.reading.tokens import PassageDocuments
 from ralm.records import Hits, Request
 from tests.campaign import sampled
 from tests.every_family import FAMILIES, LOOK_AHEAD, READ_WHOLE, SAMPLE, tiny_family_model

@@ -17,8 +17,8 @@ from ralm.errors import TextError
 from ralm.lm.local.cuts import Cuts, stage_kinds
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.pieces import Window, WindowSizes, chunks_of, encode_in_pieces, join_pieces
-from ralm.pipeline.texts import prepare_text, read_beginning
 from ralm.reading.plan import PlanOptions
+from ralm.reading.tokens import prepare_text, read_beginning
 from ralm.records import EncodedPiece, IntArray
 from tests.shared_data import shared
 from tests.tiny_models import byte_tokenizer

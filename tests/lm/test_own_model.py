@@ -13,12 +13,13 @@ from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
+from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, Pass, SpecialTokens
-from ralm.reranking.likelihood import Oracle, ZeroShot
+from ralm.reranking.oracle import Oracle
+from ralm.reranking.zero_shot import ZeroShot
 from tests.fakes import SharedWordsRetriever, passages_of
 
 

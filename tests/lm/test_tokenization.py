@@ -15,8 +15,8 @@ from ralm.errors import ModelError, RalmWarning, TextError
 from ralm.lm.alignment import align
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.lm.named import load_tokenizer
-from ralm.pipeline.texts import prepare_text
 from ralm.reading.plan import PlanOptions
+from ralm.reading.tokens import prepare_text
 from tests.tiny_models import byte_tokenizer
 from tests.tiny_tokenizers import TOKENIZERS, ctrl_tokenizer, unigram_tokenizer, wordpiece_tokenizer
 

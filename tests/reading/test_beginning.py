@@ -11,21 +11,19 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import processors
 
 from ralm.errors import ModelError, TextError, UsageError
-from ralm.evaluation.generated import traced_generation
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
-from ralm.pipeline.generation import TokenWriter, generate
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.reading import read
-from ralm.pipeline.sources import FromRetriever
-from ralm.pipeline.texts import prepare_text
-from ralm.reading.beginning import Bos, first_tokens
 from ralm.reading.concatenation import Concatenation
-from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import Ensemble
-from ralm.reading.plan import PlanOptions
+from ralm.reading.generate import TokenWriter, generate
+from ralm.reading.plan import Bos, PlanOptions
+from ralm.reading.provenance import traced_generation
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.score import read
+from ralm.reading.sources import FromRetriever
+from ralm.reading.tokens import PassageDocuments, first_tokens, prepare_text
 from ralm.records import NO_PASSAGE, Front, Hits, SpecialTokens
-from ralm.reranking.likelihood import ZeroShot
+from ralm.reranking.zero_shot import ZeroShot
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, chosen_hits, passages_of
 from tests.reference import paper
 from tests.tiny_models import BOS, EOS, byte_tokenizer

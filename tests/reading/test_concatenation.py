@@ -8,11 +8,11 @@ import pytest
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline.reading import read
-from ralm.pipeline.sources import FromRetriever
-from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.plan import PlanOptions, Semantics
+from ralm.reading.score import read
+from ralm.reading.sources import FromRetriever
+from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits
 from ralm.retrieval.random import RandomRetriever
 from tests.campaign import sampled

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.endings import Ending, are_greedy, ending_log_probs
+from ralm.reading.score import Ending, are_greedy, ending_log_probs
 from ralm.records import Front, IntArray, NextTokens
 from tests.fakes import CountingModel, WordTokenizer
 from tests.reference import ensemble

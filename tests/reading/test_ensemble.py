@@ -8,13 +8,12 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline.reading import read
-from ralm.pipeline.sources import retrieve
-from ralm.pipeline.texts import PreparedText, prepare_text
-from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import Ensemble, document_log_weights, mixture, posterior
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, Semantics
+from ralm.reading.score import read
+from ralm.reading.sources import retrieve
+from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from tests.campaign import sampled
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of

@@ -11,14 +11,13 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.pipeline.generation import TokenWriter, generate, generate_many
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Retriever, WritingModel
-from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import TokenWriter, generate, generate_many
 from ralm.reading.pieces import GeneratedText, GeneratedToken, spans
-from ralm.reading.sampling import sample
+from ralm.reading.sampling import GenerationOptions, sample
+from ralm.reading.sources import FromRetriever
+from ralm.reading.tokens import PassageDocuments
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passages
 from tests.campaign import campaign, sampled
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ralm.errors import UsageError
-from ralm.pipeline.drawing import draw_token
-from ralm.pipeline.options import Sampling
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import mixture
+from ralm.reading.sampling import Sampling, draw_token
 from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens
 
 GREEDY = Sampling()

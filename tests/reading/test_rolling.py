@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.errors import ModelError, UsageError
-from ralm.evaluation.measures import measure
+from ralm.evaluation.perplexity import measure
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline.reading import read
-from ralm.pipeline.sources import retrieve
-from ralm.pipeline.texts import prepare_text
-from ralm.reading.documents import PassageDocuments
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import stride_request
 from ralm.reading.plan import PlanOptions, make_plan
-from ralm.reranking.likelihood import ZeroShot
+from ralm.reading.score import read
+from ralm.reading.sources import retrieve
+from ralm.reading.tokens import PassageDocuments, prepare_text
+from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.random import RandomRetriever
 from tests.campaign import sampled
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of

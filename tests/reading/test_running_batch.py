@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ralm.pipeline.generation import Prompt, TokenWriter, generate, generate_many
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import Prompt, TokenWriter, generate, generate_many
 from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedToken
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever
 from ralm.records import NO_PASSAGE, Hits
-from ralm.reranking.likelihood import ZeroShot
 from ralm.reranking.random import RandomChoice
+from ralm.reranking.zero_shot import ZeroShot
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
 LETTERS = "abcdefgh"

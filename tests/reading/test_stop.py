@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import given, strategies as st
 
-from ralm.reading.pieces import GeneratedText, GeneratedToken
-from ralm.reading.stop import UntilStop
+from ralm.reading.pieces import GeneratedText, GeneratedToken, UntilStop
 
 
 def until_stop(pieces: Sequence[GeneratedText], stop: Sequence[str]) -> list[GeneratedText]:

@@ -7,14 +7,14 @@ import typer
 
 from ralm.cli import app
 from ralm.options import flags_of
-from ralm.pipeline.options import ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.catalogue import recipe_named, recipes
 from ralm.recipes.recipe import FULL, STAND_IN, Scale
 from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN, Resource
 from ralm.recipes.steps import NameOf, Step, evaluate, in_order, index, retrieve
-from ralm.reranking.options import RerankOptions
+from ralm.reranking import RerankOptions
 
 
 def spelt(step: Step) -> list[str]:

@@ -16,11 +16,9 @@ from ralm.errors import ModelError, RerankerError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.journal import Journal
 from ralm.records import FloatArray, Hits, Passages
+from ralm.reranking import RerankOptions
 from ralm.reranking.cross_encoder import load_pair_model
-from ralm.reranking.loading import load_cross_encoder
-from ralm.reranking.options import RerankOptions
-from ralm.reranking.pairs import Pair, PairScorer
-from ralm.reranking.predictive import Predictive
+from ralm.reranking.predictive import Pair, PairScorer, Predictive, load_cross_encoder
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.tiny_cross_encoders import LENGTH, save_tiny_cross_encoder
 from tests.tiny_encoders import drop_weights, letter_tokenizer, save_tiny_bert
@@ -212,7 +210,7 @@ def test_a_run_that_was_stopped_keeps_the_scores_of_pairs(tmp_path: Path) -> Non
         )
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("ralm.reranking.pairs._PAIRS_A_CALL", 5)
+        patched.setattr("ralm.reranking.predictive._PAIRS_A_CALL", 5)
         whole = Counting()
         expected = run(tmp_path / "whole", whole)
         with pytest.raises(KeyboardInterrupt):

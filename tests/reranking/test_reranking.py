@@ -8,15 +8,14 @@ import pytest
 from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.reading import read
-from ralm.pipeline.texts import PreparedText, prepare_text
-from ralm.reading.documents import PassageDocuments
 from ralm.reading.in_context import rows_with_targets
 from ralm.reading.plan import PlanOptions
+from ralm.reading.score import read
+from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits
-from ralm.reranking.likelihood import ZeroShot
-from ralm.reranking.options import Method, RerankOptions
+from ralm.reranking import Method, RerankOptions
 from ralm.reranking.random import RandomChoice
+from ralm.reranking.zero_shot import ZeroShot
 from tests.campaign import sampled
 from tests.fakes import CountingModel, WordTokenizer, chosen_hits, passages_of
 from tests.reference import official, reranking

@@ -6,18 +6,19 @@ from hypothesis import given, settings, strategies as st
 
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.pipeline.generation import generate
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.reading import read
-from ralm.pipeline.sources import FromRetriever
-from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.protocols import Reranker
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import generate
 from ralm.reading.plan import PlanOptions
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.score import read
+from ralm.reading.sources import FromRetriever
+from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, Hits
-from ralm.reranking.likelihood import Oracle, ZeroShot
+from ralm.reranking.oracle import Oracle
 from ralm.reranking.random import RandomChoice
+from ralm.reranking.zero_shot import ZeroShot
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reference import ensemble
 

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ralm.errors import UsageError
-from ralm.pipeline.generation import TokenWriter, generate
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import TokenWriter, generate
 from ralm.reading.pieces import GeneratedToken
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever
 from ralm.records import IntArray
-from ralm.reranking.likelihood import Oracle, ZeroShot
+from ralm.reranking.oracle import Oracle
+from ralm.reranking.zero_shot import ZeroShot
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.reference import ensemble, generation
 

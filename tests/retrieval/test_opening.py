@@ -10,8 +10,8 @@ import pytest
 
 import ralm
 from ralm.errors import UsageError
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Retriever
+from ralm.reading.sources import FromRetriever
 from ralm.retrieval.filters import passages_of as numbers_of
 from ralm.retrieval.options import RetrieverName
 from tests.fakes import CountingModel, LetterEncoder, WordTokenizer, passages_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ralm.evaluation.traces import TracedText
+from ralm.reading.provenance import TracedText
 from ralm.records import NO_PASSAGE, Metadata, Passage, Provenance
 from ralm.runs.page import report_page
 from ralm.runs.report import Report

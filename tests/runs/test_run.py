@@ -12,9 +12,9 @@ from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, FolderExistsError, UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
-from ralm.pipeline.sources import FromRetriever
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
+from ralm.reading.sources import FromRetriever
 from ralm.runs.page import report_page
 from ralm.runs.report import report_of
 from ralm.runs.run import PASSAGES, evaluation_config, open_run, to_json, write_run

@@ -18,14 +18,14 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from ralm.errors import ModelError
 from ralm.lm.local.anew import ReadAnew
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.pipeline.generation import generate
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
+from ralm.reading.generate import generate
 from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedToken
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, NextTokens, Pass
 from ralm.serving.batching.batcher import Closed
 from ralm.serving.batching.lines import Line, shares, that_fit

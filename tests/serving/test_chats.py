@@ -24,15 +24,15 @@ from ralm.errors import QuestionFileError, UsageError
 from ralm.lm.named import load_language_model
 from ralm.lm.options import ModelOptions
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.in_context import InContext
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever
 from ralm.records import Document, Message
-from ralm.reranking.likelihood import ZeroShot
 from ralm.reranking.random import RandomChoice
+from ralm.reranking.zero_shot import ZeroShot
 from ralm.serving.options import ServeOptions
 from ralm.serving.service import Service
 from tests.chat_models import POSITIONS, save_chat_model

@@ -24,10 +24,10 @@ from ralm import (
     evaluate_text,
     generate,
 )
-from ralm.evaluation.generated import traced_generation
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.reading import read
-from ralm.pipeline.texts import prepare_text
+from ralm.reading.provenance import traced_generation
+from ralm.reading.score import read
+from ralm.reading.tokens import prepare_text
 from ralm.serving.service import Service
 from tests.api.backings import OfTable
 from tests.serving.served import MODEL, PROMPTS, events_of, serving, tiny

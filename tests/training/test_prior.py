@@ -14,8 +14,7 @@ import torch
 from ralm.errors import ModelError
 from ralm.records import FloatArray, Hits
 from ralm.reranking.cross_encoder import load_pair_model
-from ralm.reranking.loading import load_cross_encoder
-from ralm.reranking.predictive import Predictive, rank_prior
+from ralm.reranking.predictive import Predictive, load_cross_encoder, rank_prior
 from ralm.retrieval.building import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.training.cross_encoder import PairStudent

@@ -25,15 +25,14 @@ from ralm.errors import UsageError
 from ralm.lm.journal import MemoryJournal
 from ralm.lm.scoring import Scorer
 from ralm.lm.shared import SharedCache
-from ralm.pipeline.decoding import Decoder, pieces_of
-from ralm.pipeline.options import GenerationOptions, Sampling
-from ralm.pipeline.prompt_rows import PromptState
-from ralm.pipeline.reading import fronts_of
 from ralm.protocols import LanguageModel, Reader, Tokenizer, WritingModel
 from ralm.reading.concatenation import Concatenation
+from ralm.reading.generate import Decoder, pieces_of
 from ralm.reading.in_context import InContext
-from ralm.reading.pieces import GeneratedText, GeneratedToken, shares
-from ralm.reading.stop import StoppedText
+from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, shares
+from ralm.reading.rows import PromptState
+from ralm.reading.sampling import GenerationOptions, Sampling
+from ralm.reading.score import fronts_of
 from ralm.records import NO_PASSAGE, FloatArray, Front, IntArray, Passage, Passages
 
 _TEXTS_AT_ONCE: Final = 32

@@ -27,8 +27,7 @@ from unicodedata import category, east_asian_width
 import numpy as np
 
 from ralm.controls import one_line
-from ralm.evaluation.traces import TracedText
-from ralm.reading.provenance import attributed
+from ralm.reading.provenance import TracedText, attributed
 from ralm.records import DoubleArray, Passage
 
 ONE_BIT: Final = math.log(2)

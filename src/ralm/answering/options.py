@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
-from ralm.pipeline.options import Sampling
+from ralm.reading.sampling import Sampling
 
 AnswerSemantics = Literal["paper", "official"]
 Joining = Literal["tokens", "answers"]

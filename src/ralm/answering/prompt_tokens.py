@@ -15,7 +15,7 @@ from ralm.answering.prompts import PromptText, QuestionPrompt
 from ralm.errors import ChatError, LengthError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer
-from ralm.reading.beginning import first_tokens
+from ralm.reading.tokens import first_tokens
 from ralm.records import IntArray, Message
 
 _SAMPLE: Final = (Message("user", "Who?"),)

@@ -20,12 +20,12 @@ from ralm.answering.questions import Question
 from ralm.answering.sources import QuestionSource, found_passages
 from ralm.asking import tells_scores
 from ralm.errors import UsageError
-from ralm.evaluation.traces import TracedText, gain_as_json, identified, used_passages
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.ensemble import posterior
 from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, texts_of_tokens
+from ralm.reading.provenance import TracedText, gain_as_json, identified, used_passages
 from ralm.records import FloatArray, IntArray, Passage, Passages, Provenance, Request
 
 Credit = Literal["none", "prompts", "passages"]

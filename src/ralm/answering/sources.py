@@ -15,13 +15,12 @@ from ralm.answering.options import QuestionFields
 from ralm.answering.questions import Question, read_questions
 from ralm.asking import ask, config_of
 from ralm.errors import QuestionFileError
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.prompt_rows import PromptRows, PromptState
-from ralm.pipeline.reading import chosen
-from ralm.pipeline.sources import FromRetriever, file_config
 from ralm.protocols import LanguageModel, Reranker
-from ralm.reading.beginning import first_tokens
-from ralm.reading.documents import PassageDocuments
+from ralm.reading.rows import PromptRows, PromptState
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.score import chosen
+from ralm.reading.sources import FromRetriever, file_config
+from ralm.reading.tokens import PassageDocuments, first_tokens
 from ralm.records import Hits, Passage, Passages
 from ralm.retrieval.retrieval_file import RetrievedPassage, numbered_passages
 

@@ -15,7 +15,7 @@ from ralm.cli.models import open_model
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
 from ralm.options import Option
-from ralm.pipeline.options import ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.retrieval.options import RetrieverOptions
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def ask(
     from ralm.cli.asked import read_asked
     from ralm.cli.output import print_cache, print_json, print_line
     from ralm.lm.tokenizer import has_chat_template
-    from ralm.pipeline.sources import FromRetriever
+    from ralm.reading.sources import FromRetriever
 
     texts = read_asked(question, questions, "question")
     found = None if index is None else FromRetriever.of_index(index, retrieval)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 from ralm.cli import options
 from ralm.cli.flags import Flags
 from ralm.options import Needs, Option, check_options
-from ralm.pipeline.options import ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.retrieval.options import RetrieverOptions
 
 if TYPE_CHECKING:
     from ralm.answering.sources import QuestionSource
-    from ralm.pipeline.sources import FromRetriever
+    from ralm.reading.sources import FromRetriever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class AskingJob:
 
     def retriever(self) -> "FromRetriever | None":
         """What searches the index, if there is one."""
-        from ralm.pipeline.sources import FromRetriever
+        from ralm.reading.sources import FromRetriever
 
         return None if self.index is None else FromRetriever.of_index(self.index, self.retrieval)
 

@@ -27,7 +27,7 @@ def demo(
     from ralm.corpus.text import read_text
     from ralm.demo.demonstration import HELD_OUT, INDEX, REPORT, build_demo_folder, demo_report, demonstrate
     from ralm.lm.named import load_language_model
-    from ralm.pipeline.sources import FromRetriever
+    from ralm.reading.sources import FromRetriever
 
     model = load_language_model(lm, model_options)
     build_demo_folder(folder)

@@ -14,7 +14,7 @@ from ralm.cli.models import open_scorer
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
 from ralm.options import Needs, Option, check_options
-from ralm.pipeline.options import ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.options import RetrieverOptions
 
@@ -92,8 +92,8 @@ def evaluate(
     from ralm.cli.output import print_cache, print_evaluation, print_json
     from ralm.evaluation.perplexity import evaluate_text
     from ralm.folders.outputs import check_output
-    from ralm.pipeline.sources import open_source
-    from ralm.pipeline.texts import read_beginning
+    from ralm.reading.sources import open_source
+    from ralm.reading.tokens import read_beginning
     from ralm.runs.run import KIND, evaluation_config
     from ralm.runs.start import run_evaluation
 

@@ -13,7 +13,8 @@ from ralm.cli.models import open_model
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
 from ralm.options import Option
-from ralm.pipeline.options import GenerationOptions, ReadingOptions
+from ralm.reading import ReadingOptions
+from ralm.reading.sampling import GenerationOptions
 from ralm.retrieval.options import RetrieverOptions
 
 _RETRIEVAL, _READING = RetrieverOptions(), ReadingOptions()
@@ -69,10 +70,10 @@ def generate(
     from ralm.cli.asked import read_asked
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
     from ralm.cli.shading import print_report, write_page
-    from ralm.evaluation.generated import traced_generation
     from ralm.folders.outputs import check_output_file
-    from ralm.pipeline.generation import generate_many
-    from ralm.pipeline.sources import FromRetriever
+    from ralm.reading.generate import generate_many
+    from ralm.reading.provenance import traced_generation
+    from ralm.reading.sources import FromRetriever
     from ralm.runs.report import report_of_generation
 
     if report is not None:

@@ -10,8 +10,9 @@ from ralm.errors import UsageError
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.api.options import ApiOptions
 from ralm.options import Option
-from ralm.pipeline.options import GenerationOptions, ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
+from ralm.reading.sampling import GenerationOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.options import RetrieverOptions
 from ralm.training.signal_options import ExampleOptions

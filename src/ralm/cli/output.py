@@ -19,14 +19,14 @@ from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE
 from ralm.demo.demonstration import Demonstration, most_gained, prompt_where_retrieval_helps
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.sweep import Sweep
-from ralm.evaluation.traces import TracedText, gain_as_json, identified, token_as_json
 from ralm.folders.manifest import Manifest
 from ralm.folders.outputs import MANIFEST
-from ralm.pipeline.generation import generate
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever, PassageSource
 from ralm.protocols import Tokenizer, WritingModel
+from ralm.reading.generate import generate
 from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, spans
+from ralm.reading.provenance import TracedText, gain_as_json, identified, token_as_json
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever, PassageSource
 from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.cache import CachedRetriever
 from ralm.retrieval.segments import segment_entries

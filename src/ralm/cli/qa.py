@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ralm.answering.prompts import QuestionPrompt
     from ralm.answering.questions import Question
     from ralm.answering.sources import QuestionSource
-    from ralm.pipeline.sources import FromRetriever
     from ralm.protocols import WritingModel
+    from ralm.reading.sources import FromRetriever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from ralm.cli.idle import Use, given_options, refuse_idle
 from ralm.errors import UsageError
 from ralm.options import Option
 from ralm.reading.plan import PlanOptions
-from ralm.reranking.options import RerankOptions
+from ralm.reranking import RerankOptions
 from ralm.retrieval.options import RetrieverOptions
 
 _RETRIEVAL, _RERANKING, _PLAN = RetrieverOptions(), RerankOptions(), PlanOptions(document_tokens=0)
@@ -46,10 +46,10 @@ def retrieve(
     from ralm.cli.output import print_cache, print_line
     from ralm.folders.outputs import check_output_file
     from ralm.lm.named import load_tokenizer
-    from ralm.pipeline.reading import chosen
-    from ralm.pipeline.rows import TextRows
-    from ralm.pipeline.sources import FromRetriever, retrieved_strides
-    from ralm.pipeline.texts import prepare_text, read_beginning
+    from ralm.reading.rows import TextRows
+    from ralm.reading.score import chosen
+    from ralm.reading.sources import FromRetriever, retrieved_strides
+    from ralm.reading.tokens import prepare_text, read_beginning
     from ralm.retrieval.retrieval_file import write_retrieval_file
 
     check_output_file(out, force)

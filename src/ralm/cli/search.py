@@ -36,8 +36,8 @@ def search(
     from ralm.asking import ask
     from ralm.cli.asked import read_asked
     from ralm.cli.output import print_cache, print_json, print_passages
-    from ralm.evaluation.traces import hits_as_json
-    from ralm.pipeline.sources import FromRetriever
+    from ralm.reading.provenance import hits_as_json
+    from ralm.reading.sources import FromRetriever
 
     if (query is None) == (queries is None):
         raise UsageError("give either a `query` or `queries` FILE.")

@@ -16,7 +16,7 @@ from ralm.cli.models import open_model
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
 from ralm.options import Option
-from ralm.pipeline.options import ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.options import RetrieverOptions
 from ralm.serving.options import ServeOptions

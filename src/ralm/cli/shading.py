@@ -9,8 +9,8 @@ from rich.text import Text
 from ralm.cli.messages import note
 from ralm.cli.output import passage_name, print_line
 from ralm.controls import visible
-from ralm.evaluation.traces import TracedText
 from ralm.folders.outputs import replaced_file
+from ralm.reading.provenance import TracedText
 from ralm.runs.page import report_page
 from ralm.runs.report import Report
 

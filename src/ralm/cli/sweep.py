@@ -54,9 +54,9 @@ def sweep(
     from ralm.evaluation.sweep import SweepPoint, sweep as sweep_over
     from ralm.folders.outputs import check_output
     from ralm.lm.scoring import Scorer
-    from ralm.pipeline.sources import open_source
-    from ralm.pipeline.texts import read_beginning
-    from ralm.reranking.pairs import PairScorer
+    from ralm.reading.sources import open_source
+    from ralm.reading.tokens import read_beginning
+    from ralm.reranking.predictive import PairScorer
     from ralm.runs import sweep_folder
     from ralm.runs.start import point_config, run_sweep
 

@@ -16,17 +16,16 @@ from ralm.corpus.passages import make_passages
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.errors import FolderError, UsageError
 from ralm.evaluation.perplexity import Reading, timed
-from ralm.evaluation.traces import TracedText, used_passages
 from ralm.folders.manifest import read_manifest, write_manifest
 from ralm.folders.outputs import MANIFEST, check_output, new_folder
-from ralm.pipeline.reading import read
-from ralm.pipeline.sources import FromRetriever
-from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.protocols import LanguageModel
 from ralm.reading.plan import PlanOptions
-from ralm.reading.provenance import provenance_of
+from ralm.reading.provenance import TracedText, provenance_of, used_passages
+from ralm.reading.score import read
+from ralm.reading.sources import FromRetriever
+from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import Document, FloatArray, Passages
-from ralm.reranking.likelihood import Oracle
+from ralm.reranking.oracle import Oracle
 from ralm.retrieval.building import build_index
 from ralm.runs.report import Report
 

@@ -12,10 +12,10 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.reading import hits_wanted
-from ralm.pipeline.sources import FromRetriever, PassageSource
 from ralm.protocols import LanguageModel, Reader, Reranker, Retriever
 from ralm.reading.plan import PlanOptions
+from ralm.reading.score import hits_wanted
+from ralm.reading.sources import FromRetriever, PassageSource
 from ralm.retrieval.shared import SharedRetriever
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from ralm.arguments import Arguments, typed
 from ralm.errors import UsageError
 from ralm.harness.options import HarnessOptions
-from ralm.pipeline.options import ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 

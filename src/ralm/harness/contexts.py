@@ -14,13 +14,11 @@ from ralm.asking import ask
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.harness.queries import holds, question_of
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.pipeline.endings import Ending
-from ralm.pipeline.reading import fronts_of
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Tokenizer
-from ralm.reading.beginning import first_tokens, without_first
-from ralm.reading.documents import PassageDocuments
 from ralm.reading.plan import PlanOptions
+from ralm.reading.score import Ending, fronts_of
+from ralm.reading.sources import FromRetriever
+from ralm.reading.tokens import PassageDocuments, first_tokens, without_first
 from ralm.records import Front, IntArray
 
 _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)

@@ -6,11 +6,10 @@ from typing import Any, Final
 import numpy as np
 
 from ralm.errors import UsageError
-from ralm.pipeline.options import GenerationOptions
 from ralm.protocols import Tokenizer
-from ralm.reading.pieces import GeneratedToken
+from ralm.reading.pieces import GeneratedToken, StoppedText
 from ralm.reading.plan import PlanOptions
-from ralm.reading.stop import StoppedText
+from ralm.reading.sampling import GenerationOptions
 from ralm.records import IntArray
 
 MOST_TOKENS: Final = 256

@@ -31,14 +31,14 @@ from ralm.harness.installed import lm_eval_installed
 from ralm.harness.options import HarnessOptions
 from ralm.lm.named import load_language_model
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.endings import Ending, are_greedy, ending_log_probs
-from ralm.pipeline.generation import TokenWriter
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.progress import progress_bar, track
 from ralm.protocols import Reader, WritingModel
+from ralm.reading.generate import TokenWriter
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.score import Ending, are_greedy, ending_log_probs
+from ralm.reading.sources import FromRetriever
 from ralm.records import IntArray, Request
 from ralm.version import __version__
 

@@ -10,7 +10,7 @@ from ralm.lm.api.endpoint import is_api
 from ralm.lm.api.options import ApiOptions
 from ralm.lm.options import ModelOptions
 from ralm.options import Needs, Option, check_options
-from ralm.pipeline.options import ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.options import RetrieverOptions
 

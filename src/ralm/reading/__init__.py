@@ -1,1 +1,93 @@
 """How a model reads passages: plans of strides, documents before the context, and generated text."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from ralm.errors import UsageError
+from ralm.options import Needs, Option, check_options
+from ralm.protocols import LanguageModel, Reader, Reranker
+from ralm.reading.concatenation import Concatenation
+from ralm.reading.ensemble import Ensemble
+from ralm.reading.in_context import InContext
+from ralm.reranking import RerankOptions
+from ralm.reranking.predictive import CrossEncoder
+
+ReaderName = Literal["in-context", "ensemble", "concatenation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingOptions:
+    """How the passages of a row are read: chosen as `reranking` says, and put in front as `reader` says.
+
+    `rerank_lm` names the language model that ranks for zero-shot reranking; None is the reading model. `ensemble` and
+    `concatenation` are the options of these readers. Raises UsageError if a reranker chooses from fewer passages than
+    are read.
+    """
+
+    reranking: Annotated[RerankOptions, Option("How passages are chosen from those that were retrieved.")] = field(
+        default_factory=RerankOptions
+    )
+    rerank_lm: Annotated[
+        str | None,
+        Option(
+            "Model to rank with (zero-shot).",
+            default_said="the reading model",
+            needs=Needs('`rerank="zero-shot"`', lambda reading: reading.reranking.method == "zero-shot"),
+        ),
+    ] = None
+    reader: Annotated[
+        ReaderName,
+        Option(
+            "Read the best passage (in-context), each of several alone and average the predictions (ensemble: "
+            "REPLUG), or several in one context (concatenation)."
+        ),
+    ] = "in-context"
+    ensemble: Annotated[
+        Ensemble,
+        Option(
+            "How an ensemble reads.", needs=Needs('`reader="ensemble"`', lambda reading: reading.reader == "ensemble")
+        ),
+    ] = field(default_factory=Ensemble)
+    concatenation: Annotated[
+        Concatenation,
+        Option(
+            "How several passages are put into one context.",
+            needs=Needs('`reader="concatenation"`', lambda reading: reading.reader == "concatenation"),
+        ),
+    ] = field(default_factory=Concatenation)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        candidates, documents = self.reranking.candidates, self.chosen_reader.hits
+        if self.reranks and candidates < documents:
+            raise UsageError(
+                f"`candidates` {candidates} are fewer than the {documents} passages that are read: raise them, or "
+                "lower `documents`."
+            )
+
+    @property
+    def reranks(self) -> bool:
+        """Whether passages are reranked."""
+        return self.reranking.method != "none"
+
+    @property
+    def chosen_reader(self) -> Reader:
+        """The selected reader."""
+        match self.reader:
+            case "in-context":
+                return InContext()
+            case "ensemble":
+                return self.ensemble
+            case "concatenation":
+                return self.concatenation
+
+    @property
+    def ranks_with(self) -> str | None:
+        """The name of the ranking model, or None if the reading model ranks."""
+        return self.rerank_lm if self.reranking.method == "zero-shot" else None
+
+    def reranker(
+        self, model: LanguageModel | None = None, cross_encoder: CrossEncoder | None = None
+    ) -> Reranker | None:
+        """The reranker, or None if nothing is reranked; see `RerankOptions.reranker`."""
+        return self.reranking.reranker(model, cross_encoder)

@@ -23,11 +23,22 @@ from numpy.typing import NDArray
 
 from ralm.errors import TextError, UsageError
 from ralm.options import Needs, Option, check_options
-from ralm.reading.beginning import BosOption
 from ralm.records import IntArray
 
 Semantics = Literal["paper", "official"]
 Windows = Literal["sliding", "blocked", "rolling"]
+
+Bos = Literal["auto", "always", "never"]
+"""`auto`: the special tokens that the tokenizer puts first by default. `always`: its BOS, even if the tokenizer does
+not add it by default. `never`: none."""
+
+BosOption = Annotated[
+    Bos,
+    Option(
+        "Special tokens that every reading begins with, with passages or without: those that the tokenizer puts first "
+        "by default (auto), its BOS in any case (always), or none (never)."
+    ),
+]
 
 Stride = Annotated[int, Option("Number of tokens between retrievals.")]
 QueryTokens = Annotated[int, Option("Number of last tokens to use as the query.")]

@@ -14,12 +14,30 @@ Works on arrays of what was scored; knows nothing of models, texts or where pass
 Letters of shapes: T targets, K documents of a target.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
-from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Provenance, ScoredTokens
+from ralm.lm.scoring import Scorer
+from ralm.protocols import LanguageModel
+from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
+from ralm.reading.plan import Bos
+from ralm.reading.tokens import first_tokens, without_first
+from ralm.records import (
+    NO_PASSAGE,
+    DoubleArray,
+    FloatArray,
+    IntArray,
+    Passage,
+    Passages,
+    Provenance,
+    Request,
+    ScoredTokens,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +126,153 @@ def _led_by(provenance: Provenance, numbers: NDArray[np.int64]) -> NDArray[np.in
     most_T = provenance.posteriors_TK.argmax(axis=1)
     passages_T = provenance.passages_TK[np.arange(len(most_T)), most_T]
     return np.where(passages_T == NO_PASSAGE, len(numbers), np.searchsorted(numbers, passages_T))
+
+
+TOP_PASSAGES: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TracedText:
+    """T tokens in the order of the text, each with the passages it was read with.
+
+    `before` is the text before the first token; for a generated text, the prompt. `texts` is what each token adds:
+    joined after `before` they are the text. `log_probs_T` (float32) are natural log-probabilities with documents and
+    `baseline_T` (float32) without. `passages` holds, by number, the passages that `provenance` names.
+    """
+
+    before: str
+    texts: Sequence[str]
+    log_probs_T: FloatArray
+    baseline_T: FloatArray
+    provenance: Provenance
+    passages: Mapping[int, Passage]
+
+    def __post_init__(self) -> None:
+        assert len(self.texts) == len(self.log_probs_T) == len(self.baseline_T) == len(self.provenance.passages_TK)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def gain_T(self) -> DoubleArray:
+        """The gain of each token from documents (float64), in nats."""
+        return gains(self.log_probs_T, self.baseline_T)
+
+    @property
+    def gain(self) -> Gain:
+        """The gain of the whole text from documents."""
+        return total_gain(self.provenance, self.gain_T)
+
+    @property
+    def contributions(self) -> list[Contribution]:
+        """What each passage contributed, largest gain first."""
+        return contributions(self.provenance, self.gain_T)
+
+
+def used_passages(provenance: Provenance, passages: Passages) -> dict[int, Passage]:
+    """The passages that were read, by number, in ascending order."""
+    numbers = np.unique(provenance.passages_TK).tolist()
+    return {number: passages[number] for number in numbers if number != NO_PASSAGE}
+
+
+def gain_as_json(traced: TracedText, top: int = TOP_PASSAGES) -> dict[str, JsonValue]:
+    """The gain of a text in nats, in total and per token, and the `top` passages that contributed most."""
+    best = traced.contributions[:top]
+    return {**total_as_json(traced.gain), "passages": [contribution_as_json(row, traced.passages) for row in best]}
+
+
+def total_as_json(gain: Gain) -> dict[str, JsonValue]:
+    """The fields of a gain by name."""
+    fields = asdict(gain)
+    return {"nats": fields.pop("nats"), "per_token": gain.per_token, **fields}
+
+
+def contribution_as_json(row: Contribution, passages: Mapping[int, Passage]) -> dict[str, JsonValue]:
+    """What identifies a passage, and what it contributed."""
+    worth: dict[str, JsonValue] = {"gain": row.gain, "tokens": row.tokens, "helped": row.helped, "hurt": row.hurt}
+    return {**identified(passages[row.passage]), **worth}
+
+
+def token_as_json(
+    token: int, text: str, log_prob: float | None, passages_K: IntArray, posteriors_K: FloatArray
+) -> dict[str, JsonValue]:
+    """A token with its log-probability, its passages, and the share of the probability from each."""
+    return {
+        "token": token,
+        "text": text,
+        "log_prob": log_prob,
+        "passages": [None if number == NO_PASSAGE else number for number in passages_K.tolist()],
+        "posteriors": posteriors_K.tolist(),
+    }
+
+
+def hits_as_json(hits: Iterable[tuple[Passage, float]]) -> list[JsonValue]:
+    """Passages that were found, with their scores."""
+    return [
+        {
+            "passage": passage.number,
+            "score": round(score, 4),
+            "document_id": passage.document_id,
+            "title": passage.title,
+            "text": passage.text,
+            "metadata": dict(passage.metadata),
+        }
+        for passage, score in hits
+    ]
+
+
+def identified(passage: Passage) -> dict[str, JsonValue]:
+    """A passage's number, document, title and metadata."""
+    return {
+        "passage": passage.number,
+        "document_id": passage.document_id,
+        "title": passage.title,
+        "metadata": dict(passage.metadata),
+    }
+
+
+def traced_generation(
+    prompt: str,
+    pieces: Sequence[GeneratedText],
+    model: LanguageModel,
+    passages: Passages = (),
+    max_length: int | None = None,
+    bos: Bos = "auto",
+) -> TracedText:
+    """A prompt and its generated text, each token with its gain over reading without passages.
+
+    Without passages the text is read as in generation: it begins with the special tokens that `bos` selects, and its
+    oldest tokens are dropped until it and the next token fit into `max_length` (None: the model's own). Text that a
+    stop string cut off is left out.
+    """
+    tokens = [token for piece in pieces for token in piece.tokens]
+    provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
+    before, texts = texts_of_tokens(pieces)
+    return TracedText(
+        before=prompt + before,
+        texts=texts,
+        log_probs_T=np.array([token.log_prob for token in tokens], dtype=np.float32),
+        baseline_T=without_passages(model.tokenizer.encode(prompt), tokens, model, max_length, bos),
+        provenance=provenance,
+        passages=used_passages(provenance, passages),
+    )
+
+
+def without_passages(
+    prompt: IntArray,
+    tokens: Sequence[GeneratedToken],
+    model: LanguageModel,
+    max_length: int | None = None,
+    bos: Bos = "auto",
+) -> FloatArray:
+    """The log-probability (float32, T) of each generated token given the prompt (int64) and the text before it, read as
+    `traced_generation` says; the engine reads them in one pass."""
+    max_length = max_length or model.max_length
+    first = first_tokens(model.tokenizer, bos)
+    begin = without_first(prompt, first)
+    text = np.concatenate([begin, np.array([token.token for token in tokens], dtype=np.int64)])
+    requests = [
+        Request(first, text[max(0, len(first) + place + 1 - max_length) : place], text[place : place + 1])
+        for place in range(len(begin), len(text))
+    ]
+    return np.concatenate([np.zeros(0, dtype=np.float32), *Scorer.of(model).log_probs(requests)])

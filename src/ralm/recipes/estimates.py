@@ -20,7 +20,7 @@ from ralm.recipes.place import Place
 from ralm.recipes.resources import Resource
 from ralm.recipes.standing_in import MODEL
 from ralm.recipes.steps import Step
-from ralm.reranking.options import RerankOptions
+from ralm.reranking import RerankOptions
 from ralm.training.options import REPLUG, RetrieverTrainingOptions, TrainingOptions
 from ralm.training.signal_options import REPLUG_EXAMPLES, CandidateOptions, ExampleOptions
 

@@ -12,10 +12,10 @@ from typing import Literal, TypeAlias
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
 from ralm.corpus.splitting import Splitting
 from ralm.options import flags_of
-from ralm.pipeline.options import ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.resources import Resource
-from ralm.reranking.options import RerankOptions
+from ralm.reranking import RerankOptions
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.options import RetrieverOptions
 from ralm.training.options import REPLUG, RerankerOptions, RetrieverTrainingOptions, TrainingOptions

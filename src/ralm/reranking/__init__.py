@@ -1,1 +1,100 @@
 """Rerankers, which choose among hits."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ralm.errors import UsageError
+from ralm.options import Needs, Option, check_options, seed_option
+from ralm.protocols import LanguageModel, Reranker
+from ralm.reranking.oracle import Oracle
+from ralm.reranking.predictive import CrossEncoder, Predictive, load_cross_encoder
+from ralm.reranking.random import RandomChoice
+from ralm.reranking.zero_shot import ZeroShot
+
+Method = Literal["none", "zero-shot", "predictive", "oracle", "random"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankOptions:
+    """Which reranker to use: `ZeroShot`, `Predictive`, `Oracle` or `RandomChoice` among `candidates` passages, or none.
+
+    `cross_encoder` is the hub name or folder of the cross-encoder of `predictive`. `tokens` is how many tokens of the
+    prefix `zero-shot` ranks by, 16 if None, and how many `predictive` reads, if None as many as its cross-encoder was
+    trained with. `seed` is that of `random`. Raises UsageError if a value is out of range, or if `predictive` has no
+    cross-encoder.
+    """
+
+    method: Annotated[
+        Method,
+        Option(
+            "Choose among candidates: by a language model, a cross-encoder, the targets, or at random.", flag="rerank"
+        ),
+    ] = "none"
+    cross_encoder: Annotated[
+        str | None,
+        Option(
+            "Cross-encoder to choose with (predictive): a folder that `ralm train reranker` made, or any hub name.",
+            flag="reranker",
+            needs=Needs('`method="predictive"`', lambda reranking: reranking.method == "predictive"),
+        ),
+    ] = None
+    candidates: Annotated[
+        int,
+        Option(
+            "Passages to choose from.",
+            needs=Needs(
+                '`method="zero-shot"`, `"predictive"`, `"oracle"` or `"random"`',
+                lambda reranking: reranking.method != "none",
+            ),
+        ),
+    ] = 16
+    tokens: Annotated[
+        int | None,
+        Option(
+            "Number of last tokens of the prefix to rank by (zero-shot, predictive).",
+            flag="rerank-tokens",
+            default_said=f"zero-shot: {ZeroShot().tokens}; predictive: as the cross-encoder was trained",
+            needs=Needs(
+                '`method="zero-shot"` or `"predictive"`',
+                lambda reranking: reranking.method in ("zero-shot", "predictive"),
+            ),
+        ),
+    ] = None
+    seed: Annotated[
+        int,
+        seed_option(Needs('`method="random"`', lambda reranking: reranking.method == "random")),
+    ] = 0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.method == "predictive" and self.cross_encoder is None:
+            raise UsageError(
+                '`method="predictive"` needs a `cross_encoder`: a folder that `ralm train reranker` made, or a hub '
+                "name."
+            )
+
+    def reranker(
+        self, model: LanguageModel | None = None, cross_encoder: CrossEncoder | None = None
+    ) -> Reranker | None:
+        """The reranker, or None to keep the retriever's order.
+
+        `model` ranks for `zero-shot`, by default the reading model. `cross_encoder` is that of `predictive` if it is
+        loaded already; otherwise this loads it, and raises what `load_cross_encoder` raises.
+        """
+        match self.method:
+            case "none":
+                return None
+            case "zero-shot":
+                tokens = ZeroShot().tokens if self.tokens is None else self.tokens
+                return ZeroShot(candidates=self.candidates, tokens=tokens, model=model)
+            case "predictive":
+                return Predictive(cross_encoder=cross_encoder or self.load(), candidates=self.candidates)
+            case "oracle":
+                return Oracle(candidates=self.candidates)
+            case "random":
+                return RandomChoice(candidates=self.candidates, seed=self.seed)
+
+    def load(self) -> CrossEncoder:
+        """The cross-encoder of `predictive`; raises what `load_cross_encoder` raises."""
+        assert self.cross_encoder is not None, "checked when the record was made"
+        return load_cross_encoder(self.cross_encoder, self.tokens)

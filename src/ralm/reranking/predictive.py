@@ -1,18 +1,138 @@
-"""Choosing the passages that a cross-encoder scores highest, after reading the end of the prefix and the passage.
+"""Scores of pairs of texts by a cross-encoder; each distinct pair is scored once.
 
-Trained on a language model's likelihoods (`ralm train reranker`), this is the predictive reranker of In-Context RALM,
-section 6.2; any other cross-encoder serves too. Knows rows and hits; knows nothing of how a score is made.
+Knows pairs and scores; knows nothing of rows, hits or torch. Letters of shapes: P pairs.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final, Protocol, Self, TypeAlias
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.bounds import check_count
+from ralm.errors import RerankerError
+from ralm.extras import extra
+from ralm.lm.journal import Journal
+from ralm.progress import progress_bar
 from ralm.protocols import Rows
 from ralm.records import FloatArray, Hits, Passages
-from ralm.reranking.pairs import CrossEncoder, PairScorer
+
+Pair: TypeAlias = tuple[str, str]
+"""The end of a prefix and the contents of a passage."""
+
+_KEY_BYTES: Final = 16
+_PAIRS_A_CALL: Final = 1024
+
+
+class CrossEncoder(Protocol):
+    """A model that reads a prefix and a passage together and gives a score."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Everything that decides the scores."""
+
+    def end(self, prefix: str) -> str:
+        """The end of a prefix that it reads."""
+
+    def scores(self, pairs: Sequence[Pair]) -> FloatArray:
+        """The scores (float32, P) of pairs of such an end and a passage; a better passage has a higher score."""
+
+
+class PairScorer:
+    """A cross-encoder that remembers what it has scored; with a journal, so does a later process."""
+
+    def __init__(self, cross_encoder: CrossEncoder, journal: Journal | None = None) -> None:
+        self.cross_encoder = cross_encoder
+        self._known: Journal | _Memory = _Memory() if journal is None else journal
+
+    @classmethod
+    def of(cls, cross_encoder: "CrossEncoder | PairScorer") -> "PairScorer":
+        """The cross-encoder itself if it remembers already, else one that does."""
+        return cross_encoder if isinstance(cross_encoder, PairScorer) else cls(cross_encoder)
+
+    def keeping(self, journal: Journal) -> Self:
+        """The same cross-encoder, which remembers in a journal."""
+        return type(self)(self.cross_encoder, journal)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Everything that decides the scores."""
+        return self.cross_encoder.config
+
+    @property
+    def rank_weight(self) -> float:
+        """How much a hit's rank counts beside its score; 0 if the cross-encoder does not say."""
+        return float(getattr(self.cross_encoder, "rank_weight", 0.0))
+
+    def end(self, prefix: str) -> str:
+        """The end of a prefix that is read."""
+        return self.cross_encoder.end(prefix)
+
+    def scores(self, pairs: Sequence[Pair]) -> FloatArray:
+        """The scores (float32, P) of pairs.
+
+        Pairs are scored in groups that depend on the pairs alone, so that a run that was killed between two groups
+        goes on with the very scores that it would have had.
+        """
+        keys = [_key(pair) for pair in pairs]
+        distinct = dict(zip(keys, pairs, strict=True))
+        order = list(distinct)
+        with progress_bar("Reranking", len(order), shown=len(order) > _PAIRS_A_CALL) as advance:
+            for begin in range(0, len(order), _PAIRS_A_CALL):
+                group = order[begin : begin + _PAIRS_A_CALL]
+                new = [key for key in group if self._known.get(key) is None]
+                if new:
+                    scores = self._asked([distinct[key] for key in new])
+                    self._known.add((key, scores[place : place + 1]) for place, key in enumerate(new))
+                advance(len(group))
+        return np.array([self._known_score(key) for key in keys], dtype=np.float32)
+
+    def _asked(self, pairs: Sequence[Pair]) -> FloatArray:
+        """The scores that the cross-encoder gives, checked before they are kept."""
+        scores = np.asarray(self.cross_encoder.scores(pairs))
+        name = type(self.cross_encoder).__name__
+        if scores.shape != (len(pairs),) or scores.dtype.kind not in "fiu":
+            raise RerankerError(
+                f"the cross-encoder {name} gives scores of shape {scores.shape} and type {scores.dtype} for "
+                f"{len(pairs):,} pairs; it should give one number for each."
+            )
+        scores = scores.astype(np.float32)
+        if not np.isfinite(scores).all():
+            end, passage = pairs[int(np.flatnonzero(~np.isfinite(scores))[0])]
+            raise RerankerError(
+                f"the cross-encoder {name} gives a score that is not finite for the passage {passage[:40]!r} behind "
+                f"{end[-40:]!r}; its weights are damaged or overflow in their number format."
+            )
+        return scores
+
+    def _known_score(self, key: bytes) -> float:
+        score = self._known.get(key)
+        assert score is not None, "it was scored above"
+        return float(score[0])
+
+
+class _Memory:
+    """Scores of pairs by their keys, in memory."""
+
+    def __init__(self) -> None:
+        self._scores: dict[bytes, FloatArray] = {}
+
+    def get(self, key: bytes) -> FloatArray | None:
+        return self._scores.get(key)
+
+    def add(self, scored: Iterable[tuple[bytes, FloatArray]]) -> None:
+        self._scores.update((key, score.copy()) for key, score in scored)
+
+
+def _key(pair: Pair) -> bytes:
+    """A hash of both texts."""
+    end, passage = (text.encode("utf-8", "surrogatepass") for text in pair)
+    digest = blake2b(len(end).to_bytes(8, "little"), digest_size=_KEY_BYTES)
+    digest.update(end)
+    digest.update(passage)
+    return digest.digest()
 
 
 def rank_prior(weight: float, count: int) -> FloatArray:
@@ -61,3 +181,16 @@ class Predictive:
             best = np.argsort(-given, kind="stable")[:k]
             chosen.append((np.array([number for number, _ in own], dtype=np.int64)[best], given[best]))
         return Hits.of_rows(chosen)
+
+
+def load_cross_encoder(name: str, tokens: int | None = None, *, device: str = "auto") -> CrossEncoder:
+    """A cross-encoder by hub name or folder: one that `ralm train reranker` made, or any other of
+    sentence-transformers.
+
+    `tokens`: how many of its tokens at the end of a prefix it reads; None is what it was trained with, 64 if it does
+    not say. `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). Raises MissingExtraError if the extra `dense`
+    is not installed, ModelError if there is no such cross-encoder, UsageError if `tokens` leave no room for a passage.
+    """
+    with extra("dense", "cross-encoders need", ("sentence_transformers", "torch", "transformers")):
+        from ralm.reranking.cross_encoder import load_pair_model
+    return load_pair_model(name, tokens, device=device)

@@ -11,8 +11,7 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.evaluation.traces import TracedText, contribution_as_json, total_as_json
-from ralm.reading.provenance import Contribution
+from ralm.reading.provenance import Contribution, TracedText, contribution_as_json, total_as_json
 from ralm.records import NO_PASSAGE, FloatArray
 from ralm.runs.run import Run
 from ralm.runs.settings import number_of, part_of, settings_of

@@ -27,13 +27,13 @@ from ralm.asking import config_of
 from ralm.controls import path_text, printable_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation
-from ralm.evaluation.traces import TracedText
 from ralm.folders.manifest import opened_at_once, read_manifest, write_manifest
 from ralm.folders.outputs import new_folder
-from ralm.pipeline.sources import PassageSource
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
+from ralm.reading.provenance import TracedText
+from ralm.reading.sources import PassageSource
 from ralm.runs.tables import TokensOfRun, passage_table, token_table, tokens_of_run, traced_text
 
 FORMAT_VERSION: Final = 1

@@ -18,13 +18,12 @@ from ralm.folders.outputs import check_output
 from ralm.lm.journal import Journal
 from ralm.lm.pieces import chunks_of
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.sources import PassageSource
-from ralm.pipeline.texts import read_beginning
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.plan import PlanOptions
-from ralm.reranking.likelihood import ZeroShot
-from ralm.reranking.pairs import PairScorer
-from ralm.reranking.predictive import Predictive
+from ralm.reading.sources import PassageSource
+from ralm.reading.tokens import read_beginning
+from ralm.reranking.predictive import PairScorer, Predictive
+from ralm.reranking.zero_shot import ZeroShot
 from ralm.runs import run, sweep_folder
 from ralm.runs.run import evaluation_config, write_run
 from ralm.runs.sweep_folder import write_sweep

@@ -14,8 +14,7 @@ import pyarrow as pa
 from ralm.corpus.metadata import from_json, to_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation, Reading
-from ralm.evaluation.traces import TracedText, used_passages
-from ralm.reading.provenance import contributions, gains, provenance_of
+from ralm.reading.provenance import TracedText, contributions, gains, provenance_of, used_passages
 from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passage, Passages, Provenance, ScoredTokens
 
 _BEFORE: Final = b"text_before"

@@ -38,7 +38,7 @@ class Chat:
     what the model reads).
 
     With `measured`, the answers are scored without passages too, so that they cite what gave something. `likeliest` is
-    how many likely tokens are listed for each token. `sampling` holds the options of `ralm.pipeline.options.Sampling`
+    how many likely tokens are listed for each token. `sampling` holds the options of `ralm.reading.Sampling`
     and `stop`.
     """
 

@@ -9,12 +9,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ralm.evaluation.generated import without_passages
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.pieces import GeneratedToken
-from ralm.reading.provenance import gains
+from ralm.reading.provenance import gains, without_passages
+from ralm.reading.sources import FromRetriever
 from ralm.records import DoubleArray, Passages
 from ralm.serving.errors import RequestError
 from ralm.serving.models import Watched
@@ -52,7 +51,7 @@ class Completion:
 
     `echo` gives the tokens of the prompts too, scored if `scored`. `likeliest` is how many likely tokens are listed for
     each token. `query` replaces the text as the query. With `gain`, every token has its gain over reading without
-    passages. `sampling` holds the options of `ralm.pipeline.options.Sampling` and `stop`.
+    passages. `sampling` holds the options of `ralm.reading.Sampling` and `stop`.
     """
 
     prompts: Sequence[str | Sequence[int]]

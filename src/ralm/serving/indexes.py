@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from ralm.errors import RalmError, UsageError
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.options import ReadingOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import LanguageModel, Reranker, Retriever, Rows
+from ralm.reading import ReadingOptions
+from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, Passages
-from ralm.reranking.options import RerankOptions
-from ralm.reranking.pairs import CrossEncoder
+from ralm.reranking import RerankOptions
+from ralm.reranking.predictive import CrossEncoder
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.options import RetrieverOptions
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Tokenizer, WritingModel
-from ralm.reading.beginning import first_tokens
+from ralm.reading.tokens import first_tokens
 from ralm.records import IntArray
 from ralm.serving.errors import RequestError
 from ralm.serving.options import Limits, Settings

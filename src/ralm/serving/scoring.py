@@ -17,15 +17,15 @@ from ralm.errors import ModelError
 from ralm.evaluation.perplexity import check_plan
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.pipeline.reading import hits_wanted, read, rows_and_fronts
-from ralm.pipeline.sources import FromRetriever
-from ralm.pipeline.texts import PreparedText, prepare_text
 from ralm.protocols import LanguageModel, Reader, Reranker, WritingModel
 from ralm.reading.ensemble import mixture, posterior
 from ralm.reading.in_context import InContext, rows_with_targets
 from ralm.reading.pieces import GeneratedToken, Pieces
 from ralm.reading.plan import PlanOptions, make_plan
 from ralm.reading.provenance import provenance_of
+from ralm.reading.score import hits_wanted, read, rows_and_fronts
+from ralm.reading.sources import FromRetriever
+from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Pass, Passages, Request, ScoredTokens
 from ralm.serving.errors import RequestError
 from ralm.serving.prompts import ServedPrompt

@@ -11,9 +11,10 @@ from ralm.arguments import Arguments
 from ralm.asking import check_length
 from ralm.errors import UsageError
 from ralm.options import Declared
-from ralm.pipeline.options import GenerationOptions, ReadingOptions
 from ralm.protocols import WritingModel
+from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
+from ralm.reading.sampling import GenerationOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.options import RetrieverOptions
 from ralm.serving.options import CHOICES, Limits, ServeOptions, Settings

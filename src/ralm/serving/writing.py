@@ -11,13 +11,11 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from ralm.bounds import MOST_SEEDS
-from ralm.pipeline.decoding import pieces_of
-from ralm.pipeline.generation import TokenWriter
-from ralm.pipeline.options import GenerationOptions
-from ralm.pipeline.sources import FromRetriever
 from ralm.protocols import Reader, Reranker, Tokenizer, WritingModel
-from ralm.reading.pieces import GeneratedText, GeneratedToken
-from ralm.reading.stop import StoppedText
+from ralm.reading.generate import TokenWriter, pieces_of
+from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import FromRetriever
 from ralm.records import IntArray
 
 Reason: TypeAlias = Literal["stop", "length"]

@@ -15,10 +15,8 @@ from pydantic import JsonValue
 
 from ralm.progress import track
 from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passages
-from ralm.reranking.cross_encoder import PairModel
-from ralm.reranking.pairs import Pair
-from ralm.reranking.predictive import rank_prior
-from ralm.reranking.prefix_likelihood import Likelihood
+from ralm.reranking.cross_encoder import Likelihood, PairModel
+from ralm.reranking.predictive import Pair, rank_prior
 from ralm.training.harness import Student, evenly
 from ralm.training.losses import marginal_loss
 from ralm.training.options import RerankerOptions

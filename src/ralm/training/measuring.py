@@ -13,8 +13,7 @@ from ralm.corpus.decontamination import NGRAM, run_hash, words_of
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever, Tokenizer
-from ralm.reading.beginning import first_tokens
-from ralm.reading.documents import PassageDocuments
+from ralm.reading.tokens import PassageDocuments, first_tokens
 from ralm.records import NO_PASSAGE, FloatArray, Hits, Passage, Passages, Request
 from ralm.training.examples import Example
 from ralm.training.signal_options import CandidateOptions

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from ralm.records import FloatArray, IntArray
+from ralm.reranking.cross_encoder import Likelihood
 from ralm.reranking.predictive import rank_prior
-from ralm.reranking.prefix_likelihood import Likelihood
 from ralm.training.losses import marginal_loss
 from ralm.training.signals import Signals
 

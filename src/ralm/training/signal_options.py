@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options, seed_option
-from ralm.reading.beginning import BosOption
+from ralm.reading.plan import BosOption
 
 _ALWAYS: Final = Needs("training text", lambda _options: True)
 

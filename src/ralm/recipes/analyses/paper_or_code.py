@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from ralm.answering.options import AnswerOptions, ChoiceOptions, Scoring
-from ralm.pipeline.options import ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions

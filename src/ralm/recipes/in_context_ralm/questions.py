@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from ralm.pipeline.options import ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.reading.concatenation import Concatenation
 from ralm.recipes.measures import Answered, OnCurve
 from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale

@@ -7,13 +7,13 @@ all readings of a text.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ralm.pipeline.options import ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.measures import Per, Perplexity
 from ralm.recipes.recipe import Scale
 from ralm.recipes.resources import GPT2, ROBERTA, WIKIPEDIA, WIKITEXT_TITLES, WIKITEXT_TRAIN, Resource
 from ralm.recipes.steps import Step, evaluate, index, retrieve, signals, train_reranker
-from ralm.reranking.options import Method, RerankOptions
+from ralm.reranking import Method, RerankOptions
 from ralm.training.options import RerankerOptions, TrainingOptions
 from ralm.training.signal_options import CandidateOptions, ExampleOptions
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from ralm.pipeline.options import ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.recipes.measures import Answered, Chosen
 from ralm.recipes.recipe import Cell, Order, Recipe, Scale

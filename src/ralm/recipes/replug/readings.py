@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ralm.corpus.splitting import Splitting
-from ralm.pipeline.options import ReadingOptions
+from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.measures import Per, Perplexity

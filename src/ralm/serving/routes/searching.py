@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue
 from starlette.responses import Response
 
 from ralm.asking import ask
-from ralm.evaluation.traces import hits_as_json
+from ralm.reading.provenance import hits_as_json
 from ralm.serving.errors import RequestError
 from ralm.serving.prompts import check_text, read_prompt
 from ralm.serving.routes.answering import Served, as_bytes, whole

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from ralm.bounds import MOST_SEEDS
 from ralm.errors import UsageError
-from ralm.pipeline.options import Sampling
+from ralm.reading.sampling import Sampling
 from ralm.serving.completion import Completion
 from ralm.serving.errors import RequestError
 from ralm.serving.options import Limits

@@ -10,9 +10,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.evaluation.traces import TracedText, identified, token_as_json, total_as_json
 from ralm.reading.pieces import GeneratedToken
-from ralm.reading.provenance import contributions, total_gain
+from ralm.reading.provenance import TracedText, contributions, identified, token_as_json, total_as_json, total_gain
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Passages, Provenance
 from ralm.serving.names import NamesByToken
 from ralm.serving.scoring import ScoredToken

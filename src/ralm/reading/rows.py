@@ -4,19 +4,21 @@ Knows a plan and how its readings begin; knows nothing of how candidates are com
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
+from ralm.bounds import MOST
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
-from ralm.pipeline.ranked_text import RankedText
-from ralm.pipeline.sources import stride_queries
-from ralm.pipeline.texts import PreparedText
+from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Tokenizer
-from ralm.reading.documents import PassageDocuments
 from ralm.reading.in_context import rows_with_targets, stride_request
+from ralm.reading.sampling import GenerationOptions
+from ralm.reading.sources import stride_queries
+from ralm.reading.tokens import PassageDocuments, PreparedText, first_tokens
 from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Passages, Request
 
 _NEEDS_A_MODEL: Final = "this reranker ranks with a language model, and here is none: choose another one."
@@ -158,3 +160,134 @@ def check_rank_tokens(document_tokens: int, rank_tokens: int, advance: int, max_
             f"`document_tokens` {document_tokens} and `RerankOptions.tokens` {rank_tokens} do not fit together into "
             f"{max_length} tokens{beside}: lower one of them."
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankedText:
+    """A text in a ranking model's tokens (int64, N), with the character at which each ends (int64, N).
+
+    The model reads at most `max_length` tokens; the beginning of its window advances `advance` tokens at a time.
+    """
+
+    tokens: IntArray
+    ends_N: IntArray
+    max_length: int
+    advance: int
+
+    @classmethod
+    def of(cls, text: str, tokenizer: Tokenizer, max_length: int, advance: int) -> Self:
+        """Tokenise a text."""
+        tokens, spans_N2 = full_tokenizer(tokenizer).encode_with_spans(text)
+        return cls(tokens, np.maximum.accumulate(spans_N2[:, 1]), max_length, advance)
+
+    def tokens_within(self, characters: int) -> int:
+        """How many tokens lie completely within the first `characters` characters."""
+        return int(np.searchsorted(self.ends_N, characters, side="right"))
+
+    def request(self, end: int, document: IntArray, rank_tokens: int) -> Request | None:
+        """Score the last `rank_tokens` of the first `end` tokens behind a document; None if there is nothing to score.
+
+        The first token of the text is never a target: without a document there is nothing before it.
+        """
+        if end < 2:
+            return None
+        block_end = -(-end // self.advance) * self.advance
+        begin = max(end - rank_tokens, 1)
+        context_begin = max(0, block_end + len(document) - self.max_length)
+        return Request(document=document, context=self.tokens[context_begin:begin], targets=self.tokens[begin:end])
+
+
+class PromptState:
+    """A growing text, the query that replaces it for the retriever (or None), and its current fronts.
+
+    The fronts stay as they are until `fronts_end` tokens are written.
+    """
+
+    def __init__(self, text: IntArray, query: str | None, fronts: Sequence[Front]) -> None:
+        self.text = text
+        self.query = query
+        self.fronts = fronts
+        self.fronts_end = MOST
+        self.written = 0
+
+    def append(self, token: int) -> None:
+        """Append a generated token."""
+        self.text = np.append(self.text, token)
+        self.written += 1
+
+
+class PromptRows:
+    """Some prompts at the beginning of a stride."""
+
+    def __init__(
+        self,
+        prompts: Sequence[PromptState],
+        queries: Sequence[str],
+        model: LanguageModel,
+        documents: PassageDocuments,
+        passages: Passages,
+        options: GenerationOptions,
+    ) -> None:
+        self.queries = queries
+        self._prompts = prompts
+        self._model = model
+        self._documents = documents
+        self._passages = passages
+        self._options = options
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    @property
+    def strides(self) -> IntArray:
+        """The stride of each prompt, from 0: how many times passages were chosen for it before."""
+        return np.array([prompt.written // self._options.stride for prompt in self._prompts], dtype=np.int64)
+
+    def prefix(self, row: int) -> str:
+        """The text of a prompt so far."""
+        return self._model.tokenizer.decode(self._prompts[row].text)
+
+    def prefix_log_probs(
+        self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel | None = None
+    ) -> list[FloatArray]:
+        """The log-probabilities of the end of each text after a passage."""
+        if model is not None:
+            return self._by_another(candidates, tokens, model)
+        length = self._length(self._model, tokens)
+        return scored(
+            Scorer(self._model, progress=False),
+            [self._request(row, number, tokens, length) for row, number in candidates],
+        )
+
+    def target_log_probs(self, candidates: Sequence[tuple[int, int]]) -> list[FloatArray]:  # noqa: ARG002
+        """Raises UsageError: the targets are not generated yet."""
+        raise UsageError(
+            "this reranker looks at the text to be predicted, which generation does not have: choose another one."
+        )
+
+    def _request(self, row: int, number: int, tokens: int, length: int) -> Request | None:
+        """The request for a text after a passage; None for a text of one token, which has no token before its
+        target."""
+        text, document = self._prompts[row].text, self._documents[number]
+        begin = max(len(text) - tokens, 1)
+        if begin >= len(text):
+            return None
+        context_begin = max(0, len(document) + len(text) - length)
+        return Request(document=document, context=text[context_begin:begin], targets=text[begin:])
+
+    def _by_another(self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel) -> list[FloatArray]:
+        """The same by another model, with its own tokenizer."""
+        first = first_tokens(model.tokenizer, self._options.bos)
+        documents = PassageDocuments(self._passages, model.tokenizer, self._options.document_tokens, first)
+        length = self._length(model, tokens)
+        texts = {row: RankedText.of(self.prefix(row), model.tokenizer, length, 1) for row, _ in candidates}
+        return scored(
+            Scorer(model, progress=False),
+            [texts[row].request(len(texts[row].tokens), documents[number], tokens) for row, number in candidates],
+        )
+
+    def _length(self, model: LanguageModel, tokens: int) -> int:
+        """The most tokens that a ranking model reads; UsageError if a document and `tokens` tokens do not fit."""
+        length = min(self._options.max_length or model.max_length, model.max_length)
+        check_rank_tokens(self._options.document_tokens, tokens, 0, length)
+        return length

@@ -1,8 +1,4 @@
-"""Choosing the passages that make some tokens likeliest under a language model.
-
-Zero-shot reranking uses the end of the prefix, the oracle the targets themselves. Knows rows and hits; knows nothing of
-plans, prompts or how a model scores.
-"""
+"""The oracle (In-Context RALM, Eq. 5): the passage that makes the targets likeliest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,39 +8,8 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.bounds import check_count
-from ralm.protocols import LanguageModel, Rows
+from ralm.protocols import Rows
 from ralm.records import FloatArray, Hits, Passages
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZeroShot:
-    """Chooses the passage that makes the last `tokens` tokens of the prefix likeliest under a language model.
-
-    In-Context RALM, section 6.1, with its 16 tokens and 16 `candidates`. `model` ranks; by default the reading model
-    does. Raises UsageError if a number is below 1.
-    """
-
-    candidates: int = 16
-    tokens: int = 16
-    model: LanguageModel | None = None
-
-    def __post_init__(self) -> None:
-        check_count("candidates", self.candidates)
-        check_count("tokens", self.tokens)
-
-    @property
-    def config(self) -> dict[str, JsonValue]:
-        """The options, and the configuration of the ranking model; None if the reading model ranks."""
-        model = None if self.model is None else dict(self.model.config)
-        return {"reranker": "zero-shot", "candidates": self.candidates, "tokens": self.tokens, "model": model}
-
-    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
-        """The k best of each row's hits; their scores are total log-probabilities of the end of the prefix.
-
-        Raises UsageError if a passage and the tokens do not fit into the ranking model.
-        """
-        contested = _contested(hits)
-        return _likeliest(hits, contested, rows.prefix_log_probs(contested, self.tokens, self.model), k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +37,17 @@ class Oracle:
 
         Raises UsageError during generation, when the targets are not known.
         """
-        contested = _contested(hits)
-        return _likeliest(hits, contested, rows.target_log_probs(contested), k)
+        candidates = contested(hits)
+        return likeliest_hits(hits, candidates, rows.target_log_probs(candidates), k)
 
 
-def _contested(hits: Hits) -> list[tuple[int, int]]:
+def contested(hits: Hits) -> list[tuple[int, int]]:
     """The (row, passage) of every hit of the rows that have more than one."""
     of_rows = [(row, hits.of(row)) for row in range(len(hits))]
     return [(row, number) for row, found in of_rows if len(found) > 1 for number, _ in found]
 
 
-def _likeliest(hits: Hits, contested: Sequence[tuple[int, int]], log_probs: Sequence[FloatArray], k: int) -> Hits:
+def likeliest_hits(hits: Hits, contested: Sequence[tuple[int, int]], log_probs: Sequence[FloatArray], k: int) -> Hits:
     """The k best hits of each row by total log-probability (summed in float64); of equal ones the first."""
     totals: dict[int, list[float]] = {}
     for (row, _), scored in zip(contested, log_probs, strict=True):

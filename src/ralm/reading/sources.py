@@ -12,8 +12,8 @@ from pydantic import JsonValue
 from ralm.asking import ask, config_of
 from ralm.controls import path_text
 from ralm.errors import RetrievalFileError, UsageError
-from ralm.pipeline.texts import PreparedText
 from ralm.protocols import Retriever, Tokenizer
+from ralm.reading.tokens import PreparedText
 from ralm.records import NO_PASSAGE, Hits, Passages
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.opening import open_retriever

@@ -1,0 +1,41 @@
+"""Zero-shot reranking (In-Context RALM, Eq. 6): the passage that makes the end of the prefix likeliest."""
+
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from ralm.bounds import check_count
+from ralm.protocols import LanguageModel, Rows
+from ralm.records import Hits, Passages
+from ralm.reranking.oracle import contested, likeliest_hits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroShot:
+    """Chooses the passage that makes the last `tokens` tokens of the prefix likeliest under a language model.
+
+    In-Context RALM, section 6.1, with its 16 tokens and 16 `candidates`. `model` ranks; by default the reading model
+    does. Raises UsageError if a number is below 1.
+    """
+
+    candidates: int = 16
+    tokens: int = 16
+    model: LanguageModel | None = None
+
+    def __post_init__(self) -> None:
+        check_count("candidates", self.candidates)
+        check_count("tokens", self.tokens)
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """The options, and the configuration of the ranking model; None if the reading model ranks."""
+        model = None if self.model is None else dict(self.model.config)
+        return {"reranker": "zero-shot", "candidates": self.candidates, "tokens": self.tokens, "model": model}
+
+    def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:  # noqa: ARG002
+        """The k best of each row's hits; their scores are total log-probabilities of the end of the prefix.
+
+        Raises UsageError if a passage and the tokens do not fit into the ranking model.
+        """
+        candidates = contested(hits)
+        return likeliest_hits(hits, candidates, rows.prefix_log_probs(candidates, self.tokens, self.model), k)
