@@ -40,10 +40,10 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.lm.named import load_language_model, model_folder
-from ralm.progress import no_progress
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble, mixture
 from ralm.records import FloatArray, Hits, IntArray, Passage, Passages
+from ralm.terminal import no_progress
 
 DATA: Final = Path(__file__).parents[2] / "shared" / "data" / "nq_oracle"
 SHOTS, WORDS, FIRST = 16, 12, 100

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.progress import Advance
 from ralm.protocols import Tier
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, NextTokens, Pass, Passage, SpecialTokens
+from ralm.terminal import Advance
 
 
 class WordTokenizer:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ralm.controls import one_line, printable_json, visible
+from ralm.terminal import one_line, printable_json, visible
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from ralm.errors import (
     StorageError,
     UsageError,
 )
-from ralm.folders import manifest, outputs
-from ralm.folders.exchange import exchange
-from ralm.folders.manifest import read_manifest, write_manifest
-from ralm.folders.outputs import MANIFEST, check_output, check_output_file, new_folder, replaced_file
-from ralm.folders.work import UNFINISHED, at_work
+from ralm.storage import manifest, outputs
+from ralm.storage.atomic import exchange
+from ralm.storage.manifest import read_manifest, write_manifest
+from ralm.storage.outputs import MANIFEST, check_output, check_output_file, new_folder, replaced_file
+from ralm.storage.work import UNFINISHED, at_work
 
 
 def write(path: Path, content: str = "some content", *, force: bool = False, format_version: int = 1) -> None:

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from ralm.folders.manifest import read_manifest
-from ralm.folders.outputs import MANIFEST
 from ralm.records import Passage
 from ralm.retrieval.building import build_index
 from ralm.retrieval.dense.loading import load_encoder
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.index import open_index
+from ralm.storage.manifest import read_manifest
+from ralm.storage.outputs import MANIFEST
 from tests.campaign import sampled
 from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT
 from tests.killed import Killed

@@ -4,18 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from ralm import progress
+from ralm import terminal
 
 
 def test_short_work_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(progress.track(range(3), "Counting", 3)) == [0, 1, 2]
+    assert list(terminal.track(range(3), "Counting", 3)) == [0, 1, 2]
     assert capsys.readouterr().err == ""
 
 
 def test_long_work_says_how_far_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 10.0, 31.0, 40.0, 62.0])
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    with progress.progress_bar("Scoring", total=3100) as advance:
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    with terminal.progress_bar("Scoring", total=3100) as advance:
         for _ in range(4):
             advance(310)
     assert capsys.readouterr().err.splitlines() == [
@@ -26,8 +26,8 @@ def test_long_work_says_how_far_it_is(capsys: pytest.CaptureFixture[str], monkey
 
 def test_work_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 30.0])
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    with progress.progress_bar("Indexing passages") as advance:
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    with terminal.progress_bar("Indexing passages") as advance:
         advance(60_000)
     assert capsys.readouterr().err == "ralm: Indexing passages: 60,000, 2,000 a second\n"
 
@@ -37,6 +37,6 @@ def test_the_environment_turns_it_off(
     value: str, lines: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RALM_PROGRESS", value)
-    monkeypatch.setattr(progress, "SECONDS_A_LINE", 0.0)
-    assert list(progress.track(range(1), "Counting")) == [0]
+    monkeypatch.setattr(terminal, "SECONDS_A_LINE", 0.0)
+    assert list(terminal.track(range(1), "Counting")) == [0]
     assert len(capsys.readouterr().err.splitlines()) == lines

@@ -27,7 +27,7 @@ from benchmarks.api.certified import certified_table, scored_table
 from benchmarks.api.material import Material, material_of, print_table
 from benchmarks.api.reading_ahead import ahead_table
 from benchmarks.api.requests import requests_table
-from ralm.progress import no_progress
+from ralm.terminal import no_progress
 from tests.api.backings import OfModel
 from tests.api.dialects.vllm import VLLM
 from tests.api.scripted_server import ScriptedServer

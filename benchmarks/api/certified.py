@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.api.material import Material, percent
-from ralm.asking import ask
 from ralm.reading.ensemble import Ensemble, Weights, mixture
 from ralm.reading.in_context import stride_request
 from ralm.reading.sampling import GenerationOptions, draw_token
@@ -21,6 +20,7 @@ from ralm.reading.score import fronts_of
 from ralm.reading.sources import retrieve
 from ralm.reading.tokens import PassageDocuments, first_tokens
 from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Front, IntArray, NextTokens, Request
+from ralm.validation import ask
 
 LISTED = (5, 20, 100)
 DOCUMENTS = (2, 5, 10)

@@ -35,6 +35,9 @@ message and exits with `exit_status`. A traceback is always a bug in ralm.
 the installed version of a package.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RalmError(Exception):
     """The base class of all errors that ralm raises on purpose; catch it to catch them all."""
@@ -178,3 +181,14 @@ class LibraryWarning(RalmWarning):
 
     Figures stay right, but may take longer.
     """
+
+
+@contextmanager
+def extra(name: str, what: str, packages: tuple[str, ...]) -> Iterator[None]:
+    """Turn a missing package of the extra `name` into MissingExtraError; `what` says what needs the package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in packages:
+            raise
+        raise MissingExtraError(f"{what} the package {error.name}: pip install 'ralm[{name}]'.") from None

@@ -1,19 +1,21 @@
-"""How an option is declared: once, in the record that owns it.
+"""Declares an option once, in the record that owns it.
 
     stride: Annotated[int, Option("Number of tokens between retrievals.")] = 4
 
 This puts the name, type, default, bounds, choices, help, and conditions of an option in one place. The flags of a
-command, the values of a sweep and the JSON schema of a request are made from it. Knows nothing of any of these.
+command, the values of a sweep, the JSON schema of a request, and the arguments of another program (`Arguments`) are
+made from it.
 """
 
-from collections.abc import Callable, Container
-from dataclasses import KW_ONLY, Field, dataclass, fields, is_dataclass
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import KW_ONLY, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
-from ralm.bounds import MOST, MOST_SEEDS, check_count, check_number
 from ralm.errors import UsageError
+from ralm.validation import MOST, MOST_SEEDS, check_count, check_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +155,96 @@ def without_none(kind: Any) -> Any:
     if get_origin(kind) is UnionType or str(get_origin(kind)) == "typing.Union":
         return next(one for one in get_args(kind) if one is not NoneType)
     return kind
+
+
+Record = TypeVar("Record")
+_SAID: Final = {bool: "True or False", int: "a whole number", float: "a number"}
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments that records have; `left_out` names options that are none, by record."""
+
+    left_out: Mapping[type, tuple[str, ...]]
+
+    def of(self, record: type) -> dict[str, Declared]:
+        """The declarations of all arguments of a record, by name; of equal names the last."""
+        return dict(self._all(record))
+
+    def kinds(self, record: type) -> dict[str, Any]:
+        """The types of the values of all arguments of a record, by name."""
+        return {name: without_none(one.kind) for name, one in self._all(record)}
+
+    def changed(self, base: Record, values: Mapping[str, Any]) -> Record:
+        """The record with these values of its arguments; UsageError, with their names, if a value is refused."""
+        made = {}
+        for one in self._parts(type(base)):
+            if is_dataclass(one.kind):
+                made[one.field.name] = self.changed(getattr(base, one.field.name), values)
+            elif _name(one) in values:
+                made[one.field.name] = values[_name(one)]
+        try:
+            changed: Record = replace(base, **made)  # type: ignore[type-var]
+        except UsageError as error:
+            raise UsageError(self._as_arguments(str(error), type(base))) from None
+        return changed
+
+    def refuse_idle(self, record: Any, given: Mapping[str, Any]) -> None:
+        """Raise UsageError if an argument that is given has no effect in any of the records that have it."""
+        lacking: dict[str, list[str]] = {}
+        for name, lacks in self._lacking(record, ""):
+            lacking.setdefault(name, []).append(lacks)
+        for name in given:
+            if name in lacking and all(lacking[name]):
+                needed = " or ".join(dict.fromkeys(lacking[name]))
+                raise UsageError(f"`{name}` does nothing here: it goes with {needed}.")
+
+    def _all(self, record: type) -> Iterator[tuple[str, Declared]]:
+        for one in self._parts(record):
+            if is_dataclass(one.kind):
+                yield from self._all(one.kind)  # type: ignore[arg-type]
+            else:
+                yield _name(one), one
+
+    def _parts(self, record: type) -> Iterator[Declared]:
+        left_out = self.left_out.get(record, ())
+        return (one for one in declared(record) if one.field.name not in left_out and one.option.flag != "")
+
+    def _lacking(self, record: Any, lacks: str) -> Iterator[tuple[str, str]]:
+        """Each argument of a record, and what it lacks to have an effect; nothing if it has one."""
+        for one in self._parts(type(record)):
+            own = lacks or self._lacks(one.option.needs, record)
+            value = getattr(record, one.field.name)
+            if is_dataclass(one.kind):
+                yield from self._lacking(value, own)
+            else:
+                yield _name(one), own
+
+    def _lacks(self, needs: Needs | None, record: Any) -> str:
+        return "" if needs is None or needs.met(record) else self._as_arguments(needs.said, type(record))
+
+    def _as_arguments(self, message: str, record: type) -> str:
+        """A message of a record, with the flat names of its options."""
+        for one in self._parts(record):
+            named = _name(one)
+            message = message.replace(f"`{one.field.name}`", f"`{named}`")
+            message = message.replace(f"`{one.field.name}=", f"`{named}=")
+        return message
+
+
+def typed(name: str, kind: Any, value: Any) -> Any:
+    """A value as another program parsed it, of the argument's type; UsageError if it cannot be of that type."""
+    if kind in (str, Path):
+        return kind(str(value))
+    if get_origin(kind) is Literal:
+        return str(value)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if (kind is bool and isinstance(value, bool)) or (kind is int and whole):
+        return value
+    if kind is float and (whole or isinstance(value, float)):
+        return float(value)
+    raise UsageError(f"`{name}` must be {_SAID[kind]}, not {value!r}.")
+
+
+def _name(one: Declared) -> str:
+    return (one.option.flag or one.field.name).replace("-", "_")

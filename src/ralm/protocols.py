@@ -8,7 +8,6 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import JsonValue
 
-from ralm.progress import Advance
 from ralm.records import (
     EncodedPiece,
     FloatArray,
@@ -22,6 +21,7 @@ from ralm.records import (
     Passages,
     SpecialTokens,
 )
+from ralm.terminal import Advance
 
 
 class Tokenizer(Protocol):

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from ralm.answering.metrics import answer_spans, dpr_tokens, has_answer
 from ralm.answering.report import report_of_answers
 from ralm.errors import DamagedFolderError
-from ralm.folders.manifest import read_manifest
+from ralm.storage.manifest import read_manifest
 from tests.cli.program import ralm
 from tests.cli.test_cli import failed
 

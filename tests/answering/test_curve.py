@@ -14,12 +14,12 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import GivenPassages
 from ralm.errors import FolderExistsError, UsageError
-from ralm.folders.manifest import read_manifest
 from ralm.lm.named import load_language_model
 from ralm.lm.options import ModelOptions
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble
 from ralm.retrieval.retrieval_file import RetrievedPassage
+from ralm.storage.manifest import read_manifest
 from tests.cli.program import ralm
 from tests.cli.test_cli import failed
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.folders.outputs import MANIFEST
+from ralm.storage.outputs import MANIFEST
 from tests.cli.program import ralm
 from tests.cli.test_cli import failed
 from tests.fuzz.mutations import mend

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.csv import read_csv
 
-from ralm.controls import visible
 from ralm.errors import ModelError
 from ralm.lm.local.replica import InFlight, Replica, Wanted
 from ralm.records import Pass
 from ralm.retrieval.index import open_index
+from ralm.terminal import visible
 from tests.cli.program import Answer, ralm
 from tools import command_line_page
 

@@ -10,7 +10,7 @@ import pytest
 
 from ralm.cli.messages import library_messages, quietly
 from ralm.errors import RalmWarning
-from ralm.progress import SWITCH, progress_bar
+from ralm.terminal import SWITCH, progress_bar
 from tests.cli.program import ralm
 
 
@@ -53,7 +53,7 @@ def test_what_the_library_says_comes_as_lines_of_the_program(capsys: pytest.Capt
 
 def test_quiet_leaves_out_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
-    monkeypatch.setattr("ralm.progress.SECONDS_A_LINE", 0.0)
+    monkeypatch.setattr("ralm.terminal.SECONDS_A_LINE", 0.0)
     with quietly():
         with progress_bar("Reading", total=2) as advance:
             advance()

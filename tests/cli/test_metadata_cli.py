@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.corpus.metadata import to_json
-from ralm.folders.manifest import write_manifest
 from ralm.retrieval.index import open_index
 from ralm.runs.run import open_run
+from ralm.storage.manifest import write_manifest
 from tests.cli.program import ralm
 from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT, failed
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.controls import visible
+from ralm.terminal import visible
 from tests.cli.program import Answer, ralm
 from tests.cli.test_cli import MODEL_LENGTH
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ralm.folders.manifest import read_manifest
 from ralm.lm.named import load_language_model
 from ralm.retrieval.index import open_index
+from ralm.storage.manifest import read_manifest
 from ralm.training.sampled import SampledExamples
 from ralm.training.signal_options import CandidateOptions, ExampleOptions
 from tests.cli.program import Answer, ralm

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from ralm.corpus import store
 from ralm.corpus.store import ROWS_A_BATCH, PassageStore, write_passages
 from ralm.errors import DamagedFolderError, StorageError, UsageError
-from ralm.folders.outputs import storage_errors
 from ralm.records import Metadata, Passage
+from ralm.storage.atomic import storage_errors
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(

@@ -14,7 +14,7 @@ from ralm.distributed.cluster import Here, connected
 from ralm.distributed.indexing import CorpusPlan
 from ralm.distributed.machines import shares_of
 from ralm.errors import ClusterError, RalmWarning, StorageError, UsageError
-from ralm.remote import RemoteFolder
+from ralm.storage.remote import RemoteFolder
 from tests.cli.program import ralm
 from tests.tiny_models import save_tiny_model
 

@@ -16,9 +16,9 @@ from ralm.distributed import indexing
 from ralm.distributed.indexing import CorpusPlan, build_index_on
 from ralm.distributed.searching import open_shards
 from ralm.errors import CorpusError
-from ralm.folders.work import PARTS
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.index import check_index, open_index
+from ralm.storage.work import PARTS
 from tests.campaign import campaign, sampled
 from tests.cli.program import ralm
 from tests.distributed.clusters import POISON, another_node, driver, node, queries, save_corpus

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ralm.distributed.keeping import InStore, OnDisk, remove_partial
 from ralm.distributed.work import TRIES, Job, Work
 from ralm.errors import StorageError
-from ralm.remote import RemoteFolder
+from ralm.storage.remote import RemoteFolder
 
 
 def names(folder: Path) -> list[str]:

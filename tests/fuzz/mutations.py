@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from ralm.folders.manifest import file_checksum, manifest_checksum, whole_checksum
-from ralm.folders.outputs import MANIFEST
+from ralm.storage.manifest import file_checksum, manifest_checksum, whole_checksum
+from ralm.storage.outputs import MANIFEST
 
 NUMBERS = (b"\xff" * 8, b"\x00" * 8, b"\x7f" + b"\xff" * 7, b"\xff" * 7 + b"\x7f", b"\x00\x00\x00\x80", b"\x01")
 

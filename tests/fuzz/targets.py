@@ -13,7 +13,6 @@ from pydantic import JsonValue
 from ralm.errors import DamagedFolderError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.journal import Journal
-from ralm.progress import Advance
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, Metadata, Passage
@@ -36,6 +35,7 @@ from ralm.retrieval.updating import update_index
 from ralm.runs.report import report_of
 from ralm.runs.run import evaluation_config, open_run, write_run
 from ralm.runs.unfinished import JOURNAL, unfinished_run
+from ralm.terminal import Advance
 from ralm.training.signals import open_signals
 from ralm.training.worth import worth_of
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of

@@ -13,8 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError
-from ralm.folders.manifest import write_manifest
-from ralm.folders.outputs import new_folder
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.analyses.gains import (
     NGRAM,
@@ -32,6 +30,8 @@ from ralm.recipes.steps import Step, evaluate, index
 from ralm.retrieval.analysis.analyser import Analyser
 from ralm.retrieval.analysis.named import analysis_named
 from ralm.retrieval.index import open_index
+from ralm.storage.manifest import write_manifest
+from ralm.storage.outputs import new_folder
 from tests.cli.program import ralm
 from tests.cli.test_cli import STORIES, TEXT
 from tests.tiny_models import save_tiny_model

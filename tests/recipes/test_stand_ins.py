@@ -5,11 +5,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from ralm.folders.manifest import read_manifest
 from ralm.recipes import standing_in
 from ralm.recipes.catalogue import recipes
 from ralm.recipes.recipe import STAND_IN
 from ralm.recipes.tables import CELLS, FIGURE, FORMAT_VERSION, KIND, MARKDOWN, PAGE, folder_name
+from ralm.storage.manifest import read_manifest
 from tests.cli.program import ralm
 from tests.documentation import a_third
 

@@ -14,8 +14,6 @@ import Stemmer
 from hypothesis import given, settings, strategies as st
 
 from ralm.errors import OtherAnalyserError, UsageError
-from ralm.folders.manifest import manifest_checksum
-from ralm.folders.outputs import MANIFEST
 from ralm.records import Passage
 from ralm.retrieval.analysis import analyser, snowball
 from ralm.retrieval.analysis.analyser import Analyser
@@ -26,6 +24,8 @@ from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.building import build_index
 from ralm.retrieval.index import open_index
+from ralm.storage.manifest import manifest_checksum
+from ralm.storage.outputs import MANIFEST
 
 DATA = Path(__file__).parent / "data"
 SNOWBALL_3 = int(version("PyStemmer").split(".")[0]) >= 3

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from pydantic import JsonValue
 
-from ralm.asking import ask
 from ralm.errors import RetrieverError
 from ralm.records import Hits
+from ralm.validation import ask
 
 
 class Gives:

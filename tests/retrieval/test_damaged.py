@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ralm.errors import DamagedFolderError
-from ralm.folders import manifest as manifests
-from ralm.folders.outputs import MANIFEST
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.building import build_index
 from ralm.retrieval.index import check_index, open_index
+from ralm.storage import manifest as manifests
+from ralm.storage.outputs import MANIFEST
 from tests.fuzz.mutations import mend
 from tests.fuzz.targets import PASSAGE_LIST, HashEncoder
 

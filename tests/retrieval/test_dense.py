@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, OtherEncoderError, UsageError
-from ralm.folders.work import ENCODED, at_work
-from ralm.progress import Advance
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.building import build_index
@@ -18,6 +16,8 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_vectors
 from ralm.retrieval.index import open_index
+from ralm.storage.work import ENCODED, at_work
+from ralm.terminal import Advance
 from tests.fakes import LetterEncoder, passages_of
 from tests.reference import dense as reference
 from tests.tiny_encoders import save_tiny_bert

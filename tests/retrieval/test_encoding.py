@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from ralm.errors import DamagedFolderError, FolderExistsError, NewerFormatError, OtherEncoderError, UsageError
-from ralm.folders import manifest as manifests
-from ralm.folders.manifest import read_manifest
-from ralm.folders.outputs import MANIFEST
-from ralm.folders.work import ENCODED, PARTIAL, at_work
 from ralm.records import Passage
 from ralm.retrieval.building import build_index
 from ralm.retrieval.encoding import add_vectors, remove_vectors, set_default_vectors
 from ralm.retrieval.filters import passages_of
 from ralm.retrieval.index import Index, check_index, open_index
+from ralm.storage import manifest as manifests
+from ralm.storage.manifest import read_manifest
+from ralm.storage.outputs import MANIFEST
+from ralm.storage.work import ENCODED, PARTIAL, at_work
 from tests.fakes import LetterEncoder
 from tests.fuzz.targets import HashEncoder
 

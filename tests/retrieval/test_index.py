@@ -17,13 +17,13 @@ from ralm.errors import (
     StorageError,
     UsageError,
 )
-from ralm.folders.manifest import manifest_checksum
-from ralm.folders.outputs import MANIFEST
 from ralm.records import Passage
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.building import build_index
 from ralm.retrieval.index import open_index
+from ralm.storage.manifest import manifest_checksum
+from ralm.storage.outputs import MANIFEST
 
 TEXTS = ("a red fox", "the red barn", "blue sky \u00e9t\u00e9", "")
 

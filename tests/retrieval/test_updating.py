@@ -453,7 +453,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 def test_an_index_that_is_a_mount_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = built(tmp_path / "index", some(9))
-    monkeypatch.setattr("ralm.folders.outputs._device", lambda path: path == index)
+    monkeypatch.setattr("ralm.storage.outputs._device", lambda path: path == index)
     with pytest.raises(StorageError, match="is a disk of its own"):
         update_index(index, remove=["d1"])
     assert [path.name for path in tmp_path.iterdir()] == ["index"]

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import ralm
 from ralm.errors import DamagedFolderError, NotAFolderOfThisKindError, UsageError
-from ralm.folders.manifest import write_manifest
 from ralm.retrieval.bm25 import online, search
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import Stream
 from ralm.retrieval.bm25.weighting import FORMAT_VERSION, KIND, Weighting, open_weighting
+from ralm.storage.manifest import write_manifest
 from tests.cli.program import ralm as command
 from tests.fakes import LetterEncoder, passages_of
 from tests.reference import bm25 as reference

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.folders.manifest import write_manifest
+from ralm.storage.manifest import write_manifest
 from ralm.training.signals import (
     CANDIDATE_SCHEMA,
     CANDIDATES,

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ralm.errors import FolderExistsError, ModelError, RalmWarning, StorageError, UsageError
-from ralm.folders.manifest import read_manifest
 from ralm.records import IntArray
+from ralm.storage.manifest import read_manifest
 from ralm.training.checkpoints import Checkpoint, Checkpoints
 from ralm.training.harness import (
     FORMAT_VERSION,

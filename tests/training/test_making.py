@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError
-from ralm.folders.work import locked
+from ralm.storage.atomic import locked
 from ralm.training import making
 from ralm.training.examples import Example
 from ralm.training.signals import CANDIDATES, Signals, open_signals

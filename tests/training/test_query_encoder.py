@@ -12,7 +12,6 @@ from pydantic import JsonValue
 from sentence_transformers import SentenceTransformer
 
 from ralm.errors import DamagedFolderError, OtherEncoderError, RalmWarning, UsageError
-from ralm.folders.manifest import read_manifest
 from ralm.records import Passage
 from ralm.retrieval.building import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
@@ -20,6 +19,7 @@ from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 from ralm.retrieval.dense.trained import FORMAT_VERSION, KIND
 from ralm.retrieval.encoding import add_vectors
 from ralm.retrieval.index import Index, open_index
+from ralm.storage.manifest import read_manifest
 from ralm.training.options import LSROptions, QueryEncoderOptions, TrainingOptions
 from ralm.training.query_encoder import QueryEncoderStudent, inner_products, losses_of
 from ralm.training.retriever import train_query_encoder

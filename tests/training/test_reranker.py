@@ -11,10 +11,10 @@ import torch
 from sentence_transformers import CrossEncoder as TheirCrossEncoder
 
 from ralm.errors import ModelError, RalmWarning, UsageError
-from ralm.folders.manifest import read_manifest
 from ralm.reranking.cross_encoder import load_pair_model
 from ralm.retrieval.building import build_index
 from ralm.retrieval.index import Index, open_index
+from ralm.storage.manifest import read_manifest
 from ralm.training.cross_encoder import PairStudent, _drawn
 from ralm.training.harness import FORMAT_VERSION
 from ralm.training.options import RerankerOptions, TrainingOptions

@@ -16,7 +16,6 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from ralm.errors import FolderExistsError, ModelError, OtherEncoderError, StorageError, UsageError, WorkerError
-from ralm.folders.manifest import read_manifest
 from ralm.protocols import Retriever
 from ralm.records import Hits, IntArray, Passage
 from ralm.retrieval.building import build_index
@@ -27,6 +26,7 @@ from ralm.retrieval.dense.trained import FORMAT_VERSION, KIND
 from ralm.retrieval.encoding import add_vectors, remove_vectors
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.updating import update_index
+from ralm.storage.manifest import read_manifest
 from ralm.training.both_encoders import RetrieverStudent, overlap
 from ralm.training.query_encoder import inner_products, losses_of
 from ralm.training.refresher import MOST_DEATHS, Refresher

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.folders.manifest import write_manifest
 from ralm.records import NO_PASSAGE
+from ralm.storage.manifest import write_manifest
 from ralm.training.signals import EXAMPLES, FORMAT_VERSION, KIND, open_signals, split_with_choice
 from tests.training.made_signals import save_signals
 

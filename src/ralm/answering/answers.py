@@ -20,7 +20,6 @@ from ralm.answering.options import AnswerOptions, AnswerSemantics
 from ralm.answering.prompt_tokens import Cut, Encoded, PromptEncoder, tokens_behind
 from ralm.answering.prompts import PromptText, QuestionPrompt
 from ralm.answering.questions import Question
-from ralm.asking import check_length, tells_scores
 from ralm.errors import UsageError
 from ralm.lm.journal import MemoryJournal
 from ralm.lm.scoring import Scorer
@@ -34,6 +33,7 @@ from ralm.reading.rows import PromptState
 from ralm.reading.sampling import GenerationOptions, Sampling
 from ralm.reading.score import fronts_of
 from ralm.records import NO_PASSAGE, FloatArray, Front, IntArray, Passage, Passages
+from ralm.validation import check_length, tells_scores
 
 _TEXTS_AT_ONCE: Final = 32
 """Prompts that are continued together."""

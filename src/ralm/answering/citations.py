@@ -26,9 +26,9 @@ from unicodedata import category, east_asian_width
 
 import numpy as np
 
-from ralm.controls import one_line
 from ralm.reading.provenance import TracedText, attributed
 from ralm.records import DoubleArray, Passage
+from ralm.terminal import one_line
 
 ONE_BIT: Final = math.log(2)
 """The least that a passage gives to an answer that cites it, in nats."""

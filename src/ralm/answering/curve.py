@@ -24,13 +24,13 @@ from ralm.answering.questions import Question
 from ralm.answering.run import kept_answers, questions_config
 from ralm.answering.sources import QuestionSource
 from ralm.errors import UsageError
-from ralm.folders.manifest import write_manifest
-from ralm.folders.outputs import check_output, new_folder
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.in_context import InContext
 from ralm.runs.run import environment, to_json
 from ralm.runs.sweep_folder import check_plot
+from ralm.storage.manifest import write_manifest
+from ralm.storage.outputs import check_output, new_folder
 
 KIND: Final = "answers-curve"
 FORMAT_VERSION: Final = 1

@@ -28,10 +28,10 @@ from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import QuestionSource, first_passages, found_passages
 from ralm.evaluation.bootstrap import bootstrap_means, interval
-from ralm.progress import progress_bar
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
 from ralm.records import IntArray, Passage
+from ralm.terminal import progress_bar
 
 METRICS: Final = ("exact_match", "token_match", "f1", "gold_log_prob")
 

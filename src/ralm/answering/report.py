@@ -16,10 +16,10 @@ from pydantic import JsonValue
 from ralm.answering.metrics import answer_spans
 from ralm.answering.run import ANSWERS, FORMAT_VERSION, JUDGED, KIND, PASSAGES, SUMMARY
 from ralm.errors import DamagedFolderError
-from ralm.folders.manifest import opened_at_once, read_manifest
 from ralm.runs.run import damage_named
 from ralm.runs.settings import part_of, settings_of
 from ralm.runs.tables import READ_OF_PASSAGES, checked_columns
+from ralm.storage.manifest import opened_at_once, read_manifest
 
 _DECIMALS: Final = 4
 _REMEDY: Final = "answer the questions again"

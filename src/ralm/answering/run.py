@@ -28,9 +28,6 @@ from ralm.answering.prompt_tokens import prompt_config
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import GivenPassages, QuestionSource
-from ralm.asking import config_of
-from ralm.folders.manifest import write_manifest
-from ralm.folders.outputs import check_output, new_folder
 from ralm.lm.journal import Journal
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
@@ -39,6 +36,9 @@ from ralm.retrieval.retrieval_file import RetrievedPassage
 from ralm.runs.run import environment, to_json
 from ralm.runs.tables import passage_columns
 from ralm.runs.unfinished import JOURNAL, unfinished_run
+from ralm.storage.manifest import write_manifest
+from ralm.storage.outputs import check_output, new_folder
+from ralm.validation import config_of
 
 KIND: Final = "answers"
 FORMAT_VERSION: Final = 1

@@ -18,7 +18,6 @@ from ralm.answering.prompt_tokens import Cut
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import QuestionSource, found_passages
-from ralm.asking import tells_scores
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, WritingModel
@@ -27,6 +26,7 @@ from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, texts_of_tokens
 from ralm.reading.provenance import TracedText, gain_as_json, identified, used_passages
 from ralm.records import FloatArray, IntArray, Passage, Passages, Provenance, Request
+from ralm.validation import tells_scores
 
 Credit = Literal["none", "prompts", "passages"]
 """What the gain of an answer is credited to, see `Answerer`."""

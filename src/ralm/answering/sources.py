@@ -13,7 +13,6 @@ from pydantic import JsonValue
 
 from ralm.answering.options import QuestionFields
 from ralm.answering.questions import Question, read_questions
-from ralm.asking import ask, config_of
 from ralm.errors import QuestionFileError
 from ralm.protocols import LanguageModel, Reranker
 from ralm.reading.rows import PromptRows, PromptState
@@ -23,6 +22,7 @@ from ralm.reading.sources import FromRetriever, file_config
 from ralm.reading.tokens import PassageDocuments, first_tokens
 from ralm.records import Hits, Passage, Passages
 from ralm.retrieval.retrieval_file import RetrievedPassage, numbered_passages
+from ralm.validation import ask, config_of
 
 
 class QuestionSource(Protocol):

@@ -20,10 +20,10 @@ from ralm.answering.report import AnswersReport
 from ralm.answering.sourced import SourcedAnswer
 from ralm.cli.messages import note
 from ralm.cli.output import number, passage_name, print_line
-from ralm.controls import one_line, visible
-from ralm.folders.outputs import replaced_file
 from ralm.reading.pieces import GeneratedText
 from ralm.runs.page import page
+from ralm.storage.outputs import replaced_file
+from ralm.terminal import one_line, visible
 
 _WIDTH: Final = 200
 """How many characters of a source are printed."""

@@ -100,7 +100,7 @@ def choice(
     from ralm.answering.prompts import open_prompt
     from ralm.cli.answers import print_choices
     from ralm.cli.output import print_cache, print_json
-    from ralm.folders.outputs import check_output
+    from ralm.storage.outputs import check_output
 
     if out is not None:
         check_output(out, kind=KIND, force=force)

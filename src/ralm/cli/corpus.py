@@ -9,14 +9,14 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from ralm.cli.idle import Use
 from ralm.cli.options import SkipBad
-from ralm.controls import path_text
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.fields import Fields
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
-from ralm.folders.manifest import Manifest
 from ralm.options import Option
 from ralm.records import Passage
+from ralm.storage.manifest import Manifest
+from ralm.terminal import path_text
 
 if TYPE_CHECKING:
     from ralm.corpus.decontamination import Removals

@@ -54,7 +54,7 @@ def curve(
     )
     from ralm.cli.answers import print_curve
     from ralm.cli.output import print_cache, print_json
-    from ralm.folders.outputs import check_output
+    from ralm.storage.outputs import check_output
 
     several = _numbers(numbers)
     check_numbers(several)

@@ -91,11 +91,11 @@ def evaluate(
     from ralm.cli.asked import open_text
     from ralm.cli.output import print_cache, print_evaluation, print_json
     from ralm.evaluation.perplexity import evaluate_text
-    from ralm.folders.outputs import check_output
     from ralm.reading.sources import open_source
     from ralm.reading.tokens import read_beginning
     from ralm.runs.run import KIND, evaluation_config
     from ralm.runs.start import run_evaluation
+    from ralm.storage.outputs import check_output
 
     if out is not None:
         check_output(out, kind=KIND, force=force)

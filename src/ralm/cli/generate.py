@@ -66,15 +66,15 @@ def generate(
     )
     settings = options.with_query_tokens(generation, retrieval, given_options(context))
 
-    from ralm.asking import config_of, tells_scores
     from ralm.cli.asked import read_asked
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
     from ralm.cli.shading import print_report, write_page
-    from ralm.folders.outputs import check_output_file
     from ralm.reading.generate import generate_many
     from ralm.reading.provenance import traced_generation
     from ralm.reading.sources import FromRetriever
     from ralm.runs.report import report_of_generation
+    from ralm.storage.outputs import check_output_file
+    from ralm.validation import config_of, tells_scores
 
     if report is not None:
         check_output_file(report, force)

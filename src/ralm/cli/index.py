@@ -72,11 +72,11 @@ def index(
     """
     from ralm.cli.output import print_index
     from ralm.distributed.loading import ray_extra
-    from ralm.folders.outputs import check_output
     from ralm.retrieval.analysis.named import analysis_named
     from ralm.retrieval.building import build_index
     from ralm.retrieval.dense.loading import load_encoder
     from ralm.retrieval.index import KIND
+    from ralm.storage.outputs import check_output
 
     if (encoding is None) != (retriever == "bm25"):
         raise UsageError('`retriever="dense"` or `"both"` and `encoder` go together: neither works without the other.')

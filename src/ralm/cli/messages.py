@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, Protocol, TextIO
 
-from ralm.controls import one_line, visible
 from ralm.errors import RalmError, RalmWarning
-from ralm.progress import no_progress
+from ralm.terminal import no_progress, one_line, visible
 
 _PYTHONS_OWN: Final = warnings.showwarning
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)

@@ -14,13 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ralm.cli.corpus import ReadCorpus
-from ralm.controls import one_line, visible
 from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE
 from ralm.demo.demonstration import Demonstration, most_gained, prompt_where_retrieval_helps
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.sweep import Sweep
-from ralm.folders.manifest import Manifest
-from ralm.folders.outputs import MANIFEST
 from ralm.protocols import Tokenizer, WritingModel
 from ralm.reading.generate import generate
 from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, spans
@@ -34,6 +31,9 @@ from ralm.retrieval.vector_sets import vector_sets
 from ralm.runs.comparison import Comparison
 from ralm.runs.run import to_json
 from ralm.runs.sweep_folder import PLOT, TABLE
+from ralm.storage.manifest import Manifest
+from ralm.storage.outputs import MANIFEST
+from ralm.terminal import one_line, visible
 from ralm.training.reranker import TrainedReranker
 from ralm.training.retriever import TrainedRetriever
 from ralm.training.worth import Worth

@@ -133,7 +133,7 @@ def qa(
     from ralm.answering.run import KIND, questions_config, run_questions
     from ralm.cli.answers import print_answers
     from ralm.cli.output import print_cache, print_json
-    from ralm.folders.outputs import check_output
+    from ralm.storage.outputs import check_output
 
     if out is not None:
         check_output(out, kind=KIND, force=force)

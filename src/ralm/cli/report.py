@@ -45,8 +45,8 @@ def report(
     )
 
     from ralm.answering.run import KIND
-    from ralm.folders.manifest import kind_of
-    from ralm.folders.outputs import check_output_file
+    from ralm.storage.manifest import kind_of
+    from ralm.storage.outputs import check_output_file
 
     if html is not None:
         check_output_file(html, force)

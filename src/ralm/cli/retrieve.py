@@ -44,13 +44,13 @@ def retrieve(
 
     from ralm.cli.asked import open_text
     from ralm.cli.output import print_cache, print_line
-    from ralm.folders.outputs import check_output_file
     from ralm.lm.named import load_tokenizer
     from ralm.reading.rows import TextRows
     from ralm.reading.score import chosen
     from ralm.reading.sources import FromRetriever, retrieved_strides
     from ralm.reading.tokens import prepare_text, read_beginning
     from ralm.retrieval.retrieval_file import write_retrieval_file
+    from ralm.storage.outputs import check_output_file
 
     check_output_file(out, force)
     chunks = open_text(text, limit_tokens)

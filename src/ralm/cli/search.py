@@ -33,11 +33,11 @@ def search(
     json: options.Json = False,
 ) -> None:
     """Find the passages of an index that best match a query."""
-    from ralm.asking import ask
     from ralm.cli.asked import read_asked
     from ralm.cli.output import print_cache, print_json, print_passages
     from ralm.reading.provenance import hits_as_json
     from ralm.reading.sources import FromRetriever
+    from ralm.validation import ask
 
     if (query is None) == (queries is None):
         raise UsageError("give either a `query` or `queries` FILE.")

@@ -113,7 +113,7 @@ def serve(
     )
     plan = options.with_query_tokens(plan, retrieval, given_options(context))
 
-    from ralm.extras import extra
+    from ralm.errors import extra
 
     with extra("serve", "serving needs", _PACKAGES):
         from ralm.serving.running import bound_socket, serve as serve_until_ended

@@ -8,11 +8,11 @@ from rich.text import Text
 
 from ralm.cli.messages import note
 from ralm.cli.output import passage_name, print_line
-from ralm.controls import visible
-from ralm.folders.outputs import replaced_file
 from ralm.reading.provenance import TracedText
 from ralm.runs.page import report_page
 from ralm.runs.report import Report
+from ralm.storage.outputs import replaced_file
+from ralm.terminal import visible
 
 FULL = 3.0
 """The gain, in nats, at which the shade of a token is strongest."""

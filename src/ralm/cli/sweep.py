@@ -52,13 +52,13 @@ def sweep(
     from ralm.cli.asked import open_text
     from ralm.cli.output import print_cache, print_json, print_sweep
     from ralm.evaluation.sweep import SweepPoint, sweep as sweep_over
-    from ralm.folders.outputs import check_output
     from ralm.lm.scoring import Scorer
     from ralm.reading.sources import open_source
     from ralm.reading.tokens import read_beginning
     from ralm.reranking.predictive import PairScorer
     from ralm.runs import sweep_folder
     from ralm.runs.start import point_config, run_sweep
+    from ralm.storage.outputs import check_output
 
     if out is not None:
         check_output(out, kind=sweep_folder.KIND, force=force)

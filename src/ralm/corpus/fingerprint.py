@@ -10,8 +10,8 @@ from pathlib import Path
 from ralm.corpus.folder import HUB_PREFIX, found_behind, found_below
 from ralm.corpus.left_out import LeftOut
 from ralm.errors import CorpusError
-from ralm.folders.manifest import whole_checksum
-from ralm.remote import FilePath, RemoteFile, is_url, remote_file
+from ralm.storage.manifest import whole_checksum
+from ralm.storage.remote import FilePath, RemoteFile, is_url, remote_file
 
 
 def fingerprint_of(sources: Sequence[str]) -> str:

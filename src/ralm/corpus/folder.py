@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ralm.controls import path_text
 from ralm.corpus.formats.file import suffix_of
 from ralm.corpus.formats.kinds import is_known
 from ralm.corpus.left_out import BROKEN_FILES, EMPTY_FILES, HIDDEN, LINKS, LeftOut
 from ralm.errors import CorpusError
-from ralm.remote import RemoteFile, remote_files_below
+from ralm.storage.remote import RemoteFile, remote_files_below
+from ralm.terminal import path_text
 
 HUB_PREFIX: Final = "hf:"
 """Begins the name of a dataset of the Hugging Face hub as a source."""

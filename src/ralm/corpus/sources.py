@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from ralm.controls import path_text
 from ralm.corpus.fields import Fields
 from ralm.corpus.folder import HUB_PREFIX, SAVED_DATASET, SAVED_SPLITS, Found, found_behind, found_below
 from ralm.corpus.formats.file import File, suffix_of
@@ -22,7 +21,8 @@ from ralm.corpus.left_out import BROKEN_FILES, EMPTY_FILES, NO_TEXT, LeftOut
 from ralm.corpus.maker import DocumentMaker, check_metadata, without_remedy
 from ralm.errors import CorpusError, MissingExtraError, RalmWarning, UsageError
 from ralm.records import Document
-from ralm.remote import FilePath, RemoteFile, check_not_lost, is_url, remote_file
+from ralm.storage.remote import FilePath, RemoteFile, check_not_lost, is_url, remote_file
+from ralm.terminal import path_text
 
 __all__ = ["Fields", "LeftOut", "read_documents"]
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from ralm.controls import path_text
 from ralm.corpus.formats.file import File, Lines, size_of
 from ralm.corpus.left_out import LeftOut
 from ralm.corpus.maker import DocumentMaker
@@ -17,7 +16,8 @@ from ralm.corpus.sources import documents_of_files, files_of, with_text
 from ralm.corpus.text import open_file
 from ralm.errors import CorpusError
 from ralm.records import Document
-from ralm.remote import FilePath, RemoteFile, check_not_lost
+from ralm.storage.remote import FilePath, RemoteFile, check_not_lost
+from ralm.terminal import path_text
 
 SPAN_BYTES: Final = 1 << 25
 """About how many bytes a span has: some 50,000 passages of 100 words."""

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 
 from ralm.corpus.metadata import from_json, to_json
 from ralm.errors import CorpusError, DamagedFolderError, UsageError
-from ralm.folders.manifest import file_checksum
 from ralm.records import IntArray, Metadata, Passage
+from ralm.storage.manifest import file_checksum
 
 PASSAGES: Final = "passages.arrow"
 ROWS_A_BATCH: Final = 8192

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from ralm.errors import CorpusError, InputError, TextError
-from ralm.remote import FilePath, RemoteFile
+from ralm.storage.remote import FilePath, RemoteFile
 
 BYTE_ORDER_MARK: Final = "\ufeff"
 # UTF-32 first: its little-endian mark begins with the mark of UTF-16

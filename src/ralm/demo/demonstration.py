@@ -16,8 +16,6 @@ from ralm.corpus.passages import make_passages
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.errors import FolderError, UsageError
 from ralm.evaluation.perplexity import Reading, timed
-from ralm.folders.manifest import read_manifest, write_manifest
-from ralm.folders.outputs import MANIFEST, check_output, new_folder
 from ralm.protocols import LanguageModel
 from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import TracedText, provenance_of, used_passages
@@ -28,6 +26,8 @@ from ralm.records import Document, FloatArray, Passages
 from ralm.reranking.oracle import Oracle
 from ralm.retrieval.building import build_index
 from ralm.runs.report import Report
+from ralm.storage.manifest import read_manifest, write_manifest
+from ralm.storage.outputs import MANIFEST, check_output, new_folder
 
 KIND: Final = "demo"
 FORMAT_VERSION: Final = 1

@@ -35,12 +35,8 @@ from ralm.distributed.keeping import InStore, Keeping, OnDisk, remove_partial
 from ralm.distributed.tasks import run_tasks
 from ralm.distributed.work import TRIES
 from ralm.errors import ClusterError, CorpusError, RalmWarning, StorageError, UsageError, WorkerError
-from ralm.folders.manifest import Manifest
-from ralm.folders.outputs import check_output, output_path, storage_errors
-from ralm.folders.work import PARTS, at_work, write_whole
 from ralm.protocols import Tokenizer
 from ralm.records import Document
-from ralm.remote import RemoteFolder, is_url
 from ralm.retrieval.analysis.named import analysis_named
 from ralm.retrieval.bm25.best import check_passage_count
 from ralm.retrieval.bm25.formula import BM25Options
@@ -48,6 +44,11 @@ from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.index import FORMAT_VERSION, KIND
 from ralm.retrieval.shards import Held, Placed, Shard, documents_of, join_parts, write_index, write_part
 from ralm.runs.unfinished import is_begun, write_config
+from ralm.storage.atomic import storage_errors, write_whole
+from ralm.storage.manifest import Manifest
+from ralm.storage.outputs import check_output, output_path
+from ralm.storage.remote import RemoteFolder, is_url
+from ralm.storage.work import PARTS, at_work
 from ralm.version import __version__
 
 if TYPE_CHECKING:

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from ralm.folders.changes import sync, sync_one
-from ralm.folders.outputs import storage_errors
-from ralm.folders.work import locked, locked_now
-from ralm.remote import RemoteFolder
+from ralm.storage.atomic import locked, locked_now, storage_errors, sync, sync_one
+from ralm.storage.remote import RemoteFolder
 
 _PARTIAL: Final = ".partial"
 _COMPLETE: Final = "complete"

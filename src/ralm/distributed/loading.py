@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager
 
-from ralm.extras import extra
+from ralm.errors import extra
 
 
 def ray_extra() -> AbstractContextManager[None]:

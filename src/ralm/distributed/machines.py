@@ -30,7 +30,7 @@ from ralm.distributed.tasks import PAUSE, name_late, quietly, raise_cause
 from ralm.distributed.work import TRIES, Job, Work
 from ralm.errors import ClusterError, RalmError, RalmWarning, UsageError
 from ralm.processes import collect_rarely
-from ralm.progress import no_progress
+from ralm.terminal import no_progress
 
 M_co = TypeVar("M_co", covariant=True)
 M = TypeVar("M")

@@ -19,7 +19,7 @@ from ray.exceptions import (
 from ralm.distributed.cluster import processors
 from ralm.distributed.work import Work
 from ralm.errors import ClusterError, RalmWarning
-from ralm.progress import no_progress, progress_bar
+from ralm.terminal import no_progress, progress_bar
 
 S = TypeVar("S")
 T = TypeVar("T")

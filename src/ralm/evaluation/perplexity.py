@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.asking import check_length
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Reader, Reranker
@@ -22,6 +21,7 @@ from ralm.reading.score import hits_wanted, read
 from ralm.reading.sources import PassageSource
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import Hits, Passages, ScoredTokens
+from ralm.validation import check_length
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 import sys
 
-from ralm.controls import one_line
 from ralm.errors import RalmError
 from ralm.harness.installed import lm_eval_installed
+from ralm.terminal import one_line
 
 
 def main() -> None:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, Final
 
-from ralm.arguments import Arguments, typed
 from ralm.errors import UsageError
 from ralm.harness.options import HarnessOptions
+from ralm.options import Arguments, typed
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS

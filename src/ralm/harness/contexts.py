@@ -10,7 +10,6 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from ralm.asking import ask
 from ralm.errors import RalmWarning, TextError, UsageError
 from ralm.harness.queries import holds, question_of
 from ralm.lm.tokenizer import full_tokenizer
@@ -20,6 +19,7 @@ from ralm.reading.score import Ending, fronts_of
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, first_tokens, without_first
 from ralm.records import Front, IntArray
+from ralm.validation import ask
 
 _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 

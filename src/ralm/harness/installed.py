@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Final
 
-from ralm.errors import MissingExtraError
-from ralm.extras import extra
+from ralm.errors import MissingExtraError, extra
 
 OLDEST: Final = "0.4.10"
 """The oldest version that the tests were run with."""

@@ -19,8 +19,6 @@ from typing import Any, Final, Self
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.asking import check_length, config_of
-from ralm.bounds import MOST, MOST_SEEDS
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.harness.arguments import options_of
@@ -31,7 +29,6 @@ from ralm.harness.installed import lm_eval_installed
 from ralm.harness.options import HarnessOptions
 from ralm.lm.named import load_language_model
 from ralm.lm.scoring import Scorer
-from ralm.progress import progress_bar, track
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.generate import TokenWriter
 from ralm.reading.in_context import InContext
@@ -40,6 +37,8 @@ from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import Ending, are_greedy, ending_log_probs
 from ralm.reading.sources import FromRetriever
 from ralm.records import IntArray, Request
+from ralm.terminal import progress_bar, track
+from ralm.validation import MOST, MOST_SEEDS, check_length, config_of
 from ralm.version import __version__
 
 with lm_eval_installed():

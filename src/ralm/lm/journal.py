@@ -17,8 +17,8 @@ from typing import BinaryIO, Final, Self
 import numpy as np
 
 from ralm.errors import DamagedFolderError
-from ralm.folders.outputs import storage_errors
 from ralm.records import FloatArray, Request
+from ralm.storage.atomic import storage_errors
 
 _KEY_BYTES: Final = 16
 _HEAD: Final = struct.Struct(f"<{_KEY_BYTES}sI")

@@ -8,8 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ralm.errors import UsageError
-from ralm.extras import extra
+from ralm.errors import UsageError, extra
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.api.options import ApiOptions
 from ralm.lm.options import ModelOptions

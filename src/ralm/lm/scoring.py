@@ -19,9 +19,9 @@ import numpy as np
 from ralm.errors import ModelError
 from ralm.lm.journal import MemoryJournal, request_key
 from ralm.lm.shared import SharedCache
-from ralm.progress import progress_bar
 from ralm.protocols import LanguageModel, Tokenizer
 from ralm.records import FloatArray, IntArray, Pass, Request
+from ralm.terminal import progress_bar
 
 Text = TypeVar("Text", Request, Pass)
 

@@ -12,7 +12,6 @@ from typing import Protocol
 
 import numpy as np
 
-from ralm.asking import ask, check_length
 from ralm.errors import UsageError
 from ralm.lm.shared import SharedCache
 from ralm.protocols import Reader, Reranker, WritingModel
@@ -24,6 +23,7 @@ from ralm.reading.score import check_room, chosen, fronts_of, hits_wanted
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, first_tokens, without_first
 from ralm.records import DoubleArray, IntArray, NextTokens, TextsAhead
+from ralm.validation import ask, check_length
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from typing import Final, Self
 
 import numpy as np
 
-from ralm.bounds import MOST
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
@@ -20,6 +19,7 @@ from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import stride_queries
 from ralm.reading.tokens import PassageDocuments, PreparedText, first_tokens
 from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Passages, Request
+from ralm.validation import MOST
 
 _NEEDS_A_MODEL: Final = "this reranker ranks with a language model, and here is none: choose another one."
 

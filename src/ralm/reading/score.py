@@ -12,8 +12,6 @@ from typing import Final
 
 import numpy as np
 
-from ralm.asking import fault_of_hits
-from ralm.bounds import check_count
 from ralm.errors import ReaderError, RerankerError, UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Continuations, Documents, LanguageModel, Reader, Reranker, Rows, WritingModel
@@ -35,6 +33,7 @@ from ralm.records import (
     Request,
     ScoredTokens,
 )
+from ralm.validation import check_count, fault_of_hits
 
 _ROUNDING: Final = 1e-5
 

@@ -9,8 +9,6 @@ from typing import Protocol, Self
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.asking import ask, config_of
-from ralm.controls import path_text
 from ralm.errors import RetrievalFileError, UsageError
 from ralm.protocols import Retriever, Tokenizer
 from ralm.reading.tokens import PreparedText
@@ -24,6 +22,8 @@ from ralm.retrieval.retrieval_file import (
     hits_and_passages,
     read_retrieval_file,
 )
+from ralm.terminal import path_text
+from ralm.validation import ask, config_of
 
 
 class PassageSource(Protocol):

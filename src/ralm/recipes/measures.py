@@ -21,11 +21,11 @@ from ralm.answering import curve, run as answers
 from ralm.answering.choices import run as choices
 from ralm.answering.choices.subjects import category_of
 from ralm.evaluation.bootstrap import bootstrap_means, interval
-from ralm.folders.manifest import read_manifest
 from ralm.recipes.steps import Step
 from ralm.records import DoubleArray, IntArray
 from ralm.runs.comparison import STRETCH
 from ralm.runs.run import FORMAT_VERSION as RUN_VERSION, KIND as RUN, SUMMARY, damage_named, read_tokens
+from ralm.storage.manifest import read_manifest
 
 Folders = Mapping[Step, Path]
 Per = Literal["token", "word", "byte"]

@@ -23,9 +23,6 @@ from typing import Final
 from ralm.corpus.fingerprint import fingerprint_of
 from ralm.corpus.text import read_text
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.folders.manifest import whole_checksum
-from ralm.folders.outputs import replaced_file
-from ralm.folders.work import locked_now
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.api.options import ApiOptions
 from ralm.lm.options import ModelOptions
@@ -36,7 +33,10 @@ from ralm.recipes.resources import Resource
 from ralm.recipes.standing_in import MODEL, make_stand_ins, stand_in
 from ralm.recipes.steps import Argument, NameOf, Step
 from ralm.recipes.writing import write_resource, write_titles
-from ralm.remote import is_url
+from ralm.storage.atomic import locked_now
+from ralm.storage.manifest import whole_checksum
+from ralm.storage.outputs import replaced_file
+from ralm.storage.remote import is_url
 from ralm.version import __version__
 
 MARK: Final = "recipes.json"

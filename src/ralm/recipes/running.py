@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import Final
 
 from ralm.errors import FolderExistsError, RalmError
-from ralm.folders.outputs import recover
 from ralm.recipes.estimates import check_room
 from ralm.recipes.place import Place
 from ralm.recipes.steps import Step
+from ralm.storage.outputs import recover
 
 Perform = Callable[[list[str]], None]
 _LOG: Final = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ import numpy as np
 from ralm.answering.choices.subjects import CATEGORIES
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
-from ralm.folders.manifest import read_manifest, write_manifest
-from ralm.folders.outputs import MANIFEST, new_folder
 from ralm.lm.named import model_folder
 from ralm.recipes.resources import Kind
 from ralm.records import Document
+from ralm.storage.manifest import read_manifest, write_manifest
+from ralm.storage.outputs import MANIFEST, new_folder
 
 KIND: Final = "stand-ins"
 FORMAT_VERSION: Final = 1

@@ -16,12 +16,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.folders.manifest import write_manifest
-from ralm.folders.outputs import new_folder
 from ralm.recipes.place import Place
 from ralm.recipes.results import Measured, Ordered, Result
 from ralm.recipes.running import shown
 from ralm.recipes.steps import in_order
+from ralm.storage.manifest import write_manifest
+from ralm.storage.outputs import new_folder
 
 KIND: Final = "recipe"
 FORMAT_VERSION: Final = 1

@@ -14,8 +14,8 @@ from typing import Any, Final
 from ralm.corpus.folder import HUB_PREFIX
 from ralm.corpus.sources import dataset_reader
 from ralm.errors import CorpusError
-from ralm.folders.outputs import replaced_file
 from ralm.recipes.resources import Resource
+from ralm.storage.outputs import replaced_file
 
 _HEADING: Final = re.compile(r"^ = ([^=].*[^=]) = $", re.MULTILINE)
 _JOINED: Final = re.compile(r" @(.)@ ")

@@ -7,9 +7,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.bounds import check_count
 from ralm.protocols import Rows
 from ralm.records import FloatArray, Hits, Passages
+from ralm.validation import check_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,12 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.bounds import check_count
-from ralm.errors import RerankerError
-from ralm.extras import extra
+from ralm.errors import RerankerError, extra
 from ralm.lm.journal import Journal
-from ralm.progress import progress_bar
 from ralm.protocols import Rows
 from ralm.records import FloatArray, Hits, Passages
+from ralm.terminal import progress_bar
+from ralm.validation import check_count
 
 Pair: TypeAlias = tuple[str, str]
 """The end of a prefix and the contents of a passage."""

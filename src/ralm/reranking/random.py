@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.bounds import check_count, check_seed
 from ralm.protocols import Rows
 from ralm.records import NO_PASSAGE, Hits, Passages
+from ralm.validation import check_count, check_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from ralm.bounds import check_count
 from ralm.protocols import LanguageModel, Rows
 from ralm.records import Hits, Passages
 from ralm.reranking.oracle import contested, likeliest_hits
+from ralm.validation import check_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

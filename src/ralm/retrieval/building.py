@@ -10,10 +10,6 @@ from pydantic import JsonValue
 
 from ralm.corpus.store import PASSAGES, write_passages
 from ralm.errors import UsageError
-from ralm.folders.manifest import Manifest, write_manifest
-from ralm.folders.outputs import new_folder, output_path, storage_errors
-from ralm.folders.work import ENCODED, at_work
-from ralm.progress import Advance, progress_bar
 from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval.analysis.analyser import Analysis
@@ -26,6 +22,11 @@ from ralm.retrieval.dense.options import VectorOptions
 from ralm.retrieval.index import FORMAT_VERSION, KIND, STEMMER
 from ralm.retrieval.segments import BM25
 from ralm.retrieval.vector_sets import BUILT
+from ralm.storage.atomic import storage_errors
+from ralm.storage.manifest import Manifest, write_manifest
+from ralm.storage.outputs import new_folder, output_path
+from ralm.storage.work import ENCODED, at_work
+from ralm.terminal import Advance, progress_bar
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import DenseBuilder

@@ -16,13 +16,12 @@ from typing import Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.asking import ask, config_of, stable_hits
-from ralm.bounds import check_count
 from ralm.errors import UsageError
-from ralm.folders.entries import create_entries, entry_errors, open_entries, read_entries, write_entries
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from ralm.retrieval.random import RandomRetriever
+from ralm.storage.store import create_entries, entry_errors, open_entries, read_entries, write_entries
+from ralm.validation import ask, check_count, config_of, stable_hits
 
 _LOG: Final = logging.getLogger(__name__)
 _HIT_BYTES: Final = 12

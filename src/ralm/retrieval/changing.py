@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ralm.errors import FolderExistsError
-from ralm.folders.manifest import is_current
-from ralm.folders.outputs import changed_folder
 from ralm.retrieval.index import Index
+from ralm.storage.manifest import is_current
+from ralm.storage.outputs import changed_folder
 
 
 @contextmanager

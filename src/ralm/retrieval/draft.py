@@ -8,11 +8,11 @@ from typing import Self
 
 from pydantic import JsonValue
 
-from ralm.folders.manifest import Manifest, write_changed_manifest
 from ralm.retrieval.bm25.best import check_passage_count
 from ralm.retrieval.index import FORMAT_VERSION, Index
 from ralm.retrieval.segments import SEGMENTS_SETTING, OpenSegment, SegmentEntries, segment_entries
 from ralm.retrieval.vector_sets import BUILT, FINGERPRINT, VECTORS_SETTING, VectorSets, fingerprint_after
+from ralm.storage.manifest import Manifest, write_changed_manifest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,6 +1,6 @@
 """Adds sets of vectors to an index, removes them, or changes the default set, while others read the index.
 
-The manifest of the index is replaced in one step (`ralm.folders.changes`). A process that has the index open keeps what
+The manifest of the index is replaced in one step (`ralm.storage.outputs`). A process that has the index open keeps what
 it opened, and a process that is killed on the way leaves the index unchanged.
 """
 
@@ -13,10 +13,6 @@ from pydantic import JsonValue
 
 from ralm.corpus.store import PASSAGES
 from ralm.errors import FolderExistsError, UsageError
-from ralm.folders.manifest import Manifest, file_checksum, whole_checksum, write_changed_manifest
-from ralm.folders.outputs import storage_errors
-from ralm.folders.work import ENCODED, at_work
-from ralm.progress import progress_bar
 from ralm.protocols import Encoder
 from ralm.retrieval.changing import changing
 from ralm.retrieval.dense.loading import dense_extra
@@ -34,6 +30,10 @@ from ralm.retrieval.vector_sets import (
     joined_hash,
     set_fingerprint,
 )
+from ralm.storage.atomic import storage_errors
+from ralm.storage.manifest import Manifest, file_checksum, whole_checksum, write_changed_manifest
+from ralm.storage.work import ENCODED, at_work
+from ralm.terminal import progress_bar
 
 _NEW: Final = "new-vectors"
 

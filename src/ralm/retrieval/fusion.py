@@ -11,11 +11,10 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.asking import ask, config_of
-from ralm.bounds import check_count
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits
+from ralm.validation import ask, check_count, config_of
 
 FusionMethod = Literal["rrf", "interpolation"]
 

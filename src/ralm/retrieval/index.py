@@ -20,7 +20,6 @@ from pydantic import JsonValue
 from ralm.corpus.store import PASSAGES
 from ralm.corpus.stored import StoredPassages
 from ralm.errors import DamagedFolderError, NewerFormatError, OtherAnalyserError, UsageError
-from ralm.folders.manifest import HeldFile, Manifest, opened_at_once, read_every_byte, read_manifest
 from ralm.protocols import Encoder
 from ralm.retrieval.analysis.analyser import Analysis
 from ralm.retrieval.analysis.named import ENGLISH, analysis_recorded
@@ -32,6 +31,7 @@ from ralm.retrieval.dense.loading import dense_extra, load_encoder
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions
 from ralm.retrieval.segments import OpenSegment, open_segment, removed_rows, segment_entries
 from ralm.retrieval.vector_sets import VectorSet, VectorSets, encoder_options, index_fingerprint, vector_sets
+from ralm.storage.manifest import HeldFile, Manifest, opened_at_once, read_every_byte, read_manifest
 from ralm.version import __version__
 
 if TYPE_CHECKING:

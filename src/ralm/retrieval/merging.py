@@ -8,8 +8,6 @@ from typing import Any, Final
 from ralm.corpus.store import PASSAGES, write_passages
 from ralm.corpus.stored import StoredPassages
 from ralm.errors import UsageError
-from ralm.folders.manifest import Manifest, whole_checksum
-from ralm.progress import track
 from ralm.retrieval.bm25.merging import merge_arrays
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.changing import changing
@@ -18,6 +16,8 @@ from ralm.retrieval.draft import Draft, Piece
 from ralm.retrieval.index import open_index
 from ralm.retrieval.segments import BM25, SEGMENTS, SegmentEntry, open_segment, removed_rows
 from ralm.retrieval.vector_sets import vector_options, vectors_file
+from ralm.storage.manifest import Manifest, whole_checksum
+from ralm.terminal import track
 
 _TIMES: Final = 4
 """A segment is merged with the next one if it has fewer than this many times its passages. So a growing index has few

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.bounds import check_count, check_seed
 from ralm.corpus.numbering import hash_of_numbers
 from ralm.records import Hits, IntArray
+from ralm.validation import check_count, check_seed
 
 _DRAWS_AT_A_TIME: Final = 1 << 22
 _SPARE: Final = 8

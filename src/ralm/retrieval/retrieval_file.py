@@ -17,8 +17,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Ty
 from ralm.corpus.metadata import from_json, to_json
 from ralm.corpus.text import read_bytes
 from ralm.errors import RetrievalFileError
-from ralm.folders.outputs import replaced_file
 from ralm.records import Hits, Passage
+from ralm.storage.outputs import replaced_file
 
 _HIGHEST: Final = float(np.finfo(np.float32).max)
 _Score: TypeAlias = Annotated[float, Field(ge=-_HIGHEST, le=_HIGHEST, allow_inf_nan=False)]

@@ -23,10 +23,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ralm.corpus.numbering import rise_within
 from ralm.corpus.store import PASSAGES, PassageStore
 from ralm.errors import DamagedFolderError
-from ralm.folders.manifest import Manifest
 from ralm.records import IntArray
 from ralm.retrieval.bm25.arrays import NAMES, Mapped, checked_arrays, map_arrays, map_numbers
 from ralm.retrieval.bm25.segments import Removed, Segment
+from ralm.storage.manifest import Manifest
 
 SEGMENTS_SETTING: Final = "segments"
 """The key of the segments in a manifest's settings."""

@@ -14,10 +14,6 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from ralm.corpus.store import PASSAGES, join_passages, write_passages
 from ralm.errors import CorpusError
-from ralm.folders.changes import link_file
-from ralm.folders.manifest import FileEntry, Manifest, file_entries, write_manifest
-from ralm.folders.outputs import new_folder
-from ralm.progress import progress_bar
 from ralm.records import Passage
 from ralm.retrieval.analysis.analyser import Analysis
 from ralm.retrieval.bm25.best import check_passage_count
@@ -27,6 +23,10 @@ from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.building import add_all, bm25_builder, bm25_settings
 from ralm.retrieval.index import FORMAT_VERSION, KIND
 from ralm.retrieval.segments import BM25, SEGMENTS, SEGMENTS_SETTING, SegmentEntries, SegmentEntry, open_segment
+from ralm.storage.atomic import link_file
+from ralm.storage.manifest import FileEntry, Manifest, file_entries, write_manifest
+from ralm.storage.outputs import new_folder
+from ralm.terminal import progress_bar
 
 COUNTED: Final = ("terms", "postings", "tokens")
 

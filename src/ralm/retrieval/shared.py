@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
-from ralm.asking import config_of, stable_hits
 from ralm.protocols import Retriever
 from ralm.records import Hits
+from ralm.validation import config_of, stable_hits
 
 
 class SharedRetriever:

@@ -4,7 +4,7 @@ Passages that are added become a segment of their own. Removed ones are listed a
 passages that are left are numbered, and searched, as if the index had been built of them at once. Segments that have
 become small or sparse beside others are merged on the way (`ralm.retrieval.merging`).
 
-The manifest of the index is replaced in one step (`ralm.folders.changes`). A process that has the index open keeps what
+The manifest of the index is replaced in one step (`ralm.storage.outputs`). A process that has the index open keeps what
 it opened, and a process that is killed on the way leaves the index as it was.
 """
 
@@ -22,10 +22,6 @@ from pydantic import JsonValue
 from ralm.corpus.numbering import are_in, hash_of_numbers, union
 from ralm.corpus.store import PASSAGES, write_passages
 from ralm.errors import CorpusError, DamagedFolderError, OtherEncoderError, UsageError
-from ralm.folders.manifest import Manifest, whole_checksum
-from ralm.folders.outputs import storage_errors
-from ralm.folders.work import ENCODED, at_work
-from ralm.progress import Advance, progress_bar
 from ralm.protocols import Encoder
 from ralm.records import IntArray, Passage
 from ralm.retrieval.analysis.analyser import Analyser, Analysis
@@ -39,6 +35,10 @@ from ralm.retrieval.index import Index, check_stemmer, open_index
 from ralm.retrieval.merging import merge_some
 from ralm.retrieval.segments import BM25, REMOVED, SEGMENTS, OpenSegment, SegmentEntry, open_segment, write_removed
 from ralm.retrieval.vector_sets import VectorSets, fingerprint_after, vector_options, vectors_file
+from ralm.storage.atomic import storage_errors
+from ralm.storage.manifest import Manifest, whole_checksum
+from ralm.storage.work import ENCODED, at_work
+from ralm.terminal import Advance, progress_bar
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.build import DenseBuilder

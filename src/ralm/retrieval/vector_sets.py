@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationEr
 
 from ralm.corpus.store import PASSAGES
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.folders.manifest import Manifest
 from ralm.retrieval.dense.options import VECTORS, BuiltWith, EncoderOptions, VectorOptions
+from ralm.storage.manifest import Manifest
 
 MAIN: Final = "main"
 """The name of the set that an index is built with."""

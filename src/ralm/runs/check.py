@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.folders.manifest import kind_of, read_every_byte
 from ralm.retrieval import index
 from ralm.runs import run
+from ralm.storage.manifest import kind_of, read_every_byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

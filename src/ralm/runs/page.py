@@ -12,9 +12,9 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from ralm.controls import one_line
 from ralm.runs.report import Report
 from ralm.runs.run import to_json
+from ralm.terminal import one_line
 
 _MARK: Final = re.compile(r"\{\{(?:title|style|script|tokens\.css|tokens\.js|data)\}\}")
 

@@ -23,18 +23,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.asking import config_of
-from ralm.controls import path_text, printable_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation
-from ralm.folders.manifest import opened_at_once, read_manifest, write_manifest
-from ralm.folders.outputs import new_folder
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import TracedText
 from ralm.reading.sources import PassageSource
 from ralm.runs.tables import TokensOfRun, passage_table, token_table, tokens_of_run, traced_text
+from ralm.storage.manifest import opened_at_once, read_manifest, write_manifest
+from ralm.storage.outputs import new_folder
+from ralm.terminal import path_text, printable_json
+from ralm.validation import config_of
 
 FORMAT_VERSION: Final = 1
 KIND: Final = "run"

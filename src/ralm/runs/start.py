@@ -14,7 +14,6 @@ from pydantic import JsonValue
 
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
-from ralm.folders.outputs import check_output
 from ralm.lm.journal import Journal
 from ralm.lm.pieces import chunks_of
 from ralm.lm.scoring import Scorer
@@ -28,6 +27,7 @@ from ralm.runs import run, sweep_folder
 from ralm.runs.run import evaluation_config, write_run
 from ralm.runs.sweep_folder import write_sweep
 from ralm.runs.unfinished import JOURNAL, unfinished_run
+from ralm.storage.outputs import check_output
 
 _logger = logging.getLogger(__name__)
 

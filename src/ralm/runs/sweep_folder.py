@@ -16,9 +16,9 @@ from pydantic import JsonValue
 
 from ralm.errors import MissingExtraError
 from ralm.evaluation.sweep import Sweep
-from ralm.folders.manifest import write_manifest
-from ralm.folders.outputs import new_folder
 from ralm.runs.run import environment, to_json
+from ralm.storage.manifest import write_manifest
+from ralm.storage.outputs import new_folder
 
 KIND: Final = "sweep"
 FORMAT_VERSION: Final = 1

@@ -14,9 +14,10 @@ from typing import Final
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.folders.outputs import output_path, storage_errors
-from ralm.folders.work import UNFINISHED, at_work, write_whole
 from ralm.runs.run import to_json
+from ralm.storage.atomic import storage_errors, write_whole
+from ralm.storage.outputs import output_path
+from ralm.storage.work import UNFINISHED, at_work
 
 CONFIG: Final = "config.json"
 JOURNAL: Final = ".journal"

@@ -12,7 +12,6 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import QuestionPrompt, open_prompt
 from ralm.answering.sourced import Answerer, SourcedAnswer
 from ralm.answering.sources import AskedRetriever, QuestionSource, RerankedPassages
-from ralm.bounds import MOST_SEEDS
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
 from ralm.protocols import Tokenizer, WritingModel
@@ -25,6 +24,7 @@ from ralm.serving.scoring import check_scores
 from ralm.serving.settings import generation_of
 from ralm.serving.workers import Check
 from ralm.serving.writing import Ended, Wrote
+from ralm.validation import MOST_SEEDS
 
 _SHARE: Final = 4
 """An answer has at most one of so many parts of what the model reads at once, if a request does not say."""

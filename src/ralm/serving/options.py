@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
-from ralm.bounds import MOST
 from ralm.errors import UsageError
 from ralm.options import Needs, Option, check_options
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.options import RetrieverOptions
 from ralm.serving.batching.options import BatchOptions
+from ralm.validation import MOST
 
 CHOICES: Final = (
     "index",

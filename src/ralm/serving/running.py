@@ -16,9 +16,9 @@ from typing import Any, Final
 import uvicorn
 
 from ralm.errors import UsageError
-from ralm.progress import no_progress
 from ralm.serving.app import make_app
 from ralm.serving.service import Service
+from ralm.terminal import no_progress
 
 _LOG: Final = logging.getLogger("ralm.serving")
 _ENDS: Final = (signal.SIGTERM, signal.SIGINT)

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ralm.asking import tells_scores
 from ralm.errors import ModelError
 from ralm.evaluation.perplexity import check_plan
 from ralm.lm.scoring import Scorer
@@ -29,6 +28,7 @@ from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Pass, Passages, Request, ScoredTokens
 from ralm.serving.errors import RequestError
 from ralm.serving.prompts import ServedPrompt
+from ralm.validation import tells_scores
 
 Likeliest: TypeAlias = tuple[tuple[int, float], ...]
 """Token ids with their log-probabilities, the likeliest first."""

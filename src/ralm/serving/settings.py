@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from ralm.arguments import Arguments
-from ralm.asking import check_length
 from ralm.errors import UsageError
-from ralm.options import Declared
+from ralm.options import Arguments, Declared
 from ralm.protocols import WritingModel
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
@@ -18,6 +16,7 @@ from ralm.reading.sampling import GenerationOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.options import RetrieverOptions
 from ralm.serving.options import CHOICES, Limits, ServeOptions, Settings
+from ralm.validation import check_length
 
 UNLIMITED: Final = 1 << 30
 """The length of a model without a limit of positions."""

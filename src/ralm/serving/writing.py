@@ -10,13 +10,13 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ralm.bounds import MOST_SEEDS
 from ralm.protocols import Reader, Reranker, Tokenizer, WritingModel
 from ralm.reading.generate import TokenWriter, pieces_of
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import IntArray
+from ralm.validation import MOST_SEEDS
 
 Reason: TypeAlias = Literal["stop", "length"]
 

@@ -23,12 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.asking import config_of
 from ralm.errors import UsageError
-from ralm.folders.manifest import write_manifest
-from ralm.folders.outputs import check_output, new_folder
 from ralm.lm.scoring import Scorer
-from ralm.progress import track
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import NO_PASSAGE, IntArray, Passages
 from ralm.retrieval.analysis.analyser import Analyser
@@ -38,11 +34,15 @@ from ralm.retrieval.bm25.weighting import FORMAT_VERSION, KIND, MOST_WEIGHT, NEA
 from ralm.retrieval.index import Index
 from ralm.runs.run import environment
 from ralm.runs.start import kept
+from ralm.storage.manifest import write_manifest
+from ralm.storage.outputs import check_output, new_folder
+from ralm.terminal import track
 from ralm.training.examples import Example, from_table
 from ralm.training.measuring import find_candidates, reader_of, score_passages
 from ralm.training.options import WeightingOptions
 from ralm.training.signal_options import CandidateOptions
 from ralm.training.signals import WHERE, Signals, index_of, open_signals
+from ralm.validation import config_of
 
 _FLAT: Final = 1e-3
 _STEPS: Final = 300

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from pydantic import JsonValue
 
-from ralm.progress import no_progress
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, IntArray
 from ralm.retrieval.dense.encoder import SentenceEncoder
@@ -21,6 +20,7 @@ from ralm.retrieval.dense.search import Dense, open_vectors
 from ralm.retrieval.encoding import Ahead
 from ralm.retrieval.index import Index
 from ralm.retrieval.vector_sets import vector_options
+from ralm.terminal import no_progress
 from ralm.training.harness import (
     Student,
     batch_of_step,

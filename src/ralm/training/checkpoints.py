@@ -18,7 +18,7 @@ import torch
 from pydantic import JsonValue
 from safetensors.torch import load, save
 
-from ralm.folders.outputs import storage_errors
+from ralm.storage.atomic import storage_errors
 
 _LOG: Final = logging.getLogger(__name__)
 _CHECKPOINT: Final = "checkpoint"

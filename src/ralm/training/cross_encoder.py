@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.progress import track
 from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passages
 from ralm.reranking.cross_encoder import Likelihood, PairModel
 from ralm.reranking.predictive import Pair, rank_prior
+from ralm.terminal import track
 from ralm.training.harness import Student, evenly
 from ralm.training.losses import marginal_loss
 from ralm.training.options import RerankerOptions

@@ -30,12 +30,12 @@ from pydantic import JsonValue
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ralm.errors import FolderError, ModelError, RalmWarning
-from ralm.folders.manifest import read_manifest, write_manifest
-from ralm.folders.outputs import check_output, new_folder
-from ralm.progress import progress_bar
 from ralm.records import IntArray
 from ralm.runs.run import environment, to_json
 from ralm.runs.unfinished import unfinished_run
+from ralm.storage.manifest import read_manifest, write_manifest
+from ralm.storage.outputs import check_output, new_folder
+from ralm.terminal import progress_bar
 from ralm.training.checkpoints import Checkpoint, Checkpoints
 from ralm.training.options import TrainingOptions
 from ralm.training.plot import draw_losses

@@ -22,23 +22,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.asking import config_of
-from ralm.controls import path_text
 from ralm.corpus.fields import Fields
 from ralm.corpus.fingerprint import fingerprint_of
 from ralm.corpus.sources import read_documents
 from ralm.errors import DamagedFolderError, FolderError, WorkerError
-from ralm.folders.changes import link_file
-from ralm.folders.manifest import read_manifest, write_manifest
-from ralm.folders.outputs import check_output, new_folder, output_path, storage_errors
-from ralm.folders.work import MEASURED, at_work, locked, locked_now
-from ralm.progress import progress_bar, track
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import Passages
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.opening import open_retriever
 from ralm.runs.run import environment
 from ralm.runs.unfinished import CONFIG, is_begun, write_config
+from ralm.storage.atomic import link_file, locked, locked_now, storage_errors
+from ralm.storage.manifest import read_manifest, write_manifest
+from ralm.storage.outputs import check_output, new_folder, output_path
+from ralm.storage.work import MEASURED, at_work
+from ralm.terminal import path_text, progress_bar, track
 from ralm.training.examples import Example, as_table, from_table, sample_examples
 from ralm.training.measuring import (
     check_fits,
@@ -60,6 +58,7 @@ from ralm.training.signals import (
     open_signals,
 )
 from ralm.training.worth import worth_of
+from ralm.validation import config_of
 
 _LOG: Final = logging.getLogger(__name__)
 _PART: Final = 128

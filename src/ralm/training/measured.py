@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.folders.outputs import storage_errors
 from ralm.protocols import Retriever
 from ralm.records import FloatArray, Hits, IntArray
+from ralm.storage.atomic import storage_errors
 
 _LOG: Final = logging.getLogger(__name__)
 _DAMAGED: Final = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile)

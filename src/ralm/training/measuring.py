@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from ralm.asking import ask
 from ralm.corpus.decontamination import NGRAM, run_hash, words_of
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
@@ -17,6 +16,7 @@ from ralm.reading.tokens import PassageDocuments, first_tokens
 from ralm.records import NO_PASSAGE, FloatArray, Hits, Passage, Passages, Request
 from ralm.training.examples import Example
 from ralm.training.signal_options import CandidateOptions
+from ralm.validation import ask
 
 _MORE: Final = 8
 """How many more hits are asked for at first, since some may be left out."""

@@ -4,9 +4,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
-from ralm.bounds import MOST_SEEDS
-from ralm.extras import extra
+from ralm.errors import extra
 from ralm.options import Needs, Option, check_options
+from ralm.validation import MOST_SEEDS
 
 Precision = Literal["float32", "bfloat16"]
 StudentText = Literal["query", "prefix"]

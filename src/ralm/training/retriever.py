@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import JsonValue
 
 from ralm.errors import OtherEncoderError, RalmWarning, UsageError
-from ralm.folders.outputs import recover
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.loading import load_encoder
 from ralm.retrieval.encoding import Ahead, add_vectors, check_can_add
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.vector_sets import VectorSet, vector_options
+from ralm.storage.outputs import recover
 from ralm.training.options import REPLUG, QueryEncoderOptions, RetrieverTrainingOptions, TrainingOptions, training_extra
 from ralm.training.signals import Signals, index_of, open_signals, split_documents, split_with_choice
 

@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.asking import config_of
 from ralm.corpus.fields import Fields
 from ralm.corpus.sources import read_documents
-from ralm.progress import track
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import Hits, IntArray
 from ralm.retrieval.index import Index, open_index
+from ralm.terminal import track
 from ralm.training.examples import Example, sample_examples
 from ralm.training.making import begins_with_source, text_config
 from ralm.training.measuring import check_fits, find_candidates, queries_of, reader_of, score_candidates
 from ralm.training.signal_options import CandidateOptions, ExampleOptions
+from ralm.validation import config_of
 
 
 class SampledExamples:

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, FolderError, NotAFolderOfThisKindError, UsageError
-from ralm.folders.manifest import Manifest, kind_of, opened_at_once, read_manifest
 from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from ralm.retrieval.index import Index, open_index
 from ralm.runs.unfinished import first_difference, flat
+from ralm.storage.manifest import Manifest, kind_of, opened_at_once, read_manifest
 
 KIND: Final = "signals"
 FORMAT_VERSION: Final = 1

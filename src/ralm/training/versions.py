@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ralm.folders.changes import sync, sync_one
-from ralm.folders.outputs import storage_errors
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import VECTORS, VectorOptions
 from ralm.retrieval.encoding import Ahead, write_vectors
 from ralm.retrieval.index import Index
+from ralm.storage.atomic import storage_errors, sync, sync_one
 
 _SNAPSHOT: Final = "snapshot"
 _ENCODING: Final = "encoding"

@@ -22,14 +22,13 @@ from ralm.answering.metrics import without_punctuation
 from ralm.answering.options import AnswerOptions, ChoiceOptions
 from ralm.answering.prompt_tokens import Cut, PromptEncoder, tokens_behind
 from ralm.answering.prompts import QuestionPrompt
-from ralm.asking import check_length
-from ralm.bounds import MOST
 from ralm.errors import UsageError
 from ralm.lm.journal import MemoryJournal
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import log_sum_exp
 from ralm.records import Front, IntArray
+from ralm.validation import MOST, check_length
 
 Asked: TypeAlias = tuple[ChoiceQuestion, AskedQuestion]
 """A question and its prompts."""

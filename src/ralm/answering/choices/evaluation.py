@@ -19,10 +19,10 @@ from ralm.answering.options import ChoiceOptions
 from ralm.answering.prompts import QuestionPrompt
 from ralm.answering.sources import QuestionSource, first_passages, found_passages
 from ralm.errors import UsageError
-from ralm.progress import progress_bar
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
 from ralm.records import Hits, Passage, Passages
+from ralm.terminal import progress_bar
 
 _QUESTIONS_AT_ONCE: Final = 16
 """Questions whose prompts are in memory at a time."""

@@ -34,8 +34,8 @@ from ralm.answering.run import (
     write_tables,
 )
 from ralm.answering.sources import QuestionSource
-from ralm.folders.outputs import check_output
 from ralm.protocols import Reader, WritingModel
+from ralm.storage.outputs import check_output
 
 KIND: Final = "choices"
 FORMAT_VERSION: Final = 1

@@ -15,7 +15,7 @@ from ralm.corpus.maker import DocumentMaker
 from ralm.corpus.text import open_file
 from ralm.errors import CorpusError
 from ralm.records import Document
-from ralm.remote import FilePath
+from ralm.storage.remote import FilePath
 
 _MOST_XML: Final = 1 << 27
 _MOST_BYTES: Final = 1 << 30

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from ralm.controls import path_text
 from ralm.corpus.text import open_file
 from ralm.errors import CorpusError
-from ralm.remote import FilePath, RemoteFile
+from ralm.storage.remote import FilePath, RemoteFile
+from ralm.terminal import path_text
 
 GZIP: Final = ".gz"
 MOST_UNPACKED: Final = 1 << 30

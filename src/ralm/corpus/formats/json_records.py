@@ -14,7 +14,7 @@ from ralm.corpus.maker import MEND, DocumentMaker
 from ralm.corpus.text import BYTE_ORDER_MARK, decode
 from ralm.errors import CorpusError
 from ralm.records import Document
-from ralm.remote import FilePath
+from ralm.storage.remote import FilePath
 
 _PIECE: Final = 1 << 18
 _SURROGATE_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")

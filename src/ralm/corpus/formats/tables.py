@@ -16,7 +16,7 @@ from ralm.corpus.maker import MEND, DocumentMaker
 from ralm.corpus.text import decode
 from ralm.errors import CorpusError
 from ralm.records import Document
-from ralm.remote import FilePath
+from ralm.storage.remote import FilePath
 
 _DPR_COLUMNS: Final = ["id", "text", "title"]
 _LONGEST_FIELD: Final = 1 << 27

@@ -20,8 +20,8 @@ from typing import Final, Self, TypeAlias
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.folders.entries import create_entries, delete_entries, entry_errors, open_entries, read_entries, write_entries
 from ralm.lm.api.long_json import read_json, write_json
+from ralm.storage.store import create_entries, delete_entries, entry_errors, open_entries, read_entries, write_entries
 
 JsonObject: TypeAlias = dict[str, JsonValue]
 CACHE: Final = "RALM_CACHE"

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.bounds import check_count
 from ralm.corpus.numbering import hash_of_numbers, rising, union
 from ralm.errors import UsageError
 from ralm.records import NO_PASSAGE, Hits, IntArray
@@ -42,6 +41,7 @@ from ralm.retrieval.bm25.scan import Scanned, scan, units
 from ralm.retrieval.bm25.segments import Segment, numbering_of, totals_of
 from ralm.retrieval.bm25.stream import Collection
 from ralm.retrieval.bm25.weighting import Weighting
+from ralm.validation import check_count
 
 PARTITION: Final = 1 << 17
 """Passages scanned at a time: 512 KiB of sums."""

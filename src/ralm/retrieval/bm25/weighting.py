@@ -15,7 +15,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, UsageError
-from ralm.folders.manifest import opened_at_once, read_manifest
+from ralm.storage.manifest import opened_at_once, read_manifest
 
 NEAREST: Final = (0, 4, 8)
 """The groups of terms, by how many terms stand behind them: up to 3, 4 to 7, and 8 or more."""

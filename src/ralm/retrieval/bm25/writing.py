@@ -7,9 +7,9 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ralm.progress import progress_bar
 from ralm.retrieval.bm25.arrays import narrow
 from ralm.retrieval.bm25.codes import ESCAPE
+from ralm.terminal import progress_bar
 
 
 def write_totals(folder: Path, tokens: int, with_terms: int) -> None:

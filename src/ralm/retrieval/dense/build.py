@@ -24,11 +24,11 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, UsageError
-from ralm.folders.outputs import storage_errors
-from ralm.progress import Advance, progress_bar
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.options import NOTHING_ENCODED, VECTORS, Encoded, VectorOptions
+from ralm.storage.atomic import storage_errors
+from ralm.terminal import Advance, progress_bar
 
 _CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 CHUNK: Final = 4096

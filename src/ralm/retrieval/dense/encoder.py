@@ -23,11 +23,11 @@ from transformers import PreTrainedModel
 
 from ralm.errors import ModelError, UsageError
 from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading, whole_loading
-from ralm.progress import Advance
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.dpr import is_dpr, load_dpr
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.dense.trained import PASSAGE_ENCODER, SEPARATOR, reading_of, trained_for, write_reading
+from ralm.terminal import Advance
 
 BATCH: Final = 32
 """Texts encoded at once."""

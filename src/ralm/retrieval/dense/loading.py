@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Final
 
-from ralm.extras import extra
+from ralm.errors import extra
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import EncoderOptions
 

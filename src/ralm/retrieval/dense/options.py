@@ -5,8 +5,8 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import JsonValue
 
-from ralm.bounds import MOST_SEEDS
 from ralm.options import Needs, Option, check_options
+from ralm.validation import MOST_SEEDS
 
 QUERY_TOKENS: Final = 64
 """The papers' query length l for dense retrieval, in tokens of the language model."""

@@ -16,14 +16,14 @@ import faiss
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.bounds import check_count
 from ralm.corpus.numbering import Numbering, hash_of_numbers, rising, union
 from ralm.errors import DamagedFolderError, ModelError, OtherEncoderError, UsageError
-from ralm.folders.manifest import whole_checksum
-from ralm.progress import track
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from ralm.retrieval.dense.options import BuiltWith, DenseSearchOptions
+from ralm.storage.manifest import whole_checksum
+from ralm.terminal import track
+from ralm.validation import check_count
 
 QUERIES_AT_A_TIME: Final = 1024
 _HITS_AT_A_TIME: Final = 1 << 22

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from ralm.errors import FolderError
-from ralm.folders.manifest import kind_of, read_manifest
 from ralm.retrieval.dense.options import EncoderOptions
+from ralm.storage.manifest import kind_of, read_manifest
 
 KIND: Final = "encoder"
 FORMAT_VERSION: Final = 1

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field, JsonValue
 from starlette.responses import Response
 
-from ralm.asking import ask
 from ralm.reading.provenance import hits_as_json
 from ralm.serving.errors import RequestError
 from ralm.serving.prompts import check_text, read_prompt
@@ -18,6 +17,7 @@ from ralm.serving.service import Service
 from ralm.serving.wire.completions import Usage, prompts_of
 from ralm.serving.wire.fields import Body
 from ralm.serving.workers import Check
+from ralm.validation import ask
 
 router = APIRouter()
 

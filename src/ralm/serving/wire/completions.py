@@ -9,13 +9,13 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, JsonValue
 
-from ralm.bounds import MOST_SEEDS
 from ralm.errors import UsageError
 from ralm.reading.sampling import Sampling
 from ralm.serving.completion import Completion
 from ralm.serving.errors import RequestError
 from ralm.serving.options import Limits
 from ralm.serving.wire.fields import Body, Chosen, StreamOptions, check_stream, chosen, count, refuse_idle
+from ralm.validation import MOST_SEEDS
 
 _MOST_TOKENS: Final = 16
 """Tokens that OpenAI's API writes if a request does not say."""

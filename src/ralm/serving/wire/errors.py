@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from ralm.controls import one_line
+from ralm.terminal import one_line
 
 _LONGEST: Final = 1000
 """Characters of a message: what it quotes of a request may be long."""

@@ -1,8 +1,8 @@
 """Work folders: what a process keeps beside an output until the output is complete.
 
 A work folder has a marker file, which shows that ralm made the folder. A process locks the marker while it uses the
-folder. The lock, not a process id, tells whether the process is still running or was killed. Nothing is removed from a
-folder that ralm did not provably make. Knows nothing of what the outputs are.
+folder. The lock, not a process id, tells whether the process is still running or was killed. Files are only removed
+from folders with such a marker.
 """
 
 import errno
@@ -104,40 +104,6 @@ def at_work(kind: WorkKind, out: Path, *, shared: bool = False) -> Iterator[Path
 def is_work_folder(folder: Path) -> bool:
     """Whether a folder has our marker."""
     return bool(_marker(folder))
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a file of a work folder atomically."""
-    partial = file.with_name(f"{file.name}.partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
-
-
-@contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """Wait until no other process holds this file, which is created if missing, and hold it. The lock ends with the
-    process, for whatever reason. Raises FileNotFoundError if the folder is gone."""
-    with locked_now(file, wait=True):
-        file.stat()
-        yield
-
-
-@contextmanager
-def locked_now(file: Path, *, wait: bool = False) -> Iterator[bool]:
-    """The same without waiting: whether this process got the lock."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
 
 
 def _locked_marker(folder: Path, out: Path, how: int) -> int:

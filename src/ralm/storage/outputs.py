@@ -1,10 +1,11 @@
-"""Writes output folders and files atomically: under a temporary name, synced, then renamed.
+"""Writes and changes output folders and files atomically.
 
-The final name never holds an incomplete output. Only outputs that ralm provably wrote are replaced. What a killed
-process left is restored or removed. Knows nothing of what the files mean; reads a manifest only to see who wrote it.
+A new output is written under a temporary name, synced, then renamed, so the final name never holds an incomplete one. A
+folder is changed in place: new files are moved into it under names that its manifest does not use, the new manifest
+replaces the old one, and files that it no longer names are removed. What a killed process left is restored or removed.
+Only outputs that ralm wrote, as their manifest shows, are replaced.
 """
 
-import errno
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,8 @@ from typing import Any, Final, Literal, TextIO
 from pydantic import BaseModel, ValidationError
 
 from ralm.errors import FolderExistsError, StorageError, UsageError
-from ralm.folders.changes import MANIFEST as MANIFEST, end_change, make_change, sync, sync_one
-from ralm.folders.exchange import exchange
-from ralm.folders.work import ENCODED, PARTIAL, PARTS, UNFINISHED, WorkKind, at_work, is_work_folder, write_whole
+from ralm.storage.atomic import exchange, storage_errors, sync, sync_one, write_whole
+from ralm.storage.work import ENCODED, PARTIAL, PARTS, UNFINISHED, WorkKind, at_work, is_work_folder
 
 _NEW: Final = "new"
 _OLD: Final = "old"
@@ -79,7 +79,7 @@ def changed_folder(path: Path) -> Iterator[Path]:
             yield work / _NEW
             sync(work / _NEW)
             held = _note_finished(path, work)
-            make_change(path, work / _NEW, work)
+            _make_change(path, work / _NEW, work)
             for other in held:
                 other.clear(other.beside(path))
         finally:
@@ -163,22 +163,6 @@ def replaced_file(path: Path) -> Iterator[TextIO]:
                 (work / _NEW).replace(path)
             finally:
                 PARTIAL.clear(work)
-
-
-@contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk or missing permission to write into a StorageError about `path`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(
-                f"no space left on the disk while writing {path}; nothing was kept under that name. "
-                "Free some space, or choose an output on another disk, and run it again."
-            ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StorageError(f"{path} cannot be written: {error.strerror}. Choose another output.") from error
-        raise
 
 
 def _device(path: Path) -> int:
@@ -271,7 +255,7 @@ def _recover(path: Path, work: Path) -> None:
         finished = _Finished.model_validate_json((work / _FINISHED).read_bytes())
     except (OSError, ValidationError):
         finished = None
-    end_change(path, work)
+    _end_change(path, work)
     if finished and finished.manifest == _hash(path):
         for kind in (UNFINISHED, ENCODED, PARTS):
             if kind.name in finished.of_no_use and kind.beside(path).exists():
@@ -308,3 +292,60 @@ def _hash(folder: Path) -> str:
 def _free_name(path: Path) -> Path:
     names = (path.with_name(f"{path.name}.finished{suffix}") for suffix in chain([""], map("-{}".format, count(2))))
     return next(name for name in names if not name.exists() and not name.is_symlink())
+
+
+MANIFEST: Final = "manifest.json"
+_CHANGE: Final = "change"
+
+
+class _Change(BaseModel):
+    """The files that are added and removed, by their names in the folder."""
+
+    files: list[str]
+
+
+class _Named(BaseModel):
+    """The files that a manifest names."""
+
+    files: dict[str, Any]
+
+
+def _make_change(folder: Path, new: Path, work: Path) -> None:
+    """Move the files of `new` into `folder` and replace the manifest; the new manifest names all files.
+
+    Raises FolderExistsError if something that ralm did not write has the name of a new file.
+    """
+    before, after = _named(folder), _named(new)
+    come = sorted(after - before)
+    for name in come:
+        if os.path.lexists(folder / name):
+            raise FolderExistsError(f"{folder / name} is in the way, and ralm did not write it; move it elsewhere.")
+    write_whole(work / _CHANGE, _Change(files=sorted(before ^ after)).model_dump_json())
+    sync_one(work)  # a file must not survive a power failure without the record that names it
+    for name in come:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (new / name).rename(folder / name)
+    for parent in {folder / parent for name in come for parent in Path(name).parents}:
+        sync_one(parent)
+    (new / MANIFEST).replace(folder / MANIFEST)
+    sync_one(folder)
+    _end_change(folder, work)
+
+
+def _end_change(folder: Path, work: Path) -> None:
+    """Remove the files of an unfinished change, if any, that the manifest of the folder does not name."""
+    try:
+        change = _Change.model_validate_json((work / _CHANGE).read_bytes())
+        named = _named(folder)
+    except (OSError, ValidationError):
+        return
+    for name in change.files:
+        if name not in named:
+            (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):  # stops at the first folder that is not empty
+                for parent in Path(name).parents[:-1]:
+                    (folder / parent).rmdir()
+
+
+def _named(folder: Path) -> set[str]:
+    return set(_Named.model_validate_json((folder / MANIFEST).read_bytes()).files)

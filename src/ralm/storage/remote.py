@@ -1,7 +1,6 @@
 """Files behind URLs, such as those of object stores (`s3://`, `gs://`) and web servers, through fsspec.
 
-Knows URLs and bytes; knows nothing of what the files hold. Packages of others are behind each kind of URL, with errors
-of their own, so whatever they raise becomes one sentence here.
+fsspec and the packages behind it raise errors of their own; every one becomes an error of ralm, in one sentence.
 """
 
 import io

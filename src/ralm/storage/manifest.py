@@ -1,8 +1,4 @@
-"""The manifest of a folder that ralm writes: what the folder is, its files, and checks that they are unchanged.
-
-Knows sizes and checksums; knows nothing of what the files mean, or of how a folder is put in place
-(`ralm.folders.outputs`).
-"""
+"""The manifest of a folder that ralm writes: what the folder is, its files, and checks that they are unchanged."""
 
 import hashlib
 import json
@@ -23,7 +19,7 @@ from ralm.errors import (
     NotAFolderOfThisKindError,
     OlderFormatError,
 )
-from ralm.folders.outputs import MANIFEST, bring_back
+from ralm.storage.outputs import MANIFEST, bring_back
 from ralm.version import __version__
 
 _BLOCK_BYTES: Final = 1 << 20

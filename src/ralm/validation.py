@@ -1,7 +1,12 @@
-"""Calls parts, our own and those of users, and checks what they return before it is used."""
+"""Checks of arguments, and of what parts return: our own parts and those of users.
+
+An error is one sentence that names the argument or the part. Option records declare their bounds instead (`Option`).
+"""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -9,6 +14,30 @@ from pydantic import JsonValue
 from ralm.errors import RetrieverError, UsageError
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import NO_PASSAGE, Hits, IntArray
+
+MOST: Final = 2**31 - 1
+"""The largest count that an option accepts: lower layers number lengths, passages and lists in 32 bits."""
+MOST_SEEDS: Final = 2**63 - 1
+
+
+def check_count(name: str, value: int, *, least: int = 1, most: int = MOST) -> None:
+    """Raise UsageError if a whole number is below `least` or above `most`."""
+    if not least <= value <= most:
+        bound = f"at least {least:,}" if value < least else f"at most {most:,}"
+        raise UsageError(f"`{name}` must be {bound}, not {value}.")
+
+
+def check_seed(name: str, value: int) -> None:
+    """Raise UsageError if a number cannot seed a random generator."""
+    check_count(name, value, least=0, most=MOST_SEEDS)
+
+
+def check_number(name: str, value: float, *, least: float, most: float, above: bool = False) -> None:
+    """Raise UsageError if a number is NaN, infinite, above `most`, or below `least` (with `above`: not above it)."""
+    enough = value > least if above else value >= least
+    if not (math.isfinite(value) and enough and value <= most):
+        lower = f"above {least:g}" if above else f"at least {least:g}"
+        raise UsageError(f"`{name}` must be {lower} and at most {most:g}, not {value}.")
 
 
 def ask(retriever: Retriever, queries: Sequence[str], k: int, passages: int | None = None) -> Hits:

@@ -1,9 +1,15 @@
-"""Progress on standard error for work that takes more than a second: a bar in a terminal, else a line now and then.
+"""What people see in a terminal: progress on standard error, and text without characters that act on the terminal.
 
-The environment variable `RALM_PROGRESS=0` turns it off.
+Work that takes more than a second shows a bar in a terminal, else a line now and then. The environment variable
+`RALM_PROGRESS=0` turns it off.
+
+Escape sequences can retitle windows and fill clipboards, carriage returns can overwrite lines, and bidirectional
+overrides can show a text in a different order. Passages, titles and file names are untrusted, so everything that is
+printed for a person goes through `visible` or `one_line`.
 """
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -113,3 +119,34 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
         for item in items:
             yield item
             advance()
+
+
+_BEYOND_ASCII: Final = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+"""Delete and the C1 controls, direction marks and overrides, line separators, and surrogates."""
+_ACTING: Final = re.compile(rf"[\x00-\x08\x0b\x0c\x0e-\x1f{_BEYOND_ASCII}]|\r(?!\n)")
+_ACTING_IN_JSON: Final = re.compile(f"[{_BEYOND_ASCII}]")
+_BREAKS: Final = re.compile(r"\r\n|[\n\t]")
+
+
+def visible(text: str) -> str:
+    """The text with control characters as escapes such as `\\x1b`; line breaks and tabs stay as they are."""
+    return _ACTING.sub(lambda found: _escape(found[0]), text)
+
+
+def one_line(text: str) -> str:
+    """The same for a name or a message: line breaks and tabs become escapes too."""
+    return _BREAKS.sub(lambda found: _escape(found[0]), visible(text))
+
+
+def path_text(path: str | os.PathLike[str]) -> str:
+    """A path as text that any file can hold: bytes that are not UTF-8 become escapes such as `\\xff`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def printable_json(json: str) -> str:
+    """Output of `json.dumps` with these characters as JSON escapes, so that any reader decodes the same text."""
+    return _ACTING_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
+
+
+def _escape(characters: str) -> str:
+    return characters.encode("unicode_escape").decode()

@@ -1,0 +1,103 @@
+"""Atomic files, file locks and synced folders: what outputs, work folders and checkpoints are written with."""
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from ralm.errors import StorageError
+
+_HERE: Final = -100  # AT_FDCWD: relative paths start at the current folder
+_LINUX_EXCHANGE: Final = 2  # RENAME_EXCHANGE of renameat2
+_MACOS_SWAP: Final = 2  # RENAME_SWAP of renamex_np
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file of a work folder atomically."""
+    partial = file.with_name(f"{file.name}.partial")
+    with partial.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Wait until no other process holds this file, which is created if missing, and hold it. The lock ends with the
+    process, for whatever reason. Raises FileNotFoundError if the folder is gone."""
+    with locked_now(file, wait=True):
+        file.stat()
+        yield
+
+
+@contextmanager
+def locked_now(file: Path, *, wait: bool = False) -> Iterator[bool]:
+    """The same without waiting: whether this process got the lock."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def link_file(file: Path, to: Path) -> None:
+    """Give a file another name as well; a copy where the disk has no links."""
+    try:
+        os.link(file, to)
+    except OSError:
+        shutil.copyfile(file, to)
+
+
+def sync(folder: Path) -> None:
+    """Sync a folder and everything in it to disk."""
+    for file in [*folder.rglob("*"), folder]:
+        sync_one(file)
+
+
+def sync_one(file: Path) -> None:
+    """Sync a file, or the names in a folder, to disk."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk or missing permission to write into a StorageError about `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageError(
+                f"no space left on the disk while writing {path}; nothing was kept under that name. "
+                "Free some space, or choose an output on another disk, and run it again."
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise StorageError(f"{path} cannot be written: {error.strerror}. Choose another output.") from error
+        raise
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Exchange the names of two folders or files; False, with nothing changed, if the system does not support it."""
+    names = os.fsencode(first), os.fsencode(second)
+    try:
+        library = ctypes.CDLL(None)
+        if sys.platform == "darwin":
+            return library.renamex_np(*names, ctypes.c_uint(_MACOS_SWAP)) == 0
+        return library.renameat2(_HERE, names[0], _HERE, names[1], ctypes.c_uint(_LINUX_EXCHANGE)) == 0
+    except (AttributeError, OSError):  # no C library, or one without the call
+        return False
