@@ -13,7 +13,7 @@ from ralm.corpus.passages import make_passages
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.named import load_local_model
 from ralm.records import Document
-from ralm.serving.running import Server, address_of, bound_socket
+from ralm.serving.server import Server, address_of, bound_socket
 from ralm.serving.service import Service
 
 MODEL = "ralm-tiny"

@@ -27,10 +27,9 @@ from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, NextTokens, Pass
-from ralm.serving.batching.batcher import Closed
-from ralm.serving.batching.lines import Line, shares, that_fit
-from ralm.serving.batching.model import BatchedModel, ending_with
-from ralm.serving.batching.options import BatchOptions
+from ralm.serving.batcher import Closed, Line, shares, that_fit
+from ralm.serving.model import BatchedModel, ending_with
+from ralm.serving.options import BatchOptions
 from tests.fakes import CountingModel, SharedWordsRetriever, UnigramContinuations, WordTokenizer, passages_of
 
 PASSAGES = passages_of("the red fox", "a fox and a hill", "the sea is wide", "hill by the sea", "a red stone")

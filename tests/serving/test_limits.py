@@ -13,8 +13,8 @@ import pytest
 
 from ralm.errors import UsageError
 from ralm.records import IntArray, NextTokens
+from ralm.serving.middleware import KEY, key_of
 from ralm.serving.options import Limits, ServeOptions
-from ralm.serving.security import KEY, key_of
 from ralm.serving.service import Service
 from tests.api.backings import OfTable
 from tests.serving.served import DOCUMENTS, MODEL, PROMPTS, events_of, save_index, serving, tiny
@@ -233,7 +233,7 @@ def test_a_model_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPatch, ca
 
     with serving(limited()) as url, httpx.Client(base_url=url, timeout=20) as http:
         assert http.get("/health").json()["status"] == "ok"
-        monkeypatch.setattr("ralm.serving.batching.batcher.Batcher._next_passes", fails)
+        monkeypatch.setattr("ralm.serving.batcher.Batcher._next_passes", fails)
         for _ in range(2):
             answer = http.post("/v1/completions", json=ASK)
             assert answer.status_code == 500

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from ralm.errors import UsageError
-from ralm.serving.running import Server, address_of, bound_socket
+from ralm.serving.server import Server, address_of, bound_socket
 from ralm.serving.service import Service
 from tests.cli.program import ralm
 from tests.serving.process import running

@@ -116,10 +116,10 @@ def serve(
     from ralm.errors import extra
 
     with extra("serve", "serving needs", _PACKAGES):
-        from ralm.serving.running import bound_socket, serve as serve_until_ended
-        from ralm.serving.security import key_of
+        from ralm.serving.middleware import key_of
+        from ralm.serving.options import settings_of
+        from ralm.serving.server import bound_socket, serve as serve_until_ended
         from ralm.serving.service import Service
-        from ralm.serving.settings import settings_of
 
     key = key_of(serving.host)
     folders = _demo_index() if demo else _folders(index)

@@ -1,15 +1,11 @@
-"""`ralm serve`: OpenAI's API in front of a model that reads passages (docs/serving.md).
+"""`ralm serve`: OpenAI's API for a model that reads passages (docs/serving.md).
 
-One request is one thread that runs the library's own code; the asyncio side checks, queues, limits and streams.
+Each request is one thread that runs the library's own code; the asyncio side checks, queues, limits and streams.
 
-    options, settings   what the operator says, and what a request may change of it
-    indexes             the indexes that are served, by name
-    models              one model and its tokenizer, for many threads
-    batching            what they ask of a local model is read together
-    workers             threads, their queue, and requests that end early
-    prompts, writing, scoring, completion, chat    what one request asks, without HTTP; events out
-    wire                OpenAI's requests, answers and error bodies
-    routes, app         HTTP
-    pages               the page at `/`
-    security, metrics, running               keys and sizes; figures; the process
+    options                             what the operator sets, and what a request may change
+    indexes, service                    the indexes, the model, and how requests read with them
+    model, batcher                      one model for many threads, which reads together what they ask
+    prompts, completion, scoring, chat  what one request computes, as a generator of events
+    requests, answers, chat_answers, errors   OpenAI's JSON
+    jobs, routes, middleware, server    HTTP: threads and responses, routes, keys and metrics, the process
 """

@@ -15,15 +15,13 @@ from ralm.answering.sources import AskedRetriever, QuestionSource, RerankedPassa
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
 from ralm.protocols import Tokenizer, WritingModel
-from ralm.serving.completion import Began, Reads
+from ralm.serving.completion import Began, Ended, Wrote
 from ralm.serving.errors import RequestError
-from ralm.serving.models import Watched
-from ralm.serving.options import Limits
+from ralm.serving.indexes import ReadConfig
+from ralm.serving.model import Check, Watched
+from ralm.serving.options import Limits, generation_of
 from ralm.serving.prompts import TOO_LONG, check_size
 from ralm.serving.scoring import check_scores
-from ralm.serving.settings import generation_of
-from ralm.serving.workers import Check
-from ralm.serving.writing import Ended, Wrote
 from ralm.validation import MOST_SEEDS
 
 _SHARE: Final = 4
@@ -58,12 +56,12 @@ class Answered:
     answer: SourcedAnswer
 
 
-Event: TypeAlias = Began | Wrote | Ended | Answered
+ChatEvent: TypeAlias = Began | Wrote | Ended | Answered
 
 
 def answered(
-    asked: Chat, model: WritingModel, reads: Reads, prompt: QuestionPrompt, limits: Limits, check: Check
-) -> Iterator[Event]:
+    asked: Chat, model: WritingModel, reads: ReadConfig, prompt: QuestionPrompt, limits: Limits, check: Check
+) -> Iterator[ChatEvent]:
     """Do what is asked, event by event; the choices have the seeds from that of `sampling` on.
 
     Raises RequestError if the conversation cannot be asked or does not fit, UsageError if the model cannot answer so.
@@ -99,7 +97,7 @@ def answered(
             yield Answered(choice, answer)
 
 
-def _source(reads: Reads, model: WritingModel) -> QuestionSource | None:
+def _source(reads: ReadConfig, model: WritingModel) -> QuestionSource | None:
     """Where the passages come from."""
     if reads.source is None:
         return None

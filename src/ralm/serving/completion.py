@@ -1,48 +1,113 @@
-"""What a request for completions does: its prompts are scored if they are echoed, and continued.
+"""Continuing the prompts of a request: `ralm generate`, told piece by piece.
 
-A generator of events, for a thread; knows nothing of HTTP.
+Works on token ids; knows nothing of HTTP.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from ralm.lm.scoring import Scorer
-from ralm.protocols import Reader, Reranker, WritingModel
-from ralm.reading.pieces import GeneratedToken
+from ralm.protocols import Reader, Reranker, Tokenizer, WritingModel
+from ralm.reading.generate import TokenWriter, pieces_of
+from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.provenance import gains, without_passages
+from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.records import DoubleArray, Passages
+from ralm.records import DoubleArray, IntArray
 from ralm.serving.errors import RequestError
-from ralm.serving.models import Watched
-from ralm.serving.options import Limits, Settings
+from ralm.serving.indexes import ReadConfig
+from ralm.serving.model import Check, Watched
+from ralm.serving.options import Limits, Settings, generation_of
 from ralm.serving.prompts import ServedPrompt, check_prompt, read_prompt
 from ralm.serving.scoring import ScoredToken, check_scores, score_prompt
-from ralm.serving.settings import generation_of
-from ralm.serving.workers import Check
-from ralm.serving.writing import Ended, Wrote, write
+from ralm.validation import MOST_SEEDS
+
+Reason: TypeAlias = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reads:
-    """How a request reads: its settings, and what they stand for."""
+class Wrote:
+    """A piece of the text that continues a prompt; `choice` is its number among all that a request asks for."""
 
-    settings: Settings
-    source: FromRetriever | None = None
-    reader: Reader | None = None
-    reranker: Reranker | None = None
+    choice: int
+    piece: GeneratedText
 
-    @property
-    def passages(self) -> Passages:
-        """The passages that may be read, by number."""
-        return () if self.source is None else self.source.passages
 
-    @property
-    def parts(self) -> dict[str, Any]:
-        """The parts by the names that the library has for them."""
-        return {"source": self.source, "reader": self.reader, "reranker": self.reranker}
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a text: at a stop string or end-of-text token, or after as many `tokens` as were asked for."""
+
+    choice: int
+    reason: Reason
+    tokens: int
+
+
+def write(
+    prompts: Sequence[IntArray],
+    model: WritingModel,
+    options: GenerationOptions,
+    source: FromRetriever | None = None,
+    *,
+    reader: Reader | None = None,
+    reranker: Reranker | None = None,
+    query: str | None = None,
+    times: int = 1,
+    told_ends: frozenset[int] = frozenset(),
+) -> Iterator[Wrote | Ended]:
+    """Continue each prompt (int64, not empty) `times` times; choices of one prompt follow each other.
+
+    Each choice is what `generate` gives for it alone: the first of a prompt with the seed of `options`, the others with
+    the seeds after it. A text ends after one of `told_ends`, which a model that has no ends writes; such a token has no
+    text. Raises what `generate` raises.
+    """
+    writer = _Counting(TokenWriter(model, options, source, reader=reader, reranker=reranker), told_ends)
+    texts = []
+    for prompt in prompts:
+        for time in range(times):
+            writer.add(prompt, query, (options.seed + time) % (MOST_SEEDS + 1))
+            texts.append(StoppedText(prompt, model.tokenizer, options.stop))
+    for choice, piece in pieces_of(writer, texts):
+        yield Wrote(choice, _without_end(piece, told_ends, model.tokenizer))
+    for choice, text in enumerate(texts):
+        count = writer.tokens[choice]
+        whole = count == options.new_tokens and not text.found and choice not in writer.ended
+        yield Ended(choice, "length" if whole else "stop", count)
+
+
+def _without_end(piece: GeneratedText, ends: frozenset[int], tokenizer: Tokenizer) -> GeneratedText:
+    if not piece.tokens or piece.tokens[-1].token not in ends:
+        return piece
+    end = tokenizer.decode(np.array([piece.tokens[-1].token], dtype=np.int64))
+    return replace(piece, text=piece.text.removesuffix(end))
+
+
+class _Counting:
+    """A writer that counts the tokens of each text, and ends it after one of `ends`."""
+
+    def __init__(self, writer: TokenWriter, ends: frozenset[int]) -> None:
+        self._writer = writer
+        self._ends = ends
+        self.tokens: Counter[int] = Counter()
+        self.ended: set[int] = set()
+
+    def add(self, prompt: IntArray, query: str | None, seed: int) -> None:
+        self._writer.add(prompt, query, seed)
+
+    def step(self) -> list[tuple[int, GeneratedToken]]:
+        written = self._writer.step()
+        self.tokens.update(number for number, _ in written)
+        for number, token in written:
+            if token.token in self._ends:
+                self.ended.add(number)
+                self.end(number)
+        return written
+
+    def end(self, number: int) -> None:
+        self._writer.end(number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,10 +155,12 @@ class Gained:
     gain_T: DoubleArray
 
 
-Event: TypeAlias = Began | Echoed | Wrote | Ended | Gained
+CompletionEvent: TypeAlias = Began | Echoed | Wrote | Ended | Gained
 
 
-def completed(asked: Completion, model: WritingModel, reads: Reads, limits: Limits, check: Check) -> Iterator[Event]:
+def completed(
+    asked: Completion, model: WritingModel, reads: ReadConfig, limits: Limits, check: Check
+) -> Iterator[CompletionEvent]:
     """Do what is asked, event by event.
 
     Raises RequestError if a prompt is empty, too long or has unknown tokens, or if the model does not tell what is
@@ -118,7 +185,9 @@ def completed(asked: Completion, model: WritingModel, reads: Reads, limits: Limi
     yield from _written(asked, prompts, settings[0], writing, told_ends, reads)
 
 
-def _echoed(asked: Completion, prompts: Sequence[ServedPrompt], model: WritingModel, reads: Reads) -> Iterator[Event]:
+def _echoed(
+    asked: Completion, prompts: Sequence[ServedPrompt], model: WritingModel, reads: ReadConfig
+) -> Iterator[CompletionEvent]:
     for number, prompt in enumerate(prompts):
         settings = prompt.settings(reads.settings)
         begin = prompt.beginning(settings)
@@ -138,8 +207,8 @@ def _written(
     settings: Settings,
     model: WritingModel,
     ends: frozenset[int],
-    reads: Reads,
-) -> Iterator[Event]:
+    reads: ReadConfig,
+) -> Iterator[CompletionEvent]:
     """The continuations. Where the prompt is echoed the end of a text is told as a token, since clients of that count
     on one more token than the prompt has."""
     if asked.gain:

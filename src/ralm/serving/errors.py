@@ -1,6 +1,15 @@
 """What is wrong with a request: one sentence for the client, with what OpenAI's error bodies say beside it."""
 
-from ralm.errors import UsageError
+import logging
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Final
+
+from pydantic import JsonValue
+from starlette.responses import JSONResponse, Response
+
+from ralm.errors import BudgetError, InputError, ModelError, RalmError, ServerError, UsageError
+from ralm.terminal import one_line
 
 
 class RequestError(UsageError):
@@ -14,3 +23,102 @@ class RequestError(UsageError):
         self.param = param
         self.code = code
         self.status = status
+
+
+class BusyError(Exception):
+    """As many requests wait as may."""
+
+
+class StoppedError(Exception):
+    """The client went away, or the server stops."""
+
+
+class TimeUpError(Exception):
+    """A request takes longer than it may."""
+
+
+_LOG: Final = logging.getLogger("ralm.serving")
+
+_LONGEST: Final = 1000
+"""Characters of a message: what it quotes of a request may be long."""
+_KINDS: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_SAID: Final = {
+    "missing": "is missing",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_unicode": "holds half a character, a lone surrogate",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a whole number of fewer digits",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+}
+
+
+def error_body(message: str, status: int, *, param: str | None = None, code: str | None = None) -> dict[str, JsonValue]:
+    """An error as OpenAI's API says it; control characters of the message are shown as escapes."""
+    shown = one_line(message)
+    shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
+    kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": shown, "type": kind, "param": param, "code": code}}
+
+
+def first_fault(errors: Sequence[Mapping[str, Any]], known: Sequence[str] = ()) -> tuple[str, str | None]:
+    """The first of pydantic's errors as a sentence, and the field that it is about; `known` are all fields."""
+    error = errors[0]
+    place = [str(part) for part in error["loc"] if part not in ("body", "query")]
+    param = ".".join(part for part in place if not _is_kind(part)) or None
+    kind = error["type"]
+    if kind == "json_invalid":
+        return "the body is not JSON; send one JSON object.", None
+    if kind in ("surrogates", "nested"):
+        return f"the body {error['msg']}.", None
+    if param is None:
+        return "the body must be a JSON object; send it with the header Content-Type: application/json.", None
+    if kind == "extra_forbidden":
+        close = get_close_matches(place[-1], known, n=1)
+        return f"`{param}` is not a field of this request{f'; the nearest is `{close[0]}`' if close else ''}.", param
+    return f"`{param}` {_SAID.get(kind) or 'is wrong: ' + str(error['msg'])}.", param
+
+
+def _is_kind(part: str) -> bool:
+    """Whether a part of a place names one of several types that a field may have."""
+    return "[" in part or part in ("str", "int", "float", "bool", "constrained-str")
+
+
+def error_response(error: BaseException) -> Response:
+    """The answer to a request that failed so."""
+    status, body = status_and_body(error)
+    headers = {"Retry-After": "1"} if status in (429, 503) else None
+    return JSONResponse(body, status, headers)
+
+
+def status_and_body(error: BaseException) -> tuple[int, dict[str, JsonValue]]:
+    """The status and the error body of an error."""
+    match error:
+        case RequestError():
+            return error.status, error_body(str(error), error.status, param=error.param, code=error.code)
+        case UsageError() | InputError():
+            return 400, error_body(str(error), 400)
+        case BusyError():
+            return 429, error_body("as many requests wait here as may: try again later.", 429, code="busy")
+        case TimeUpError():
+            return 503, error_body("the request took longer than one may here: ask for less.", 503, code="time_up")
+        case StoppedError():
+            return 503, error_body("the server is being stopped.", 503, code="stopping")
+        case ServerError() | BudgetError():
+            _LOG.warning("%s", error)
+            return 502, error_body("the server of the language model did not answer as it should.", 502)
+        case ModelError():
+            _LOG.warning("%s", error)
+            return 500, error_body("the language model failed: see the log of the server.", 500)
+        case RalmError():
+            _LOG.warning("%s", error)
+            return 500, error_body("the server cannot read what it serves: see its log.", 500)
+    _LOG.error("an error that should not be", exc_info=error)
+    return 500, error_body("the server has an error: see its log.", 500)

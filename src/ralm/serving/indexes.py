@@ -6,6 +6,7 @@ they began with. Knows folders and records of options; knows nothing of requests
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, RLock
 from time import perf_counter
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 from ralm.errors import RalmError, UsageError
 from ralm.lm.scoring import Scorer
-from ralm.protocols import LanguageModel, Reranker, Retriever, Rows
+from ralm.protocols import LanguageModel, Reader, Reranker, Retriever, Rows
 from ralm.reading import ReadingOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, Passages
@@ -21,6 +22,7 @@ from ralm.reranking import RerankOptions
 from ralm.reranking.predictive import CrossEncoder
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.options import RetrieverOptions
+from ralm.serving.options import Settings
 
 _SAFE: Final = ("bm25", "random")
 """Retrievers that many threads may ask at once."""
@@ -163,3 +165,23 @@ class _OneChoiceAtATime:
     def choose(self, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
         with self._lock:
             return self._reranker.choose(rows, hits, passages, k)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadConfig:
+    """How a request reads: its settings, and what they stand for."""
+
+    settings: Settings
+    source: FromRetriever | None = None
+    reader: Reader | None = None
+    reranker: Reranker | None = None
+
+    @property
+    def passages(self) -> Passages:
+        """The passages that may be read, by number."""
+        return () if self.source is None else self.source.passages
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The parts by the names that the library has for them."""
+        return {"source": self.source, "reader": self.reader, "reranker": self.reranker}

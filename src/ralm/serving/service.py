@@ -13,17 +13,16 @@ from typing import Any, Final
 from ralm.errors import UsageError
 from ralm.protocols import LanguageModel, WritingModel
 from ralm.retrieval.options import RetrieverName, RetrieverOptions
-from ralm.serving.batching.model import BatchedModel
 from ralm.serving.chat import open_chat_prompt
-from ralm.serving.completion import Reads
+from ralm.serving.completion import write
 from ralm.serving.errors import RequestError
-from ralm.serving.indexes import Indexes, Rerankers
-from ralm.serving.metrics import BATCH_FIGURES, SEARCH_FIGURES, Metrics
-from ralm.serving.models import shared_model
-from ralm.serving.names import NamesByToken
-from ralm.serving.options import ServeOptions, Settings
-from ralm.serving.settings import (
+from ralm.serving.indexes import Indexes, ReadConfig, Rerankers
+from ralm.serving.middleware import BATCH_FIGURES, SEARCH_FIGURES, Metrics
+from ralm.serving.model import BatchedModel, shared_model
+from ralm.serving.options import (
     PLAIN,
+    ServeOptions,
+    Settings,
     changed,
     check_documents,
     check_room,
@@ -31,8 +30,7 @@ from ralm.serving.settings import (
     generation_of,
     indexes_by_model,
 )
-from ralm.serving.workers import Workers
-from ralm.serving.writing import write
+from ralm.serving.prompts import NamesByToken
 
 _LOG: Final = logging.getLogger("ralm.serving")
 _LOGGED: Final = 200
@@ -102,14 +100,6 @@ class Service:
         """Whether the model can read nothing any more."""
         return isinstance(self.model, BatchedModel) and self.model.failed is not None
 
-    def workers(self) -> Workers:
-        """The threads of requests, for the event loop that runs."""
-        limits = self.options.limits
-        workers = Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds)
-        self.metrics.watch("requests_under_way", "Requests that are computed.", lambda: workers.under_way)
-        self.metrics.watch("requests_waiting", "Requests that wait for a place.", lambda: workers.waiting)
-        return workers
-
     def _watch_counts(self) -> None:
         self.metrics.watch_each("search", SEARCH_FIGURES, self.indexes.searches)
         if isinstance(self.model, BatchedModel):
@@ -152,7 +142,7 @@ class Service:
         self.metrics.tokens.labels("prompt").inc(read)
         self.metrics.tokens.labels("written").inc(written)
 
-    def reads(self, choice: Mapping[str, Any], *, in_strides: bool = True) -> Reads:
+    def reads(self, choice: Mapping[str, Any], *, in_strides: bool = True) -> ReadConfig:
         """How a request reads that chooses this; RequestError if it may not, or if there is no such thing.
 
         A text is read in strides, of which each has to fit beside its passages; a chat is not.
@@ -162,14 +152,14 @@ class Service:
             if in_strides and settings.index is not None:
                 check_room(settings)
             if settings.index is None:
-                return Reads(settings)
+                return ReadConfig(settings)
             reranker = self._rerankers.of(settings.reading.reranking)
         except RequestError:
             raise
         except UsageError as error:
             raise RequestError(str(error), param=_first_named(str(error), choice)) from None
         source = self.indexes.source(settings.index, self._possible(settings.index, settings.retrieval))
-        return Reads(settings, source, settings.reading.chosen_reader, reranker)
+        return ReadConfig(settings, source, settings.reading.chosen_reader, reranker)
 
     def _possible(self, name: str, options: RetrieverOptions) -> RetrieverOptions:
         """The options, if the index of a name was built for them; else RequestError."""

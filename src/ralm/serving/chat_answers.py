@@ -14,20 +14,21 @@ from ralm.answering.citations import Citation, citations, name_of, sources_text,
 from ralm.answering.sourced import AnswerSource, SourcedAnswer
 from ralm.reading.pieces import GeneratedToken
 from ralm.records import Passage
-from ralm.serving.chat import Answered, Chat, Event
-from ralm.serving.completion import Began, Reads
-from ralm.serving.names import NamesByToken
-from ralm.serving.wire.completions import Head, Usage
-from ralm.serving.wire.sources import (
+from ralm.serving.answers import (
+    Head,
     Json,
     PassagesTold,
+    Usage,
     finite,
     log_prob_told,
     passage_told,
     result_told,
     traced_told,
 )
-from ralm.serving.writing import Ended, Wrote
+from ralm.serving.chat import Answered, Chat, ChatEvent
+from ralm.serving.completion import Began, Ended, Wrote
+from ralm.serving.indexes import ReadConfig
+from ralm.serving.prompts import NamesByToken
 
 _WHOLE: Final = "chat.completion"
 _PIECE: Final = "chat.completion.chunk"
@@ -52,7 +53,7 @@ class ChatAnswer:
     def __init__(
         self,
         asked: Chat,
-        reads: Reads,
+        reads: ReadConfig,
         names: NamesByToken,
         address: Callable[[Passage], str],
         *,
@@ -70,7 +71,7 @@ class ChatAnswer:
         self._choices = [_Choice() for _ in range(asked.times)]
         self._told = PassagesTold(reads.passages, names)
 
-    def whole(self, events: Iterator[Event]) -> Json:
+    def whole(self, events: Iterator[ChatEvent]) -> Json:
         """The answer."""
         for event in events:
             self._take(event)
@@ -90,11 +91,11 @@ class ChatAnswer:
         ]
         return {**self._head.as_json(), "choices": choices, "usage": self.usage.as_json(), **self._sources(whole=True)}
 
-    def pieces(self, events: Iterator[Event], *, usage: bool) -> Iterator[Json]:
+    def pieces(self, events: Iterator[ChatEvent], *, usage: bool) -> Iterator[Json]:
         """The pieces of the answer as they come, at the end the usage if it is wanted."""
         return replace(self._head, kind=_PIECE).stream(self._pieces(events), self.usage if usage else None)
 
-    def _pieces(self, events: Iterator[Event]) -> Iterator[Json]:
+    def _pieces(self, events: Iterator[ChatEvent]) -> Iterator[Json]:
         for event in events:
             yield from self._of_event(event)
         for number, choice in enumerate(self._choices):
@@ -105,7 +106,7 @@ class ChatAnswer:
             ended = self._delta(number, {"annotations": noted} if noted else {}, reason=choice.reason)
             yield {**ended, **(self._sources(whole=False) if last else {})}
 
-    def _of_event(self, event: Event) -> Iterator[Json]:
+    def _of_event(self, event: ChatEvent) -> Iterator[Json]:
         """The pieces that an event gives."""
         self._take(event)
         match event:
@@ -118,7 +119,7 @@ class ChatAnswer:
                     piece["ralm"] = self._told.piece(event.choice, event.piece.tokens)
                 yield piece
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: ChatEvent) -> None:
         """Note an event."""
         match event:
             case Began():

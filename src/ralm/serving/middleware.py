@@ -7,18 +7,22 @@ own.
 
 import hmac
 import ipaddress
+import logging
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ralm.errors import UsageError
-from ralm.serving.wire.errors import error_body
+from ralm.serving.errors import error_body
 
 KEY: Final = "RALM_SERVE_KEY"
 """The environment variable with the key that clients must send."""
@@ -124,3 +128,93 @@ class _Counted:
 
 def _refusal(status: int, said: str, code: str | None = None, headers: Any = None) -> JSONResponse:
     return JSONResponse(error_body(said, status, code=code), status, headers)
+
+
+_LOG: Final = logging.getLogger("ralm.serving")
+
+_SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+BATCH_FIGURES: Final = {
+    "steps": "Steps in which texts were read together.",
+    "texts": "Texts in these steps.",
+    "seconds": "Seconds of these steps.",
+    "passes": "Prompts, or parts of them, that were scored.",
+}
+"""What is told of `ralm.serving.batcher.Counts`, by name."""
+SEARCH_FIGURES: Final = {
+    "queries": "Queries that were searched.",
+    "seconds": "Seconds that requests waited for them.",
+}
+"""What is told of `ralm.serving.indexes.Searches`, by name."""
+
+
+class Metrics:
+    """The figures of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "ralm_requests", "Requests by route and HTTP status.", ["route", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "ralm_request_seconds", "Seconds of a request.", ["route"], buckets=_SECONDS, registry=self.registry
+        )
+        self.first = Histogram(
+            "ralm_first_event_seconds",
+            "Seconds until the first event of a stream.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "ralm_tokens", "Tokens of prompts, and tokens that were written.", ["kind"], registry=self.registry
+        )
+
+    def watch(self, name: str, said: str, count: Callable[[], int]) -> None:
+        """A gauge that is read when it is asked for."""
+        Gauge(f"ralm_{name}", said, registry=self.registry).set_function(count)
+
+    def watch_each(self, kind: str, figures: Mapping[str, str], counts: object) -> None:
+        """A gauge for each of these attributes of `counts`, named after the kind; `figures` says what they are."""
+        for name, said in figures.items():
+            self.watch(f"{kind}_{name}", said, partial(getattr, counts, name))
+
+    def text(self) -> bytes:
+        """All figures in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+_NO_ROUTE: Final = "none"
+
+
+class AccessLog:
+    """Counts every request that `app` answers, and logs it without its body or query."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and note it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin, status = time.monotonic(), 499
+
+        async def counting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counting)
+        finally:
+            self._note(scope, status, time.monotonic() - begin)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        route: Any = scope.get("route")
+        path = getattr(route, "path", _NO_ROUTE)  # never the client's: there may be any number of these
+        self._metrics.requests.labels(path, str(status)).inc()
+        self._metrics.seconds.labels(path).observe(seconds)
+        _LOG.info("%s %s %d in %.3f s", scope["method"], path, status, seconds)

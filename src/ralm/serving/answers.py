@@ -1,0 +1,310 @@
+"""Passages, and tokens with the passages that they came from, as JSON.
+
+Knows records; knows nothing of HTTP or of who asked.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from secrets import token_hex
+from typing import Final, TypeAlias
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.answering.citations import web_address
+from ralm.reading.pieces import GeneratedText, GeneratedToken, texts_of_tokens
+from ralm.reading.provenance import TracedText, contributions, identified, token_as_json, total_as_json, total_gain
+from ralm.records import NO_PASSAGE, DoubleArray, Passage, Passages, Provenance
+from ralm.serving.completion import Began, Completion, CompletionEvent, Echoed, Ended, Gained, Wrote
+from ralm.serving.indexes import ReadConfig
+from ralm.serving.prompts import NamesByToken
+from ralm.serving.scoring import ScoredToken
+
+LEAST: Final = -9999.0
+"""What OpenAI's API gives for the log-probability of an impossible token; JSON has no infinity."""
+Json: TypeAlias = dict[str, JsonValue]
+Token: TypeAlias = ScoredToken | GeneratedToken
+
+
+class PassagesTold:
+    """Tells tokens with their passages, and remembers which passages these were, in the order of the text."""
+
+    def __init__(self, passages: Passages, names: NamesByToken, *, as_ids: bool = False) -> None:
+        self.known: dict[int, Passage] = {}
+        self._passages = passages
+        self._names = names
+        self._as_ids = as_ids
+
+    def tokens(self, tokens: Sequence[Token]) -> list[JsonValue]:
+        """Tokens with the passages that each came from."""
+        return [self._token(one) for one in tokens]
+
+    def _token(self, token: Token) -> Json:
+        self.note(token.passages_K.tolist())
+        name, log_prob = self._names.of(token.token, as_id=self._as_ids), log_prob_told(token.log_prob)
+        told = token_as_json(token.token, name, log_prob, token.passages_K, token.posteriors_K)
+        if isinstance(token, ScoredToken) and token.gain is not None:
+            told["gain"] = finite(token.gain)
+        if isinstance(token, GeneratedToken) and not token.certified:
+            told |= {"certified": False, "unlisted": finite(token.unlisted)}
+        return told
+
+    def note(self, numbers: Sequence[int]) -> None:
+        """Remember passages by their numbers."""
+        for number in numbers:
+            if number != NO_PASSAGE and number not in self.known:
+                self.known[number] = self._passages[number]
+
+    def piece(self, choice: int, tokens: Sequence[Token]) -> Json:
+        """Some tokens of a choice, and the passages of which no piece has told yet."""
+        before = len(self.known)
+        told = self.tokens(tokens)
+        new = [passage_told(one) for one in [*self.known.values()][before:]]
+        return {"choices": [{"index": choice, "tokens": told}], "passages": [*new]}
+
+
+def passage_told(passage: Passage) -> Json:
+    """A passage with all that is known of it."""
+    return {**identified(passage), "text": passage.text}
+
+
+def result_told(passage: Passage, url: JsonValue) -> Json:
+    """A passage as answers of search engines have it."""
+    return {
+        "title": passage.title or passage.document_id,
+        "url": url,
+        "date": passage.metadata.get("date"),
+        "snippet": passage.text,
+        "passage": passage.number,
+        "document_id": passage.document_id,
+    }
+
+
+def gain_told(provenance: Provenance, gain_T: DoubleArray) -> Json:
+    """The gain of each token and of all, in nats, and what each passage contributed; null for a gain that is not known
+    or infinite."""
+    bounded_T = np.nan_to_num(gain_T, nan=0.0, posinf=-LEAST, neginf=LEAST)
+    total = total_as_json(total_gain(provenance, bounded_T))
+    return {
+        "gains": [*map(finite, gain_T.tolist())],
+        "gain": {name: finite(one) if isinstance(one, float) else one for name, one in total.items()},
+        "contributions": [asdict(one) for one in contributions(provenance, bounded_T)],
+    }
+
+
+def traced_told(text: TracedText) -> Json:
+    """The gain of a text with its passages; nothing if none of it is known."""
+    return {} if np.isnan(text.gain_T).all() else gain_told(text.provenance, text.gain_T)
+
+
+def log_prob_told(log_prob: float | None) -> float | None:
+    """A log-probability as JSON can hold it; None where the model does not tell it."""
+    if log_prob is None or np.isnan(log_prob):
+        return None
+    return max(log_prob, LEAST)
+
+
+def finite(value: float | None) -> float | None:
+    """A number that JSON can hold; None for another one."""
+    return value if value is not None and np.isfinite(value) else None
+
+
+@dataclass
+class Usage:
+    """Tokens that were read and written."""
+
+    prompt: int = 0
+    written: int = 0
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """As OpenAI's API says it."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.written,
+            "total_tokens": self.prompt + self.written,
+        }
+
+
+@dataclass
+class Head:
+    """What every answer and every piece of one begins with."""
+
+    model: str
+    kind: str = "text_completion"
+    id: str = field(default_factory=lambda: f"cmpl-{token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """Its fields."""
+        return {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
+
+    def stream(self, pieces: Iterator[dict[str, JsonValue]], usage: Usage | None) -> Iterator[dict[str, JsonValue]]:
+        """The pieces, each behind these fields, and at the end the usage if it is wanted."""
+        more: dict[str, JsonValue] = {} if usage is None else {"usage": None}
+        for piece in pieces:
+            yield {**self.as_json(), **piece, **more}
+        if usage is not None:
+            yield {**self.as_json(), "choices": [], "usage": usage.as_json()}
+
+
+def server_sent(value: JsonValue) -> bytes:
+    """One event of a stream."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+@dataclass
+class _Part:
+    """What an event adds to a choice: text, and tokens with the text that each adds."""
+
+    choice: int
+    text: str
+    tokens: Sequence[Token] = ()
+    texts: Sequence[str] = ()
+
+
+@dataclass
+class _Choice:
+    """What is known of a choice so far; `at` is how many characters of its text are told."""
+
+    at: int
+    reason: str | None = None
+    parts: list[_Part] = field(default_factory=list)
+    gain: Json | None = None
+
+
+class CompletionAnswer:
+    """Turns the events of one request into its answer."""
+
+    def __init__(
+        self, head: Head, asked: Completion, reads: ReadConfig, names: NamesByToken, *, logprobs: bool, as_ids: bool
+    ) -> None:
+        self.usage = Usage()
+        self._head = head
+        self._asked = asked
+        self._reads = reads
+        self._names = names
+        self._logprobs = logprobs
+        self._as_ids = as_ids
+        self._texts: tuple[str, ...] = ()
+        self._choices: list[_Choice] = []
+        self._told = PassagesTold(reads.passages, names, as_ids=as_ids)
+
+    def whole(self, events: Iterator[CompletionEvent]) -> Json:
+        """The answer."""
+        for event in events:
+            part = self._take(event)
+            if part is not None:
+                self._choices[part.choice].parts.append(part)
+        choices: list[JsonValue] = [self._whole(number, one) for number, one in enumerate(self._choices)]
+        return {**self._head.as_json(), "choices": choices, "usage": self.usage.as_json(), **self._sources()}
+
+    def pieces(self, events: Iterator[CompletionEvent], *, usage: bool) -> Iterator[Json]:
+        """The pieces of the answer as they come, at the end the usage if it is wanted."""
+        return self._head.stream(self._pieces(events), self.usage if usage else None)
+
+    def _pieces(self, events: Iterator[CompletionEvent]) -> Iterator[Json]:
+        for event in events:
+            part = self._take(event)
+            if part is not None and (part.text or part.tokens):
+                yield self._piece(part)
+        for number, choice in enumerate(self._choices):
+            last = number == len(self._choices) - 1
+            yield {"choices": [self._choice(number, "", None, choice.reason)], **(self._sources() if last else {})}
+
+    def _take(self, event: CompletionEvent) -> _Part | None:
+        """Note an event; what it adds to a choice, if anything."""
+        match event:
+            case Began():
+                self.usage.prompt, self._texts = event.tokens, event.texts
+                echo, times = self._asked.echo, self._asked.times
+                self._choices = [_Choice(0 if echo else len(text)) for text in event.texts for _ in range(times)]
+            case Echoed():
+                text = self._texts[event.choice // self._asked.times]
+                return _Part(event.choice, text, event.tokens, [token.text for token in event.tokens])
+            case Wrote():
+                return _Part(event.choice, event.piece.text, event.piece.tokens, _texts(event.piece))
+            case Ended():
+                self.usage.written += event.tokens
+                self._choices[event.choice].reason = event.reason
+            case Gained():
+                self._choices[event.choice].gain = _gain(event)
+        return None
+
+    def _whole(self, number: int, choice: _Choice) -> Json:
+        text = "".join(part.text for part in choice.parts)
+        joined = _Part(
+            number,
+            text,
+            [token for part in choice.parts for token in part.tokens],
+            [text for part in choice.parts for text in part.texts],
+        )
+        return self._choice(number, text, joined, choice.reason)
+
+    def _piece(self, part: _Part) -> Json:
+        piece: Json = {"choices": [self._choice(part.choice, part.text, part, None)]}
+        if self._reads.source is not None:
+            piece["ralm"] = self._told.piece(part.choice, part.tokens)
+        return piece
+
+    def _choice(self, number: int, text: str, part: _Part | None, reason: str | None) -> Json:
+        logprobs = self._listed(self._choices[number], part) if part is not None and self._logprobs else None
+        return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _listed(self, choice: _Choice, part: _Part) -> Json:
+        """The `logprobs` of some tokens."""
+        offsets: list[JsonValue] = []
+        for text in part.texts:
+            offsets.append(choice.at)
+            choice.at += len(text)
+        return {
+            "tokens": [self._name(token.token) for token in part.tokens],
+            "token_logprobs": [log_prob_told(token.log_prob) for token in part.tokens],
+            "top_logprobs": [self._top(token) for token in part.tokens],
+            "text_offset": offsets,
+        }
+
+    def _name(self, token: int) -> str:
+        return self._names.of(token, as_id=self._as_ids)
+
+    def _top(self, token: Token) -> JsonValue:
+        """The likeliest tokens and the token itself; null where nothing stands before it."""
+        if token.log_prob is None:
+            return None
+        named: dict[str, JsonValue] = {}
+        for number, log_prob in token.likeliest[: self._asked.likeliest]:
+            named.setdefault(self._name(number), log_prob_told(log_prob))
+        named.setdefault(self._name(token.token), log_prob_told(token.log_prob))
+        return named
+
+    def _sources(self) -> Json:
+        """Where the text came from, if anything was put in front of it."""
+        if self._reads.source is None:
+            return {}
+        choices: list[JsonValue] = []
+        for number, choice in enumerate(self._choices):
+            told: Json = {"index": number, **({"tokens": self._tokens(choice)} if choice.parts else {})}
+            choices.append({**told, **(choice.gain or {})})
+        passages = self._told.known.values()
+        ralm: Json = {
+            **self._reads.settings.config,
+            "passages": [passage_told(one) for one in passages],
+            "choices": choices,
+        }
+        return {"ralm": ralm, "search_results": [result_told(one, web_address(one)) for one in passages]}
+
+    def _tokens(self, choice: _Choice) -> list[JsonValue]:
+        return [token for part in choice.parts for token in self._told.tokens(part.tokens)]
+
+
+def _gain(event: Gained) -> Json:
+    return gain_told(Provenance.of_rows([(one.passages_K, one.posteriors_K) for one in event.tokens]), event.gain_T)
+
+
+def _texts(piece: GeneratedText) -> list[str]:
+    _, texts = texts_of_tokens([piece])
+    return texts

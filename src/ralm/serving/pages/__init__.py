@@ -1,1 +1,0 @@
-"""The page at `/` of a server, and what it may choose from."""

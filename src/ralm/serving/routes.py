@@ -1,0 +1,303 @@
+"""POST /v1/completions."""
+
+import base64
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+from pydantic import Field, JsonValue
+from starlette.responses import Response
+
+from ralm.errors import ModelError
+from ralm.lm.tokenizer import full_tokenizer
+from ralm.protocols import FullTokenizer
+from ralm.reading.provenance import hits_as_json
+from ralm.records import Passage
+from ralm.serving.answers import CompletionAnswer, Head, Usage, passage_told
+from ralm.serving.chat import answered, check_chat
+from ralm.serving.chat_answers import ChatAnswer
+from ralm.serving.completion import check_sources, completed
+from ralm.serving.errors import RequestError
+from ralm.serving.jobs import Job, Served, as_bytes, stream, told, whole
+from ralm.serving.model import Check
+from ralm.serving.prompts import check_text, read_prompt
+from ralm.serving.requests import Body, ChatRequest, CompletionRequest, chat_of, completion_of, prompts_of
+from ralm.serving.service import Service
+from ralm.validation import ask
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+async def complete(request: Request, body: CompletionRequest, service: Served) -> Response:
+    """Continue prompts, or score them (`echo`), with passages in front."""
+    job = _completion_job(body, service)
+    return await (stream if body.stream else whole)(request, job)
+
+
+def _completion_job(body: CompletionRequest, service: Service) -> Job:
+    def job(check: Check) -> Iterator[bytes]:
+        choice = service.chosen(body.model, body.chosen)
+        limits = service.options.limits
+        asked = completion_of(body, limits)
+        reads = service.reads(choice)
+        check_sources(asked, reads.settings)
+        service.log_prompts(asked.prompts)
+        answer = CompletionAnswer(
+            Head(body.model),
+            asked,
+            reads,
+            service.names,
+            logprobs=body.logprobs is not None,
+            as_ids=bool(body.return_tokens_as_token_ids),
+        )
+        events = completed(asked, service.model, reads, limits, check)
+        yield from told(service, body, answer, events)
+
+    return job
+
+
+@router.post("/v1/chat/completions")
+async def chat(request: Request, body: ChatRequest, service: Served) -> Response:
+    """Answer the last message of the user in a conversation, with passages in it."""
+    job = _chat_job(request, body, service)
+    return await (stream if body.stream else whole)(request, job)
+
+
+@router.get("/passages/{index}/{number}")
+async def passage(index: str, number: int, service: Served) -> dict[str, JsonValue]:
+    """A passage of an index."""
+    passages = service.indexes.index(index).passages if index in service.indexes.names else ()
+    if not 0 <= number < len(passages):
+        raise RequestError(f"there is no passage {number} of an index {index!r} here.", status=404)
+    return passage_told(passages[number])
+
+
+def _chat_job(request: Request, body: ChatRequest, service: Service) -> Job:
+    def job(check: Check) -> Iterator[bytes]:
+        choice = service.chosen(body.model, body.chosen)
+        limits = service.options.limits
+        asked = chat_of(body, limits)
+        reads = service.reads(choice, in_strides=False)
+        check_chat(service.model, service.prompt, choice, logprobs=bool(body.logprobs))
+        service.log_prompts([asked.conversation.question])
+
+        def address(one: Passage) -> str:
+            return str(request.url_for("passage", index=reads.settings.index, number=one.number))
+
+        answer = ChatAnswer(
+            asked,
+            reads,
+            service.names,
+            address,
+            model=body.model,
+            logprobs=bool(body.logprobs),
+            sources_as_text=body.sources_as_text,
+        )
+        events = answered(asked, service.model, reads, service.prompt, limits, check)
+        yield from told(service, body, answer, events)
+
+    return job
+
+
+@router.get("/v1/models")
+async def models(service: Served) -> dict[str, JsonValue]:
+    """The names of the language model, and the indexes that encode texts."""
+    return {"object": "list", "data": [*_models(service).values()]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, service: Served) -> JsonValue:
+    """One of them."""
+    found = _models(service).get(name)
+    if found is None:
+        raise RequestError(
+            f"the model {name!r} is not served; there is: {', '.join(_models(service))}.",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+    return found
+
+
+def _models(service: Service) -> dict[str, JsonValue]:
+    head: dict[str, JsonValue] = {"object": "model", "created": service.created, "owned_by": "ralm"}
+    own: dict[str, JsonValue] = {"max_model_len": service.max_length, "indexes": [*service.indexes.names]}
+    models: dict[str, JsonValue] = {
+        name: {"id": name, **head, **own, "index": index} for name, index in service.models.items()
+    }
+    encoders: dict[str, JsonValue] = {name: {"id": name, **head} for name in service.indexes.dense_names()}
+    return {**encoders, **models}
+
+
+class EmbeddingRequest(Body):
+    """Texts, or their token ids, to be encoded as queries of an index; `model` is the name of the index."""
+
+    model: str
+    input: Annotated[Any, Field(description="Text, token ids, or a list of either.")]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+@router.get("/search")
+async def search(
+    request: Request,
+    service: Served,
+    q: Annotated[str, Query(description="What to search for.")],
+    k: Annotated[int, Query(description="Passages to find.")] = 10,
+    index: Annotated[str | None, Query(description="The name of an index; the first by default.")] = None,
+    retriever: Annotated[str | None, Query(description="How to search; as the operator set by default.")] = None,
+) -> Response:
+    """The passages of an index that best match a query."""
+
+    def job(_: Check) -> Iterator[bytes]:
+        yield as_bytes(_found(service, q, k, {"index": index, "retriever": retriever}))
+
+    return await whole(request, job)
+
+
+def _found(service: Service, query: str, k: int, given: dict[str, str | None]) -> dict[str, JsonValue]:
+    check_text(query, "q")
+    most = service.options.limits.documents
+    if not 1 <= k <= most:
+        raise RequestError(f"`k` must be from 1 to {most:,}.", param="k")
+    if not service.indexes.names:
+        raise RequestError("no index is served here, so that there is nothing to search.", status=404)
+    reads = service.reads({name: value for name, value in given.items() if value is not None})
+    assert reads.source is not None
+    hits = ask(reads.source.retriever, [query], k, len(reads.passages))
+    found = [(reads.passages[number], score) for number, score in hits.of(0)]
+    return {"query": query, "index": reads.settings.index, "hits": hits_as_json(found)}
+
+
+@router.post("/v1/embeddings")
+async def embed(request: Request, body: EmbeddingRequest, service: Served) -> Response:
+    """The vectors of texts as queries of a dense index."""
+
+    def job(_: Check) -> Iterator[bytes]:
+        yield as_bytes(_embedded(service, body))
+
+    return await whole(request, job)
+
+
+def _embedded(service: Service, body: EmbeddingRequest) -> dict[str, JsonValue]:
+    names = service.indexes.dense_names()
+    if body.model not in names:
+        raise RequestError(
+            f"the model {body.model!r} does not encode texts here; the indexes that do: {', '.join(names) or 'none'}.",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+    if body.dimensions is not None:
+        raise RequestError("`dimensions` is not supported: leave it out.", param="dimensions")
+    given = prompts_of(body.input, "input")
+    if len(given) > service.options.limits.texts:
+        raise RequestError(f"`input` has more than {service.options.limits.texts} texts.", param="input")
+    prompts = [read_prompt(one, service.model, "input") for one in given]
+    vectors_QD = service.indexes.encoded(body.model, [prompt.text for prompt in prompts])
+    usage = Usage(prompt=sum(len(prompt.tokens) for prompt in prompts))
+    data: list[JsonValue] = [
+        {"object": "embedding", "index": number, "embedding": _vector(vector_D, body.encoding_format)}
+        for number, vector_D in enumerate(vectors_QD)
+    ]
+    counted: JsonValue = {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt}
+    return {"object": "list", "model": body.model, "data": data, "usage": counted}
+
+
+def _vector(vector_D: Any, encoding: str | None) -> JsonValue:
+    numbers = np.asarray(vector_D, dtype="<f4")
+    if encoding == "base64":
+        return base64.b64encode(numbers.tobytes()).decode()
+    return [float(one) for one in numbers]
+
+
+class TokenizeRequest(Body):
+    """A text to be split into tokens; `add_special_tokens` also those that the tokenizer puts around it."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """Token ids to be read as text."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request, service: Served) -> Response:
+    """The special tokens, the chat template, and how many tokens there are."""
+
+    def job(_: Check) -> Iterator[bytes]:
+        yield as_bytes(_info(service))
+
+    return await whole(request, job)
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request, body: TokenizeRequest, service: Served) -> Response:
+    """The token ids of a text."""
+
+    def job(_: Check) -> Iterator[bytes]:
+        _check_model(service, body.model)
+        yield as_bytes(_tokens(body, service))
+
+    return await whole(request, job)
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request, body: DetokenizeRequest, service: Served) -> Response:
+    """The text of token ids."""
+
+    def job(_: Check) -> Iterator[bytes]:
+        _check_model(service, body.model)
+        if not body.tokens:
+            yield as_bytes({"prompt": ""})
+            return
+        yield as_bytes({"prompt": read_prompt(body.tokens, service.model, "tokens").text})
+
+    return await whole(request, job)
+
+
+def _check_model(service: Service, model: str | None) -> None:
+    if model is not None:
+        service.check_model(model)
+
+
+def _tokens(body: TokenizeRequest, service: Service) -> dict[str, JsonValue]:
+    tokenizer = full_tokenizer(service.model.tokenizer)
+    check_text(body.prompt, "prompt")
+    tokens = tokenizer.encode(body.prompt)
+    if body.add_special_tokens is None or body.add_special_tokens:
+        special = tokenizer.special_tokens
+        tokens = np.concatenate([special.before, tokens, special.after])
+    ids = [int(token) for token in tokens]
+    names: JsonValue = [service.names.of(token) for token in ids] if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": service.max_length, "tokens": [*ids], "token_strs": names}
+
+
+def _info(service: Service) -> dict[str, JsonValue]:
+    tokenizer: Any = service.model.tokenizer
+    full = full_tokenizer(tokenizer)
+    try:
+        template = tokenizer.chat_template() if hasattr(tokenizer, "chat_template") else None
+    except ModelError:  # there is none
+        template = None
+    return {
+        "bos_token": _text(full, full.special_tokens.begin),
+        "eos_token": _text(full, full.end_token),
+        "unk_token": _text(full, full.unknown_token),
+        "vocab_size": getattr(service.model, "vocabulary", None),
+        "model_max_length": service.max_length,
+        "chat_template": template,
+    }
+
+
+def _text(tokenizer: FullTokenizer, token: int | None) -> str | None:
+    return None if token is None else tokenizer.decode(np.array([token], dtype=np.int64))

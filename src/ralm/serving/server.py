@@ -1,0 +1,283 @@
+"""The server as an ASGI application: routes, what becomes of bad requests, figures and log lines of every request."""
+
+import hashlib
+import logging
+import os
+import re
+import signal
+import socket
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import cache
+from threading import Thread, current_thread, main_thread
+from types import FrameType
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
+
+import uvicorn
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import JsonValue
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from ralm.errors import UsageError
+from ralm.options import without_none
+from ralm.runs.page import page
+from ralm.serving.errors import RequestError, error_body, error_response, first_fault
+from ralm.serving.jobs import Served, Workers
+from ralm.serving.middleware import AccessLog, Guard
+from ralm.serving.options import choices
+from ralm.serving.requests import Body, ChatChosen, ChatRequest, Chosen, CompletionRequest, MessageBody
+from ralm.serving.routes import router
+from ralm.serving.service import Service
+from ralm.terminal import no_progress
+from ralm.version import __version__
+
+_LOG: Final = logging.getLogger("ralm.serving")
+_FIELDS: Final[Mapping[str, Mapping[str, type[Body]]]] = {
+    "/v1/completions": {"ralm": Chosen, "": CompletionRequest},
+    "/v1/chat/completions": {"ralm": ChatChosen, "messages": MessageBody, "": ChatRequest},
+}
+"""The fields of requests, and of their parts, for a message that names the nearest one."""
+
+
+_ROUTER: Final = APIRouter()
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    faults = error.errors()
+    fields = _FIELDS.get(request.url.path, {})
+    part = next((name for name in fields if name in faults[0]["loc"]), "")
+    known = fields.get(part)
+    said, param = first_fault(faults, [] if known is None else [*known.model_fields])
+    return JSONResponse(error_body(said, 400, param=param), 400)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = str(error.detail)
+    if error.status_code == 404:
+        said = f"there is no {request.url.path} here; /openapi.json lists what there is."
+    elif error.status_code == 405:
+        said = f"{request.url.path} does not take {request.method} requests."
+    elif error.status_code == 400:
+        said = "the body cannot be read; send one JSON object."
+    return JSONResponse(error_body(said, error.status_code), error.status_code, dict(error.headers or {}))
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+@_ROUTER.get("/health")
+async def health(service: Served) -> dict[str, JsonValue]:
+    """Whether the server answers; 503 if its model can read nothing any more."""
+    if service.failed:
+        raise RequestError(
+            "the language model has failed for good: see the log, and start the server anew.", status=503
+        )
+    return {"status": "ok", "version": __version__}
+
+
+@_ROUTER.get("/metrics")
+async def metrics(service: Served) -> Response:
+    """Figures for Prometheus."""
+    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@_ROUTER.post("/admin/reload")
+async def reload(service: Served) -> dict[str, JsonValue]:
+    """Serve the indexes as their folders are now; only where clients need a key."""
+    if service.key is None:
+        raise RequestError(
+            "without a key nobody may do this from here: set one, or send the process SIGHUP.", status=403
+        )
+    said = await run_in_threadpool(service.indexes.reload)
+    return {"indexes": {**said}}
+
+
+_PACKAGE: Final = "ralm.serving"
+
+
+class ServedPage(NamedTuple):
+    """A page, and the headers that go with it."""
+
+    html: str
+    headers: dict[str, str]
+
+
+@cache
+def server_page(*, has_key: bool) -> ServedPage:
+    """The page of a server; `has_key`: requests need one."""
+    html = page(_PACKAGE, "page.html", "ralm", {"has_key": has_key})
+    policy = (
+        f"default-src 'none'; script-src {_digest('script', html)}; style-src {_digest('style', html)}; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+    return ServedPage(html, headers)
+
+
+def _digest(tag: str, html: str) -> str:
+    """What a policy calls the one element of this name that has no attributes."""
+    [inside] = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+    return f"'sha256-{b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
+
+
+@_ROUTER.get("/", include_in_schema=False)
+async def root(service: Served) -> HTMLResponse:
+    """The page, which asks for everything else."""
+    page = server_page(has_key=service.key is not None)
+    return HTMLResponse(page.html, headers=page.headers)
+
+
+@_ROUTER.get("/choices")
+async def chosen(service: Served) -> dict[str, JsonValue]:
+    """The model, how it reads by default, and what a request may choose instead."""
+    allowed = {name: _values(name, service) for name in service.options.allow if name != "none"}
+    new_tokens = service.options.limits.new_tokens
+    return {
+        "model": service.name,
+        "max_model_len": service.max_length,
+        "most_new_tokens": service.max_length if new_tokens is None else new_tokens,
+        "defaults": service.settings.config,
+        "choices": {**allowed},
+    }
+
+
+def _values(name: str, service: Service) -> JsonValue:
+    """The values of a choice: those that there are, or the least and the most; nothing if any value will do."""
+    if name == "index":
+        return {"values": [*service.indexes.names]}
+    declared = choices().get(name)
+    if declared is None:
+        return {}
+    kind = without_none(declared.kind)
+    if name == "retriever":
+        return {"values": [one for one in get_args(kind) if service.can_search(one)]}
+    if get_origin(kind) is Literal:
+        return {"values": [*get_args(kind)]}
+    if kind is not int:
+        return {}
+    most = declared.option.most
+    if name in ("documents", "candidates"):
+        most = min(most, service.options.limits.documents)
+    return {"least": 1 if declared.option.least is None else int(declared.option.least), "most": int(most)}
+
+
+_ENDS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens there; UsageError if the port is in use, or the address is not this computer's."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=512)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise UsageError(
+            f"{host}:{port} cannot be listened on ({reason.lower()}): choose another `port` or `host`."
+        ) from None
+
+
+def serve(service: Service, listening: socket.socket, ready: Callable[[str], None]) -> None:
+    """Answer requests until a signal ends the process; `ready` is called with the address once it listens."""
+    server = Server(service, listening, ready)
+    with no_progress():
+        service.warm_up()
+        server.run()
+        service.close()
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application that serves a service."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        workers = app.state.workers = _workers(service)
+        yield
+        workers.stop()
+
+    app = FastAPI(title="ralm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service = service
+    app.include_router(router)
+    app.include_router(_ROUTER)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestError, _on_error)
+    app.add_exception_handler(Exception, _on_error)
+    app.add_middleware(Guard, key=service.key, body_bytes=service.options.limits.body_bytes)
+    app.add_middleware(AccessLog, metrics=service.metrics)
+    return app
+
+
+def _workers(service: Service) -> Workers:
+    """The threads of requests, for the event loop that runs."""
+    limits = service.options.limits
+    workers = Workers(limits.requests_at_once, limits.requests_waiting, limits.seconds)
+    service.metrics.watch("requests_under_way", "Requests that are computed.", lambda: workers.under_way)
+    service.metrics.watch("requests_waiting", "Requests that wait for a place.", lambda: workers.waiting)
+    return workers
+
+
+class Server(uvicorn.Server):
+    """A server that says when it is ready, and ends and reloads as this module's head says."""
+
+    def __init__(self, service: Service, listening: socket.socket, ready: Callable[[str], None]) -> None:
+        config = uvicorn.Config(
+            make_app(service), access_log=False, log_config=None, log_level="warning", lifespan="on", ws="none"
+        )
+        super().__init__(config)
+        self._service = service
+        self._listening = listening
+        self._ready = ready
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until `should_exit`."""
+        super().run([self._listening] if sockets is None else sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and say so."""
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._ready(address_of(self._listening))
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Inside the block, signals end the server or reload its indexes; only in the main thread."""
+        if current_thread() is not main_thread():
+            yield
+            return
+        handlers: dict[int, Any] = {**dict.fromkeys(_ENDS, self._end), signal.SIGHUP: self._reload}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _end(self, number: int, _: FrameType | None) -> None:
+        if self.should_exit:
+            os._exit(128 + number)
+        self.should_exit = True
+
+    def _reload(self, _: int, __: FrameType | None) -> None:
+        Thread(target=self._reload_indexes, daemon=True).start()
+
+    def _reload_indexes(self) -> None:
+        for name, said in self._service.indexes.reload().items():
+            _LOG.info("index %s: %s", name, said)
+
+
+def address_of(listening: socket.socket) -> str:
+    """The base URL of a server that listens there."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
