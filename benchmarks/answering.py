@@ -34,11 +34,12 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from benchmarks.scoring import gpt2_tokenizer
-from ralm.answering.answers import AskedQuestion, Asker, room_for_prompts
+from ralm.answering.answers import room_for_prompts
 from ralm.answering.evaluation import evaluate_questions
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
+from ralm.answering.sources import AskedQuestion, Asker
 from ralm.lm.named import load_language_model, model_folder
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble, mixture

@@ -1,39 +1,41 @@
 """The public names, listed only here: type checkers read this file, and so does the package through lazy_loader."""
 
-from .answering.choices.evaluation import (
+from .answering.citations import (
+    Answerer as Answerer,
+    AnswerSource as AnswerSource,
+    Citation as Citation,
+    SourcedAnswer as SourcedAnswer,
+    citations as citations,
+)
+from .answering.evaluation import (
     ChoiceEvaluation as ChoiceEvaluation,
+    QuestionEvaluation as QuestionEvaluation,
     evaluate_choices as evaluate_choices,
+    evaluate_questions as evaluate_questions,
 )
-from .answering.choices.questions import (
-    ChoiceQuestion as ChoiceQuestion,
-    given_passages as given_passages,
-    read_choice_questions as read_choice_questions,
-)
-from .answering.choices.run import run_choices as run_choices
-from .answering.citations import Citation as Citation, citations as citations
-from .answering.conversation import Conversation as Conversation
-from .answering.evaluation import QuestionEvaluation as QuestionEvaluation, evaluate_questions as evaluate_questions
 from .answering.options import (
     AnswerOptions as AnswerOptions,
     ChoiceFields as ChoiceFields,
     ChoiceOptions as ChoiceOptions,
     QuestionFields as QuestionFields,
 )
-from .answering.prompts import QuestionPrompt as QuestionPrompt, open_prompt as open_prompt
+from .answering.prompts import (
+    Conversation as Conversation,
+    QuestionPrompt as QuestionPrompt,
+    open_prompt as open_prompt,
+)
 from .answering.questions import (
+    ChoiceQuestion as ChoiceQuestion,
     Question as Question,
+    read_choice_questions as read_choice_questions,
     read_questions as read_questions,
 )
-from .answering.run import run_questions as run_questions
-from .answering.sourced import (
-    Answerer as Answerer,
-    AnswerSource as AnswerSource,
-    SourcedAnswer as SourcedAnswer,
-)
+from .answering.run import run_choices as run_choices, run_questions as run_questions
 from .answering.sources import (
     AskedRetriever as AskedRetriever,
     GivenPassages as GivenPassages,
     RerankedPassages as RerankedPassages,
+    given_passages as given_passages,
 )
 from .corpus.decontamination import Decontamination as Decontamination, Removals as Removals
 from .corpus.left_out import LeftOut as LeftOut

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ralm.answering.choices.questions import ChoiceQuestion, given_passages, has_fields, read_choice_questions
-from ralm.answering.choices.subjects import CATEGORIES, category_of
+from ralm.answering.multiple_choice import CATEGORIES, category_of
 from ralm.answering.options import ChoiceFields
+from ralm.answering.questions import ChoiceQuestion, has_fields, read_choice_questions
+from ralm.answering.sources import given_passages
 from ralm.errors import QuestionFileError, UsageError
 from tests.shared_data import shared
 

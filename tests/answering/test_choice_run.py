@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from ralm.answering.choices.questions import ChoiceQuestion
-from ralm.answering.choices.run import run_choices
 from ralm.answering.options import ChoiceOptions
 from ralm.answering.prompts import open_prompt
+from ralm.answering.questions import ChoiceQuestion
+from ralm.answering.run import run_choices
 from ralm.errors import UsageError
 from ralm.lm.named import load_language_model
 from ralm.lm.options import ModelOptions
@@ -33,7 +33,7 @@ def model() -> WritingModel:
 def test_a_run_resumes_without_reading_anything_twice(
     model: WritingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: Any
 ) -> None:
-    import ralm.answering.choices.run as module
+    import ralm.answering.run as module
 
     parts: Any = {
         "source": Given(),

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from pydantic import JsonValue
 
+from ralm.answering import multiple_choice
 from ralm.answering.answers import Answer, KeptAnswers
-from ralm.answering.choices import choosing
-from ralm.answering.choices.choosing import letter_of, way_of
-from ralm.answering.choices.evaluation import ChoiceEvaluation, evaluate_choices
-from ralm.answering.choices.questions import ChoiceQuestion
+from ralm.answering.evaluation import ChoiceEvaluation, evaluate_choices
+from ralm.answering.multiple_choice import letter_of, way_of
 from ralm.answering.options import ChoiceOptions
 from ralm.answering.prompts import QuestionPrompt, open_prompt
-from ralm.answering.questions import Question
+from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.errors import UsageError
 from ralm.evaluation.calibration import brier_score
 from ralm.lm.named import load_language_model
@@ -215,7 +214,7 @@ def test_written_letters_add_up(model: WritingModel, monkeypatch: pytest.MonkeyP
         return [(number, Answer(text, [], {1: 1.0})) for number, text in enumerate(["(A)", "", "d"])]
 
     with monkeypatch.context() as patched:
-        patched.setattr(choosing, "answer_all", answer_all)
+        patched.setattr(multiple_choice, "answer_all", answer_all)
         rows = chosen(model, LETTER, Ensemble(documents=2), "generated").rows
     assert [row.choice.chosen for row in rows] == [0, None, 3]
     assert [row.choice.right for row in rows] == [True, False, True]

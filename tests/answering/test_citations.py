@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.answering.citations import ONE_BIT, Citation, citations, name_of, sources_text, web_address
+from ralm.answering.citations import ONE_BIT, Answerer, Citation, citations, name_of, sources_text, web_address
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
-from ralm.answering.sourced import Answerer
 from ralm.answering.sources import AskedRetriever
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.provenance import TracedText

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from ralm.answering.citations import citations
-from ralm.answering.conversation import Conversation
+from ralm.answering.citations import Answerer, SourcedAnswer, citations
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import open_prompt
-from ralm.answering.sourced import Answerer, SourcedAnswer
+from ralm.answering.prompts import Conversation, open_prompt
 from ralm.answering.sources import AskedRetriever, RerankedPassages
 from ralm.errors import ChatError, UsageError
 from ralm.lm.api.bare import BareTokenizer

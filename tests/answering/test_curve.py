@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ralm.answering.curve import KIND, answer_curve, run_curve, several_in_context
+from ralm.answering.curve import CURVE_KIND, answer_curve, run_curve, several_in_context
 from ralm.answering.evaluation import evaluate_questions
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
@@ -74,7 +74,7 @@ def test_the_folder_has_the_table_and_the_plot(model: WritingModel, tmp_path: Pa
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["config"]["numbers"] == [0, 1, 3]
     assert summary["config"]["reader"]["reader"] == "ensemble"
-    assert read_manifest(tmp_path / "out", kind=KIND, format_version=1).counts == {"points": 3}
+    assert read_manifest(tmp_path / "out", kind=CURVE_KIND, format_version=1).counts == {"points": 3}
     with pytest.raises(FolderExistsError):
         run_curve(tmp_path / "out", [0, 1], QUESTIONS, model, PROMPT, SOURCE, options=OPTIONS)
 

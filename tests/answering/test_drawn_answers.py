@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from pydantic import JsonValue
 
-from ralm.answering.answers import Answer, AskedQuestion, Asker, answer_all, answer_and_score
+from ralm.answering.answers import Answer, answer_all, answer_and_score
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
+from ralm.answering.sources import AskedQuestion, Asker
 from ralm.errors import UsageError
 from ralm.lm.journal import Journal
 from ralm.reading.ensemble import Ensemble

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from ralm.answering.answers import AskedQuestion, Asker, answer_and_score, room_for_prompts
+from ralm.answering.answers import answer_and_score, room_for_prompts
 from ralm.answering.metrics import exact_match, has_substring
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question, read_questions
+from ralm.answering.sources import AskedQuestion, Asker
 from ralm.lm.named import load_language_model
 from ralm.lm.options import ModelOptions
 from ralm.protocols import WritingModel

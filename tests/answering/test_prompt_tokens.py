@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from ralm.answering.prompt_tokens import Cut, PromptEncoder, tokens_behind
-from ralm.answering.prompts import PromptText
+from ralm.answering.prompts import Cut, PromptEncoder, PromptText, tokens_behind
 from ralm.errors import UsageError
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.tokenizer import full_tokenizer

@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import JsonValue
 
-from ralm.answering.answers import Asker, answer_all, gold_log_probs, room_for_prompts
+from ralm.answering.answers import answer_all, gold_log_probs, room_for_prompts
 from ralm.answering.evaluation import evaluate_questions
 from ralm.answering.metrics import exact_match, f1
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.run import questions_config, run_questions
-from ralm.answering.sources import GivenPassages
+from ralm.answering.sources import Asker, GivenPassages
 from ralm.errors import QuestionFileError, UsageError
 from ralm.lm.journal import Journal
 from ralm.lm.named import load_language_model

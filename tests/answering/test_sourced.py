@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from ralm.answering.answers import Asker, room_for_prompts
+from ralm.answering.answers import room_for_prompts
+from ralm.answering.citations import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
-from ralm.answering.sourced import Answerer, SourcedAnswer
-from ralm.answering.sources import AskedRetriever
+from ralm.answering.sources import AskedRetriever, Asker
 from ralm.errors import UsageError
 from ralm.lm.named import load_language_model
 from ralm.lm.options import ModelOptions

@@ -21,9 +21,10 @@ from ralm import (
     evaluate_text,
     generate,
 )
-from ralm.answering.answers import Asker, answer_and_score, room_for_prompts
+from ralm.answering.answers import answer_and_score, room_for_prompts
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
+from ralm.answering.sources import Asker
 from ralm.errors import BudgetError, ServerError
 from ralm.lm.api.model import ApiModel
 from ralm.lm.named import load_local_model

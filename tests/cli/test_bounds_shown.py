@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from ralm.answering.answers import Answer
 from ralm.answering.evaluation import AnsweredQuestion, Judged, QuestionEvaluation
-from ralm.answering.prompt_tokens import Cut
+from ralm.answering.prompts import Cut
 from ralm.answering.questions import Question
 from ralm.cli.output import print_measures
 from ralm.lm.named import load_local_model

@@ -14,11 +14,9 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
 
-from ralm.answering.citations import citations
-from ralm.answering.conversation import Conversation
+from ralm.answering.citations import Answerer, SourcedAnswer, citations
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import open_prompt
-from ralm.answering.sourced import Answerer, SourcedAnswer
+from ralm.answering.prompts import Conversation, open_prompt
 from ralm.answering.sources import AskedRetriever, RerankedPassages
 from ralm.errors import QuestionFileError, UsageError
 from ralm.lm.named import load_language_model

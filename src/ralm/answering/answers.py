@@ -1,39 +1,80 @@
-"""Answers of a language model to questions, with passages in the prompt, and how likely the gold answers are.
+"""Answers a language model writes after the prompts of a question, and the likelihood of gold answers there.
 
-    p(y | q) = sum over prompts d of  weight_d  p(y | prompt_d)          (REPLUG, Eq. 2, token by token)
+    p(y_t | y_<t, q) = sum over prompts d of  weight_d  p(y_t | prompt_d, y_<t)          (REPLUG, Eq. 2)
 
-With one prompt this is In-Context RALM, section 7. Knows prompts, passages and models; knows nothing of files or of how
-answers are judged. Letters of shapes: K prompts of a question.
+With one prompt this is In-Context RALM, section 7. Letters of shapes: K prompts of a question, T tokens of a text.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ralm.answering.conversation import Conversation
-from ralm.answering.likelihoods import Likelihood, likelihoods
-from ralm.answering.options import AnswerOptions, AnswerSemantics
-from ralm.answering.prompt_tokens import Cut, Encoded, PromptEncoder, tokens_behind
-from ralm.answering.prompts import PromptText, QuestionPrompt
-from ralm.answering.questions import Question
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import QuestionPrompt, tokens_behind
+from ralm.answering.sources import AskedQuestion
 from ralm.errors import UsageError
 from ralm.lm.journal import MemoryJournal
 from ralm.lm.scoring import Scorer
 from ralm.lm.shared import SharedCache
-from ralm.protocols import LanguageModel, Reader, Tokenizer, WritingModel
-from ralm.reading.concatenation import Concatenation
+from ralm.protocols import LanguageModel, Tokenizer, WritingModel
+from ralm.reading.ensemble import mixture, posterior
 from ralm.reading.generate import Decoder, pieces_of
-from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, shares
 from ralm.reading.rows import PromptState
 from ralm.reading.sampling import GenerationOptions, Sampling
-from ralm.reading.score import fronts_of
-from ralm.records import NO_PASSAGE, FloatArray, Front, IntArray, Passage, Passages
+from ralm.records import FloatArray, Front, IntArray, Request
 from ralm.validation import check_length, tells_scores
+
+_NO_CONTEXT: Final[IntArray] = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Likelihood:
+    """A text behind the prompts of a question: the natural log-probability of each token behind each prompt (float32,
+    K x T), and the logarithm of the weight of each prompt (float64, K)."""
+
+    log_probs_KT: FloatArray
+    log_weights_K: NDArray[np.float64]
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.log_probs_KT.shape[1]
+
+    @property
+    def log_prob(self) -> float:
+        """The natural log-probability of the text under the average of all prompts."""
+        return float(mixture(self.log_probs_KT, self.log_weights_K).sum(dtype=np.float64))
+
+    @property
+    def shares_K(self) -> NDArray[np.float64]:
+        """The share of the tokens' probability that came from each prompt, averaged over tokens; they sum to 1."""
+        return posterior(self.log_probs_KT, self.log_weights_K).mean(axis=0, dtype=np.float64)
+
+
+def likelihoods(texts: Sequence[tuple[Sequence[Front], IntArray]], scorer: Scorer) -> list[Likelihood]:
+    """The likelihood of each text (token ids, at least one) behind its prompts.
+
+    Raises ModelError if a prompt and its text are longer than the model reads.
+    """
+    requests = [
+        Request(document=front.tokens, context=_NO_CONTEXT, targets=tokens)
+        for fronts, tokens in texts
+        for front in fronts
+    ]
+    scored = iter(scorer.log_probs(requests))
+    return [
+        Likelihood(
+            np.stack([next(scored) for _ in fronts]), np.array([front.log_weight for front in fronts], dtype=np.float64)
+        )
+        for fronts, _ in texts
+    ]
+
 
 _TEXTS_AT_ONCE: Final = 32
 """Prompts that are continued together."""
@@ -45,25 +86,6 @@ _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 GoldScore: TypeAlias = tuple[float, int]
 """The natural log-probability of a gold answer, and its number of tokens."""
 Answered_co = TypeVar("Answered_co", bound=tuple[Any, ...], covariant=True)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AskedQuestion:
-    """The prompts of a question: each front is a whole prompt, with its weight and the passages in it; and what was cut
-    of each. A question without prompts is not asked. It may be a message of a `conversation`."""
-
-    question: Question
-    fronts: Sequence[Front]
-    cuts: Sequence[Cut]
-    conversation: Conversation | None = None
-
-    @property
-    def most_cut(self) -> Cut:
-        """The most tokens that were cut of a prompt's demonstrations, and of its documents."""
-        demonstrations, documents = (
-            [getattr(cut, part) for cut in self.cuts] for part in ("demonstrations", "documents")
-        )
-        return Cut(max(demonstrations, default=0), max(documents, default=0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,128 +111,6 @@ class Answer:
     def certified(self) -> float:
         """The share of its tokens that are the likeliest for certain, see `GeneratedToken`; 1 if it has none."""
         return float(np.mean([token.certified for token in self.tokens])) if self.tokens else 1.0
-
-
-class Asker:
-    """Puts questions and passages into prompts, as token ids that leave room for an answer.
-
-    `demonstrations` stand before every prompt, except before a question that is one of them. With `official` semantics
-    such a question has no prompts, as in the code of REPLUG; too long a prompt loses its special tokens first, and the
-    wording for several passages goes by how many were asked for, as in the code of In-Context RALM.
-    """
-
-    def __init__(
-        self,
-        prompt: QuestionPrompt,
-        tokenizer: Tokenizer,
-        room: int,
-        reader: Reader | None = None,
-        demonstrations: Sequence[tuple[Question, Sequence[Passage]]] = (),
-        *,
-        semantics: AnswerSemantics = "paper",
-    ) -> None:
-        self._prompt = prompt
-        self._reader = reader or InContext()
-        self._official = semantics == "official"
-        self._encoder = PromptEncoder(tokenizer, room, keep_first=not self._official, chat=prompt.chat)
-        self._demonstrations = [
-            (one, prompt.demonstration(one.text, _first_answer(one), passages, one.choices))
-            for one, passages in demonstrations
-        ]
-
-    def ask(
-        self,
-        question: Question,
-        hits: Sequence[tuple[int, float]],
-        passages: Passages,
-        conversation: Conversation | None = None,
-    ) -> AskedQuestion:
-        """The prompts of a question with the passages of its hits, best first; without hits, the prompt without.
-
-        With a chat prompt, the question may be one message of a `conversation`. Raises UsageError if the question does
-        not fit into the model, ChatError if the model's chat template refuses the conversation.
-        """
-        if self._official and any(_are_equal(one, question) for one, _ in self._demonstrations):
-            return AskedQuestion(question, (), ())
-        encode = partial(
-            self._encoder.encode,
-            demonstrations=self._before(question),
-            name=f"question {question.id}",
-            conversation=conversation,
-        )
-        documents = _PromptDocuments(question, passages, self._prompt, encode)
-        if isinstance(self._reader, Concatenation) and hits:
-            fronts: Sequence[Front] = [documents.joined([number for number, _ in hits], self._several)]
-        else:
-            fronts = fronts_of(self._reader, hits, documents)
-        return AskedQuestion(question, fronts, [documents.cut_of(front) for front in fronts], conversation)
-
-    @property
-    def _several(self) -> bool | None:
-        return self._reader.hits > 1 if self._official else None
-
-    def _before(self, question: Question) -> str:
-        return "".join(shown for one, shown in self._demonstrations if not _are_equal(one, question))
-
-
-def _are_equal(one: Question, other: Question) -> bool:
-    return (one.text, one.choices) == (other.text, other.choices)
-
-
-def _first_answer(question: Question) -> str:
-    if not question.answers:
-        raise UsageError(f"the demonstration {question.text!r} has no answer.")
-    return question.answers[0]
-
-
-class _PromptDocuments:
-    """The prompts of one question, by passage: what a reader puts in front."""
-
-    def __init__(
-        self,
-        question: Question,
-        passages: Passages,
-        prompt: QuestionPrompt,
-        encode: Callable[[PromptText], Encoded],
-    ) -> None:
-        self._question = question
-        self._passages = passages
-        self._prompt = prompt
-        self._encode = encode
-        self._cuts: dict[tuple[int, ...], Cut] = {}
-
-    def __getitem__(self, number: int) -> IntArray:
-        return self._encoded(() if number == NO_PASSAGE else (number,), None)
-
-    def passage(self, number: int) -> Passage:
-        return self._passages[number]
-
-    def encode(self, text: str) -> IntArray:
-        raise UsageError(self._one_by_one(text))
-
-    def encode_next(self, text: str) -> IntArray:
-        raise UsageError(self._one_by_one(text))
-
-    def joined(self, numbers: Sequence[int], several: bool | None) -> Front:
-        """The prompt with several passages in it."""
-        return Front(self._encoded(tuple(numbers), several), tuple(numbers))
-
-    def cut_of(self, front: Front) -> Cut:
-        """What was cut of a prompt."""
-        return self._cuts.get(front.passages, Cut())
-
-    def _encoded(self, numbers: tuple[int, ...], several: bool | None) -> IntArray:
-        passages = [self._passages[number] for number in numbers]
-        text = self._prompt.text(self._question.text, passages, self._question.choices, several=several)
-        encoded = self._encode(text)
-        self._cuts[numbers] = encoded.cut
-        return encoded.tokens
-
-    def _one_by_one(self, text: str) -> str:
-        return (
-            f"this reader puts text of its own in front ({text[:30]!r}), and prompts of questions hold whole passages: "
-            "read them in context, as an ensemble or concatenated."
-        )
 
 
 @dataclass(frozen=True, slots=True)

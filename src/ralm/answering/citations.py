@@ -1,7 +1,7 @@
-"""Which passages an answer cites, and for which words: by what each gave to the answer, measured token by token.
+"""Answers with their sources: what each passage gave to an answer, and which words of it cite which passage.
 
 What a passage gave to a token is its posterior times the gain of the token over the prompt without passages, in nats
-(`ralm.reading.provenance`). The rule:
+(`ralm.reading.provenance`). The rule of citations:
 
 1. A passage is cited only if it gave the answer at least one bit (ln 2 nats) in all: with it, the answer is at least
    twice as likely. That is little beside what a passage that holds the answer gives, and much beside rounding errors.
@@ -12,23 +12,265 @@ What a passage gave to a token is its posterior times the gain of the token over
 4. Runs are widened to whole words, as far as no other run is there, and white space at their ends is left out. A run
    that has no other characters is left out.
 
-Where the model tells no log-probabilities, nothing was measured and nothing is cited. Works on texts and numbers; knows
-nothing of models or servers.
+Nothing is cited if the model returns no log-probabilities.
 """
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 from unicodedata import category, east_asian_width
 
 import numpy as np
+from pydantic import JsonValue
 
-from ralm.reading.provenance import TracedText, attributed
-from ralm.records import DoubleArray, Passage
+from ralm.answering.answers import Answer, DrawnAnswers, answer_all, room_for_prompts
+from ralm.answering.options import AnswerOptions
+from ralm.answering.prompts import Conversation, Cut, QuestionPrompt
+from ralm.answering.questions import Question
+from ralm.answering.sources import AskedQuestion, Asker, QuestionSource, found_passages
+from ralm.errors import UsageError
+from ralm.lm.scoring import Scorer
+from ralm.protocols import Reader, WritingModel
+from ralm.reading.ensemble import posterior
+from ralm.reading.in_context import InContext
+from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, texts_of_tokens
+from ralm.reading.provenance import TracedText, attributed, gain_as_json, identified, used_passages
+from ralm.records import DoubleArray, FloatArray, IntArray, Passage, Passages, Provenance, Request
 from ralm.terminal import one_line
+from ralm.validation import tells_scores
+
+Credit = Literal["none", "prompts", "passages"]
+"""What the gain of an answer is credited to, see `Answerer`."""
+_NOTHING: IntArray = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSource:
+    """A passage that an answer was read with.
+
+    `share` is the part of the answer's probability that came from it, the mean over tokens; `gain` is what it gave in
+    nats: over all tokens, the posterior times the gain over the prompt without passages. Both are None for a passage
+    that shares its prompt with a better one, which gets the credit, and for an answer of no tokens.
+    """
+
+    passage: Passage
+    share: float | None
+    gain: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SourcedAnswer:
+    """An answer and where it comes from.
+
+    `text` holds the tokens of the answer with their log-probabilities, with passages and without. `sources` are the
+    passages in the prompts, best first by the retriever. `cut` is the most that was cut of a prompt.
+    """
+
+    question: str
+    answer: Answer
+    text: TracedText
+    sources: Sequence[AnswerSource]
+    cut: Cut
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """Everything about the answer; without passages, there is no gain."""
+        tokens = zip(self.text.texts, self.text.log_probs_T.tolist(), self.text.baseline_T.tolist(), strict=True)
+        found: dict[str, JsonValue] = {
+            "question": self.question,
+            "answer": self.answer.text,
+            "log_prob": self.answer.log_prob,
+            "tokens": [{"text": text, "log_prob": own, "baseline_log_prob": without} for text, own, without in tokens],
+            "certified": self.answer.certified,
+            "cut": asdict(self.cut),
+        }
+        if self.sources:
+            found["baseline_log_prob"] = float(self.text.baseline_T.sum(dtype=np.float64))
+            found["gain"] = gain_as_json(self.text)
+            found["sources"] = [
+                {**identified(one.passage), "text": one.passage.text, "share": one.share, "gain": one.gain}
+                for one in self.sources
+            ]
+        return found
+
+
+class Answerer:
+    """Answers questions with a frozen language model, and says where each answer comes from.
+
+    A question may be the last message of the user in a `Conversation`, if `prompt` is a chat. The passages are those of
+    `source`, without it there are none; `reader` says how they are read, one in context by default. An ensemble is
+    averaged for every token.
+
+    `credit` says what the gain of an answer over the prompt without passages is credited to: with `prompts`, the first
+    of several passages in one prompt has the credit for all of them; with `passages`, the answer is scored behind each
+    of them alone too, and they share the credit as if they were an ensemble; with `none`, it is not measured. Raises
+    UsageError if the options do not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: WritingModel,
+        prompt: QuestionPrompt,
+        source: QuestionSource | None = None,
+        *,
+        reader: Reader | None = None,
+        options: AnswerOptions | None = None,
+        credit: Credit = "prompts",
+    ) -> None:
+        self._model = model
+        self._options = options or AnswerOptions()
+        if self._options.join != "tokens":
+            raise UsageError('answers with their sources are drawn token by token: leave out `join="answers"`.')
+        self._source = source
+        self._reader = reader or InContext()
+        self._scorer = Scorer(model, progress=False)
+        room = room_for_prompts(model, self._options)
+        self._with_passages = Asker(prompt, model.tokenizer, room, self._reader)
+        self._alone = Asker(prompt, model.tokenizer, room)
+        self._credit = credit if tells_scores(model) else "none"
+
+    def answers(self, questions: Sequence[str | Conversation]) -> Iterator[SourcedAnswer]:
+        """The answers to questions, in their order; some are answered together.
+
+        Raises UsageError if a question is empty or does not fit into the model, ChatError if the model's chat template
+        refuses a conversation.
+        """
+        asked, passages = self._ask(questions)
+        for number, answer in answer_all(asked, self._model, self._options):
+            yield self._sourced(asked[number], passages, answer)
+
+    def stream(self, question: str | Conversation) -> "AnswerStream":
+        """The answer to one question, piece by piece; raises what `answers` raises."""
+        return AnswerStream(self.streams(question, [self._options.seed]))
+
+    def streams(self, question: str | Conversation, seeds: Sequence[int]) -> "AnswerStreams":
+        """Several answers to one question, one for each seed, drawn together; raises what `answers` raises."""
+        [asked], passages = self._ask([question])
+        drawn = DrawnAnswers(asked, self._model, self._options, seeds)
+        return AnswerStreams(drawn, asked, lambda answer: self._sourced(asked, passages, answer))
+
+    def _ask(self, questions: Sequence[str | Conversation]) -> tuple[list[AskedQuestion], Passages]:
+        """The prompts of questions, with the passages that were found for them."""
+        conversations = [Conversation.of(one) for one in questions]
+        for place, one in enumerate(conversations, 1):
+            which = "the question" if len(conversations) == 1 else f"question {place}"
+            for text, name in ((one.question, which), (one.searched, f"the query of {which}")):
+                if not text.strip():
+                    raise UsageError(f"{name} is empty: ask with at least one word.")
+        found = [Question(str(place), one.searched) for place, one in enumerate(conversations, 1)]
+        hits, passages = found_passages(found, self._source, self._reader.hits)
+        asked = [
+            self._with_passages.ask(Question(str(row + 1), one.question), hits.of(row), passages, one)
+            for row, one in enumerate(conversations)
+        ]
+        return asked, passages
+
+    def _sourced(self, asked: AskedQuestion, passages: Passages, answer: Answer) -> SourcedAnswer:
+        """An answer with what each passage gave to it."""
+        tokens = self._credited(asked, passages, answer)
+        provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
+        text = TracedText(
+            before="",
+            texts=texts_of_tokens(answer.pieces)[1],
+            log_probs_T=np.array([token.log_prob for token in tokens], dtype=np.float32),
+            baseline_T=self._log_probs_without(asked, answer),
+            provenance=provenance,
+            passages=used_passages(provenance, passages),
+        )
+        return SourcedAnswer(
+            question=asked.question.text,
+            answer=answer,
+            text=text,
+            sources=_sources(asked, passages, shares(tokens), text),
+            cut=asked.most_cut,
+        )
+
+    def _credited(self, asked: AskedQuestion, passages: Passages, answer: Answer) -> Sequence[GeneratedToken]:
+        """The tokens of an answer with the passages that each came from."""
+        numbers = [number for front in asked.fronts for number in front.passages]
+        if self._credit != "passages" or not answer.tokens or len(numbers) <= len(asked.fronts):
+            return answer.tokens
+        scored = [self._log_probs(asked, answer, [(number, 0.0)], passages) for number in numbers]
+        shares_TK = posterior(np.stack(scored), np.zeros(len(numbers), dtype=np.float64))
+        passages_K = np.array(numbers, dtype=np.int64)
+        return [
+            replace(token, passages_K=passages_K, posteriors_K=shares_K)
+            for token, shares_K in zip(answer.tokens, shares_TK, strict=True)
+        ]
+
+    def _log_probs_without(self, asked: AskedQuestion, answer: Answer) -> FloatArray:
+        """The log-probabilities (float32, T) of the answer's tokens behind the prompt without passages; NaN if they are
+        not measured."""
+        if self._source is None or not answer.tokens:
+            return np.array([token.log_prob for token in answer.tokens], dtype=np.float32)
+        if self._credit == "none":
+            return np.full(len(answer.tokens), np.nan, dtype=np.float32)
+        return self._log_probs(asked, answer, [], ())
+
+    def _log_probs(
+        self, asked: AskedQuestion, answer: Answer, hits: Sequence[tuple[int, float]], passages: Passages
+    ) -> FloatArray:
+        """The log-probabilities (float32, T) of the answer's tokens behind the prompt with at most one passage."""
+        [front] = self._alone.ask(asked.question, hits, passages, asked.conversation).fronts
+        tokens = np.array([token.token for token in answer.tokens], dtype=np.int64)
+        [log_probs_T] = self._scorer.log_probs([Request(document=front.tokens, context=_NOTHING, targets=tokens)])
+        return log_probs_T
+
+
+class AnswerStreams:
+    """Several answers to one question: the pieces of all, each with the number of its answer, as soon as it cannot
+    belong to a stop string; then each answer with its sources.
+
+    `asked` are the prompts.
+    """
+
+    def __init__(self, drawn: DrawnAnswers, asked: AskedQuestion, sourced: Callable[[Answer], SourcedAnswer]) -> None:
+        self.asked = asked
+        self._drawn = drawn
+        self._pieces = iter(drawn)
+        self._sourced = sourced
+
+    def __iter__(self) -> Iterator[tuple[int, GeneratedText]]:
+        return self._pieces
+
+    def sourced(self, number: int) -> SourcedAnswer:
+        """An answer with its sources, once all are complete; pieces that were not asked for are drawn first."""
+        deque(self._pieces, maxlen=0)
+        return self._sourced(self._drawn.answer(number))
+
+    def is_complete(self, number: int) -> bool:
+        """Whether an answer has ended at a stop string or at the model's end of text, and not for its length."""
+        return self._drawn.is_complete(number)
+
+
+class AnswerStream:
+    """The pieces of an answer, each as soon as it cannot belong to a stop string; then the answer with its sources."""
+
+    def __init__(self, streams: AnswerStreams) -> None:
+        self._streams = streams
+
+    def __iter__(self) -> Iterator[GeneratedText]:
+        return (piece for _, piece in self._streams)
+
+    def sourced(self) -> SourcedAnswer:
+        """The answer with its sources, once it is complete; pieces that were not asked for are drawn first."""
+        return self._streams.sourced(0)
+
+
+def _sources(
+    asked: AskedQuestion, passages: Passages, given: Mapping[int, float], text: TracedText
+) -> list[AnswerSource]:
+    """The passages in the prompts of a question, with what each gave to the answer."""
+    gains = {row.passage: row.gain for row in text.contributions}
+    return [
+        AnswerSource(passage=passages[number], share=given.get(number), gain=gains.get(number))
+        for front in asked.fronts
+        for number in front.passages
+    ]
+
 
 ONE_BIT: Final = math.log(2)
 """The least that a passage gives to an answer that cites it, in nats."""

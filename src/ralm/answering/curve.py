@@ -27,16 +27,15 @@ from ralm.errors import UsageError
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.in_context import InContext
-from ralm.runs.run import environment, to_json
+from ralm.runs.run import SUMMARY, environment, to_json
 from ralm.runs.sweep_folder import check_plot
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import check_output, new_folder
 
-KIND: Final = "answers-curve"
-FORMAT_VERSION: Final = 1
-TABLE: Final = "curve.csv"
-PLOT: Final = "curve.png"
-SUMMARY: Final = "summary.json"
+CURVE_KIND: Final = "answers-curve"
+CURVE_VERSION: Final = 1
+CURVE_TABLE: Final = "curve.csv"
+CURVE_PLOT: Final = "curve.png"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +120,7 @@ def run_curve(
     UsageError if a run with other settings was begun there.
     """
     check_numbers(numbers)
-    check_output(Path(out), kind=KIND, force=force)
+    check_output(Path(out), kind=CURVE_KIND, force=force)
     check_plot()
     config = curve_config(
         numbers,
@@ -169,14 +168,14 @@ def _write(out: Path, curve: AnswerCurve, config: dict[str, JsonValue], *, force
     from ralm.runs.plot import draw_curve
 
     rows = curve.rows()
-    with new_folder(out, kind=KIND, force=force) as folder:
-        pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / TABLE)
-        draw_curve(rows, folder / PLOT)
+    with new_folder(out, kind=CURVE_KIND, force=force) as folder:
+        pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / CURVE_TABLE)
+        draw_curve(rows, folder / CURVE_PLOT)
         (folder / SUMMARY).write_text(to_json({"rows": [*rows], "config": config}, indent=2) + "\n", encoding="utf-8")
         write_manifest(
             folder,
-            kind=KIND,
-            format_version=FORMAT_VERSION,
+            kind=CURVE_KIND,
+            format_version=CURVE_VERSION,
             settings={"config": config, "environment": environment()},
             counts={"points": len(rows)},
         )

@@ -14,21 +14,21 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.answering.metrics import answer_spans
-from ralm.answering.run import ANSWERS, FORMAT_VERSION, JUDGED, KIND, PASSAGES, SUMMARY
+from ralm.answering.run import ANSWER_COLUMNS, ANSWERS_KIND, ANSWERS_TABLE, ANSWERS_VERSION
 from ralm.errors import DamagedFolderError
-from ralm.runs.run import damage_named
+from ralm.runs.run import PASSAGES, SUMMARY, damage_named
 from ralm.runs.settings import part_of, settings_of
 from ralm.runs.tables import READ_OF_PASSAGES, checked_columns
 from ralm.storage.manifest import opened_at_once, read_manifest
 
 _DECIMALS: Final = 4
 _REMEDY: Final = "answer the questions again"
-_CLOSED: Final = {f"closed_{name}": kind for name, kind in JUDGED.items()}
+_CLOSED: Final = {f"closed_{name}": kind for name, kind in ANSWER_COLUMNS.items()}
 _READ: Final = {
     "question_id": pa.string(),
     "question": pa.string(),
     "answers": pa.list_(pa.string()),
-    **JUDGED,
+    **ANSWER_COLUMNS,
     "passages": pa.list_(pa.int64()),
     "shares": pa.list_(pa.float64()),
     "answer_at": pa.int64(),
@@ -91,9 +91,9 @@ def report_of_answers(path: Path | str, shown: int | None = None) -> AnswersRepo
 
 def _read(path: Path) -> tuple[dict[str, JsonValue], pa.Table, pa.Table]:
     """The summary of a folder, its questions and its passages."""
-    read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
+    read_manifest(path, kind=ANSWERS_KIND, format_version=ANSWERS_VERSION)
     with damage_named(path, _REMEDY):
-        answers, passages = (pq.read_table(path / name) for name in (ANSWERS, PASSAGES))
+        answers, passages = (pq.read_table(path / name) for name in (ANSWERS_TABLE, PASSAGES))
         summary = json.loads((path / SUMMARY).read_bytes())
     if not isinstance(summary, dict):
         raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; {_REMEDY}.")
@@ -126,5 +126,5 @@ def _question(row: Mapping[str, Any], passages: Mapping[int, Mapping[str, Any]])
 
 
 def _judged(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    values = {name: row[f"{prefix}{name}"] for name in JUDGED}
+    values = {name: row[f"{prefix}{name}"] for name in ANSWER_COLUMNS}
     return {name: round(value, _DECIMALS) if isinstance(value, float) else value for name, value in values.items()}

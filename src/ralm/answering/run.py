@@ -1,9 +1,13 @@
-"""Question answering on disk: a folder with a row per question, its passages, and the summary.
+"""Writes the results of question answering and of multiple choice as folders.
 
 answers.parquet   question_id, question, answers, answer, exact_match, token_match, f1, log_prob, gold_log_prob,
                   gold_tokens, passages (numbers, best first), shares (of the answer's probability, by passage),
                   answer_at, cut_demonstrations, cut_documents; with a baseline, the same of the answer without passages
                   in closed_answer, closed_exact_match, ...
+choices.parquet   question_id, subject, category, question, choices, gold (its letter), chosen (a letter or null),
+                  right, log_probs and probabilities (of each choice), answer (if it was generated),
+                  cut_demonstrations, cut_documents, passages (numbers, best first), shares (of the probability of the
+                  chosen one, by passage); with a baseline, the choice without passages in closed_chosen, ...
 passages.parquet  passage, document_id, title, text, metadata (as JSON) of every passage that was read
 summary.json      the measures with their intervals, and the configuration
 manifest.json     the configuration again, the environment, and a checksum of each file
@@ -15,38 +19,44 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.answering.answers import KeptAnswers
-from ralm.answering.evaluation import AnsweredQuestion, Judged, QuestionEvaluation, evaluate_questions
-from ralm.answering.options import AnswerOptions, AnswerSemantics
-from ralm.answering.prompt_tokens import prompt_config
-from ralm.answering.prompts import QuestionPrompt
-from ralm.answering.questions import Question
+from ralm.answering.evaluation import (
+    AnsweredQuestion,
+    ChoiceEvaluation,
+    ChosenQuestion,
+    Judged,
+    QuestionEvaluation,
+    evaluate_choices,
+    evaluate_questions,
+)
+from ralm.answering.multiple_choice import Choice, category_of
+from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
+from ralm.answering.prompts import QuestionPrompt, prompt_config
+from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.answering.sources import GivenPassages, QuestionSource
 from ralm.lm.journal import Journal
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
 from ralm.records import Passage
 from ralm.retrieval.retrieval_file import RetrievedPassage
-from ralm.runs.run import environment, to_json
+from ralm.runs.run import PASSAGES, SUMMARY, environment, to_json
 from ralm.runs.tables import passage_columns
 from ralm.runs.unfinished import JOURNAL, unfinished_run
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import check_output, new_folder
 from ralm.validation import config_of
 
-KIND: Final = "answers"
-FORMAT_VERSION: Final = 1
-ANSWERS: Final = "answers.parquet"
-PASSAGES: Final = "passages.parquet"
-SUMMARY: Final = "summary.json"
+ANSWERS_KIND: Final = "answers"
+ANSWERS_VERSION: Final = 1
+ANSWERS_TABLE: Final = "answers.parquet"
 
-JUDGED: Final = {
+ANSWER_COLUMNS: Final = {
     "answer": pa.string(),
     "exact_match": pa.bool_(),
     "token_match": pa.bool_(),
@@ -78,7 +88,7 @@ def run_questions(
     FolderExistsError if `out` exists and `force` is not set, and UsageError if a run with other settings was begun
     there.
     """
-    check_output(Path(out), kind=KIND, force=force)
+    check_output(Path(out), kind=ANSWERS_KIND, force=force)
     config = questions_config(questions, model, prompt, source, reader, demonstrations, options, semantics)
     with kept_answers(out, config, force=force) as kept:
         evaluation = evaluate_questions(
@@ -149,10 +159,10 @@ def write_answers(
 ) -> None:
     """Write the folder atomically; FolderExistsError if `out` exists and `force` is not set."""
     tables = {
-        ANSWERS: answer_table(evaluation.rows),
+        ANSWERS_TABLE: answer_table(evaluation.rows),
         PASSAGES: passage_table(passage for row in evaluation.rows for passage in row.passages),
     }
-    write_tables(out, tables, evaluation.summary(), config, kind=KIND, version=FORMAT_VERSION, force=force)
+    write_tables(out, tables, evaluation.summary(), config, kind=ANSWERS_KIND, version=ANSWERS_VERSION, force=force)
 
 
 def write_tables(
@@ -212,7 +222,9 @@ def _judged_columns(judged: Sequence[Judged | None], prefix: str) -> dict[str, p
             case _:
                 return getattr(one, name)
 
-    return {f"{prefix}{name}": pa.array([value(one, name) for one in judged], kind) for name, kind in JUDGED.items()}
+    return {
+        f"{prefix}{name}": pa.array([value(one, name) for one in judged], kind) for name, kind in ANSWER_COLUMNS.items()
+    }
 
 
 def shares_of(passages: Sequence[Passage], shares: Mapping[int, float]) -> list[float]:
@@ -243,3 +255,124 @@ def brought(passages: Sequence[RetrievedPassage], source: QuestionSource | None)
     """What the passages say that a question brings itself, if they may be read: where a file of passages is the source
     and does not have the question."""
     return [[one.title, one.text, one.score] for one in passages] if isinstance(source, GivenPassages) else []
+
+
+CHOICES_KIND: Final = "choices"
+CHOICES_VERSION: Final = 1
+CHOICES_TABLE: Final = "choices.parquet"
+
+_CHOSEN: Final = {
+    "chosen": pa.string(),
+    "right": pa.bool_(),
+    "log_probs": pa.list_(pa.float64()),
+    "probabilities": pa.list_(pa.float64()),
+    "answer": pa.string(),
+    "certified": pa.bool_(),
+    "cut_demonstrations": pa.int64(),
+    "cut_documents": pa.int64(),
+}
+
+
+def run_choices(
+    out: Path | str,
+    questions: Sequence[ChoiceQuestion],
+    model: WritingModel,
+    prompt: QuestionPrompt,
+    *,
+    source: QuestionSource | None = None,
+    reader: Reader | None = None,
+    demonstrations: Sequence[ChoiceQuestion] = (),
+    options: ChoiceOptions | None = None,
+    baseline: bool = False,
+    force: bool = False,
+) -> ChoiceEvaluation:
+    """Evaluate multiple choice as `evaluate_choices` does, and write the folder `out` atomically.
+
+    If it is killed, call it again with the same arguments to resume. Raises what `evaluate_choices` raises,
+    FolderExistsError if `out` exists and `force` is not set, and UsageError if a run with other settings was begun
+    there.
+    """
+    check_output(Path(out), kind=CHOICES_KIND, force=force)
+    config = choices_config(questions, model, prompt, source, reader, demonstrations, options)
+    with kept_answers(out, config, force=force) as kept:
+        evaluation = evaluate_choices(
+            questions,
+            model,
+            prompt,
+            source=source,
+            reader=reader,
+            demonstrations=demonstrations,
+            options=options,
+            baseline=baseline,
+            kept=kept,
+        )
+        tables = {
+            CHOICES_TABLE: choice_table(evaluation.rows),
+            PASSAGES: passage_table(passage for row in evaluation.rows for passage in row.passages),
+        }
+        write_tables(out, tables, evaluation.summary(), config, kind=CHOICES_KIND, version=CHOICES_VERSION, force=force)
+    return evaluation
+
+
+def choices_config(
+    questions: Sequence[ChoiceQuestion],
+    model: WritingModel,
+    prompt: QuestionPrompt,
+    source: QuestionSource | None,
+    reader: Reader | None,
+    demonstrations: Sequence[ChoiceQuestion],
+    options: ChoiceOptions | None,
+) -> dict[str, JsonValue]:
+    """Everything that determines the figures, by name: equal configurations give equal figures."""
+    return {
+        "questions": _choices_identity(questions, source),
+        "demonstrations": _choices_identity(demonstrations, source),
+        **asking_config(model, prompt, source, reader),
+        "options": asdict(options or ChoiceOptions()),
+    }
+
+
+def choice_table(rows: Sequence[ChosenQuestion]) -> pa.Table:
+    """A row per question, in order."""
+    questions = [row.question for row in rows]
+    return pa.table(
+        {
+            "question_id": pa.array([one.id for one in questions], pa.string()),
+            "subject": pa.array([one.subject or None for one in questions], pa.string()),
+            "category": pa.array([category_of(one.subject) for one in questions], pa.string()),
+            "question": pa.array([one.text for one in questions], pa.string()),
+            "choices": pa.array([list(one.choices) for one in questions], pa.list_(pa.string())),
+            "gold": pa.array([one.letters[one.gold] for one in questions], pa.string()),
+            **_chosen_columns(rows, [row.choice for row in rows], ""),
+            "passages": pa.array([[one.number for one in row.passages] for row in rows], pa.list_(pa.int64())),
+            "shares": pa.array([shares_of(row.passages, row.choice.shares) for row in rows], pa.list_(pa.float64())),
+            **_chosen_columns(rows, [row.closed for row in rows], "closed_"),
+        }
+    )
+
+
+def _chosen_columns(
+    rows: Sequence[ChosenQuestion], choices: Sequence[Choice | None], prefix: str
+) -> dict[str, pa.Array]:
+    values = [None if one is None else _values(row, one) for row, one in zip(rows, choices, strict=True)]
+    return {f"{prefix}{name}": pa.array([one and one[name] for one in values], kind) for name, kind in _CHOSEN.items()}
+
+
+def _values(row: ChosenQuestion, choice: Choice) -> dict[str, Any]:
+    """What a row says of a choice, by column."""
+    return {
+        "chosen": None if choice.chosen is None else row.question.letters[choice.chosen],
+        "right": choice.right,
+        "log_probs": None if choice.log_probs_C is None else choice.log_probs_C.tolist(),
+        "probabilities": None if choice.probabilities_C is None else choice.probabilities_C.tolist(),
+        "answer": choice.answer,
+        "certified": choice.certified,
+        "cut_demonstrations": choice.cut.demonstrations,
+        "cut_documents": choice.cut.documents,
+    }
+
+
+def _choices_identity(questions: Sequence[ChoiceQuestion], source: QuestionSource | None) -> dict[str, JsonValue]:
+    return identified(
+        [[one.id, one.text, [*one.choices], one.gold, one.subject, *brought(one.passages, source)] for one in questions]
+    )

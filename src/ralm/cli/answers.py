@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ralm.answering.choices.evaluation import ChoiceEvaluation
-from ralm.answering.choices.subjects import CATEGORIES
-from ralm.answering.curve import PLOT, TABLE, AnswerCurve
-from ralm.answering.evaluation import METRICS, QuestionEvaluation
+from ralm.answering.citations import SourcedAnswer
+from ralm.answering.curve import CURVE_PLOT, CURVE_TABLE, AnswerCurve
+from ralm.answering.evaluation import METRICS, ChoiceEvaluation, QuestionEvaluation
+from ralm.answering.multiple_choice import CATEGORIES
 from ralm.answering.report import AnswersReport
-from ralm.answering.sourced import SourcedAnswer
 from ralm.cli.messages import note
 from ralm.cli.output import number, passage_name, print_line
 from ralm.reading.pieces import GeneratedText
@@ -114,7 +113,7 @@ def print_curve(curve: AnswerCurve, out: Path | None) -> None:
     explained = "  in percent, with 95% intervals; gold answer: log-probability of its tokens, in nats a token"
     print_line("; ".join([explained, *_unscored(rows[0])]))
     if out is not None:
-        print_line(f"The table: {out / TABLE}, {out / PLOT}")
+        print_line(f"The table: {out / CURVE_TABLE}, {out / CURVE_PLOT}")
 
 
 def _with_categories(measures: JsonValue) -> dict[str, Any]:

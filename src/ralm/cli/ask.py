@@ -79,8 +79,8 @@ def ask(
         *options.model_uses(lm),
     )
 
+    from ralm.answering.citations import Answerer
     from ralm.answering.prompts import open_prompt
-    from ralm.answering.sourced import Answerer
     from ralm.answering.sources import AskedRetriever
     from ralm.cli.answers import print_pieces, print_sources
     from ralm.cli.asked import read_asked

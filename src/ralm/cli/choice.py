@@ -61,7 +61,7 @@ class ChoiceJob(AskingJob):
     @property
     def has_fields(self) -> bool:
         """Whether questions, demonstrations or passages are in records with named fields."""
-        from ralm.answering.choices.questions import has_fields
+        from ralm.answering.questions import has_fields
 
         sources = (self.questions, self.demonstrations, self.retrieved)
         return any(has_fields(str(source)) for source in sources if source is not None)
@@ -94,16 +94,17 @@ def choice(
         Use("force", out is not None, "`out`"),
     )
 
-    from ralm.answering.choices.evaluation import evaluate_choices
-    from ralm.answering.choices.questions import given_passages, read_choice_questions
-    from ralm.answering.choices.run import KIND, choices_config, run_choices
+    from ralm.answering.evaluation import evaluate_choices
     from ralm.answering.prompts import open_prompt
+    from ralm.answering.questions import read_choice_questions
+    from ralm.answering.run import CHOICES_KIND, choices_config, run_choices
+    from ralm.answering.sources import given_passages
     from ralm.cli.answers import print_choices
     from ralm.cli.output import print_cache, print_json
     from ralm.storage.outputs import check_output
 
     if out is not None:
-        check_output(out, kind=KIND, force=force)
+        check_output(out, kind=CHOICES_KIND, force=force)
     prompt = open_prompt(job.prompt_name)
     questions = read_choice_questions(job.questions, job.fields, limit=job.limit)
     shown = [] if job.demonstrations is None else read_choice_questions(job.demonstrations, job.fields, limit=job.shots)

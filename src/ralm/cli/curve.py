@@ -45,7 +45,7 @@ def curve(
         raise UsageError("a curve reads passages: give `index` or `retrieved`.")
 
     from ralm.answering.curve import (
-        KIND,
+        CURVE_KIND,
         answer_curve,
         check_numbers,
         curve_config,
@@ -59,7 +59,7 @@ def curve(
     several = _numbers(numbers)
     check_numbers(several)
     if out is not None:
-        check_output(out, kind=KIND, force=force)
+        check_output(out, kind=CURVE_KIND, force=force)
 
     def ensemble_of(number: int) -> "Reader":
         return replace(job.reading.ensemble, documents=number)

@@ -130,13 +130,13 @@ def qa(
     )
 
     from ralm.answering.evaluation import evaluate_questions
-    from ralm.answering.run import KIND, questions_config, run_questions
+    from ralm.answering.run import ANSWERS_KIND, questions_config, run_questions
     from ralm.cli.answers import print_answers
     from ralm.cli.output import print_cache, print_json
     from ralm.storage.outputs import check_output
 
     if out is not None:
-        check_output(out, kind=KIND, force=force)
+        check_output(out, kind=ANSWERS_KIND, force=force)
     asked = job.opened()
     questions, model, prompt = asked.questions, asked.model, asked.prompt
     how: Any = {"source": asked.source, "reader": job.reading.chosen_reader, **asked.how}

@@ -44,13 +44,13 @@ def report(
         context, Use("force", html is not None, "`html`"), Use("json", html is None, "standard output, not `html`")
     )
 
-    from ralm.answering.run import KIND
+    from ralm.answering.run import ANSWERS_KIND
     from ralm.storage.manifest import kind_of
     from ralm.storage.outputs import check_output_file
 
     if html is not None:
         check_output_file(html, force)
-    answered = kind_of(run) == KIND
+    answered = kind_of(run) == ANSWERS_KIND
     refuse_idle(
         context,
         Use("tokens", not answered, "a run of `ralm eval`"),

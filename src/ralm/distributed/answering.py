@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
-from ralm.answering.answers import Answering, AskedQuestion, KeptAnswers, groups_of
+from ralm.answering.answers import Answering, KeptAnswers, groups_of
+from ralm.answering.sources import AskedQuestion
 from ralm.distributed.machines import Machines, Maker
 from ralm.distributed.work import TRIES
 from ralm.errors import ClusterError, RalmError

@@ -8,7 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
-from ralm.answering.answers import Answering, AskedQuestion, KeptAnswers
+from ralm.answering.answers import Answering, KeptAnswers
+from ralm.answering.sources import AskedQuestion
 from ralm.distributed.answering import Answered, answer_on
 from ralm.distributed.cluster import Here
 from ralm.distributed.machines import Machines

@@ -17,9 +17,8 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 import pyarrow.parquet as pq
 
-from ralm.answering import curve, run as answers
-from ralm.answering.choices import run as choices
-from ralm.answering.choices.subjects import category_of
+from ralm.answering import curve, run as answers, run as choices
+from ralm.answering.multiple_choice import category_of
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.recipes.steps import Step
 from ralm.records import DoubleArray, IntArray
@@ -192,8 +191,8 @@ class Chosen(Measure):
     def sample(self, folders: Folders) -> Sample:
         """Which questions are right."""
         folder = folders[self.step]
-        read_manifest(folder, kind=choices.KIND, format_version=choices.FORMAT_VERSION)
-        right, subjects = _columns(folder, choices.CHOICES, "right", "subject")
+        read_manifest(folder, kind=choices.CHOICES_KIND, format_version=choices.CHOICES_VERSION)
+        right, subjects = _columns(folder, choices.CHOICES_TABLE, "right", "subject")
         kept = [
             one
             for one, subject in zip(right, subjects, strict=True)
@@ -203,8 +202,8 @@ class Chosen(Measure):
 
 
 def _answers(folder: Path, *names: str) -> list[list[Any]]:
-    read_manifest(folder, kind=answers.KIND, format_version=answers.FORMAT_VERSION)
-    return _columns(folder, answers.ANSWERS, *names)
+    read_manifest(folder, kind=answers.ANSWERS_KIND, format_version=answers.ANSWERS_VERSION)
+    return _columns(folder, answers.ANSWERS_TABLE, *names)
 
 
 def _columns(folder: Path, table: str, *names: str) -> list[list[Any]]:
@@ -232,7 +231,7 @@ class OnCurve(Measure):
 
     def sample(self, folders: Folders) -> Sample:
         """The row of the curve, which has its interval."""
-        rows = summary_of(folders[self.step], curve.KIND, curve.FORMAT_VERSION)["rows"]
+        rows = summary_of(folders[self.step], curve.CURVE_KIND, curve.CURVE_VERSION)["rows"]
         row = next(row for row in rows if row["documents"] == self.number)
         if row["exact_match"] is None:
             return Sample(np.zeros(1), np.zeros(1, np.int64), lambda mean: mean)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ralm.answering.choices.subjects import CATEGORIES
+from ralm.answering.multiple_choice import CATEGORIES
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.lm.named import model_folder

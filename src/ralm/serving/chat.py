@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from ralm.answering.conversation import Conversation
+from ralm.answering.citations import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
-from ralm.answering.prompts import QuestionPrompt, open_prompt
-from ralm.answering.sourced import Answerer, SourcedAnswer
+from ralm.answering.prompts import Conversation, QuestionPrompt, open_prompt
 from ralm.answering.sources import AskedRetriever, QuestionSource, RerankedPassages
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template

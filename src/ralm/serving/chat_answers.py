@@ -10,8 +10,15 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from ralm.answering.citations import Citation, citations, name_of, sources_text, web_address
-from ralm.answering.sourced import AnswerSource, SourcedAnswer
+from ralm.answering.citations import (
+    AnswerSource,
+    Citation,
+    SourcedAnswer,
+    citations,
+    name_of,
+    sources_text,
+    web_address,
+)
 from ralm.reading.pieces import GeneratedToken
 from ralm.records import Passage
 from ralm.serving.answers import (

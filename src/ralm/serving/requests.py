@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
-from ralm.answering.conversation import Conversation
+from ralm.answering.prompts import Conversation
 from ralm.errors import UsageError
 from ralm.reading.sampling import Sampling
 from ralm.records import Message
