@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ralm.corpus.left_out import LeftOut
-from ralm.corpus.sources import read_documents
+from ralm.corpus.sources import LeftOut, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
 

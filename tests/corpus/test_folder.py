@@ -11,8 +11,8 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from ralm.corpus.formats import kinds
-from ralm.corpus.left_out import BROKEN_LINES, EMPTY_FILES, HIDDEN, LINKS, NO_TEXT, UNKNOWN, LeftOut
-from ralm.corpus.sources import read_documents
+from ralm.corpus.left_out import BROKEN_LINES, EMPTY_FILES, HIDDEN, LINKS, NO_TEXT, UNKNOWN
+from ralm.corpus.sources import LeftOut, read_documents
 from ralm.errors import CorpusError, MissingExtraError
 
 

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ralm.corpus.fields import Fields
-from ralm.corpus.left_out import LeftOut
-from ralm.corpus.sources import read_documents
+from ralm.corpus.sources import Fields, LeftOut, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
 

@@ -7,8 +7,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from ralm.corpus import hub
-from ralm.corpus.fields import Fields
-from ralm.corpus.sources import read_documents
+from ralm.corpus.sources import Fields, read_documents
 from ralm.errors import CorpusError, MissingExtraError
 from ralm.records import Document
 

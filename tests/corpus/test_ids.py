@@ -9,8 +9,7 @@ from hypothesis import given, strategies as st
 
 from ralm.corpus import ids
 from ralm.corpus.ids import SharedIds
-from ralm.corpus.left_out import LeftOut
-from ralm.corpus.sources import read_documents
+from ralm.corpus.sources import LeftOut, read_documents
 from ralm.errors import RalmWarning
 from ralm.records import Document
 

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.corpus.decontamination import read_titles
-from ralm.corpus.left_out import BROKEN_FILES, HIDDEN, LINKS, LeftOut
-from ralm.corpus.sources import read_documents
+from ralm.corpus.left_out import BROKEN_FILES, HIDDEN, LINKS
+from ralm.corpus.sources import LeftOut, read_documents
 from ralm.corpus.store import PassageStore, write_passages
 from ralm.corpus.text import read_text
 from ralm.errors import CorpusError, InputError, RalmWarning, RetrievalFileError, TextError

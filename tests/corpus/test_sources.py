@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ralm.corpus.fields import Fields
-from ralm.corpus.left_out import BROKEN_FILES, BROKEN_LINES, LeftOut
-from ralm.corpus.sources import read_documents
+from ralm.corpus.left_out import BROKEN_FILES, BROKEN_LINES
+from ralm.corpus.sources import Fields, LeftOut, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
 from tests.shared_data import shared

@@ -124,9 +124,8 @@ def read_corpus(
     """The passages of sources. `lm` is the language model whose tokens `splitting` counts; `named` makes the ids of
     documents begin with their source."""
     from ralm.corpus.decontamination import Removals
-    from ralm.corpus.left_out import LeftOut
     from ralm.corpus.passages import make_passages
-    from ralm.corpus.sources import read_documents
+    from ralm.corpus.sources import LeftOut, read_documents
 
     tokenizer = None
     if lm is not None:

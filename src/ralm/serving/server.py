@@ -24,13 +24,12 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from ralm.errors import UsageError
 from ralm.options import without_none
-from ralm.recipes.measures import Chosen
 from ralm.runs.page import page
 from ralm.serving.errors import RequestError, error_body, error_response, first_fault
 from ralm.serving.jobs import Served, Workers
 from ralm.serving.middleware import AccessLog, Guard
 from ralm.serving.options import choices
-from ralm.serving.requests import Body, ChatChosen, ChatRequest, CompletionRequest, MessageBody
+from ralm.serving.requests import Body, ChatChosen, ChatRequest, Chosen, CompletionRequest, MessageBody
 from ralm.serving.routes import router
 from ralm.serving.service import Service
 from ralm.terminal import no_progress
