@@ -9,7 +9,6 @@ from pydantic import JsonValue
 
 from ralm.errors import ModelError
 from ralm.lm.local.anew import ReadAnew
-from ralm.lm.local.last_layer import skip_unread
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
@@ -44,9 +43,7 @@ class TurningHits:
 
 def language_model(family: str, **settings: object) -> LocalLanguageModel:
     tokenizer = ModelTokenizer(byte_tokenizer(with_bos=False))
-    model = LocalLanguageModel(family, tiny_family_model(family, **settings), tokenizer)
-    skip_unread(model.logits, model.max_length)
-    return model
+    return LocalLanguageModel(family, tiny_family_model(family, **settings), tokenizer)
 
 
 @pytest.mark.parametrize("family", sampled([family for family in FAMILIES if family not in LOOK_AHEAD], *SAMPLE))

@@ -18,7 +18,6 @@ from ralm.lm.local.files import check_folder, loading_errors
 from ralm.lm.local.fingerprint import settings_fingerprint, weights_fingerprint
 from ralm.lm.local.head import ChosenLogits
 from ralm.lm.local.kernels import speed_up
-from ralm.lm.local.last_layer import skip_unread
 from ralm.lm.local.packed import pack_weights
 from ralm.lm.local.probe import check_causal, keeps_rows
 from ralm.lm.local.replica import Replica, distributions
@@ -146,7 +145,6 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
         if options.compile:  # after the probes: their few tokens are not worth compiling for
             logits.model.base_model.compile(dynamic=True)
         else:
-            skip_unread(logits, loaded.max_length)
             pack_weights(logits.model)
     return loaded
 

@@ -1,4 +1,4 @@
-"""The positions of a batch whose logits are wanted, for the parts of a model that need to compute only these.
+"""The positions of a batch whose logits are wanted.
 
 Shapes: B sequences of a batch, N tokens, P positions that are wanted, X any size.
 """
@@ -19,21 +19,10 @@ class Wanted:
     row_P: torch.Tensor
     position_P: torch.Tensor
 
-    @property
-    def few(self) -> bool:
-        """Whether at most half of the positions are wanted, so that leaving out the others is worth it."""
-        return 2 * len(self.row_P) <= self.shape[0] * self.shape[1]
-
     def of(self, states_BNX: torch.Tensor) -> torch.Tensor:
         """The states (P, X) at the wanted positions."""
         row_P, position_P = self._on(states_BNX.device)
         return states_BNX[row_P, position_P]
-
-    def spread(self, states_PX: torch.Tensor) -> torch.Tensor:
-        """States (B, N, X) with these at the wanted positions, and zeros at the others."""
-        spread_BNX = states_PX.new_zeros((*self.shape, *states_PX.shape[1:]))
-        spread_BNX[self._on(states_PX.device)] = states_PX
-        return spread_BNX
 
     def _on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows and positions on a device; they stay on the last one."""
