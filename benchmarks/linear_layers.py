@@ -21,7 +21,7 @@ from benchmarks.api.material import print_table
 from benchmarks.scoring import gpt2_tokenizer
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.lm.local.packed import packable
-from ralm.records import Pass
+from ralm.records import ScoringSequence
 
 ROWS = (1, 16, 32, 64, 224, 1024)
 LENGTH, TARGETS = 1024, 256
@@ -56,7 +56,7 @@ def scoring(model: LocalLanguageModel, texts: int, rounds: int) -> float:
     """Processor seconds to score texts."""
     draws = np.random.default_rng(0)
     targets = np.arange(LENGTH - TARGETS, LENGTH)
-    passes = [Pass(draws.integers(0, model.vocabulary, LENGTH), targets) for _ in range(texts)]
+    passes = [ScoringSequence(draws.integers(0, model.vocabulary, LENGTH), targets) for _ in range(texts)]
     return fastest(rounds, time.process_time, lambda: list(model.score(passes)))
 
 

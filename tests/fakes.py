@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.protocols import Tier
-from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, NextTokens, Pass, Passage, SpecialTokens
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, NextTokens, Passage, ScoringSequence, SpecialTokens
 from ralm.terminal import Advance
 
 
@@ -81,7 +81,7 @@ class CountingModel:
     config: dict[str, JsonValue] = field(default_factory=lambda: {"name": "counting"})
     reads: list[IntArray] = field(default_factory=list)
 
-    def score(self, passes: Sequence[Pass]) -> list[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> list[FloatArray]:
         return [self._score(one) for one in passes]
 
     def continuations(self) -> UnigramContinuations:
@@ -92,7 +92,7 @@ class CountingModel:
         counts_V = np.bincount(tokens, minlength=self.vocabulary) + 1.0
         return np.asarray(np.log(counts_V / counts_V.sum()), dtype=np.float32)
 
-    def _score(self, one: Pass) -> FloatArray:
+    def _score(self, one: ScoringSequence) -> FloatArray:
         self.reads.append(one.tokens_N[: one.targets_P[0]])
         log_probs = [self.next_log_probs_V(one.tokens_N[:place])[one.tokens_N[place]] for place in one.targets_P]
         return np.array(log_probs, dtype=np.float32)

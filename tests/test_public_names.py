@@ -57,7 +57,6 @@ ModelOptions
 NO_PASSAGE
 NextTokens
 Oracle
-Pass
 Passage
 PlanOptions
 Predictive
@@ -84,6 +83,7 @@ RetrieverTrainingOptions
 Rows
 SampledExamples
 ScoredTokens
+ScoringSequence
 Scorer
 Signals
 SourcedAnswer

@@ -19,7 +19,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ralm import Pass, load_language_model
+from ralm import ScoringSequence, load_language_model
 from ralm.errors import ModelError
 
 gguf = pytest.importorskip("gguf")
@@ -154,7 +154,7 @@ def tokens() -> list[int]:
 def log_probs(tokens: list[int]) -> list[float]:
     """What the local model gives for every token but the first."""
     model = load_language_model("ralm-tiny")
-    (found,) = model.score([Pass(np.array(tokens), np.arange(1, len(tokens)))])
+    (found,) = model.score([ScoringSequence(np.array(tokens), np.arange(1, len(tokens)))])
     return [float(one) for one in found]
 
 

@@ -14,7 +14,7 @@ from ralm.protocols import Tokenizer
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import Windows
 from ralm.reading.score import read
-from ralm.records import FloatArray, Pass
+from ralm.records import FloatArray, ScoringSequence
 
 
 class Passes:
@@ -26,14 +26,16 @@ class Passes:
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
         self.tokenizer = tokenizer
         self.max_length = max_length
-        self.asked: list[Pass] = []
+        self.asked: list[ScoringSequence] = []
 
-    def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         self.asked += passes
         return (np.full(len(one.targets_P), -1, dtype=np.float32) for one in passes)
 
 
-def planned(material: Material, windows: Windows, strides: int, documents: int) -> tuple[dict[str, object], list[Pass]]:
+def planned(
+    material: Material, windows: Windows, strides: int, documents: int
+) -> tuple[dict[str, object], list[ScoringSequence]]:
     """A row of counts, and the passes that remain: each is one request."""
     prepared = material.prepared(strides, windows)
     hits, passages = material.source.find(prepared, material.model.tokenizer, documents)
@@ -52,12 +54,12 @@ def planned(material: Material, windows: Windows, strides: int, documents: int) 
     return counts, model.asked
 
 
-def spread(passes: Sequence[Pass], count: int) -> list[Pass]:
+def spread(passes: Sequence[ScoringSequence], count: int) -> list[ScoringSequence]:
     """About this many of some passes, evenly spread."""
     return list(passes[:: max(1, len(passes) // count)])
 
 
-def rate(model: ApiModel, passes: Sequence[Pass]) -> tuple[float, float]:
+def rate(model: ApiModel, passes: Sequence[ScoringSequence]) -> tuple[float, float]:
     """Requests a second, and the client's milliseconds of processor time for each.
 
     A few requests more than passes are sent: they see whether the model is still the same.

@@ -81,10 +81,10 @@ from .records import (
     Hits as Hits,
     Message as Message,
     NextTokens as NextTokens,
-    Pass as Pass,
     Passage as Passage,
     Request as Request,
     ScoredTokens as ScoredTokens,
+    ScoringSequence as ScoringSequence,
 )
 from .reranking.oracle import Oracle as Oracle
 from .reranking.predictive import Predictive as Predictive, load_cross_encoder as load_cross_encoder

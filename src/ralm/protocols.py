@@ -16,9 +16,9 @@ from ralm.records import (
     IntArray,
     Message,
     NextTokens,
-    Pass,
     Passage,
     Passages,
+    ScoringSequence,
     SpecialTokens,
 )
 from ralm.terminal import Advance
@@ -88,15 +88,15 @@ class FullTokenizer(Tokenizer, Protocol):
 class LanguageModel(Protocol):
     """A frozen causal language model that computes the log-probabilities of given tokens.
 
-    Scoring is enough for evaluation, reranking and ensembles over a text. `ralm.lm.scoring.Scorer` merges requests into
-    passes, caches scores and checks what a model returns, so that a model does not have to.
+    Scoring is enough for evaluation, reranking and ensembles over a text. `ralm.lm.scoring.Scorer` merges requests
+    into sequences, caches scores and checks what a model returns, so that a model does not have to.
 
-    A model may have more members. `merges_prefixes` (bool) says whether the scores of a pass that is a prefix of
+    A model may have more members. `merges_prefixes` (bool) says whether the scores of a sequence that is a prefix of
     another may be taken from the longer one. The default, True, is right for every causal model except those that read
-    a token differently depending on how many tokens follow it (LongRoPE). `vocabulary` (int) is the number of token
-    ids of the model; if it is given, ids outside of this range are rejected before the model is called. `bounds`, if it
-    is not None, are two models whose scores are lower and upper bounds of those that this model cannot give.
-    `distributions(passes)` is as `score`, but with the log-probabilities (float32, P x V) of every token of the
+    a token differently depending on how many tokens follow it (LongRoPE). `vocabulary` (int) is the number of token ids
+    of the model; if it is given, ids outside of this range are rejected before the model is called. `bounds`, if it is
+    not None, are two models whose scores are lower and upper bounds of those that this model cannot give.
+    `distributions(sequences)` is as `score`, but with the log-probabilities (float32, P x V) of every token of the
     vocabulary in the place of each target.
     """
 
@@ -116,10 +116,10 @@ class LanguageModel(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The model's own tokenizer."""
 
-    def score(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
-        """For each pass, in order, the natural log-probability (float32, P) of each of its targets.
+    def score(self, sequences: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
+        """For each sequence, in order, the natural log-probability (float32, P) of each of its targets.
 
-        Passes come longest first. The model may return a list, or yield each array as soon as it is computed; then a
+        Sequences come longest first. The model may return a list, or yield each array as soon as it is computed; then a
         killed run loses only what was not yet yielded. -inf is the log-probability of an impossible token.
         """
 
@@ -131,9 +131,9 @@ Tier: TypeAlias = Literal["all", "chosen", "likeliest", "text"]
 class Continuations(Protocol):
     """Texts that a language model is continuing.
 
-    It may have one more method: `score(passes)`, like `LanguageModel.score`, which may reuse what the passes share with
-    the texts of the previous call, as the next call may reuse what it read. Question answering then reads a prompt
-    once, for the answer and for the log-probability of the gold answer. It is not called if the model's
+    It may have one more method: `score(sequences)`, like `LanguageModel.score`, which may reuse what the sequences
+    share with the texts of the previous call, as the next call may reuse what it read. Question answering then reads a
+    prompt once, for the answer and for the log-probability of the gold answer. It is not called if the model's
     `merges_prefixes` is False.
 
     Another method that it may have is `read_ahead(several)`, with the `TextsAhead` of each average that will be asked

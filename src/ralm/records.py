@@ -194,7 +194,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pass:
+class ScoringSequence:
     """Tokens that a language model reads once, and the positions whose log-probabilities are requested.
 
     `tokens_N` and `targets_P` are int64. `targets_P` is in ascending order, and each position is at least 1 and below

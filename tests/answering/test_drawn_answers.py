@@ -18,7 +18,7 @@ from ralm.answering.sources import AskedQuestion, Asker
 from ralm.errors import UsageError
 from ralm.lm.journal import Journal
 from ralm.reading.ensemble import Ensemble
-from ralm.records import FloatArray, IntArray, NextTokens, Pass, Passage
+from ralm.records import FloatArray, IntArray, NextTokens, Passage, ScoringSequence
 from tests.cli.program import ralm
 from tests.cli.test_cli import failed
 
@@ -52,7 +52,7 @@ class Letters:
     def continuations(self) -> "Letters":
         return Letters()
 
-    def score(self, passes: Sequence[Pass]) -> list[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> list[FloatArray]:
         return [
             np.array([self.log_probs(one.tokens_N[:at])[one.tokens_N[at]] for at in one.targets_P]) for one in passes
         ]

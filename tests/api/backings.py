@@ -13,7 +13,7 @@ import torch
 
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.protocols import Tokenizer
-from ralm.records import FloatArray, IntArray, NextTokens, Pass, SpecialTokens
+from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence, SpecialTokens
 
 
 class SpecialTokenizer(Tokenizer, Protocol):
@@ -145,7 +145,7 @@ class OfTable:
     def piece(self, token: int) -> bytes:
         return self.tokenizer.spellings[token].encode()
 
-    def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         for one in passes:
             log_probs_NV = self.log_probs(one.tokens_N.tolist())
             yield log_probs_NV[one.targets_P - 1, one.tokens_N[one.targets_P]]

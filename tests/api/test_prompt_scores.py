@@ -15,7 +15,7 @@ from ralm.lm.api.predictions import log_prob_of, log_probs_of
 from ralm.lm.api.ways.named import way_of
 from ralm.lm.api.ways.way import Way
 from ralm.protocols import FullTokenizer
-from ralm.records import Pass
+from ralm.records import ScoringSequence
 from tests.api.backings import OfTable
 from tests.api.dialects.base import Dialect
 from tests.api.dialects.openai import OpenAI
@@ -85,7 +85,7 @@ def test_sglang_is_asked_for_no_other_tokens() -> None:
 def test_a_model_scores_by_such_requests() -> None:
     with served(TABLE, VLLM()) as (server, model):
         before = len(server.posts)
-        [found_P] = model.score([Pass(TEXT, np.array([2, 5]))])
+        [found_P] = model.score([ScoringSequence(TEXT, np.array([2, 5]))])
         [request] = server.posts[before:]
     assert request.body["prompt_logprobs"] == 0
     rows_NV = TABLE.log_probs(TEXT.tolist())

@@ -21,7 +21,7 @@ from ralm.protocols import WritingModel
 from ralm.reading.bounds import bounds_of
 from ralm.reading.ensemble import mixture
 from ralm.reading.pieces import GeneratedToken
-from ralm.records import DoubleArray, FloatArray, IntArray, NextTokens, Pass, TextsAhead
+from ralm.records import DoubleArray, FloatArray, IntArray, NextTokens, ScoringSequence, TextsAhead
 from tests.api.backings import OfModel, OfTable
 from tests.api.dialects.base import Dialect
 from tests.api.dialects.llamacpp_python import LlamaCppPython
@@ -297,7 +297,7 @@ def test_an_end_that_a_bias_chooses_and_nothing_is_told_of() -> None:
     with served(backing, KINDS["bias"]) as (_, model):
         [found] = written(model, prompt, 2, stride=1, new_tokens=1)
         with pytest.raises(ServerError, match="how likely the end of a text is"):
-            list(model.score([Pass(np.array([40, 41, 0]), np.array([2]))]))
+            list(model.score([ScoringSequence(np.array([40, 41, 0]), np.array([2]))]))
     [expected] = written(backing, prompt, 2, stride=1, new_tokens=1)
     assert found.token == expected.token or not found.certified
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ralm.lm.named import load_local_model
-from ralm.records import Pass
+from ralm.records import ScoringSequence
 from tests.api.backings import Backing, OfModel, OfTable
 from tests.api.dialects.base import Dialect, chat_text
 from tests.api.dialects.llamacpp import LlamaCpp
@@ -110,12 +110,12 @@ def top(tokens: list[int], count: int) -> list[int]:
 def test_a_local_model_gives_the_log_probabilities_that_it_scores_with() -> None:
     model = load_local_model("ralm-tiny")
     tokens = model.tokenizer.encode("The list type of Python is é and 中.")
-    [scored] = model.score([Pass(tokens, np.arange(1, len(tokens)))])
+    [scored] = model.score([ScoringSequence(tokens, np.arange(1, len(tokens)))])
     backing = OfModel(model, kept=2)
     for length in (len(tokens), 3, len(tokens) - 1):
         assert own(tokens[:length].tolist(), backing)[1:] == pytest.approx(scored[: length - 1].tolist(), abs=1e-4)
     other = np.concatenate([tokens[:2], tokens[4:]])
-    [scored] = model.score([Pass(other, np.arange(1, len(other)))])
+    [scored] = model.score([ScoringSequence(other, np.arange(1, len(other)))])
     assert own(other.tolist(), backing)[1:] == pytest.approx(scored.tolist(), abs=1e-4)
     assert b"".join(map(backing.piece, tokens.tolist())).decode() == "The list type of Python is é and 中."
     assert backing.piece(0) == b"<|endoftext|>"
@@ -132,7 +132,7 @@ def test_a_table_depends_on_the_last_three_tokens_and_the_seed() -> None:
 
 def test_a_table_is_a_language_model() -> None:
     tokens = np.array(TOKENS)
-    [scored] = TABLE.score([Pass(tokens, np.array([1, 4]))])
+    [scored] = TABLE.score([ScoringSequence(tokens, np.array([1, 4]))])
     assert scored.tolist() == [own(TOKENS)[1], own(TOKENS)[4]]
     [every_V] = TABLE.continuations().next_tokens([tokens]).log_probs_BC
     assert np.array_equal(every_V, TABLE.log_probs(TOKENS)[-1])

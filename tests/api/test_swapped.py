@@ -10,7 +10,7 @@ import pytest
 
 from ralm.errors import BudgetError, ServerError
 from ralm.lm.api.model import ApiModel
-from ralm.records import FloatArray, Pass
+from ralm.records import FloatArray, ScoringSequence
 from tests.api.backings import OfTable
 from tests.api.dialects.base import Call, Dialect, Handler
 from tests.api.dialects.llamacpp import LlamaCpp
@@ -26,12 +26,15 @@ TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
 CHANGED = "changed its model in between: a known text goes on in another way"
 
 
-def passes(count: int, first: int = 0) -> list[Pass]:
+def passes(count: int, first: int = 0) -> list[ScoringSequence]:
     """Texts of which each is another one, with one target each."""
-    return [Pass(np.array([4 + number % 90, 5 + number // 90, 7]), np.array([2])) for number in range(first, count)]
+    return [
+        ScoringSequence(np.array([4 + number % 90, 5 + number // 90, 7]), np.array([2]))
+        for number in range(first, count)
+    ]
 
 
-def scored(model: Any, several: Sequence[Pass]) -> FloatArray:
+def scored(model: Any, several: Sequence[ScoringSequence]) -> FloatArray:
     return np.concatenate([*model.score(several)])
 
 

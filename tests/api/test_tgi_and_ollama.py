@@ -17,7 +17,7 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, WritingModel
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sources import FromRetriever
-from ralm.records import FloatArray, Pass, Request
+from ralm.records import FloatArray, Request, ScoringSequence
 from tests.api.backings import Backing, OfModel, OfTable
 from tests.api.dialects.base import Call, Dialect
 from tests.api.dialects.llamacpp_python import LlamaCppPython
@@ -56,7 +56,7 @@ def behind() -> Backing:
 
 def scored(model: LanguageModel, tokens: Any) -> FloatArray:
     """The log-probability of each token but the first."""
-    [found] = model.score([Pass(np.asarray(tokens), np.arange(1, len(tokens)))])
+    [found] = model.score([ScoringSequence(np.asarray(tokens), np.arange(1, len(tokens)))])
     return found
 
 

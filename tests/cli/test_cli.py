@@ -16,7 +16,7 @@ from pyarrow.csv import read_csv
 
 from ralm.errors import ModelError
 from ralm.lm.local.replica import InFlight, Replica, Wanted
-from ralm.records import Pass
+from ralm.records import ScoringSequence
 from ralm.retrieval.index import open_index
 from ralm.terminal import visible
 from tests.cli.program import Answer, ralm
@@ -423,7 +423,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(
     read = Replica.start
     passes = 0
 
-    def dies(replica: Replica, batch: Sequence[Pass], wanted: Wanted) -> InFlight:
+    def dies(replica: Replica, batch: Sequence[ScoringSequence], wanted: Wanted) -> InFlight:
         nonlocal passes
         passes += 1
         if passes == 4:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ralm.records import FloatArray, Pass
+from ralm.records import FloatArray, ScoringSequence
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Loads:
         known = {"max_length": 100, "vocabulary": 100, "merges_prefixes": True, "end_tokens": frozenset()}
         return {"device": "cpu", **known}
 
-    def score(self, passes: Sequence[Pass]) -> list[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> list[FloatArray]:
         if any(13 in one.tokens_N for one in passes):
             os._exit(1)
         return [-one.tokens_N[one.targets_P].astype(np.float32) for one in passes]

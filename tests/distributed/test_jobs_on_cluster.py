@@ -19,7 +19,7 @@ from ralm.errors import ClusterError, UsageError
 from ralm.lm.named import load_local_model
 from ralm.lm.options import ModelOptions
 from ralm.recipes import standing_in
-from ralm.records import Pass
+from ralm.records import ScoringSequence
 from ralm.retrieval.index import open_index
 from tests.cli.program import ralm
 from tests.distributed.cluster_work import Differs, EndsAsItLoads, Loads, wait
@@ -60,11 +60,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def passes(vocabulary: int, count: int = 40) -> list[Pass]:
+def passes(vocabulary: int, count: int = 40) -> list[ScoringSequence]:
     """Passes of random tokens, the longest first."""
     draws = np.random.default_rng(0)
     lengths = sorted(draws.integers(2, 400, count).tolist(), reverse=True)
-    return [Pass(draws.integers(0, vocabulary, length), np.arange(1, length)) for length in lengths]
+    return [ScoringSequence(draws.integers(0, vocabulary, length), np.arange(1, length)) for length in lengths]
 
 
 def same_scores(several: Sequence[Any], others: Sequence[Any]) -> None:
@@ -168,7 +168,7 @@ def test_scores_are_those_of_one_machine_even_if_one_is_killed_and_one_joins(nod
 def test_a_text_that_ends_its_process_is_an_error_that_names_it(found: Machines) -> None:
     loads: Any = Loads()
     model = ClusterModel(found, loads)
-    poisoned = Pass(np.array([12, 13]), np.array([1]))
+    poisoned = ScoringSequence(np.array([12, 13]), np.array([1]))
     said = r"a text of 2 tokens ends the process in which a fake model reads it, each of 3 times"
     with pytest.raises(ClusterError, match=said):
         list(model.score([poisoned]))

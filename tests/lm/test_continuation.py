@@ -16,7 +16,7 @@ from ralm.lm.local.head import ChosenLogits
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.lm.local.probe import keeps_rows
 from ralm.lm.local.replica import LOGITS_A_BATCH
-from ralm.records import FloatArray, IntArray, Pass
+from ralm.records import FloatArray, IntArray, ScoringSequence
 from tests.tiny_models import FAMILIES, POSITIONS
 
 
@@ -138,16 +138,18 @@ def test_what_new_texts_share_is_read_once(model: LocalLanguageModel, tokens_a_b
     check(model.model, CachedContinuations(model.logits, POSITIONS, tokens_a_batch), texts[::-1])
 
 
-def some_passes(texts: Sequence[IntArray], draw: np.random.Generator) -> list[Pass]:
+def some_passes(texts: Sequence[IntArray], draw: np.random.Generator) -> list[ScoringSequence]:
     """The texts with a few random tokens behind each, which are the targets."""
     ends = [draw.integers(0, 250, size=size) for size in draw.integers(1, 7, size=len(texts))]
     return [
-        Pass(np.concatenate([text, end]), np.arange(len(text), len(text) + len(end)))
+        ScoringSequence(np.concatenate([text, end]), np.arange(len(text), len(text) + len(end)))
         for text, end in zip(texts, ends, strict=True)
     ]
 
 
-def check_scores(model: LocalLanguageModel, continuations: CachedContinuations, passes: Sequence[Pass]) -> None:
+def check_scores(
+    model: LocalLanguageModel, continuations: CachedContinuations, passes: Sequence[ScoringSequence]
+) -> None:
     for one, found_P in zip(passes, continuations.score(passes), strict=True):
         with torch.no_grad():
             logits_NV = model.model(input_ids=torch.from_numpy(one.tokens_N[:-1])[None]).logits[0]
@@ -167,14 +169,18 @@ def test_scores_between_steps_equal_those_of_whole_texts(model: LocalLanguageMod
         texts = [np.append(text, draw.integers(0, 250)) if len(text) < POSITIONS - 8 else text for text in texts]
         if step == 3:
             texts = [texts[3][:12], draw.integers(0, 250, size=3)]
-    check_scores(model, continuations, [Pass(texts[0], np.array([1, 2, 7])), Pass(texts[1], np.arange(1, 3))])
+    check_scores(
+        model,
+        continuations,
+        [ScoringSequence(texts[0], np.array([1, 2, 7])), ScoringSequence(texts[1], np.arange(1, 3))],
+    )
     check(model.model, continuations, texts)
 
 
 def test_scores_behind_texts_of_which_one_fills_the_model(model: LocalLanguageModel) -> None:
     """Padded to the longest rest, its positions would go beyond those of the model."""
     full, short = np.arange(POSITIONS + 1), np.arange(20, 60)
-    passes = [Pass(full, np.array([POSITIONS])), Pass(short, np.arange(10, 40))]
+    passes = [ScoringSequence(full, np.array([POSITIONS])), ScoringSequence(short, np.arange(10, 40))]
     check_scores(model, CachedContinuations(model.logits, POSITIONS), passes)
 
 
@@ -187,7 +193,10 @@ def test_a_model_whose_scores_differ_is_read_anew(model: LocalLanguageModel, mon
 
 def test_scores_a_few_columns_at_a_time(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(0)
-    passes = [Pass(text, np.array([1, *range(3, len(text), 2)])) for text in (np.arange(40), draw.integers(0, 9, 23))]
+    passes = [
+        ScoringSequence(text, np.array([1, *range(3, len(text), 2)]))
+        for text in (np.arange(40), draw.integers(0, 9, 23))
+    ]
     monkeypatch.setitem(LOGITS_A_BATCH, "cpu", 2 * 3 * model.vocabulary)
     continuations, reads = CachedContinuations(model.logits, POSITIONS), Reads(model)
     check_scores(model, continuations, passes)
@@ -199,7 +208,7 @@ def test_a_text_that_is_scored_and_continued_is_read_once(model: LocalLanguageMo
     draw = np.random.default_rng(0)
     shown = draw.integers(0, 250, size=20)
     texts = [np.concatenate([shown, draw.integers(0, 250, size=size)]) for size in (9, 12, 5)]
-    passes = [Pass(np.append(text, [1, 2, 3][:size]), np.arange(len(text), len(text) + size))
+    passes = [ScoringSequence(np.append(text, [1, 2, 3][:size]), np.arange(len(text), len(text) + size))
               for text, size in zip(texts, (2, 3, 1), strict=True)]  # fmt: skip
     continuations, reads = CachedContinuations(model.logits, POSITIONS), Reads(model)
     continuations.score(passes)

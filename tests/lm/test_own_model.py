@@ -17,7 +17,7 @@ from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
-from ralm.records import FloatArray, IntArray, Pass, SpecialTokens
+from ralm.records import FloatArray, IntArray, ScoringSequence, SpecialTokens
 from ralm.reranking.oracle import Oracle
 from ralm.reranking.zero_shot import ZeroShot
 from tests.fakes import SharedWordsRetriever, passages_of
@@ -37,7 +37,7 @@ class Bigrams:
     name, max_length, tokenizer = "bigrams", 96, Bytes()
     config: dict[str, JsonValue] = {"name": "bigrams"}  # noqa: RUF012
 
-    def score(self, passes: Sequence[Pass]) -> list[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> list[FloatArray]:
         rows = [[self.log_prob(one.tokens_N[:at], one.tokens_N[at]) for at in one.targets_P] for one in passes]
         return [np.array(row, dtype=np.float32) for row in rows]
 

@@ -12,23 +12,23 @@ from ralm.errors import ModelError
 from ralm.lm import scoring
 from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
-from ralm.records import FloatArray, Pass, Request
+from ralm.records import FloatArray, Request, ScoringSequence
 from tests.fakes import CountingModel, WordTokenizer
 
 
 class Watched(CountingModel):
     """Notes the passes it is given, and gives the results one by one."""
 
-    passes: Sequence[Pass] = ()
+    passes: Sequence[ScoringSequence] = ()
 
-    def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:  # type: ignore[override]
+    def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:  # type: ignore[override]
         self.passes = [*self.passes, *passes]
         return (self._score(one) for one in passes)
 
     def alone(self, request: Request) -> FloatArray:
         """A request read by itself."""
         tokens = np.concatenate([request.document, request.context, request.targets])
-        return self._score(Pass(tokens, np.arange(len(tokens) - len(request.targets), len(tokens))))
+        return self._score(ScoringSequence(tokens, np.arange(len(tokens) - len(request.targets), len(tokens))))
 
 
 def request(*parts: Sequence[int]) -> Request:
@@ -108,7 +108,7 @@ def test_what_was_given_before_a_kill_is_not_read_again(tmp_path: Path) -> None:
     requests += [request([document], [1, 2], [3, 4]) for document in range(5)]
 
     class Dies(Watched):
-        def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:  # type: ignore[override]
+        def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:  # type: ignore[override]
             for number, scored in enumerate(super().score(passes)):
                 if number == 3:
                     raise KilledError
@@ -128,7 +128,7 @@ def test_an_end_before_all_is_read_stops_the_model() -> None:
     stopped = []
 
     class Given(Watched):
-        def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:  # type: ignore[override]
+        def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:  # type: ignore[override]
             try:
                 for one in passes:
                     yield np.zeros(7 if len(one) == 1 else 1, dtype=np.float32)

@@ -35,7 +35,7 @@ class Bigrams:
         self.left = passes
         self.read = 0
 
-    def score(self, passes: Sequence[ralm.Pass]) -> Iterator[FloatArray]:
+    def score(self, passes: Sequence[ralm.ScoringSequence]) -> Iterator[FloatArray]:
         for one in passes:
             if self.read == self.left:
                 raise KeyboardInterrupt

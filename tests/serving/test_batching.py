@@ -26,7 +26,7 @@ from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.records import FloatArray, IntArray, NextTokens, Pass
+from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
 from ralm.serving.batcher import Closed, Line, shares, that_fit
 from ralm.serving.model import BatchedModel, ending_with
 from ralm.serving.options import BatchOptions
@@ -121,10 +121,10 @@ def test_a_model_that_reads_anew(model: LocalLanguageModel, monkeypatch: pytest.
         check_equal(tokens, job.tokens(model))  # type: ignore[arg-type]
 
 
-def random_passes(seed: int, count: int) -> list[Pass]:
+def random_passes(seed: int, count: int) -> list[ScoringSequence]:
     draws = np.random.default_rng(seed)
     lengths = draws.integers(2, 40, count)
-    return [Pass(draws.integers(0, 256, length), np.arange(1, length)) for length in lengths.tolist()]
+    return [ScoringSequence(draws.integers(0, 256, length), np.arange(1, length)) for length in lengths.tolist()]
 
 
 def test_passes_are_scored_as_by_the_model(model: LocalLanguageModel) -> None:
@@ -167,7 +167,7 @@ class Recorded(CountingModel):
     def continuations(self) -> "RecordedContinuations":
         return RecordedContinuations(self)
 
-    def score(self, passes: Sequence[Pass]) -> list[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> list[FloatArray]:
         self.check([one.tokens_N for one in passes])
         return super().score(passes)
 
@@ -230,7 +230,7 @@ def test_what_cannot_be_read_fails_alone() -> None:
             return [*map(int, text)]
 
         def scores(token: int) -> list[FloatArray]:
-            return shared.score([Pass(text_of(token, 1), text_of(1))])
+            return shared.score([ScoringSequence(text_of(token, 1), text_of(1))])
 
         with ThreadPoolExecutor(8) as pool:
             written = [pool.submit(tokens, first) for first in range(5, 9)]
@@ -266,7 +266,7 @@ def test_texts_that_cannot_be_read_together_are_logged_once(
     error: Exception, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = AloneOnly(WordTokenizer(), vocabulary=50, error=error)
-    passes = [Pass(text_of(token, 1), text_of(1)) for token in range(20)]
+    passes = [ScoringSequence(text_of(token, 1), text_of(1)) for token in range(20)]
     with batched(model) as shared:
         together([lambda: shared.score(passes)] * 4)
         together([lambda: shared.continuations().next_tokens([text_of(3, 4)])] * 4)
@@ -323,8 +323,8 @@ def test_who_has_gone_ends_and_the_others_go_on() -> None:
         shared.continuations().next_tokens([text_of(5)])
 
 
-def random_small_passes() -> list[Pass]:
-    return [Pass(text_of(1, 2), text_of(1)), Pass(text_of(3, 2, 1), text_of(1, 2))]
+def random_small_passes() -> list[ScoringSequence]:
+    return [ScoringSequence(text_of(1, 2), text_of(1)), ScoringSequence(text_of(3, 2, 1), text_of(1, 2))]
 
 
 def write_for_good(shared: BatchedModel) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Tokenizer
-from ralm.records import FloatArray, Pass, Passage
+from ralm.records import FloatArray, Passage, ScoringSequence
 from ralm.retrieval.analysis.named import ENGLISH
 from ralm.retrieval.bm25.weighting import Weighting, open_weighting
 from ralm.retrieval.building import build_index
@@ -50,7 +50,7 @@ class WantsWord:
     def config(self) -> Mapping[str, Any]:
         return {"name": self.name, "weights": "recent" if self.recent else "early"}
 
-    def score(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
         for one in passes:
             if self.passes == self.most:
                 raise KeyboardInterrupt

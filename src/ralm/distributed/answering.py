@@ -15,7 +15,7 @@ from ralm.distributed.work import TRIES
 from ralm.errors import ClusterError, RalmError
 from ralm.lm.journal import MemoryJournal
 from ralm.protocols import Continuations, WritingModel
-from ralm.records import FloatArray, Pass
+from ralm.records import FloatArray, ScoringSequence
 
 Answered = TypeVar("Answered", bound=tuple[Any, ...])
 _Entries: TypeAlias = Sequence[tuple[bytes, FloatArray]]
@@ -34,7 +34,7 @@ class _OnlyKept:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def score(self, _: Sequence[Pass]) -> NoReturn:
+    def score(self, _: Sequence[ScoringSequence]) -> NoReturn:
         raise _NotKeptError
 
     def continuations(self) -> Continuations:

@@ -21,14 +21,14 @@ from ralm.lm.named import TINY, load_local_model, load_tokenizer
 from ralm.lm.options import ModelOptions
 from ralm.lm.scoring import chunks_of
 from ralm.protocols import Continuations
-from ralm.records import FloatArray, Pass
+from ralm.records import FloatArray, ScoringSequence
 
 PACKAGES: Final = ("torch", "transformers")
 """Packages whose versions decide what a model computes."""
 _TOKENS: Final = {"cpu": 4096, "cuda": 1 << 18}
 """Tokens of the passes that a machine is handed at once: few enough that little is lost with it."""
 
-_Chunk: TypeAlias = Sequence[tuple[int, Pass]]
+_Chunk: TypeAlias = Sequence[tuple[int, ScoringSequence]]
 """Passes with their numbers."""
 
 
@@ -102,7 +102,7 @@ class ClusterModel:
             raise ClusterError(f"{self.maker.said} has another tokenizer on this machine than on those of the cluster.")
         return tokenizer
 
-    def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """For each pass, in order, the natural log-probability (float32) of each of its targets.
 
         Raises ClusterError if a pass ends the process that reads it again and again, or the cluster fails.
@@ -149,7 +149,7 @@ def _halves(chunk: _Chunk) -> tuple[_Chunk, _Chunk] | None:
     return (chunk[:middle], chunk[middle:]) if middle else None
 
 
-def _chunks(passes: Sequence[Pass], tokens: int) -> Iterator[_Chunk]:
+def _chunks(passes: Sequence[ScoringSequence], tokens: int) -> Iterator[_Chunk]:
     """Passes in order with their numbers, about so many tokens at a time."""
     numbered = enumerate(passes)
     return ([*islice(numbered, len(some))] for some in chunks_of(passes, tokens))

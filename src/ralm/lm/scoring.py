@@ -20,10 +20,10 @@ from ralm.errors import ModelError
 from ralm.lm.journal import MemoryJournal, request_key
 from ralm.lm.shared import SharedCache
 from ralm.protocols import LanguageModel, Tokenizer
-from ralm.records import FloatArray, IntArray, Pass, Request
+from ralm.records import FloatArray, IntArray, Request, ScoringSequence
 from ralm.terminal import progress_bar
 
-Text = TypeVar("Text", Request, Pass)
+Text = TypeVar("Text", Request, ScoringSequence)
 
 TOKENS_AT_ONCE: Final = 1 << 22
 """Tokens of the requests that are merged at a time; merging copies them, so a whole plan would need too much memory."""
@@ -97,7 +97,7 @@ class Scorer:
         """The model's own."""
         return getattr(self.model, "bounds", None)
 
-    def score(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
         """The model's own results, not cached."""
         return self._read_by.score(passes)
 
@@ -152,7 +152,7 @@ class Scorer:
         for one, scored, log_probs_P in zip(merged, passes, self._given(passes), strict=True):
             yield one.answers(scored, log_probs_P)
 
-    def _given(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+    def _given(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """The checked log-probabilities of each pass."""
         if not passes:
             return
@@ -195,12 +195,12 @@ class _Merged:
     tokens: IntArray
     unknown: list[_Unknown] = field(default_factory=list)
 
-    def scoring_pass(self) -> Pass:
+    def scoring_pass(self) -> ScoringSequence:
         """The pass that scores the targets of all sequences."""
         targets = [np.arange(len(one.request) - len(one), len(one.request)) for one in self.unknown]
-        return Pass(self.tokens, np.unique(np.concatenate(targets)))
+        return ScoringSequence(self.tokens, np.unique(np.concatenate(targets)))
 
-    def answers(self, scored: Pass, log_probs_P: FloatArray) -> _Answers:
+    def answers(self, scored: ScoringSequence, log_probs_P: FloatArray) -> _Answers:
         """The results of that pass for each sequence."""
         firsts = [int(np.searchsorted(scored.targets_P, len(one.request) - len(one))) for one in self.unknown]
         return [(one, log_probs_P[first : first + len(one)]) for one, first in zip(self.unknown, firsts, strict=True)]
@@ -241,7 +241,7 @@ def _spelt(request: Request) -> bytes:
     return b"".join(part.astype(">i4").tobytes() for part in (request.document, request.context, request.targets))
 
 
-def _check_passes(passes: Sequence[Pass], name: str, max_length: int, vocabulary: int | None) -> None:
+def _check_passes(passes: Sequence[ScoringSequence], name: str, max_length: int, vocabulary: int | None) -> None:
     """Raise ModelError if a pass is too long for a model, or has a token that the model does not know."""
     longest = max(map(len, passes))
     if longest > max_length:
@@ -255,7 +255,7 @@ def _check_passes(passes: Sequence[Pass], name: str, max_length: int, vocabulary
             )
 
 
-def _checked(given: object, asked: Pass, name: str) -> FloatArray:
+def _checked(given: object, asked: ScoringSequence, name: str) -> FloatArray:
     """Log-probabilities as the model gave them; ModelError if they are not log-probabilities of the targets of a
     pass."""
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from ralm.protocols import Continuations, WritingModel
-from ralm.records import FloatArray, Pass
+from ralm.records import FloatArray, ScoringSequence
 
 
 class SharedCache:
@@ -25,7 +25,7 @@ class SharedCache:
         """The texts that the model is continuing."""
         return self._model.continuations()
 
-    def score(self, passes: Sequence[Pass]) -> Iterable[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
         """As `LanguageModel.score`; what passes share with the texts of the previous call is not read again.
 
         All passes are held at once, so they should be as few as the texts that are continued together.

@@ -21,7 +21,7 @@ import numpy as np
 from ralm.errors import ModelError
 from ralm.lm.prefixes import shared_tokens
 from ralm.protocols import Continuations
-from ralm.records import FloatArray, IntArray, NextTokens, Pass
+from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
 
 _LOG: Final = logging.getLogger(__name__)
 _PATIENCE: Final = 0.2
@@ -31,7 +31,7 @@ _STEPS_HELD: Final = 64
 
 _TORCH_OUT_OF_MEMORY: Final = "OutOfMemoryError"
 
-_ReadPasses: TypeAlias = Callable[[Sequence[Pass]], Iterable[FloatArray]]
+_ReadPasses: TypeAlias = Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]]
 """A method of a model that reads passes: `score` or `distributions`."""
 
 
@@ -118,13 +118,13 @@ class _Scoring:
     """Passes that a thread waits for, and what is known of them."""
 
     reads: _ReadPasses
-    passes: Sequence[Pass]
+    passes: Sequence[ScoringSequence]
     gone: threading.Event
     answer: "Future[list[FloatArray]]" = field(default_factory=Future)
     found: list[FloatArray] = field(default_factory=list)
 
     @property
-    def next(self) -> Pass:
+    def next(self) -> ScoringSequence:
         return self.passes[len(self.found)]
 
 
@@ -189,7 +189,7 @@ class Batcher:
             self._changed.notify_all()
         return answer.result()
 
-    def read(self, reads: _ReadPasses, passes: Sequence[Pass], gone: threading.Event) -> list[FloatArray]:
+    def read(self, reads: _ReadPasses, passes: Sequence[ScoringSequence], gone: threading.Event) -> list[FloatArray]:
         """What a method of the model gives for passes. Raises what it raises, Closed, and ModelError if nothing can be
         read any more."""
         if not passes:

@@ -14,7 +14,16 @@ from typing import Any, Final, TypeAlias
 from ralm.errors import ModelError
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Continuations, Tier, Tokenizer, WritingModel
-from ralm.records import EncodedPiece, FloatArray, IntArray, Message, NextTokens, Pass, SpecialTokens, TextsAhead
+from ralm.records import (
+    EncodedPiece,
+    FloatArray,
+    IntArray,
+    Message,
+    NextTokens,
+    ScoringSequence,
+    SpecialTokens,
+    TextsAhead,
+)
 from ralm.serving.batcher import Batcher, Caller, Counts
 from ralm.serving.options import BatchOptions
 
@@ -74,7 +83,7 @@ class BatchedModel:
         """The error for which nothing can be read any more, if there is one."""
         return self._batcher.failed
 
-    def score(self, passes: Sequence[Pass]) -> list[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> list[FloatArray]:
         """As the model's own."""
         return self._batcher.read(self._model.score, passes, _GONE.get())
 
@@ -86,7 +95,7 @@ class BatchedModel:
         """End the thread after the step that it is reading; whoever waits gets `Closed`."""
         self._batcher.close()
 
-    def _distributions(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+    def _distributions(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """As the model's own; a few passes at a time, since they are large."""
         for first in range(0, len(passes), _PASSES_AT_ONCE):
             some = passes[first : first + _PASSES_AT_ONCE]
@@ -244,7 +253,7 @@ class Watched:
             raise AttributeError(name)
         return getattr(self._model, name)
 
-    def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """The model's own; checks before every result."""
         return self._checked(self._model.score, passes)
 
@@ -253,13 +262,13 @@ class Watched:
         return _WatchedContinuations(self._model.continuations(), self._check)
 
     @property
-    def distributions(self) -> Callable[[Sequence[Pass]], Iterable[FloatArray]]:
+    def distributions(self) -> Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]]:
         """The model's own; AttributeError if it has none."""
         own = self._model.distributions  # type: ignore[attr-defined]  # only some models have it
         return lambda passes: self._checked(own, passes)
 
     def _checked(
-        self, read: Callable[[Sequence[Pass]], Iterable[FloatArray]], passes: Sequence[Pass]
+        self, read: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]], passes: Sequence[ScoringSequence]
     ) -> Iterator[FloatArray]:
         self._check()
         for found in read(passes):

@@ -25,7 +25,7 @@ from ralm.reading.provenance import provenance_of
 from ralm.reading.score import hits_wanted, read, rows_and_fronts
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PreparedText, prepare_text
-from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Pass, Passages, Request, ScoredTokens
+from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Passages, Request, ScoredTokens, ScoringSequence
 from ralm.serving.errors import RequestError
 from ralm.serving.prompts import ServedPrompt
 from ralm.validation import tells_scores
@@ -187,7 +187,7 @@ def _first(tokens: IntArray, model: WritingModel, scorer: Scorer, likeliest: int
     if not likeliest:
         [[log_prob]] = scorer.log_probs([Request(_NOTHING, tokens[:-1], tokens[-1:])])
         return _Found(float(log_prob))
-    [log_probs_PV] = distributions_of(model)([Pass(tokens, np.array([len(tokens) - 1]))])
+    [log_probs_PV] = distributions_of(model)([ScoringSequence(tokens, np.array([len(tokens) - 1]))])
     return _Found(float(log_probs_PV[0, tokens[-1]]), likeliest=_likeliest(log_probs_PV[0], likeliest))
 
 
@@ -243,7 +243,7 @@ def _targets(prepared: PreparedText, row: int) -> range:
 def _read(
     rows: _Rows,
     prepared: PreparedText,
-    distributions: Callable[[Sequence[Pass]], Iterable[FloatArray]],
+    distributions: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]],
     *,
     merges: bool,
 ) -> dict[tuple[int, int], dict[int, FloatArray]]:
@@ -265,7 +265,7 @@ def _read(
     for key in keys:
         places = sorted({place for *_, place in passes[key]})
         text = np.concatenate([tokens_of[key], prepared.tokens[key[1] : places[-1] + 1]])
-        asked.append(Pass(text, np.array(places, dtype=np.int64) + len(tokens_of[key]) - key[1]))
+        asked.append(ScoringSequence(text, np.array(places, dtype=np.int64) + len(tokens_of[key]) - key[1]))
     found: dict[tuple[int, int], dict[int, FloatArray]] = {}
     for key, one, log_probs_PV in zip(keys, asked, distributions(asked), strict=True):
         rows_of = {int(target): log_probs_PV[at] for at, target in enumerate(one.targets_P)}
@@ -284,10 +284,10 @@ def check_scores(model: LanguageModel) -> None:
         )
 
 
-def distributions_of(model: WritingModel) -> Callable[[Sequence[Pass]], Iterable[FloatArray]]:
+def distributions_of(model: WritingModel) -> Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]]:
     """What tells the log-probabilities (float32, P x V) of all tokens at the targets of passes; RequestError if the
     model does not."""
-    found: Callable[[Sequence[Pass]], Iterable[FloatArray]] | None = getattr(model, "distributions", None)
+    found: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]] | None = getattr(model, "distributions", None)
     if found is None:
         raise RequestError(
             f"{model.name} does not tell the likeliest tokens of a text that is given: with `echo`, set `logprobs` to "

@@ -18,7 +18,7 @@ from ralm.lm.api.continuations import ApiContinuations
 from ralm.lm.api.store import JsonObject
 from ralm.lm.api.ways.way import END, Way, ended, odd
 from ralm.protocols import FullTokenizer, LanguageModel, Tier
-from ralm.records import FloatArray, Pass
+from ralm.records import FloatArray, ScoringSequence
 
 UNLIMITED: Final = 1 << 30
 """The length of a model whose server does not say it; the server refuses what is too long."""
@@ -79,7 +79,7 @@ class ApiModel:
         listed = self.way.likeliest > 0 and not self._exact
         return (_Bound(self, "lower"), _Bound(self, "upper")) if listed else None
 
-    def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """For each pass, in order and as soon as known, the natural log-probability (float32) of each of its targets.
 
         Raises UsageError if the server does not tell them, and what `Client.answers` raises.
@@ -105,12 +105,12 @@ class ApiModel:
     def _exact(self) -> bool:
         return self.way.reads_prompts or self.way.chooses > 0
 
-    def _read(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+    def _read(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         answers = self.client.answers(self.way.scoring(one.tokens_N) for one in passes)
         for one, answer in zip(passes, answers, strict=True):
             yield np.array(self.way.scored(answer, one.tokens_N, one.targets_P), dtype=np.float32)
 
-    def _chosen(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+    def _chosen(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         places = ((one.tokens_N, place) for one in passes for place in one.targets_P)
         asked = (self.way.choosing(tokens[:place], [int(tokens[place])]) for tokens, place in places)
         answers = self.client.answers(asked)
@@ -136,7 +136,7 @@ class _Bound:
     def config(self) -> dict[str, JsonValue]:
         return {**self._model.config, "bound": self.bound}
 
-    def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         client, way = self._model.client, self._model.way
         places = [(one.tokens_N[:place], int(one.tokens_N[place])) for one in passes for place in one.targets_P]
         kept = [way.keeps(text) for text, _ in places]

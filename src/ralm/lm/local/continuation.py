@@ -28,7 +28,7 @@ from ralm.lm.local.keyvalues import Kept, KeyValueRows
 from ralm.lm.local.replica import LOGITS_A_BATCH, TOKENS_A_BATCH, target_log_probs
 from ralm.lm.local.wanted import sent
 from ralm.lm.prefixes import shared_tokens
-from ralm.records import FloatArray, IntArray, NextTokens, Pass
+from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
 
 _WORTH: Final = 8
 """A shared prefix is kept if it is at least 1/8 of a text's tokens; a shorter one is not worth a pass of its own."""
@@ -75,7 +75,7 @@ class CachedContinuations:
         return wanted_tokens(self._logits, found_BV, wanted)
 
     @torch.inference_mode()
-    def score(self, passes: Sequence[Pass]) -> list[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> list[FloatArray]:
         """For each pass, the natural log-probability (float32) of each of its targets, as from the model's own `score`.
 
         What passes share with each other and with the texts of the previous call is not read again; what stands before
@@ -156,7 +156,7 @@ class CachedContinuations:
         logits_BV = self._forward(last_B1[batch], torch.arange(len(lengths_B)), torch.zeros_like(lengths_B), **padding)
         return logits_BV.float().log_softmax(-1)
 
-    def _read_rests(self, passes: Sequence[Pass]) -> list[FloatArray]:
+    def _read_rests(self, passes: Sequence[ScoringSequence]) -> list[FloatArray]:
         """Read the rest of each pass behind its row, from the last token before its first target on; returns the
         log-probabilities (float32, P) of its targets. All are read together, or one by one if padding would make them
         longer than the model reads."""
@@ -166,7 +166,7 @@ class CachedContinuations:
         batches = [slice(first, first + step) for first in range(0, len(passes), step)]
         return [log_probs_P for batch in batches for log_probs_P in self._read_targets(passes[batch], batch)]
 
-    def _read_targets(self, passes: Sequence[Pass], batch: slice) -> list[FloatArray]:
+    def _read_targets(self, passes: Sequence[ScoringSequence], batch: slice) -> list[FloatArray]:
         """The log-probabilities of the targets of some rows."""
         counts = [len(one.targets_P) for one in passes]
         rests_BN = padded([one.tokens_N[one.targets_P[0] - 1 : -1] for one in passes])

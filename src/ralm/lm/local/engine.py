@@ -13,9 +13,9 @@ from threading import Lock
 from typing import Any, TypeAlias
 
 from ralm.lm.local.replica import InFlight, Replica, Wanted, target_log_probs
-from ralm.records import FloatArray, Pass
+from ralm.records import FloatArray, ScoringSequence
 
-_Batch: TypeAlias = tuple[int, Sequence[Pass]]
+_Batch: TypeAlias = tuple[int, Sequence[ScoringSequence]]
 """The number of a batch, from 0, and its passes."""
 _Scored: TypeAlias = tuple[int, list[FloatArray]]
 
@@ -27,7 +27,7 @@ class Engine:
         self._replicas = replicas
         self._by_length = bool(lengths_read_apart(replicas[0].logits.model.config))
 
-    def score(self, passes: Sequence[Pass], wanted: Wanted = target_log_probs) -> Iterator[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence], wanted: Wanted = target_log_probs) -> Iterator[FloatArray]:
         """For each pass, in order, what is wanted of each of its targets: by default its natural log-probability
         (float32).
 
@@ -42,9 +42,9 @@ class Engine:
         for _, log_probs in scored:
             yield from log_probs
 
-    def _batches(self, passes: Sequence[Pass]) -> Iterator[Sequence[Pass]]:
+    def _batches(self, passes: Sequence[ScoringSequence]) -> Iterator[Sequence[ScoringSequence]]:
         """Passes in order, in batches of as many as can be padded to the first and read together."""
-        batch: list[Pass] = []
+        batch: list[ScoringSequence] = []
         for one in passes:
             if batch and not self._fits(batch, one):
                 yield batch
@@ -53,7 +53,7 @@ class Engine:
         if batch:
             yield batch
 
-    def _fits(self, batch: Sequence[Pass], one: Pass) -> bool:
+    def _fits(self, batch: Sequence[ScoringSequence], one: ScoringSequence) -> bool:
         longest = len(batch[0])
         alike = len(one) == longest if self._by_length else len(one) <= longest
         return alike and all(replica.fits(batch, one) for replica in self._replicas)

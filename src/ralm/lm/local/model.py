@@ -24,7 +24,7 @@ from ralm.lm.local.replica import Replica, distributions
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.lm.options import ModelOptions
 from ralm.protocols import Continuations
-from ralm.records import FloatArray, Pass
+from ralm.records import FloatArray, ScoringSequence
 
 UNLIMITED = 1 << 30
 """The length of a model without a limit of positions (ALiBi)."""
@@ -90,12 +90,12 @@ class LocalLanguageModel:
         LongRoPE."""
         return not lengths_read_apart(self.model.config)
 
-    def score(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+    def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """For each pass, in order and as soon as known, the natural log-probability (float32) of each of its
         targets."""
         return self._engine.score(passes)
 
-    def distributions(self, passes: Sequence[Pass]) -> Iterator[FloatArray]:
+    def distributions(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """The same of every token: for each pass, the natural log-probabilities (float32, P x V) at its P targets."""
         return self._engine.score(passes, distributions)
 

@@ -22,7 +22,7 @@ from ralm.lm.local.continuation import CachedContinuations
 from ralm.lm.local.engine import lengths_read_apart
 from ralm.lm.local.files import first_line
 from ralm.lm.local.head import ChosenLogits
-from ralm.records import IntArray, Pass
+from ralm.records import IntArray, ScoringSequence
 
 _LENGTH: Final = 8
 """Tokens of a probe; fewer if the model cannot read as many."""
@@ -130,7 +130,7 @@ def _scores_apart(logits: ChosenLogits, max_length: int, texts: Sequence[IntArra
     """The same for the scores of the second half of each text; 0 without texts."""
     if not texts:
         return 0.0
-    passes = [Pass(text, np.arange(len(text) // 2, len(text))) for text in texts]
+    passes = [ScoringSequence(text, np.arange(len(text) // 2, len(text))) for text in texts]
     found_P = np.concatenate(CachedContinuations(logits, max_length, _LENGTH).score(passes))
     before = [one.tokens_N[:at] for one in passes for at in one.targets_P]
     target_P = np.concatenate([one.tokens_N[one.targets_P] for one in passes])

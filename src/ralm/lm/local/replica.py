@@ -20,7 +20,7 @@ import torch
 from ralm.errors import ModelError
 from ralm.lm.local.head import ChosenLogits
 from ralm.lm.local.wanted import sent
-from ralm.records import FloatArray, Pass
+from ralm.records import FloatArray, ScoringSequence
 
 TOKENS_A_BATCH: Final = {"cpu": 1, "cuda": 65_536}
 """Tokens of a batch, padding included. A CPU reads one sequence at a time: batching would only add padding."""
@@ -37,7 +37,7 @@ Wanted: TypeAlias = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]
 class InFlight:
     """A batch that the device is working on: what is wanted (float32) of all its targets, in parts."""
 
-    def __init__(self, batch: Sequence[Pass], logits: ChosenLogits, parts: Sequence[torch.Tensor]) -> None:
+    def __init__(self, batch: Sequence[ScoringSequence], logits: ChosenLogits, parts: Sequence[torch.Tensor]) -> None:
         self.parts = parts
         self._batch = batch
         self._logits = logits
@@ -64,20 +64,20 @@ class Replica:
         """Whether the device works asynchronously."""
         return self.logits.device.type == "cuda"
 
-    def fits(self, batch: Sequence[Pass], one: Pass) -> bool:
+    def fits(self, batch: Sequence[ScoringSequence], one: ScoringSequence) -> bool:
         """Whether a pass, no longer than the batch's first, may be read together with the batch."""
         padded = (len(batch) + 1) * len(batch[0])
         targets = sum(len(other.targets_P) for other in batch) + len(one.targets_P)
         return padded <= self._tokens and targets <= self._positions
 
-    def start(self, batch: Sequence[Pass], wanted: Wanted) -> InFlight:
+    def start(self, batch: Sequence[ScoringSequence], wanted: Wanted) -> InFlight:
         """Start reading a batch, the longest pass first, in smaller parts if it does not fit.
 
         Raises ModelError if a single sequence does not fit.
         """
         return InFlight(batch, self.logits, self._started(batch, wanted))
 
-    def _started(self, batch: Sequence[Pass], wanted: Wanted) -> list[torch.Tensor]:
+    def _started(self, batch: Sequence[ScoringSequence], wanted: Wanted) -> list[torch.Tensor]:
         """What is wanted of the targets of a batch, in as many parts as needed."""
         if len(batch) == 1 and len(batch[0].targets_P) > self._positions:
             return [part for half in _halves(batch[0]) for part in self._started([half], wanted)]
@@ -87,7 +87,7 @@ class Replica:
             pass  # leave the handler, so that the memory of the failed pass is freed
         return [part for smaller in self._after_running_out(batch) for part in self._started(smaller, wanted)]
 
-    def _after_running_out(self, batch: Sequence[Pass]) -> list[Sequence[Pass]]:
+    def _after_running_out(self, batch: Sequence[ScoringSequence]) -> list[Sequence[ScoringSequence]]:
         """The two halves of a batch; from now on half as much is read at once."""
         if self.logits.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -104,7 +104,7 @@ class Replica:
         )
 
     @torch.inference_mode()
-    def _read(self, batch: Sequence[Pass], wanted: Wanted) -> list[torch.Tensor]:
+    def _read(self, batch: Sequence[ScoringSequence], wanted: Wanted) -> list[torch.Tensor]:
         """What is wanted of each target of each pass, in chunks, from one forward pass."""
         input_BN = torch.zeros((len(batch), max(len(one) for one in batch)), dtype=torch.long)
         for ids_N, one in zip(input_BN, batch, strict=True):
@@ -117,10 +117,13 @@ class Replica:
         return wanted(logits_PV, targets)
 
 
-def _halves(one: Pass) -> list[Pass]:
+def _halves(one: ScoringSequence) -> list[ScoringSequence]:
     """Two passes over the same tokens, with half of the targets each."""
     middle = len(one.targets_P) // 2
-    return [Pass(one.tokens_N, one.targets_P[:middle]), Pass(one.tokens_N, one.targets_P[middle:])]
+    return [
+        ScoringSequence(one.tokens_N, one.targets_P[:middle]),
+        ScoringSequence(one.tokens_N, one.targets_P[middle:]),
+    ]
 
 
 def target_log_probs(logits_PV: torch.Tensor, targets_P: torch.Tensor) -> list[torch.Tensor]:
