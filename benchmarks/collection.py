@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ralm.corpus.splitting import split_by_words
 from ralm.demo.documentation import standard_library_documentation
-from ralm.retrieval.analysis.analyser import Analyser
-from ralm.retrieval.analysis.named import ENGLISH
+from ralm.retrieval.analysis import ENGLISH, Analyser
 
 WIKIPEDIA: Final = 21_015_324
 """The passages of DPR's Wikipedia."""

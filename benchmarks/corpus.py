@@ -17,11 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from ralm.corpus.decontamination import Decontamination
-from ralm.corpus.passages import make_passages
+from ralm.corpus.files import read_text
 from ralm.corpus.sources import read_documents
-from ralm.corpus.splitting import split_by_words
+from ralm.corpus.splitting import make_passages, split_by_words
 from ralm.corpus.store import ROWS_A_BATCH, PassageStore, write_passages
-from ralm.corpus.text import read_text
 from ralm.records import Document, Passage
 
 REPEATS = 3

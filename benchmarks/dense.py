@@ -20,15 +20,15 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from benchmarks.judged import Judged, cacm, mean_average_precision, mean_ndcg, mean_recall, xquad
-from ralm.corpus.passages import make_passages
 from ralm.corpus.sources import read_documents
+from ralm.corpus.splitting import make_passages
 from ralm.protocols import Retriever
 from ralm.records import FloatArray, Hits, Passage
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.build import new_faiss_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import EncoderOptions
-from ralm.retrieval.fusion import FusionOptions, Hybrid
+from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import open_index
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -24,7 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.dense import minilm
-from ralm.corpus.passages import make_passages
+from ralm.corpus.splitting import make_passages
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.evaluation.perplexity import evaluate_text
@@ -38,7 +38,7 @@ from ralm.records import NO_PASSAGE, Document, FloatArray, Hits
 from ralm.reranking.cross_encoder import load_pair_model
 from ralm.reranking.predictive import Predictive
 from ralm.reranking.zero_shot import ZeroShot
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.training.examples import Example, sample_examples
 from ralm.training.making import make_signals

@@ -20,11 +20,11 @@ from time import perf_counter
 from benchmarks.dense import minilm
 from benchmarks.held_out_texts import MEDQUAD
 from benchmarks.peak_memory import peak_megabytes
-from ralm.corpus.passages import make_passages
 from ralm.corpus.sources import read_documents
+from ralm.corpus.splitting import make_passages
 from ralm.lm.named import load_local_model, load_tokenizer
 from ralm.records import Document
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.training.examples import sample_examples
 from ralm.training.making import make_signals
 from ralm.training.options import RerankerOptions, TrainingOptions

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ralm.corpus.decontamination import Decontamination
-from ralm.corpus.passages import make_passages
 from ralm.corpus.sources import read_documents
+from ralm.corpus.splitting import make_passages
 from ralm.demo.demonstration import PLAN, held_out_text
 from ralm.evaluation.perplexity import evaluate_text
 from ralm.lm.named import load_language_model
 from ralm.protocols import LanguageModel, Retriever
 from ralm.reading.sources import FromRetriever
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
 

@@ -16,10 +16,9 @@ from pathlib import Path
 from benchmarks import synthetic
 from benchmarks.api.material import print_table
 from ralm.records import Passage
-from ralm.retrieval.analysis.named import ENGLISH
+from ralm.retrieval.analysis import ENGLISH
 from ralm.retrieval.bm25.options import BuildOptions
-from ralm.retrieval.building import build_index
-from ralm.retrieval.shards import join_parts, write_part
+from ralm.retrieval.build import build_index, join_parts, write_part
 
 BUILD = BuildOptions(workers=1)
 

@@ -22,20 +22,19 @@ from ralm.answering.evaluation import QuestionEvaluation, evaluate_questions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question, read_questions
 from ralm.answering.sources import AskedRetriever, GivenPassages, QuestionSource
-from ralm.corpus.formats.file import lines_of
-from ralm.corpus.passages import make_passages
+from ralm.corpus.files import lines_of
 from ralm.corpus.sources import read_documents
-from ralm.corpus.splitting import Splitting
+from ralm.corpus.splitting import Splitting, make_passages
 from ralm.lm.named import load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.sources import FromRetriever
 from ralm.records import Document
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.options import RetrieverName, RetrieverOptions
 from ralm.retrieval.retrieval_file import RetrievedPassage
+from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
 
 DATA: Final = Path(__file__).parents[2] / "shared" / "data"
 PROMPT: Final = open_prompt("in-context-ralm")

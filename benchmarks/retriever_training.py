@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.dense import DATA, minilm
 from benchmarks.judged import xquad
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.index import Index, open_index

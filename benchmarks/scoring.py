@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaC
 from transformers.pytorch_utils import Conv1D
 
 from benchmarks import plain_loop
-from ralm.corpus.passages import make_passages
+from ralm.corpus.splitting import make_passages
 from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.lm.local.model import LocalLanguageModel
@@ -37,7 +37,7 @@ from ralm.reading.plan import PlanOptions, Windows
 from ralm.reading.sources import retrieve
 from ralm.reading.tokens import PassageDocuments, PreparedText, prepare_text
 from ralm.records import FloatArray, IntArray, Request
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 
 LENGTH, BLOCK, CANDIDATES, RANK_TOKENS = 1024, 256, 16, 16

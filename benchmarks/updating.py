@@ -26,10 +26,10 @@ from benchmarks.collection import Collection
 from benchmarks.retrieval import ONE_CORE, on_cores
 from ralm.records import Passage
 from ralm.retrieval.bm25.options import BuildOptions, cores
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.merging import merge_index
-from ralm.retrieval.updating import update_index
+from ralm.retrieval.update import update_index
+from ralm.retrieval.writer import merge_index
 
 BUILD = BuildOptions(workers=cores())
 HITS = (1, 16)

@@ -20,9 +20,9 @@ from ralm.reranking import RerankOptions
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
-from ralm.retrieval.fusion import FusionOptions
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.hybrid import FusionOptions
 from ralm.retrieval.random import RandomRetriever
+from ralm.retrieval.retriever import RetrieverOptions
 
 RECORDS: list[Any] = [
     BM25Options,

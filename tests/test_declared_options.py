@@ -15,7 +15,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.recipes.recipe import STAND_IN
 from ralm.reranking import RerankOptions
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 from tests.cli.program import ralm
 
 RECORDS: list[Any] = [PlanOptions, Ensemble, GenerationOptions, RerankOptions, RetrieverOptions]

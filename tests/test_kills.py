@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from ralm.records import Passage
-from ralm.retrieval.building import build_index
-from ralm.retrieval.dense.loading import load_encoder
-from ralm.retrieval.dense.options import EncoderOptions
+from ralm.retrieval.build import build_index
+from ralm.retrieval.dense.options import EncoderOptions, load_encoder
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import MANIFEST

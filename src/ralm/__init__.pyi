@@ -38,10 +38,9 @@ from .answering.sources import (
     given_passages as given_passages,
 )
 from .corpus.decontamination import Decontamination as Decontamination, Removals as Removals
-from .corpus.left_out import LeftOut as LeftOut
-from .corpus.passages import make_passages as make_passages
+from .corpus.documents import LeftOut as LeftOut
 from .corpus.sources import Fields as Fields, read_documents as read_documents
-from .corpus.splitting import Splitting as Splitting
+from .corpus.splitting import Splitting as Splitting, make_passages as make_passages
 from .errors import RalmError as RalmError, RalmWarning as RalmWarning
 from .evaluation.perplexity import Evaluation as Evaluation, Measures as Measures, evaluate_text as evaluate_text
 from .evaluation.sweep import SweepPoint as SweepPoint, sweep as sweep
@@ -95,30 +94,29 @@ from .retrieval.bm25.formula import BM25Options as BM25Options
 from .retrieval.bm25.options import BuildOptions as BuildOptions
 from .retrieval.bm25.search import BM25 as BM25
 from .retrieval.bm25.weighting import Weighting as Weighting
-from .retrieval.building import build_index as build_index
+from .retrieval.build import build_index as build_index
 from .retrieval.cache import CachedRetriever as CachedRetriever
-from .retrieval.dense.loading import load_encoder as load_encoder
 from .retrieval.dense.options import (
     DenseSearchOptions as DenseSearchOptions,
     EncoderOptions as EncoderOptions,
     VectorOptions as VectorOptions,
+    load_encoder as load_encoder,
 )
-from .retrieval.encoding import (
+from .retrieval.encode import (
     add_vectors as add_vectors,
     remove_vectors as remove_vectors,
     set_default_vectors as set_default_vectors,
 )
-from .retrieval.fusion import FusionOptions as FusionOptions, Hybrid as Hybrid
+from .retrieval.hybrid import FusionOptions as FusionOptions, Hybrid as Hybrid
 from .retrieval.index import Index as Index, open_index as open_index
-from .retrieval.merging import merge_index as merge_index
-from .retrieval.opening import open_retriever as open_retriever
-from .retrieval.options import RetrieverOptions as RetrieverOptions
 from .retrieval.random import RandomRetriever as RandomRetriever
 from .retrieval.retrieval_file import (
     read_retrieval_file as read_retrieval_file,
     write_retrieval_file as write_retrieval_file,
 )
-from .retrieval.updating import update_index as update_index
+from .retrieval.retriever import RetrieverOptions as RetrieverOptions, open_retriever as open_retriever
+from .retrieval.update import update_index as update_index
+from .retrieval.writer import merge_index as merge_index
 from .runs.comparison import Comparison as Comparison, compare_runs as compare_runs
 from .runs.run import write_run as write_run
 from .runs.start import run_evaluation as run_evaluation, run_sweep as run_sweep

@@ -18,7 +18,7 @@ from ralm.reading.generate import generate
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import Passage, Request
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from tests.api.backings import OfModel
 from tests.api.dialects.vllm import VLLM
 from tests.api.scripted_server import ScriptedServer

@@ -10,7 +10,7 @@ import pytest
 
 from ralm.lm.named import load_local_model
 from ralm.records import Passage
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from tests.api.backings import OfModel
 from tests.api.faults import Fault, Slow
 from tests.api.scripted_server import Request, ScriptedServer

@@ -13,7 +13,7 @@ from ralm.answering.questions import Question
 from ralm.cli.output import print_measures
 from ralm.lm.named import load_local_model
 from ralm.reading.pieces import GeneratedText, GeneratedToken
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from tests.api.backings import OfModel
 from tests.api.dialects.base import Dialect
 from tests.api.dialects.ollama import Ollama

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ralm.corpus.metadata import to_json
+from ralm.corpus.documents import to_json
 from ralm.retrieval.index import open_index
 from ralm.runs.run import open_run
 from ralm.storage.manifest import write_manifest

@@ -18,9 +18,8 @@ from ralm.corpus.decontamination import (
     normal_title,
     read_titles,
 )
-from ralm.corpus.passages import make_passages
 from ralm.corpus.sources import read_documents
-from ralm.corpus.splitting import Splitting
+from ralm.corpus.splitting import Splitting, make_passages
 from ralm.errors import CorpusError, UsageError
 from ralm.records import Document
 from tests.shared_data import shared

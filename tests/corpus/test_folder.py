@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
 
-from ralm.corpus.formats import kinds
-from ralm.corpus.left_out import BROKEN_LINES, EMPTY_FILES, HIDDEN, LINKS, NO_TEXT, UNKNOWN
+from ralm.corpus.documents import BROKEN_LINES, EMPTY_FILES, HIDDEN, LINKS, NO_TEXT, UNKNOWN
 from ralm.corpus.sources import LeftOut, read_documents
 from ralm.errors import CorpusError, MissingExtraError
 
@@ -172,7 +171,7 @@ def test_links(tmp_path: Path) -> None:
     links = LeftOut()
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr("ralm.corpus.left_out._EXAMPLES_KEPT", 100)
+        patch.setattr("ralm.corpus.documents._EXAMPLES_KEPT", 100)
         ids(folder, left_out=links)
     assert links.examples[LINKS] == [
         f"{folder}/1-outside/back (leads to a folder that is read anyway)",
@@ -233,7 +232,7 @@ def test_a_missing_package_is_said_before_anything_is_read(
 ) -> None:
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / f"x.{suffix}").write_text("x")
-    monkeypatch.delitem(sys.modules, f"{kinds.__package__}.{suffix}", raising=False)
+    monkeypatch.delitem(sys.modules, f"ralm.corpus.formats.{suffix}", raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     says = rf"reading .{suffix} files needs the package {package}: pip install 'ralm\[files\]'"
     for source in (tmp_path, tmp_path / f"x.{suffix}"):
@@ -245,14 +244,13 @@ def test_a_saved_dataset_below_a_folder_needs_its_package(tmp_path: Path, monkey
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.txt").write_text("text")
     Dataset.from_dict({"text": ["one"]}).save_to_disk(tmp_path / "folder" / "saved")
-    monkeypatch.delitem(sys.modules, "ralm.corpus.hub", raising=False)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r"reading .*saved needs the package datasets: pip install"):
         next(read_documents(str(tmp_path / "folder")))
 
 
 def test_packed_files_that_unpack_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ralm.corpus.formats.file.MOST_UNPACKED", 1 << 20)
+    monkeypatch.setattr("ralm.corpus.files.MOST_UNPACKED", 1 << 20)
     bomb = gzip.compress(b"x" * (2 << 20))
     (tmp_path / "a.txt").write_text("text")
     for name in ("x.txt.gz", "x.jsonl.gz", "x.csv.gz"):

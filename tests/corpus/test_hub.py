@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 
-from ralm.corpus import hub
 from ralm.corpus.sources import Fields, read_documents
 from ralm.errors import CorpusError, MissingExtraError
 from ralm.records import Document
@@ -70,8 +69,6 @@ def test_a_dataset_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, hub.__name__)
-    monkeypatch.delattr("ralm.corpus.hub")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'ralm\[datasets\]'"):
         next(read_documents("hf:x"))

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from ralm.corpus import ids
-from ralm.corpus.ids import SharedIds
-from ralm.corpus.sources import LeftOut, read_documents
+from ralm.corpus import sources
+from ralm.corpus.sources import LeftOut, SharedIds, read_documents
 from ralm.errors import RalmWarning
 from ralm.records import Document
 
@@ -21,15 +20,15 @@ def test_shared_ids_are_those_of_a_plain_loop(names: Sequence[str], at_once: int
     shared = SharedIds()
     documents = [Document(id=name, title="", text="x") for name in names]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ids, "_IDS_AT_ONCE", at_once)
+        patch.setattr(sources, "_IDS_AT_ONCE", at_once)
         assert list(shared.watched(documents)) == documents
     assert shared.count == len(expected)
     assert shared.examples == list(dict.fromkeys(expected))[:3]
 
 
 def test_beyond_millions_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ids, "_IDS_AT_ONCE", 10)
-    monkeypatch.setattr(ids, "_MOST_IDS", 30)
+    monkeypatch.setattr(sources, "_IDS_AT_ONCE", 10)
+    monkeypatch.setattr(sources, "_MOST_IDS", 30)
     shared = SharedIds()
     list(shared.watched(Document(id=str(number % 60), title="", text="x") for number in range(1000)))
     assert (shared.count, len(shared._seen)) == (0, 30)

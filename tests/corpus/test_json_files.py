@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pydantic import JsonValue
 
+from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES
 from ralm.corpus.formats import json_records
 from ralm.corpus.formats.json_records import _Ahead, _values
-from ralm.corpus.left_out import BROKEN_FILES, BROKEN_LINES
 from ralm.corpus.sources import LeftOut, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document

@@ -14,11 +14,9 @@ import pytest
 from datasets import Dataset, Features, Image, Value
 from pydantic import JsonValue
 
-from ralm.corpus.left_out import NOT_JSON
-from ralm.corpus.metadata import from_json, json_value, to_json
-from ralm.corpus.passages import make_passages
+from ralm.corpus.documents import NOT_JSON, from_json, json_value, to_json
 from ralm.corpus.sources import Fields, LeftOut, read_documents
-from ralm.corpus.splitting import Splitting
+from ralm.corpus.splitting import Splitting, make_passages
 from ralm.errors import CorpusError
 from ralm.records import Metadata
 

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.corpus.decontamination import read_titles
-from ralm.corpus.left_out import BROKEN_FILES, HIDDEN, LINKS
+from ralm.corpus.documents import BROKEN_FILES, HIDDEN, LINKS
+from ralm.corpus.files import read_text
 from ralm.corpus.sources import LeftOut, read_documents
 from ralm.corpus.store import PassageStore, write_passages
-from ralm.corpus.text import read_text
 from ralm.errors import CorpusError, InputError, RalmWarning, RetrievalFileError, TextError
 from ralm.records import Document, Passage
 from ralm.retrieval.retrieval_file import read_retrieval_file

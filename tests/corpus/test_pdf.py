@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.corpus.left_out import BROKEN_FILES, BROKEN_LINES, NO_TEXT_PAGES
+from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES, NO_TEXT_PAGES
 from ralm.corpus.sources import Fields, LeftOut, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document

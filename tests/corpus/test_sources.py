@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ralm.corpus.left_out import BROKEN_FILES, BROKEN_LINES
+from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES
 from ralm.corpus.sources import Fields, LeftOut, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document

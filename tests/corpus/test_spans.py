@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ralm.corpus.fields import Fields
-from ralm.corpus.left_out import LeftOut
-from ralm.corpus.maker import DocumentMaker
+from ralm.corpus.documents import DocumentMaker, Fields, LeftOut
 from ralm.corpus.sources import read_documents
 from ralm.corpus.spans import Span, cut, grouped, list_files, read_span
 from ralm.errors import CorpusError, UsageError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.corpus.text import read_text, read_text_in_chunks
+from ralm.corpus.files import read_text, read_text_in_chunks
 from ralm.errors import TextError
 
 

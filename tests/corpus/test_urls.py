@@ -16,10 +16,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
 
-from ralm.corpus.fields import Fields
-from ralm.corpus.fingerprint import fingerprint_of
-from ralm.corpus.left_out import LeftOut
-from ralm.corpus.maker import DocumentMaker
+from ralm.corpus.documents import DocumentMaker, Fields, LeftOut
+from ralm.corpus.folder import fingerprint_of
 from ralm.corpus.sources import read_documents
 from ralm.corpus.spans import cut, grouped, list_files, read_span
 from ralm.errors import CorpusError, MissingExtraError, StorageError

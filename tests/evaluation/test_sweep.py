@@ -17,9 +17,9 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
 from ralm.reranking.oracle import Oracle
 from ralm.reranking.zero_shot import ZeroShot
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
-from ralm.retrieval.fusion import FusionOptions, Hybrid
+from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import open_index
 from ralm.retrieval.random import RandomRetriever
 from tests.fakes import CountingModel, LetterEncoder, SharedWordsRetriever, WordTokenizer, passages_of

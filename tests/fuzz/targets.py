@@ -17,13 +17,12 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, Metadata, Passage
 from ralm.retrieval.bm25.stream import Stream
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.cache import CachedRetriever
 from ralm.retrieval.dense.build import DenseBuilder
 from ralm.retrieval.dense.options import VECTORS, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_vectors
 from ralm.retrieval.index import open_index
-from ralm.retrieval.merging import merge_index
 from ralm.retrieval.retrieval_file import (
     RetrievedPassage,
     RetrievedStride,
@@ -31,7 +30,8 @@ from ralm.retrieval.retrieval_file import (
     read_retrieval_file,
     write_retrieval_file,
 )
-from ralm.retrieval.updating import update_index
+from ralm.retrieval.update import update_index
+from ralm.retrieval.writer import merge_index
 from ralm.runs.report import report_of
 from ralm.runs.run import evaluation_config, open_run, write_run
 from ralm.runs.unfinished import JOURNAL, unfinished_run

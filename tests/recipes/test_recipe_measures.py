@@ -27,8 +27,7 @@ from ralm.recipes.recipe import Cell, Order, Recipe
 from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN
 from ralm.recipes.results import Ordered, measure_recipe
 from ralm.recipes.steps import Step, evaluate, index
-from ralm.retrieval.analysis.analyser import Analyser
-from ralm.retrieval.analysis.named import analysis_named
+from ralm.retrieval.analysis import Analyser, analysis_named
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import new_folder

@@ -15,14 +15,13 @@ from hypothesis import given, settings, strategies as st
 
 from ralm.errors import OtherAnalyserError, UsageError
 from ralm.records import Passage
-from ralm.retrieval.analysis import analyser, snowball
-from ralm.retrieval.analysis.analyser import Analyser
-from ralm.retrieval.analysis.named import analysis_named, analysis_recorded
-from ralm.retrieval.analysis.words import lower_case
+from ralm.retrieval import analysis
+from ralm.retrieval.analysis import Analyser, analysis_named, analysis_recorded, snowball
+from ralm.retrieval.analysis.lucene import lower_case
 from ralm.retrieval.bm25 import build, term_ids
 from ralm.retrieval.bm25.build import Builder
 from ralm.retrieval.bm25.options import BuildOptions
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import manifest_checksum
 from ralm.storage.outputs import MANIFEST
@@ -179,7 +178,7 @@ def test_decomposed_characters_are_those_that_they_make(name: str, text: str) ->
 
 def test_long_runs_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sentences without white space would fill the caches and never come again."""
-    monkeypatch.setattr(analyser, "MOST_TERMS_REMEMBERED", 3)
+    monkeypatch.setattr(analysis, "MOST_TERMS_REMEMBERED", 3)
     analyse = Analyser(analysis_named("cjk"))
     assert [len(analyse(text)) for text in ("一二三四", "一二三四五", "一二三四五")] == [3, 4, 4]
     assert list(analyse._remembered) == ["一二三四"]

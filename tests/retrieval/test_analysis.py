@@ -6,10 +6,9 @@ import pytest
 import regex
 from hypothesis import given, settings, strategies as st
 
-from ralm.retrieval.analysis import analyser, words as words_module
-from ralm.retrieval.analysis.analyser import Analyser
-from ralm.retrieval.analysis.named import ENGLISH
-from ralm.retrieval.analysis.words import words
+from ralm.retrieval import analysis
+from ralm.retrieval.analysis import ENGLISH, Analyser, lucene as words_module
+from ralm.retrieval.analysis.lucene import words
 from tests.shared_data import shared
 
 CLASSES = (
@@ -86,7 +85,7 @@ def test_a_run_of_more_than_255_letters_is_cut() -> None:
 def test_remembering_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["running runs", "ran running", "runs. (runs) runs"] * 3
     expected = [Analyser(ENGLISH)(text) for text in texts]
-    monkeypatch.setattr(analyser, "REMEMBERED", 2)
+    monkeypatch.setattr(analysis, "REMEMBERED", 2)
     forgetful = Analyser(ENGLISH)
     assert [forgetful(text) for text in texts] == expected
 

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from benchmarks.judged import cacm, mean_average_precision, mean_precision
 from ralm.errors import CorpusError, UsageError, WorkerError
 from ralm.records import NO_PASSAGE, Passage
-from ralm.retrieval.analysis.analyser import Analyser
-from ralm.retrieval.analysis.named import ENGLISH
+from ralm.retrieval.analysis import ENGLISH, Analyser
 from ralm.retrieval.bm25 import build, lexicon, search, term_ids
 from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.build import Builder
@@ -24,7 +23,7 @@ from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.term_ids import TermIds
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from tests.reference import bm25 as reference
 from tests.shared_data import shared

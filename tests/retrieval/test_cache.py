@@ -16,9 +16,9 @@ from ralm.retrieval.bm25.arrays import open_arrays
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.cache import CachedRetriever
-from ralm.retrieval.fusion import FusionOptions, Hybrid
+from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.retrieval.index import open_index
 from ralm.retrieval.random import RandomRetriever
 from tests.fakes import LetterEncoder, SharedWordsRetriever, passages_of

@@ -9,7 +9,7 @@ import pytest
 
 from ralm.errors import DamagedFolderError
 from ralm.retrieval.bm25.stream import Stream
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import check_index, open_index
 from ralm.storage import manifest as manifests
 from ralm.storage.outputs import MANIFEST

@@ -10,7 +10,7 @@ import pytest
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, OtherEncoderError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, Passage
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.build import CHUNK, DenseBuilder
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions, EncoderOptions, VectorOptions

@@ -14,10 +14,9 @@ from transformers import AutoTokenizer, BertModel, DPRContextEncoder, DPRQuestio
 
 from ralm.errors import MissingExtraError, ModelError, OtherEncoderError, UsageError
 from ralm.records import FloatArray, Passage
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.loading import dense_extra, load_encoder
-from ralm.retrieval.dense.options import EncoderOptions
+from ralm.retrieval.dense.options import EncoderOptions, dense_extra, load_encoder
 from ralm.retrieval.index import open_index
 from tests.fakes import passages_of
 from tests.tiny_encoders import POSITIONS, WIDTH, drop_weights, save_tiny_bert, save_tiny_dpr, save_tiny_static

@@ -16,10 +16,10 @@ import pytest
 
 from ralm.errors import DamagedFolderError, FolderExistsError, NewerFormatError, OtherEncoderError, UsageError
 from ralm.records import Passage
-from ralm.retrieval.building import build_index
-from ralm.retrieval.encoding import add_vectors, remove_vectors, set_default_vectors
-from ralm.retrieval.filters import passages_of
+from ralm.retrieval.build import build_index
+from ralm.retrieval.encode import add_vectors, remove_vectors, set_default_vectors
 from ralm.retrieval.index import Index, check_index, open_index
+from ralm.retrieval.retriever import passages_of
 from ralm.storage import manifest as manifests
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import MANIFEST

@@ -5,10 +5,10 @@ import pytest
 
 from ralm.records import Passage
 from ralm.retrieval.bm25.forbidden import Forbidden
-from ralm.retrieval.building import build_index
-from ralm.retrieval.filters import passages_of
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
+from ralm.retrieval.retriever import passages_of
 
 TITLES = ("The Sea", "'The Hill'", "", "Town")
 

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import UsageError
 from ralm.records import NO_PASSAGE, Hits
-from ralm.retrieval.fusion import FusionOptions, Hybrid, interpolated_scores, reciprocal_ranks
+from ralm.retrieval.hybrid import FusionOptions, Hybrid, interpolated_scores, reciprocal_ranks
 from tests.fakes import SharedWordsRetriever, passages_of
 from tests.reference import dense as reference
 

@@ -20,7 +20,7 @@ from ralm.errors import (
 from ralm.records import Passage
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import manifest_checksum
 from ralm.storage.outputs import MANIFEST
@@ -52,7 +52,7 @@ def test_what_goes_in_comes_out(index: Path) -> None:
     assert [number for number, _ in opened.bm25.retrieve(["colour"], 5).of(0)] == [3, 1]
     assert opened.manifest.counts == {"documents": 2, "passages": 4, "terms": 7, "postings": 9, "tokens": 9}
     assert opened.manifest.settings["bm25"] == {"analysis": "lucene-english", "k1": 0.9, "b": 0.4}
-    assert opened.manifest.format_version == 4
+    assert opened.manifest.format_version == 1
     assert opened.bm25.config["analysis"] == "lucene-english"
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks.judged import mean_recall, xquad
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import EncoderOptions
-from ralm.retrieval.fusion import Hybrid
+from ralm.retrieval.hybrid import Hybrid
 from ralm.retrieval.index import open_index
 from tests.fakes import passages_of
 from tests.shared_data import shared

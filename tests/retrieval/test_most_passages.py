@@ -7,15 +7,14 @@ import pytest
 
 from ralm.errors import CorpusError
 from ralm.records import Passage
-from ralm.retrieval import updating
-from ralm.retrieval.analysis.named import ENGLISH
+from ralm.retrieval import update
+from ralm.retrieval.analysis import ENGLISH
 from ralm.retrieval.bm25 import best
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import Placed, build_index, join_parts, write_index, write_part
 from ralm.retrieval.index import open_index
-from ralm.retrieval.shards import Placed, join_parts, write_index, write_part
-from ralm.retrieval.updating import update_index
+from ralm.retrieval.update import update_index
 
 MOST = 5
 REFUSED = r"at most 5 passages, but this one would have 6, or more; make several indexes"
@@ -57,7 +56,7 @@ def add(folder: Path, count: int) -> None:
 def add_apart(folder: Path, count: int) -> None:
     """What is added stays a segment of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updating, "merge_some", lambda *_: None)
+        patch.setattr(update, "merge_some", lambda *_: None)
         add(folder, count)
     assert len(open_index(folder / "index").segments) == 2
 

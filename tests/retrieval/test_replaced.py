@@ -11,7 +11,7 @@ from ralm.errors import DamagedFolderError
 from ralm.records import Hits, Passage
 from ralm.retrieval.bm25 import arrays
 from ralm.retrieval.bm25.stream import Stream
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from tests.fuzz.targets import HashEncoder
 
@@ -84,6 +84,6 @@ def test_an_index_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatc
         opened.append(folder)
         return mapped(folder)
 
-    monkeypatch.setattr("ralm.retrieval.segments.map_arrays", replaced_first)
+    monkeypatch.setattr("ralm.retrieval.layout.map_arrays", replaced_first)
     assert answers(open_index(tmp_path / "index")) == expected
     assert len(opened) == 2

@@ -7,11 +7,11 @@ import pytest
 
 from ralm.errors import UsageError
 from ralm.records import NO_PASSAGE, Passage
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.options import VectorOptions
-from ralm.retrieval.encoding import add_vectors
+from ralm.retrieval.encode import add_vectors
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.updating import update_index
+from ralm.retrieval.update import update_index
 from tests.fakes import LetterEncoder
 from tests.retrieval.test_encoding import some_passages
 

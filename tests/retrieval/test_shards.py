@@ -12,14 +12,13 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from ralm.corpus.store import join_passages, write_passages
 from ralm.errors import CorpusError
 from ralm.records import Passage
-from ralm.retrieval.analysis.named import ENGLISH
+from ralm.retrieval.analysis import ENGLISH
 from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import Held, Placed, build_index, documents_of, join_parts, write_index, write_part
 from ralm.retrieval.index import Index, check_index, open_index
-from ralm.retrieval.shards import Held, Placed, documents_of, join_parts, write_index, write_part
 
 TEXTS = st.lists(st.lists(st.sampled_from([f"w{number}" for number in range(9)]), max_size=7).map(" ".join), max_size=9)
 

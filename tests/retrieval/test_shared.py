@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ralm.records import Hits
-from ralm.retrieval.shared import SharedRetriever
+from ralm.retrieval.retriever import SharedRetriever
 from tests.fakes import SharedWordsRetriever, passages_of
 
 PASSAGES = passages_of("a b", "a", "b c", "c", *["a b c"] * 20)

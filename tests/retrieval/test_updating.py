@@ -32,14 +32,14 @@ from ralm.errors import (
     UsageError,
 )
 from ralm.records import FloatArray, Hits, Passage
-from ralm.retrieval import merging
+from ralm.retrieval import writer
 from ralm.retrieval.bm25.stream import Stream
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.options import DenseSearchOptions, VectorOptions
-from ralm.retrieval.encoding import add_vectors
+from ralm.retrieval.encode import add_vectors
 from ralm.retrieval.index import Index, check_index, open_index
-from ralm.retrieval.merging import merge_index, plan_merges
-from ralm.retrieval.updating import update_index
+from ralm.retrieval.update import update_index
+from ralm.retrieval.writer import merge_index, plan_merges
 from tests.campaign import campaign
 from tests.fakes import LetterEncoder
 from tests.fuzz.mutations import mend
@@ -149,10 +149,10 @@ class Updates(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-@pytest.mark.parametrize("times", [campaign(0), merging._TIMES])
+@pytest.mark.parametrize("times", [campaign(0), writer._TIMES])
 def test_any_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Without merging on the way, and with it."""
-    monkeypatch.setattr(merging, "_TIMES", times)
+    monkeypatch.setattr(writer, "_TIMES", times)
     monkeypatch.setattr(Updates, "root", str(tmp_path))
     run_state_machine_as_test(
         Updates,
@@ -421,7 +421,7 @@ def test_an_update_of_what_has_just_been_updated(tmp_path: Path, monkeypatch: py
         update_index(index, remove=["d1"])
         return opened
 
-    monkeypatch.setattr("ralm.retrieval.updating.open_index", opened_late)
+    monkeypatch.setattr("ralm.retrieval.update.open_index", opened_late)
     with pytest.raises(FolderExistsError, match="another process has just changed"):
         update_index(index, remove=["d2"])
     assert len(open_index(index).segments) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ralm import build_index
-from ralm.corpus.passages import make_passages
+from ralm.corpus.splitting import make_passages
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.named import load_local_model
 from ralm.records import Document

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from ralm import EncoderOptions, PlanOptions, build_index, load_encoder, open_index
-from ralm.corpus.passages import make_passages
+from ralm.corpus.splitting import make_passages
 from ralm.lm.named import load_local_model
 from ralm.serving.options import Settings
 from ralm.serving.service import Service

@@ -15,7 +15,7 @@ from ralm.errors import ModelError
 from ralm.records import FloatArray, Hits
 from ralm.reranking.cross_encoder import load_pair_model
 from ralm.reranking.predictive import Predictive, load_cross_encoder, rank_prior
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.training.cross_encoder import PairStudent
 from ralm.training.options import RerankerOptions, TrainingOptions

@@ -12,7 +12,7 @@ from sentence_transformers import CrossEncoder as TheirCrossEncoder
 
 from ralm.errors import ModelError, RalmWarning, UsageError
 from ralm.reranking.cross_encoder import load_pair_model
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.manifest import read_manifest
 from ralm.training.cross_encoder import PairStudent, _drawn

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ralm.cli.output import print_reranker
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from ralm.training.reranker import TrainedReranker
 from tests.cli.program import ralm

@@ -18,14 +18,13 @@ from sentence_transformers import SentenceTransformer
 from ralm.errors import FolderExistsError, ModelError, OtherEncoderError, StorageError, UsageError, WorkerError
 from ralm.protocols import Retriever
 from ralm.records import Hits, IntArray, Passage
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
+from ralm.retrieval.dense.options import ENCODER_FORMAT, ENCODER_KIND, EncoderOptions, VectorOptions
 from ralm.retrieval.dense.search import open_vectors
-from ralm.retrieval.dense.trained import FORMAT_VERSION, KIND
-from ralm.retrieval.encoding import add_vectors, remove_vectors
+from ralm.retrieval.encode import add_vectors, remove_vectors
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.updating import update_index
+from ralm.retrieval.update import update_index
 from ralm.storage.manifest import read_manifest
 from ralm.training.both_encoders import RetrieverStudent, overlap
 from ralm.training.query_encoder import inner_products, losses_of
@@ -60,7 +59,7 @@ def shared(folder: Path) -> SentenceEncoder:
 
 
 def results(out: Path) -> dict[str, list[dict[str, float]]]:
-    found = read_manifest(out, kind=KIND, format_version=FORMAT_VERSION).settings["results"]
+    found = read_manifest(out, kind=ENCODER_KIND, format_version=ENCODER_FORMAT).settings["results"]
     assert isinstance(found, dict)
     return found  # type: ignore[return-value]
 
@@ -382,7 +381,7 @@ def check_trained(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["index", "out"]
     steps = [row.split(",")[0] for row in (folder / "out" / "losses.csv").read_text().splitlines()]
     assert steps == ['"step"', "0", "4", "8", "12"]
-    assert read_manifest(folder / "out", kind=KIND, format_version=FORMAT_VERSION).counts["steps"] == 12
+    assert read_manifest(folder / "out", kind=ENCODER_KIND, format_version=ENCODER_FORMAT).counts["steps"] == 12
 
 
 def start(folder: Path, more: str = "") -> Program:

@@ -13,12 +13,11 @@ import torch
 from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Tokenizer
 from ralm.records import FloatArray, Passage, ScoringSequence
-from ralm.retrieval.analysis.named import ENGLISH
+from ralm.retrieval.analysis import ENGLISH
 from ralm.retrieval.bm25.weighting import Weighting, open_weighting
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.opening import open_retriever
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions, open_retriever
 from ralm.training.bm25 import fit_shape, train_bm25, weights_of
 from ralm.training.losses import marginal_loss
 from ralm.training.options import WeightingOptions

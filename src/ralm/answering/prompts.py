@@ -17,7 +17,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.corpus.text import read_utf8
+from ralm.corpus.files import read_utf8
 from ralm.errors import ChatError, LengthError, QuestionFileError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, last_of_user
 from ralm.protocols import Tokenizer

@@ -30,12 +30,11 @@ from pydantic import ValidationError
 
 from ralm.answering.options import ChoiceFields, QuestionFields
 from ralm.answering.prompts import LETTERS
-from ralm.corpus.formats.file import File, content_of, lines_of, suffix_of
+from ralm.corpus.documents import without_remedy
+from ralm.corpus.files import BYTE_ORDER_MARK, File, content_of, decode, lines_of, suffix_of
+from ralm.corpus.formats.arrow import dataset_records
 from ralm.corpus.formats.json_records import check_surrogates, has_surrogates, record_of_line
 from ralm.corpus.formats.tables import next_row
-from ralm.corpus.maker import without_remedy
-from ralm.corpus.sources import dataset_reader
-from ralm.corpus.text import BYTE_ORDER_MARK, decode
 from ralm.errors import CorpusError, QuestionFileError, UsageError
 from ralm.retrieval.retrieval_file import RetrievedPassage
 
@@ -100,7 +99,7 @@ def _rows(source: str) -> Iterator[Row]:
 def hub_rows(source: str) -> Iterator[Row]:
     """The records of a hub dataset (`hf:NAME`), each with a name for its place."""
     name = source.removeprefix(HUB)
-    records = dataset_reader(name)(name, lambda schema: schema.names)
+    records = dataset_records(name, lambda schema: schema.names)
     return ((f"{source}, row {row}", record) for row, record in enumerate(records))
 
 

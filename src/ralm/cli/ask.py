@@ -16,7 +16,7 @@ from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
 from ralm.options import Option
 from ralm.reading import ReadingOptions
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 
 if TYPE_CHECKING:
     from ralm.answering.prompts import QuestionPrompt

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ralm.corpus.text import BYTE_ORDER_MARK, decode, read_text, read_text_in_chunks
+from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text, read_text_in_chunks
 from ralm.errors import InputError, UsageError
 
 _JSON_LINES = ".jsonl"

@@ -9,7 +9,7 @@ from ralm.cli import options
 from ralm.cli.flags import Flags
 from ralm.options import Needs, Option, check_options
 from ralm.reading import ReadingOptions
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 
 if TYPE_CHECKING:
     from ralm.answering.sources import QuestionSource

@@ -10,7 +10,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from ralm.cli.idle import Use
 from ralm.cli.options import SkipBad
 from ralm.corpus.decontamination import Decontamination
-from ralm.corpus.fields import Fields
+from ralm.corpus.documents import Fields
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.options import Option
@@ -20,7 +20,7 @@ from ralm.terminal import path_text
 
 if TYPE_CHECKING:
     from ralm.corpus.decontamination import Removals
-    from ralm.corpus.left_out import LeftOut
+    from ralm.corpus.documents import LeftOut
 
 KINDS = "text, Markdown, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX"
 _FIELDS: Final = TypeAdapter(Fields)
@@ -54,7 +54,7 @@ class CorpusOptions:
         Raises CorpusError or TextError if one cannot be read.
         """
         from ralm.corpus.decontamination import read_titles
-        from ralm.corpus.text import read_text
+        from ralm.corpus.files import read_text
 
         return Decontamination.of(
             titles=[] if self.forbidden_titles is None else read_titles(self.forbidden_titles),
@@ -124,8 +124,8 @@ def read_corpus(
     """The passages of sources. `lm` is the language model whose tokens `splitting` counts; `named` makes the ids of
     documents begin with their source."""
     from ralm.corpus.decontamination import Removals
-    from ralm.corpus.passages import make_passages
     from ralm.corpus.sources import LeftOut, read_documents
+    from ralm.corpus.splitting import make_passages
 
     tokenizer = None
     if lm is not None:

@@ -7,7 +7,7 @@ from ralm.cli import options
 from ralm.cli.flags import Flags
 from ralm.lm.options import ModelOptions
 from ralm.options import Option
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 
 _FOLDER, _MODEL = Path("ralm-demo"), ModelOptions()
 
@@ -24,7 +24,7 @@ def demo(
     """Index nine tenths of this Python's documentation, and score the last tenth with and without its passages."""
     from ralm.cli.output import print_demo, print_json
     from ralm.cli.shading import write_page
-    from ralm.corpus.text import read_text
+    from ralm.corpus.files import read_text
     from ralm.demo.demonstration import HELD_OUT, INDEX, REPORT, build_demo_folder, demo_report, demonstrate
     from ralm.lm.named import load_language_model
     from ralm.reading.sources import FromRetriever

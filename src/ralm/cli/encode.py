@@ -31,8 +31,8 @@ def encode(
     interruption to resume: finished vectors are kept in a folder beside the index.
     """
     from ralm.cli.output import print_encoded
-    from ralm.retrieval.dense.loading import load_encoder
-    from ralm.retrieval.encoding import add_vectors
+    from ralm.retrieval.dense.options import load_encoder
+    from ralm.retrieval.encode import add_vectors
 
     refuse_idle(context, Use(stored))
     encoder = load_encoder(encoding, device="auto" if ray else device)

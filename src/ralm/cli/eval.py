@@ -16,7 +16,7 @@ from ralm.lm.options import ModelOptions
 from ralm.options import Needs, Option, check_options
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

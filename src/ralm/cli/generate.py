@@ -15,7 +15,7 @@ from ralm.lm.options import ModelOptions
 from ralm.options import Option
 from ralm.reading import ReadingOptions
 from ralm.reading.sampling import GenerationOptions
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 
 _RETRIEVAL, _READING = RetrieverOptions(), ReadingOptions()
 _GENERATION, _MODEL = GenerationOptions(), ModelOptions()

@@ -72,10 +72,10 @@ def index(
     """
     from ralm.cli.output import print_index
     from ralm.distributed.loading import ray_extra
-    from ralm.retrieval.analysis.named import analysis_named
-    from ralm.retrieval.building import build_index
-    from ralm.retrieval.dense.loading import load_encoder
-    from ralm.retrieval.index import KIND
+    from ralm.retrieval.analysis import analysis_named
+    from ralm.retrieval.build import build_index
+    from ralm.retrieval.dense.options import load_encoder
+    from ralm.retrieval.index import INDEX_KIND
     from ralm.storage.outputs import check_output
 
     if (encoding is None) != (retriever == "bm25"):
@@ -101,7 +101,7 @@ def index(
     analysis_named(analyser)
     if "workers" not in given_options(context):
         build = replace(build, workers=cores())
-    check_output(out, kind=KIND, force=force)
+    check_output(out, kind=INDEX_KIND, force=force)
     read = read_corpus(sources, corpus, splitting, lm, corpus.read_decontamination(), named=len(sources) > 1)
 
     def describe() -> dict[str, JsonValue]:

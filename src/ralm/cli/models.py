@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ralm.distributed.machines import Machines
     from ralm.lm.scoring import Scorer
     from ralm.protocols import WritingModel
-    from ralm.retrieval.encoding import Ahead
+    from ralm.retrieval.encode import Ahead
 
 _opened: "list[WritingModel]" = []
 _clusters: "dict[tuple[str, str], Machines]" = {}

@@ -26,8 +26,7 @@ from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever, PassageSource
 from ralm.records import NO_PASSAGE, Passage, Passages
 from ralm.retrieval.cache import CachedRetriever
-from ralm.retrieval.segments import segment_entries
-from ralm.retrieval.vector_sets import vector_sets
+from ralm.retrieval.layout import segment_entries, vector_sets
 from ralm.runs.comparison import Comparison
 from ralm.runs.run import to_json
 from ralm.runs.sweep_folder import PLOT, TABLE

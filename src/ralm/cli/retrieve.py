@@ -12,7 +12,7 @@ from ralm.errors import UsageError
 from ralm.options import Option
 from ralm.reading.plan import PlanOptions
 from ralm.reranking import RerankOptions
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 
 _RETRIEVAL, _RERANKING, _PLAN = RetrieverOptions(), RerankOptions(), PlanOptions(document_tokens=0)
 

@@ -10,7 +10,7 @@ from ralm.cli.idle import Use, refuse_idle
 from ralm.cli.messages import note
 from ralm.errors import UsageError
 from ralm.options import Option
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 
 _RETRIEVAL = RetrieverOptions()
 

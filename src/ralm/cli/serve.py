@@ -18,7 +18,7 @@ from ralm.lm.options import ModelOptions
 from ralm.options import Option
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.options import ServeOptions
 
 _RETRIEVAL, _READING, _SERVING = RetrieverOptions(), ReadingOptions(), ServeOptions()

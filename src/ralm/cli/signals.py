@@ -10,10 +10,10 @@ from ralm.cli.corpus import KINDS
 from ralm.cli.flags import Flags
 from ralm.cli.idle import Use, given_options, refuse_idle
 from ralm.cli.models import open_model
-from ralm.corpus.fields import Fields
+from ralm.corpus.documents import Fields
 from ralm.lm.options import ModelOptions
 from ralm.options import Option
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.signal_options import CandidateOptions, ExampleOptions
 
 _RETRIEVAL, _MODEL, _FIELDS = RetrieverOptions(), ModelOptions(), Fields()
@@ -53,7 +53,7 @@ def signals(
 
     from ralm.cli.output import print_json, print_worth
     from ralm.retrieval.index import open_index
-    from ralm.retrieval.opening import open_retriever
+    from ralm.retrieval.retriever import open_retriever
     from ralm.training.making import check_early, make_signals
     from ralm.training.worth import worth_of
 

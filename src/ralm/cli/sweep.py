@@ -14,7 +14,7 @@ from ralm.cli.models import open_model
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
 from ralm.options import Option
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 
 _FIXED: Final = ("lm", "rerank_lm", "limit_tokens", "ray", *kinds_of(ModelOptions))
 """Options that all points of a sweep share: one text is read with one model, which is loaded once."""

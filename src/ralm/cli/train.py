@@ -11,7 +11,7 @@ from ralm.cli import options
 from ralm.cli.flags import Flags, kinds_of
 from ralm.cli.idle import Use, refuse_idle
 from ralm.cli.models import encoding_on, open_model
-from ralm.corpus.fields import Fields
+from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
 from ralm.options import Option

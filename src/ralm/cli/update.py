@@ -11,7 +11,7 @@ from ralm.cli.corpus import CorpusOptions, read_corpus
 from ralm.cli.flags import Flags, kinds_of
 from ralm.cli.idle import Use, given_options, refuse_idle
 from ralm.corpus.decontamination import Decontamination
-from ralm.corpus.fields import Fields
+from ralm.corpus.documents import Fields
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.options import Option
@@ -46,9 +46,9 @@ def update(
     """
     from ralm.cli.output import print_update
     from ralm.corpus.decontamination import read_lines
-    from ralm.retrieval.dense.loading import load_encoder
+    from ralm.retrieval.dense.options import load_encoder
     from ralm.retrieval.index import open_index
-    from ralm.retrieval.updating import update_index
+    from ralm.retrieval.update import update_index
 
     sources = sources or []
     opened = open_index(index)
@@ -94,7 +94,7 @@ def merge(
     Searching finds the same as before, and caches stay valid. Programs that have the index open keep the old state.
     """
     from ralm.cli.output import print_update
-    from ralm.retrieval.merging import merge_index
+    from ralm.retrieval.writer import merge_index
 
     print_update(index, merge_index(index, build), None)
 

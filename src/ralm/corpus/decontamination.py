@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import JsonValue
 
-from ralm.corpus.text import read_utf8
+from ralm.corpus.files import read_utf8
 from ralm.errors import CorpusError, UsageError
 from ralm.options import Option, check_options
 from ralm.records import Document

@@ -5,28 +5,86 @@ Knows where to look and which reader to use; knows nothing of passages.
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final
 
-import pyarrow as pa
+import numpy as np
+from numpy.typing import NDArray
 
-from ralm.corpus.fields import Fields
+from ralm.corpus.documents import (
+    BROKEN_FILES,
+    EMPTY_FILES,
+    NO_TEXT,
+    DocumentMaker,
+    Fields,
+    LeftOut,
+    check_metadata,
+    without_remedy,
+)
+from ralm.corpus.files import File, suffix_of
 from ralm.corpus.folder import HUB_PREFIX, SAVED_DATASET, SAVED_SPLITS, Found, found_behind, found_below
-from ralm.corpus.formats.file import File, suffix_of
-from ralm.corpus.formats.kinds import SUFFIXES, is_known, reader_of
-from ralm.corpus.formats.parquet import needed_columns
-from ralm.corpus.ids import SharedIds
-from ralm.corpus.left_out import BROKEN_FILES, EMPTY_FILES, NO_TEXT, LeftOut
-from ralm.corpus.maker import DocumentMaker, check_metadata, without_remedy
-from ralm.errors import CorpusError, MissingExtraError, RalmWarning, UsageError
+from ralm.corpus.formats import SUFFIXES, is_known, reader_of
+from ralm.corpus.formats.arrow import check_datasets, dataset_documents
+from ralm.errors import CorpusError, RalmWarning, UsageError
 from ralm.records import Document
 from ralm.storage.remote import FilePath, RemoteFile, check_not_lost, is_url, remote_file
 from ralm.terminal import path_text
 
 __all__ = ["Fields", "LeftOut", "read_documents"]
 
-_DatasetReader: TypeAlias = Callable[[str, Callable[[pa.Schema], list[str]]], Iterator[Mapping[str, object]]]
+_IDS_AT_ONCE: Final = 1 << 16
+_MOST_IDS: Final = 1 << 23
+_EXAMPLES: Final = 3
+_BITS: Final = (1 << 64) - 1
+
+
+class SharedIds:
+    """Counts the documents whose id an earlier document has, among the first 8,388,608 documents."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.examples: list[str] = []
+        self._seen: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+        """The hashes of all ids so far, sorted; two ids of 8 million share one by chance once in a million corpora."""
+
+    def watched(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """The same documents; the counts are complete once they are exhausted."""
+        last = None
+        ids: list[str] = []
+        for document in documents:
+            yield document
+            if document.id != last:
+                last = document.id
+                ids.append(last)
+            if len(ids) == _IDS_AT_ONCE:
+                self._add(ids)
+                ids.clear()
+        self._add(ids)
+
+    def watch(self, ids: Iterable[str]) -> None:
+        """Count these ids, of consecutive documents or passages."""
+        different = (identifier for identifier, _ in groupby(ids))
+        while some := list(islice(different, _IDS_AT_ONCE)):
+            if len(self._seen) >= _MOST_IDS:
+                return
+            self._add(some)
+
+    def _add(self, ids: list[str]) -> None:
+        if len(self._seen) >= _MOST_IDS or not ids:
+            return
+        hashes = np.fromiter((hash(identifier) & _BITS for identifier in ids), np.uint64, len(ids))
+        order = np.argsort(hashes, kind="stable")
+        repeated = np.zeros(len(ids), dtype=np.bool_)
+        repeated[order[1:]] = hashes[order[1:]] == hashes[order[:-1]]
+        if len(self._seen):
+            places = np.minimum(np.searchsorted(self._seen, hashes), len(self._seen) - 1)
+            repeated |= self._seen[places] == hashes
+        self.count += int(repeated.sum())
+        examples = dict.fromkeys([*self.examples, *(ids[place] for place in np.flatnonzero(repeated).tolist())])
+        self.examples = list(examples)[:_EXAMPLES]
+        self._seen = np.sort(np.concatenate([self._seen, hashes]), kind="stable")
 
 
 def read_documents(
@@ -125,13 +183,13 @@ def _open(source: str, begin: str, maker: DocumentMaker) -> Iterator[Document]:
     if is_url(source):
         return _remote_documents(source, begin, maker)
     if source.startswith(HUB_PREFIX):
-        return _dataset_documents(source.removeprefix(HUB_PREFIX), _prefix(begin), maker)
+        return dataset_documents(source.removeprefix(HUB_PREFIX), _prefix(begin), maker)
     path = _existing(source)
     if not path.is_dir():
         file = _file_of(path, begin)
         return reader_of(file.suffix)(file, maker)
     if _is_saved(path):
-        return _dataset_documents(source, _prefix(path_text(Path(begin)) if begin else ""), maker)
+        return dataset_documents(source, _prefix(path_text(Path(begin)) if begin else ""), maker)
     return _folder_documents(path, maker.skipping_bad(), begin)
 
 
@@ -226,7 +284,7 @@ def _folder_documents(folder: Path, maker: DocumentMaker, begin: str) -> Iterato
     for found in everything:
         file = _file_below(folder, found, begin)
         documents = (
-            _dataset_documents(found.path, file.prefix, maker)
+            dataset_documents(found.path, file.prefix, maker)
             if found.is_dataset
             else reader_of(file.suffix)(file, maker)
         )
@@ -239,7 +297,7 @@ def _check_extras(everything: list[Found]) -> None:
         reader_of(suffix)
     for found in everything:
         if found.is_dataset:
-            dataset_reader(found.path)
+            check_datasets(found.path)
             break
 
 
@@ -255,23 +313,6 @@ def _unless_broken(documents: Iterator[Document], path: FilePath, left_out: Left
         left_out.add(BROKEN_FILES, without_remedy(error))
     if document is None and left_out.counts.total() == before:
         left_out.add(EMPTY_FILES, path_text(str(path)))
-
-
-def _dataset_documents(name: str, prefix: str, maker: DocumentMaker) -> Iterator[Document]:
-    records = dataset_reader(name)(name, lambda schema: needed_columns(schema, maker, name))
-    for row, record in enumerate(records):
-        yield maker.document(record, f"{name}, row {row}", f"{prefix}{row}")
-
-
-def dataset_reader(name: str) -> _DatasetReader:
-    """What reads the records of a hub dataset; MissingExtraError if the package datasets is not installed."""
-    try:
-        from ralm.corpus.hub import dataset_records
-    except ModuleNotFoundError as error:
-        if error.name != "datasets":
-            raise
-        raise MissingExtraError(f"reading {name} needs the package datasets: pip install 'ralm[datasets]'.") from None
-    return dataset_records
 
 
 def _prefix(name: str) -> str:

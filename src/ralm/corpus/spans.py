@@ -9,11 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from ralm.corpus.formats.file import File, Lines, size_of
-from ralm.corpus.left_out import LeftOut
-from ralm.corpus.maker import DocumentMaker
+from ralm.corpus.documents import DocumentMaker, LeftOut
+from ralm.corpus.files import File, Lines, open_file, size_of
 from ralm.corpus.sources import documents_of_files, files_of, with_text
-from ralm.corpus.text import open_file
 from ralm.errors import CorpusError
 from ralm.records import Document
 from ralm.storage.remote import FilePath, RemoteFile, check_not_lost

@@ -5,14 +5,15 @@ space is lost between passages.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Final
 
+from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, Removals, Removed
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Tokenizer
-from ralm.records import IntArray
+from ralm.records import Document, IntArray, Passage
 
 _HALF_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
 _TOKENS_A_CHARACTER: Final = 4  # a character is at most four bytes, and no token is less than a byte
@@ -103,3 +104,49 @@ def _slice_of(text: str, position: int, decoded: str) -> tuple[str, int]:
 def _some_words(words: int) -> re.Pattern[str]:
     """A pattern for up to `words` words with the white space between them; possessive, to avoid backtracking."""
     return re.compile(rf"\S++(?:\s++\S++){{0,{words - 1}}}+")
+
+
+def make_passages(
+    documents: Iterable[Document],
+    splitting: Splitting | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    decontamination: Decontamination | None = None,
+    removals: Removals | None = None,
+) -> Iterator[Passage]:
+    """Yield the passages of documents, numbered from 0 in order; `removals` counts what is left out.
+
+    Numbers have no gaps: a passage that is left out gets no number. `tokenizer` is needed if `splitting` counts tokens.
+    """
+    splitting = splitting or Splitting()
+    decontamination = decontamination or Decontamination()
+    removals = removals if removals is not None else Removals()
+    number = 0
+    for document in documents:
+        texts = split_text(document.text, splitting, tokenizer)
+        for text in _allowed(document, texts, decontamination, removals):
+            yield Passage(number, document.id, document.title, text, metadata=document.metadata)
+            number += 1
+
+
+def _allowed(
+    document: Document, texts: Iterator[str], decontamination: Decontamination, removals: Removals
+) -> Iterator[str]:
+    """The texts that are kept; the others are added to `removals` in one entry per document."""
+    if decontamination.forbids(document):
+        _remove(BY_TITLE, document, sum(1 for _ in texts), removals)
+    elif not decontamination.hashes:
+        yield from texts
+    else:
+        left_out = 0
+        for text in texts:
+            if decontamination.overlaps(text):
+                left_out += 1
+            else:
+                yield text
+        _remove(BY_OVERLAP, document, left_out, removals)
+
+
+def _remove(reason: str, document: Document, passages: int, removals: Removals) -> None:
+    if passages:
+        removals.add(Removed(reason=reason, document_id=document.id, title=document.title, passages=passages))

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ralm.corpus.metadata import from_json, to_json
+from ralm.corpus.documents import from_json, to_json
 from ralm.errors import CorpusError, DamagedFolderError, UsageError
 from ralm.records import IntArray, Metadata, Passage
 from ralm.storage.manifest import file_checksum

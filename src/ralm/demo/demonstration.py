@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ralm.corpus.passages import make_passages
+from ralm.corpus.splitting import make_passages
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.errors import FolderError, UsageError
 from ralm.evaluation.perplexity import Reading, timed
@@ -24,7 +24,7 @@ from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PreparedText, prepare_text
 from ralm.records import Document, FloatArray, Passages
 from ralm.reranking.oracle import Oracle
-from ralm.retrieval.building import build_index
+from ralm.retrieval.build import build_index
 from ralm.runs.report import Report
 from ralm.storage.manifest import read_manifest, write_manifest
 from ralm.storage.outputs import MANIFEST, check_output, new_folder

@@ -11,10 +11,9 @@ from ralm.distributed.work import TRIES
 from ralm.errors import ClusterError, UsageError
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.build import CHUNK, ChunkEncoder, check_text
-from ralm.retrieval.dense.loading import load_encoder
-from ralm.retrieval.dense.options import NOTHING_ENCODED, Encoded, EncoderOptions
+from ralm.retrieval.dense.options import NOTHING_ENCODED, Encoded, EncoderOptions, load_encoder
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.vector_sets import options_of_config
+from ralm.retrieval.layout import options_of_config
 from ralm.storage.atomic import storage_errors
 from ralm.terminal import progress_bar
 

@@ -21,14 +21,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from ralm.corpus.decontamination import Decontamination, Removals
-from ralm.corpus.fields import Fields
-from ralm.corpus.ids import SharedIds
-from ralm.corpus.left_out import BROKEN_LINES, CRASHES, NOT_JSON, LeftOut
-from ralm.corpus.maker import MEND, DocumentMaker, check_metadata
-from ralm.corpus.passages import make_passages
-from ralm.corpus.sources import no_document, warn_of_shared
+from ralm.corpus.documents import BROKEN_LINES, CRASHES, MEND, NOT_JSON, DocumentMaker, Fields, LeftOut, check_metadata
+from ralm.corpus.sources import SharedIds, no_document, warn_of_shared
 from ralm.corpus.spans import SPAN_BYTES, Span, cut, grouped, list_files, read_span
-from ralm.corpus.splitting import Splitting
+from ralm.corpus.splitting import Splitting, make_passages
 from ralm.corpus.store import PASSAGES, PassageStore
 from ralm.distributed.cluster import Here, connected
 from ralm.distributed.keeping import InStore, Keeping, OnDisk, remove_partial
@@ -37,12 +33,12 @@ from ralm.distributed.work import TRIES
 from ralm.errors import ClusterError, CorpusError, RalmWarning, StorageError, UsageError, WorkerError
 from ralm.protocols import Tokenizer
 from ralm.records import Document
-from ralm.retrieval.analysis.named import analysis_named
+from ralm.retrieval.analysis import analysis_named
 from ralm.retrieval.bm25.best import check_passage_count
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.options import BuildOptions
-from ralm.retrieval.index import FORMAT_VERSION, KIND
-from ralm.retrieval.shards import Held, Placed, Shard, documents_of, join_parts, write_index, write_part
+from ralm.retrieval.build import Held, Placed, Shard, documents_of, join_parts, write_index, write_part
+from ralm.retrieval.index import INDEX_FORMAT, INDEX_KIND
 from ralm.runs.unfinished import is_begun, write_config
 from ralm.storage.atomic import storage_errors, write_whole
 from ralm.storage.manifest import Manifest
@@ -100,7 +96,7 @@ class CorpusPlan:
         forbidden: list[JsonValue] = [*sorted(self.decontamination.titles), *sorted(self.decontamination.hashes)]
         return {
             "ralm": __version__,
-            "index format": FORMAT_VERSION,
+            "index format": INDEX_FORMAT,
             "fields": json.loads(json.dumps(asdict(self.fields))),
             "splitting": asdict(self.splitting),
             "lm": self.lm,
@@ -187,7 +183,7 @@ def build_index_on(
     plan = plan.settled()
     removals, left_out = removals if removals is not None else Removals(), LeftOut() if left_out is None else left_out
     out = output_path(Path(out))
-    check_output(out, kind=KIND, force=force)
+    check_output(out, kind=INDEX_KIND, force=force)
     files = list_files(plan.sources, left_out, named=plan.named)
     span_bytes = min(SPAN_BYTES, max(1, sum(one.bytes for one in files) // (_LEAST_SPANS * shards)))
     store = _store(parts, plan)

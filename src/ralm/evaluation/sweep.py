@@ -16,7 +16,7 @@ from ralm.protocols import LanguageModel, Reader, Reranker, Retriever
 from ralm.reading.plan import PlanOptions
 from ralm.reading.score import hits_wanted
 from ralm.reading.sources import FromRetriever, PassageSource
-from ralm.retrieval.shared import SharedRetriever
+from ralm.retrieval.retriever import SharedRetriever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,14 +14,13 @@ from ralm.protocols import Retriever, Tokenizer
 from ralm.reading.tokens import PreparedText
 from ralm.records import NO_PASSAGE, Hits, Passages
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.opening import open_retriever
-from ralm.retrieval.options import RetrieverOptions
 from ralm.retrieval.retrieval_file import (
     RetrievedPassage,
     RetrievedStride,
     hits_and_passages,
     read_retrieval_file,
 )
+from ralm.retrieval.retriever import RetrieverOptions, open_retriever
 from ralm.terminal import path_text
 from ralm.validation import ask, config_of
 

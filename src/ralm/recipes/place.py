@@ -20,8 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from ralm.corpus.fingerprint import fingerprint_of
-from ralm.corpus.text import read_text
+from ralm.corpus.files import read_text
+from ralm.corpus.folder import fingerprint_of
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.api.options import ApiOptions

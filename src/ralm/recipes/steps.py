@@ -17,7 +17,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.recipes.resources import Resource
 from ralm.reranking import RerankOptions
 from ralm.retrieval.dense.options import EncoderOptions
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import REPLUG, RerankerOptions, RetrieverTrainingOptions, TrainingOptions
 from ralm.training.signal_options import REPLUG_EXAMPLES, CandidateOptions, ExampleOptions
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ralm.corpus.folder import HUB_PREFIX
-from ralm.corpus.sources import dataset_reader
+from ralm.corpus.formats.arrow import dataset_records
 from ralm.errors import CorpusError
 from ralm.recipes.resources import Resource
 from ralm.storage.outputs import replaced_file
@@ -68,7 +68,7 @@ def articles(rows: Iterable[str]) -> Iterator[tuple[str, str]]:
 def _texts(resource: Resource) -> Iterator[str]:
     name = resource.source.removeprefix(HUB_PREFIX)
     field = resource.only[0].partition(".")[0] if resource.only else ""
-    records = dataset_reader(name)(name, lambda schema: [one for one in schema.names if one in ("text", field)])
+    records = dataset_records(name, lambda schema: [one for one in schema.names if one in ("text", field)])
     kept = (
         record for record in records if resource.only is None or _value(record, resource.only[0]) == resource.only[1]
     )

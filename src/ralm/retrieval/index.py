@@ -1,12 +1,12 @@
-"""The index folder: passages and the data that finds them, opened memory-mapped (`ralm.retrieval.building` builds it).
+"""The index folder: passages and the data that finds them, opened memory-mapped (`ralm.retrieval.build` builds it).
 
 manifest.json     format, settings, counts, what was left out, checksums
 passages.arrow    the passages
 bm25/             the arrays of BM25, if it was built for BM25
 dense/            the vectors of the passages, if it was built for dense retrieval
-vectors/          sets of vectors that were added later (`ralm.retrieval.encoding`)
+vectors/          sets of vectors that were added later (`ralm.retrieval.encode`)
 segments/         the same for passages that were added later, and removed/ for those that were removed
-                  (`ralm.retrieval.segments`, `ralm.retrieval.updating`)
+                  (`ralm.retrieval.layout`, `ralm.retrieval.update`)
 """
 
 from collections.abc import Callable, Sequence
@@ -17,31 +17,35 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import JsonValue
 
+from ralm.corpus.numbering import StoredPassages
 from ralm.corpus.store import PASSAGES
-from ralm.corpus.stored import StoredPassages
 from ralm.errors import DamagedFolderError, NewerFormatError, OtherAnalyserError, UsageError
 from ralm.protocols import Encoder
-from ralm.retrieval.analysis.analyser import Analysis
-from ralm.retrieval.analysis.named import ENGLISH, analysis_recorded
+from ralm.retrieval.analysis import ENGLISH, Analysis, analysis_recorded
 from ralm.retrieval.bm25.agreement import changed_word
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
-from ralm.retrieval.dense.loading import dense_extra, load_encoder
-from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions
-from ralm.retrieval.segments import OpenSegment, open_segment, removed_rows, segment_entries
-from ralm.retrieval.vector_sets import VectorSet, VectorSets, encoder_options, index_fingerprint, vector_sets
+from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, dense_extra, load_encoder
+from ralm.retrieval.layout import (
+    OpenSegment,
+    VectorSet,
+    VectorSets,
+    encoder_options,
+    index_fingerprint,
+    open_segment,
+    removed_rows,
+    segment_entries,
+    vector_sets,
+)
 from ralm.storage.manifest import HeldFile, Manifest, opened_at_once, read_every_byte, read_manifest
 from ralm.version import __version__
 
 if TYPE_CHECKING:
-    from ralm.retrieval.dense.rows import PassageVectors
-    from ralm.retrieval.dense.search import Dense
+    from ralm.retrieval.dense.search import Dense, PassageVectors
 
-KIND: Final = "index"
-FORMAT_VERSION: Final = 4
-OLDEST_FORMAT_VERSION: Final = 2
-"""Indexes of this format and later are read too. They have no metadata, one segment, and the English analyser."""
+INDEX_KIND: Final = "index"
+INDEX_FORMAT: Final = 1
 STEMMER: Final = "stemmer"
 
 
@@ -147,7 +151,7 @@ class Index:
         Raises UsageError if the index has no such vectors, or only approximations of them.
         """
         with dense_extra():
-            from ralm.retrieval.dense.rows import PassageVectors
+            from ralm.retrieval.dense.search import PassageVectors
         chosen = self.vector_sets.named(vectors, self.path)
         name = f"the vectors {(vectors or self.vector_sets.default)!r} of {self.path}"
         return PassageVectors(self._open_vectors(chosen), name, self.passages.numbering.removed)
@@ -182,7 +186,7 @@ def check_index(path: Path | str) -> tuple[list[str], list[str]]:
     if the manifest itself is invalid.
     """
     path = Path(path)
-    damaged, sampled = read_every_byte(path, KIND)
+    damaged, sampled = read_every_byte(path, INDEX_KIND)
     if not damaged:
         try:
             index = open_index(path)
@@ -198,7 +202,7 @@ def check_index(path: Path | str) -> tuple[list[str], list[str]]:
 
 
 def _open(path: Path, options: BM25Options | None) -> Index:
-    manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION, oldest=OLDEST_FORMAT_VERSION)
+    manifest = read_manifest(path, kind=INDEX_KIND, format_version=INDEX_FORMAT)
     sets = vector_sets(path, manifest)
     entries = segment_entries(path, manifest).entries
     constants = None if sets.sets and "bm25" not in manifest.settings else _built_with(path, manifest)

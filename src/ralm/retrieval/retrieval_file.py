@@ -14,8 +14,8 @@ from typing import Annotated, Final, TypeAlias
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
-from ralm.corpus.metadata import from_json, to_json
-from ralm.corpus.text import read_bytes
+from ralm.corpus.documents import from_json, to_json
+from ralm.corpus.files import read_bytes
 from ralm.errors import RetrievalFileError
 from ralm.records import Hits, Passage
 from ralm.storage.outputs import replaced_file

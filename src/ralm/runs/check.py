@@ -34,7 +34,7 @@ def check_folder(folder: Path | str) -> Checked:
     """
     folder = Path(folder)
     kind = kind_of(folder)
-    if kind == index.KIND:
+    if kind == index.INDEX_KIND:
         damaged, sampled = index.check_index(folder)
     else:
         damaged, sampled = read_every_byte(folder, kind)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ralm.corpus.metadata import from_json, to_json
+from ralm.corpus.documents import from_json, to_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation, Reading
 from ralm.reading.provenance import TracedText, contributions, gains, provenance_of, used_passages

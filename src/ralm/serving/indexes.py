@@ -21,7 +21,7 @@ from ralm.records import FloatArray, Hits, Passages
 from ralm.reranking import RerankOptions
 from ralm.reranking.predictive import CrossEncoder
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 from ralm.serving.options import Settings
 
 _SAFE: Final = ("bm25", "random")
@@ -84,7 +84,7 @@ class Indexes:
 
     def encoded(self, name: str, texts: Sequence[str]) -> FloatArray:
         """The vectors (float32, Q x D) of texts as queries of an index that has vectors."""
-        from ralm.retrieval.dense.loading import load_encoder
+        from ralm.retrieval.dense.options import load_encoder
 
         with self._lock:
             if name not in self._encoders:

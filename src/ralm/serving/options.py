@@ -11,7 +11,7 @@ from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 from ralm.validation import MOST, check_length
 
 CHOICES: Final = (

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ralm.errors import UsageError
 from ralm.protocols import LanguageModel, WritingModel
-from ralm.retrieval.options import RetrieverName, RetrieverOptions
+from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
 from ralm.serving.chat import open_chat_prompt
 from ralm.serving.completion import write
 from ralm.serving.errors import RequestError

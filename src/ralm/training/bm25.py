@@ -27,8 +27,7 @@ from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import NO_PASSAGE, IntArray, Passages
-from ralm.retrieval.analysis.analyser import Analyser
-from ralm.retrieval.analysis.named import ENGLISH
+from ralm.retrieval.analysis import ENGLISH, Analyser
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.weighting import FORMAT_VERSION, KIND, MOST_WEIGHT, NEAREST, Weighting
 from ralm.retrieval.index import Index

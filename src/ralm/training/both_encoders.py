@@ -17,9 +17,9 @@ from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, IntArray
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.search import Dense, open_vectors
-from ralm.retrieval.encoding import Ahead
+from ralm.retrieval.encode import Ahead
 from ralm.retrieval.index import Index
-from ralm.retrieval.vector_sets import vector_options
+from ralm.retrieval.layout import vector_options
 from ralm.terminal import no_progress
 from ralm.training.harness import (
     Student,

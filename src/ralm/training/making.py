@@ -22,14 +22,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.corpus.fields import Fields
-from ralm.corpus.fingerprint import fingerprint_of
+from ralm.corpus.documents import Fields
+from ralm.corpus.folder import fingerprint_of
 from ralm.corpus.sources import read_documents
 from ralm.errors import DamagedFolderError, FolderError, WorkerError
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import Passages
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.opening import open_retriever
+from ralm.retrieval.retriever import open_retriever
 from ralm.runs.run import environment
 from ralm.runs.unfinished import CONFIG, is_begun, write_config
 from ralm.storage.atomic import link_file, locked, locked_now, storage_errors

@@ -12,7 +12,7 @@ import torch
 
 from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.rows import PassageVectors
+from ralm.retrieval.dense.search import PassageVectors
 from ralm.training.harness import Student
 from ralm.training.losses import divergence_loss
 from ralm.training.options import LSROptions, QueryEncoderOptions

@@ -14,10 +14,8 @@ from typing import Final
 
 from ralm.errors import RalmError, UsageError, WorkerError
 from ralm.processes import end_with_parent, starting_processes
-from ralm.retrieval.dense.loading import load_encoder
-from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
-from ralm.retrieval.dense.trained import options_of
-from ralm.retrieval.encoding import Ahead
+from ralm.retrieval.dense.options import EncoderOptions, VectorOptions, load_encoder, options_of
+from ralm.retrieval.encode import Ahead
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.atomic import storage_errors
 from ralm.terminal import no_progress

@@ -14,10 +14,10 @@ from pydantic import JsonValue
 
 from ralm.errors import OtherEncoderError, RalmWarning, UsageError
 from ralm.protocols import Encoder
-from ralm.retrieval.dense.loading import load_encoder
-from ralm.retrieval.encoding import Ahead, add_vectors, check_can_add
+from ralm.retrieval.dense.options import load_encoder
+from ralm.retrieval.encode import Ahead, add_vectors, check_can_add
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.vector_sets import VectorSet, vector_options
+from ralm.retrieval.layout import VectorSet, vector_options
 from ralm.storage.outputs import recover
 from ralm.training.options import REPLUG, QueryEncoderOptions, RetrieverTrainingOptions, TrainingOptions, training_extra
 from ralm.training.signals import Signals, index_of, open_signals, split_documents, split_with_choice
@@ -82,10 +82,10 @@ def train_query_encoder(
     chosen = index.vector_sets.named(options.vectors, index.path)
     training_E, held_out_E = split_with_choice(signals, training.held_out, training.seed)
     with training_extra():
-        from ralm.retrieval.dense.trained import KIND, TRAINED_FOR
+        from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR
         from ralm.training.harness import check_out, evaluated, own_randomness, train, training_run, write_trained
         from ralm.training.query_encoder import QueryEncoderStudent
-    check_out(out, KIND, force=force)
+    check_out(out, ENCODER_KIND, force=force)
     vectors = index.passage_vectors(options.vectors)
     with own_randomness(training.seed):
         encoder = _query_encoder(index, chosen, vectors.dimension, options, training.device)
@@ -94,14 +94,14 @@ def train_query_encoder(
         student = QueryEncoderStudent(encoder, signals, vectors, options)
         some_E = evaluated(held_out_E, training)
         before = student.worth(some_E)["chosen"] if len(some_E) else 0.0
-        with training_run(out, KIND, config, force=force) as work:
+        with training_run(out, ENCODER_KIND, config, force=force) as work:
             trained = train(student, work, training_E, held_out_E, training)
             held_out = {**student.worth(some_E), "chosen_before": before} if len(some_E) else None
             results: dict[str, JsonValue] = {
                 TRAINED_FOR: chosen.built_with.passage_fingerprint,
                 "held_out": None if held_out is None else {**held_out},
             }
-            write_trained(out, KIND, student, trained, config, results=results, force=force)
+            write_trained(out, ENCODER_KIND, student, trained, config, results=results, force=force)
     return TrainedRetriever(**_outcome(out, trained), held_out=held_out)
 
 
@@ -150,8 +150,9 @@ def train_retriever(
     if not len(training_E):
         raise UsageError("there are no examples to train on: give more text, or hold out less.")
     with training_extra():
-        from ralm.retrieval.dense.encoder import SentenceEncoder, check_device
-        from ralm.retrieval.dense.trained import KIND, is_trained, options_of
+        from ralm.retrieval.dense.encoder import SentenceEncoder
+        from ralm.retrieval.dense.models import check_device
+        from ralm.retrieval.dense.options import ENCODER_KIND, is_trained, options_of
         from ralm.training.both_encoders import RetrieverStudent
         from ralm.training.harness import (
             check_out,
@@ -163,7 +164,7 @@ def train_retriever(
             write_trained,
         )
     if force or not is_trained(Path(out)):
-        check_out(out, KIND, force=force)
+        check_out(out, ENCODER_KIND, force=force)
     if ahead is None and options.refresh_every is not None:
         check_device(options.refresh_device)  # else it fails after thousands of steps
     named = index.encoder_options(options.vectors)
@@ -175,14 +176,14 @@ def train_retriever(
         deciding = {name: value for name, value in asdict(options).items() if name not in _WHERE}
         config |= {"examples": examples.config, "options": deciding}
         results: dict[str, Any]
-        ended = read_trained(out, KIND, config)
+        ended = read_trained(out, ENCODER_KIND, config)
         if ended is not None and force and _are_encoded(index, name, load_encoder(options_of(Path(out), named))):
             ended = None  # all of it was done, and shall be done again
         if ended is not None:  # it was killed while it encoded the passages
             recover(Path(out).resolve())
             trained, results = ended
         else:
-            with training_run(out, KIND, config, force=force) as work:
+            with training_run(out, ENCODER_KIND, config, force=force) as work:
                 student = RetrieverStudent(encoder, examples, index, first, work, training_E, options, training, ahead)
                 try:
                     student.measure_held_out(evaluated(held_out_E, training))
@@ -190,7 +191,7 @@ def train_retriever(
                 finally:
                     student.close()
                 results = {"refreshes": student.refreshes}
-                write_trained(out, KIND, student, trained, config, results=results, force=force)
+                write_trained(out, ENCODER_KIND, student, trained, config, results=results, force=force)
     tuned = load_encoder(options_of(Path(out), named), device=training.device)
     add_vectors(index.path, tuned, vector_options(chosen), name=name, default=False, force=force, ahead=ahead)
     return TrainedRetriever(**_outcome(out, trained), refreshes=results["refreshes"])

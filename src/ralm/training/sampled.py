@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from ralm.corpus.fields import Fields
+from ralm.corpus.documents import Fields
 from ralm.corpus.sources import read_documents
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import Hits, IntArray

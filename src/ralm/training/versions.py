@@ -17,7 +17,7 @@ from typing import Final
 
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import VECTORS, VectorOptions
-from ralm.retrieval.encoding import Ahead, write_vectors
+from ralm.retrieval.encode import Ahead, write_vectors
 from ralm.retrieval.index import Index
 from ralm.storage.atomic import storage_errors, sync, sync_one
 

@@ -1,1 +1,66 @@
-"""Readers of files: one module for each family of formats. Each reads a stream and knows nothing of folders."""
+"""The formats of files with documents: which module reads a file, by its suffix.
+
+A new format is a module with a function of the type `DocumentReader`, and a line in `_FORMATS`.
+"""
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Final, NamedTuple, TypeAlias
+
+from ralm.corpus.documents import DocumentMaker
+from ralm.corpus.files import GZIP, File, suffix_of
+from ralm.errors import MissingExtraError
+from ralm.records import Document
+
+DocumentReader: TypeAlias = Callable[[File, DocumentMaker], Iterator[Document]]
+"""Yields the documents of a file."""
+
+
+class _Format(NamedTuple):
+    """The suffixes of a format, and the module and function that read it. `gzip`: whether files may be gzipped.
+    `package`: the package of the extra `files` that the module needs, and its name in Python."""
+
+    suffixes: tuple[str, ...]
+    module: str
+    function: str
+    gzip: bool = True
+    package: tuple[str, str] | None = None
+
+
+_FORMATS: Final = (
+    _Format((".txt", ".text", ".md", ".markdown", ".rst"), "text", "text_documents"),
+    _Format((".jsonl", ".ndjson"), "json_records", "jsonl_documents"),
+    _Format((".json",), "json_records", "json_documents"),
+    _Format((".tsv",), "tables", "tsv_documents"),
+    _Format((".csv",), "tables", "csv_documents"),
+    _Format((".parquet",), "arrow", "parquet_documents", gzip=False),
+    _Format((".html", ".htm", ".xhtml"), "html", "html_documents", package=("lxml", "lxml")),
+    _Format((".pdf",), "pdf", "pdf_documents", gzip=False, package=("pypdf", "pypdf")),
+    _Format((".docx",), "docx", "docx_documents", gzip=False, package=("python-docx", "docx")),
+)
+_BY_SUFFIX: Final = {suffix: form for form in _FORMATS for suffix in form.suffixes}
+SUFFIXES: Final = tuple(_BY_SUFFIX)
+"""The suffixes of all known formats. Most may be followed by .gz."""
+
+
+def is_known(name: str) -> bool:
+    """Whether a file with this name is of a known format, and gzipped only if its format may be."""
+    found = _BY_SUFFIX.get(suffix_of(name))
+    return found is not None and (found.gzip or not name.lower().endswith(GZIP))
+
+
+def reader_of(suffix: str) -> DocumentReader:
+    """The reader of files with this suffix, which must be of a known format.
+
+    Raises MissingExtraError if it needs a package that is not installed.
+    """
+    found = _BY_SUFFIX[suffix]
+    try:
+        reader: DocumentReader = getattr(import_module(f"{__name__}.{found.module}"), found.function)
+    except ModuleNotFoundError as error:
+        if found.package is None or error.name != found.package[1]:
+            raise
+        raise MissingExtraError(
+            f"reading {suffix} files needs the package {found.package[0]}: pip install 'ralm[files]'."
+        ) from None
+    return reader

@@ -10,9 +10,8 @@ from typing import Any, Final
 import docx
 from docx.oxml.ns import qn
 
-from ralm.corpus.formats.file import File
-from ralm.corpus.maker import DocumentMaker
-from ralm.corpus.text import open_file
+from ralm.corpus.documents import DocumentMaker
+from ralm.corpus.files import File, open_file
 from ralm.errors import CorpusError
 from ralm.records import Document
 from ralm.storage.remote import FilePath

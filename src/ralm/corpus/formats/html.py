@@ -10,9 +10,8 @@ from typing import Final
 
 from lxml import etree
 
-from ralm.corpus.formats.file import File, content_of
-from ralm.corpus.maker import DocumentMaker
-from ralm.corpus.text import decode
+from ralm.corpus.documents import DocumentMaker
+from ralm.corpus.files import File, content_of, decode
 from ralm.errors import CorpusError
 from ralm.records import Document
 

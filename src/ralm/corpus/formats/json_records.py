@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final, NoReturn
 
-from ralm.corpus.formats.file import File, lines_of, unpacked
-from ralm.corpus.maker import MEND, DocumentMaker
-from ralm.corpus.text import BYTE_ORDER_MARK, decode
+from ralm.corpus.documents import MEND, DocumentMaker
+from ralm.corpus.files import BYTE_ORDER_MARK, File, decode, lines_of, unpacked
 from ralm.errors import CorpusError
 from ralm.records import Document
 from ralm.storage.remote import FilePath

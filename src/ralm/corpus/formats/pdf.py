@@ -11,10 +11,8 @@ from typing import Final, TypeVar
 import pypdf
 from pypdf.errors import DependencyError
 
-from ralm.corpus.formats.file import File
-from ralm.corpus.left_out import NO_TEXT_PAGES
-from ralm.corpus.maker import DocumentMaker
-from ralm.corpus.text import open_file
+from ralm.corpus.documents import NO_TEXT_PAGES, DocumentMaker
+from ralm.corpus.files import File, open_file
 from ralm.errors import CorpusError, MissingExtraError
 from ralm.records import Document
 

@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-from ralm.corpus.fields import Fields
-from ralm.corpus.formats.file import File, lines_of
-from ralm.corpus.maker import MEND, DocumentMaker
-from ralm.corpus.text import decode
+from ralm.corpus.documents import MEND, DocumentMaker, Fields
+from ralm.corpus.files import File, decode, lines_of
 from ralm.errors import CorpusError
 from ralm.records import Document
 from ralm.storage.remote import FilePath

@@ -1,11 +1,12 @@
 """Reads text, Markdown and reStructuredText: a file is a document."""
 
+import re
 from collections.abc import Iterator
+from itertools import islice, pairwise
+from typing import Final
 
-from ralm.corpus.formats.file import File, content_of
-from ralm.corpus.headings import title_of
-from ralm.corpus.maker import DocumentMaker
-from ralm.corpus.text import BYTE_ORDER_MARK, decode
+from ralm.corpus.documents import DocumentMaker
+from ralm.corpus.files import BYTE_ORDER_MARK, File, content_of, decode
 from ralm.records import Document
 
 
@@ -13,3 +14,42 @@ def text_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
     """The whole file as a document; its title is the first heading or the file name (`title_of`)."""
     text = decode(content_of(file.path), str(file.path)).removeprefix(BYTE_ORDER_MARK)
     yield maker.whole(file.id, title_of(text, file.suffix, file.title), text)
+
+
+_MARKDOWN: Final = (".md", ".markdown")
+_RST: Final = ".rst"
+_LINES_READ: Final = 50
+_LINE: Final = re.compile(r"[^\n]*\n?")
+_FENCE: Final = re.compile(r"\s*(```|~~~)")
+_MARKDOWN_HEADING: Final = re.compile(r"#{1,6}[ \t]+(.+?)[ \t]*#*\s*$")
+_MARKDOWN_UNDERLINE: Final = re.compile(r"={3,}\s*$")
+_RST_UNDERLINE: Final = re.compile(r"([=\-~^\"'`#*+:._])\1{2,}\s*$")
+
+
+def title_of(text: str, suffix: str, name: str) -> str:
+    """The first heading of a text with this suffix; `name` if it has none or if its format has no headings."""
+    lines = [match.group() for match in islice(_LINE.finditer(text), _LINES_READ)]
+    if suffix in _MARKDOWN:
+        return _markdown_heading(lines) or name
+    if suffix == _RST:
+        return _underlined(lines, _RST_UNDERLINE) or name
+    return name
+
+
+def _markdown_heading(lines: list[str]) -> str:
+    """The first `# heading` outside of code, otherwise the first line underlined with `=`."""
+    in_code = False
+    for line in lines:
+        if _FENCE.match(line):
+            in_code = not in_code
+        elif not in_code and (heading := _MARKDOWN_HEADING.match(line)):
+            return heading.group(1)
+    return _underlined(lines, _MARKDOWN_UNDERLINE)
+
+
+def _underlined(lines: list[str], underline: re.Pattern[str]) -> str:
+    """The first line with an underline at least as long as the line; overlines are not headings."""
+    for line, below in pairwise(line.strip() for line in lines):
+        if line and underline.match(below) and len(below) >= len(line) and not underline.match(line):
+            return line
+    return ""

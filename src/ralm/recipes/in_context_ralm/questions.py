@@ -9,7 +9,7 @@ from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale
 from ralm.recipes.resources import DPR, DPR_QUESTIONS, LLAMA, NQ, TRIVIA_QA, WIKIPEDIA, Resource
 from ralm.recipes.steps import Step, ask, index
 from ralm.retrieval.dense.options import EncoderOptions
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 
 _DENSE: Final = RetrieverOptions(retriever="dense")
 _TWO: Final = ReadingOptions(reader="concatenation", concatenation=Concatenation(documents=2))

@@ -18,7 +18,7 @@ from ralm.recipes.resources import (
 )
 from ralm.recipes.steps import Step, evaluate, index, retrieve
 from ralm.retrieval.dense.options import EncoderOptions
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 
 _LENGTHS: Final = (8, 16, 32, 64, 128)
 _COLUMN: Final = "WikiText-103 dev, word perplexity"

@@ -5,7 +5,7 @@ from typing import Final
 from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale
 from ralm.recipes.replug.readings import SUPERVISION, WINDOWS, Readings, pile_index, trained_retriever
 from ralm.recipes.resources import GPT2, NEO, PILE_ALL_TEST
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 
 _COLUMN: Final = "The Pile, bits per byte"
 _HOWS: Final = ("none", "REPLUG", "REPLUG LSR")

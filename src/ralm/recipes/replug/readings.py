@@ -15,7 +15,7 @@ from ralm.recipes.recipe import Scale
 from ralm.recipes.resources import CONTRIEVER, GPT2, NEO, PILE_ALL_TRAIN, Resource
 from ralm.recipes.steps import Step, evaluate, index, retrieve, train_retriever
 from ralm.retrieval.dense.options import EncoderOptions
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import REPLUG, RetrieverTrainingOptions
 from ralm.training.signal_options import REPLUG_EXAMPLES
 

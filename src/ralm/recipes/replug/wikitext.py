@@ -20,7 +20,7 @@ from ralm.recipes.resources import (
     Resource,
 )
 from ralm.recipes.steps import Step, index
-from ralm.retrieval.options import RetrieverOptions
+from ralm.retrieval.retriever import RetrieverOptions
 
 _COLUMN: Final = "WikiText-103, word perplexity"
 _BM25: Final = RetrieverOptions()

@@ -14,8 +14,8 @@ from unicodedata import normalize
 import Stemmer
 
 from ralm.errors import UsageError
-from ralm.retrieval.analysis.analyser import TermsOfRun
-from ralm.retrieval.analysis.words import lower_case, words
+from ralm.retrieval.analysis import TermsOfRun
+from ralm.retrieval.analysis.lucene import lower_case, words
 
 _APOSTROPHES: Final = str.maketrans({"\u2019": "'", "\uff07": "'"})
 _ARTICLES: Final = {

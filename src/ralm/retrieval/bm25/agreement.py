@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from ralm.records import Passage
-from ralm.retrieval.analysis.analyser import Analysis
+from ralm.retrieval.analysis import Analysis
 from ralm.retrieval.bm25.arrays import Arrays
 
 SAMPLED: Final = 500

@@ -13,8 +13,7 @@ from typing import Final, Self
 import numpy as np
 
 from ralm.errors import CorpusError
-from ralm.retrieval.analysis.analyser import Analysis
-from ralm.retrieval.analysis.named import ENGLISH
+from ralm.retrieval.analysis import ENGLISH, Analysis
 from ralm.retrieval.bm25.best import check_passage_count
 from ralm.retrieval.bm25.codes import PairCounts
 from ralm.retrieval.bm25.formula import length_bytes

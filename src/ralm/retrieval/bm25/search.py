@@ -26,8 +26,7 @@ from pydantic import JsonValue
 from ralm.corpus.numbering import hash_of_numbers, rising, union
 from ralm.errors import UsageError
 from ralm.records import NO_PASSAGE, Hits, IntArray
-from ralm.retrieval.analysis.analyser import Analyser, Analysis
-from ralm.retrieval.analysis.named import ENGLISH
+from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
 from ralm.retrieval.bm25.beside import Beside
 from ralm.retrieval.bm25.best import check_passage_count, empty_each
 from ralm.retrieval.bm25.collecting import Collecting
@@ -148,11 +147,9 @@ class BM25:
         }
         if not self._weighting.is_plain:
             config["weights"] = [*self._weighting.weights]
-        return (
-            config
-            if len(self._left_out) == 0
-            else {**config, "forbidden": {"passages": len(self._left_out), "sha256": hash_of_numbers(self._left_out)}}
-        )
+        if len(self._left_out):
+            config["forbidden"] = {"passages": len(self._left_out), "sha256": hash_of_numbers(self._left_out)}
+        return config
 
     @property
     def stable(self) -> int:

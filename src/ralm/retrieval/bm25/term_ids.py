@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from ralm.errors import WorkerError
 from ralm.processes import end_with_parent, starting_processes
-from ralm.retrieval.analysis.analyser import MOST_TERMS_REMEMBERED, Analysis
-from ralm.retrieval.analysis.named import ENGLISH
+from ralm.retrieval.analysis import ENGLISH, MOST_TERMS_REMEMBERED, Analysis
 
 Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
 """The term ids of some texts, concatenated, and how many each text has."""

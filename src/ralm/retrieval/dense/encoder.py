@@ -3,8 +3,6 @@
 Knows texts and vectors; knows nothing of indexes. Letters of shapes: Q queries, P passages, D dimensions.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,28 +15,29 @@ import numpy as np
 import torch
 from pydantic import JsonValue
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import batch_to_device
-from transformers import PreTrainedModel
 
 from ralm.errors import ModelError, UsageError
-from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading, whole_loading
+from ralm.lm.local.files import first_line
 from ralm.records import FloatArray, Passage
-from ralm.retrieval.dense.dpr import is_dpr, load_dpr
-from ralm.retrieval.dense.options import EncoderOptions
-from ralm.retrieval.dense.trained import PASSAGE_ENCODER, SEPARATOR, reading_of, trained_for, write_reading
+from ralm.retrieval.dense.models import (
+    dimension_of,
+    is_dpr,
+    load_model,
+    model_reading,
+    model_settings,
+    save_model,
+    weights_fingerprint,
+)
+from ralm.retrieval.dense.options import PASSAGE_ENCODER, SEPARATOR, EncoderOptions, reading_of, trained_for
 from ralm.terminal import Advance
 
 BATCH: Final = 32
 """Texts encoded at once."""
 _BATCHES_A_CALL: Final = 16
-_ST_FOLDER: Final = "modules.json"
-_ST_PACKAGE: Final = "sentence_transformers."
 _NOT_OF_QUERIES: Final = ("encoder", "query_encoder", "titles", "passage_length")
-_SET_FOR_A_CALL: Final = ("truncation", "padding")
 _PROMPTS: Final = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """The prompts of a model, the first there is, that sentence-transformers puts before texts of a kind."""
-_NOT_OF_VECTORS: Final = ("_name_or_path", "transformers_version", "architectures")
 
 _Encode: TypeAlias = Callable[..., Any]
 
@@ -58,7 +57,7 @@ class SentenceEncoder:
     @cached_property
     def passage_model(self) -> SentenceTransformer:
         """The model that encodes passages."""
-        model = load_sentence_transformer(self._options.encoder, self._options, self._device)
+        model = load_model(self._options.encoder, self._options, self._device)
         _check_length("passage_length", self._options.passage_length, model)
         return model
 
@@ -67,19 +66,19 @@ class SentenceEncoder:
         """The model that encodes queries: the same one, unless the options name another."""
         name = self._options.query_encoder
         _ = self.trained_for  # fails with a clear message if a trained encoder was altered
-        model = self.passage_model if name is None else load_sentence_transformer(name, self._options, self._device)
+        model = self.passage_model if name is None else load_model(name, self._options, self._device)
         _check_length("query_length", self._options.query_length, model)
         return model
 
     @cached_property
     def dimension(self) -> int:
         """The length of a query's vector."""
-        return _dimension(self.query_model)
+        return dimension_of(self.query_model)
 
     @cached_property
     def query_fingerprint(self) -> str:
         """A short hash of the weights that encode queries."""
-        return _fingerprint(self.query_model)
+        return weights_fingerprint(self.query_model)
 
     @cached_property
     def trained_for(self) -> str | None:
@@ -93,7 +92,12 @@ class SentenceEncoder:
         those for passages and the names of folders."""
         model = self.query_model
         options = {name: value for name, value in asdict(self._options).items() if name not in _NOT_OF_QUERIES}
-        return {"fingerprint": self.query_fingerprint, "reading": _reading(model), "model": _settings(model), **options}
+        return {
+            "fingerprint": self.query_fingerprint,
+            "reading": model_reading(model),
+            "model": model_settings(model),
+            **options,
+        }
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -101,7 +105,7 @@ class SentenceEncoder:
 
         Raises ModelError if the two encoders of a pair give vectors of different lengths.
         """
-        passages = _dimension(self.passage_model)
+        passages = dimension_of(self.passage_model)
         if passages != self.dimension:
             raise ModelError(
                 f"the encoder of passages {self._options.encoder} gives vectors of {passages} dimensions, that of "
@@ -112,7 +116,7 @@ class SentenceEncoder:
         return {
             **asdict(self._options),
             **names,
-            "passage_fingerprint": self.query_fingerprint if own else _fingerprint(self.passage_model),
+            "passage_fingerprint": self.query_fingerprint if own else weights_fingerprint(self.passage_model),
             "query_fingerprint": self.query_fingerprint,
         }
 
@@ -153,11 +157,11 @@ class SentenceEncoder:
         """Write the weights as they are now; `trained.options_of` gives the options that load them."""
         self.save_query_encoder(folder)
         if self.passage_model is not self.query_model:
-            _save(self.passage_model, folder / PASSAGE_ENCODER, self._separator)
+            save_model(self.passage_model, folder / PASSAGE_ENCODER, self._separator)
 
     def save_query_encoder(self, folder: Path) -> None:
         """Write the weights of the encoder of queries as they are now."""
-        _save(self.query_model, folder, self._separator)
+        save_model(self.query_model, folder, self._separator)
 
     @cached_property
     def _separator(self) -> str:
@@ -191,7 +195,7 @@ class SentenceEncoder:
         """Encode texts, the longest first, so that texts of a batch have similar lengths and memory runs out at once if
         it does. Unpaired surrogates, which no tokenizer accepts, become U+FFFD."""
         texts = _encodable(texts)
-        vectors_TD = np.empty((len(texts), _dimension(model)), dtype=np.float32)
+        vectors_TD = np.empty((len(texts), dimension_of(model)), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         for some in _slices(order, self._batch * _BATCHES_A_CALL):
             with _readable(length):
@@ -206,50 +210,6 @@ class SentenceEncoder:
             if advance is not None:
                 advance(len(some))
         return vectors_TD
-
-
-def load_sentence_transformer(name: str, options: EncoderOptions, device: str | None) -> SentenceTransformer:
-    """A model of sentence-transformers, or a bare model with pooling over its tokens, by hub name or folder.
-
-    Raises ModelError if there is no such model, or it cannot be moved to the device.
-    """
-    folder = Path(name)
-    if not (folder / _ST_FOLDER).is_file():
-        check_folder(name)
-        check_tokenizer(name)
-    weights = {"dtype": options.dtype}
-    with loading_errors("encoder", name), whole_loading(name, _is_unused):
-        if is_dpr(name):
-            return SentenceTransformer(modules=load_dpr(name, weights), device=device)
-        if options.pooling == "auto" or reading_of(name):  # ours holds its pooling, and what follows it
-            return SentenceTransformer(name, device=device, model_kwargs=weights)
-        transformer = Transformer(name, model_kwargs=weights)
-        pooling = Pooling(transformer.get_embedding_dimension(), options.pooling)
-        return SentenceTransformer(modules=[transformer, pooling], device=device)
-
-
-def _is_unused(weight: str) -> bool:
-    """Whether a weight is of BERT's pooler, which no vector depends on and many folders lack."""
-    return "pooler." in weight
-
-
-def check_device(name: str) -> None:
-    """Raise ModelError if no encoder can be computed on a device of this name."""
-    try:
-        torch.zeros(1, device=None if name == "auto" else name)
-    except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"the device {name!r} cannot be used: {first_line(error)}.") from error
-
-
-def _save(model: SentenceTransformer, folder: Path, separator: str) -> None:
-    """Write a model into a folder that sentence-transformers loads."""
-    backend = getattr(model.tokenizer, "backend_tokenizer", None)
-    if backend is not None:  # otherwise how the last texts were cut and padded would be saved too
-        backend.no_truncation()
-        backend.no_padding()
-    with quiet_loading():
-        model.save_pretrained(str(folder), create_model_card=False)
-    write_reading(folder, {SEPARATOR: separator})
 
 
 def _limits(length: int | None) -> dict[str, Any]:
@@ -301,55 +261,6 @@ def _cut_on(model: SentenceTransformer, side: str) -> Iterator[None]:
         yield
     finally:
         tokenizer.truncation_side = before
-
-
-def _dimension(model: SentenceTransformer) -> int:
-    dimension = model.get_embedding_dimension()
-    assert dimension is not None, "the last module of a model knows the length of its vectors"
-    return dimension
-
-
-def _fingerprint(model: SentenceTransformer) -> str:
-    """A hash of all weights except BERT's pooler, which no vector depends on and many folders lack."""
-    digest = hashlib.sha256()
-    for name, weights in sorted(model.state_dict().items()):
-        if _is_unused(name):
-            continue
-        digest.update(f"{name} {tuple(weights.shape)}\n".encode())
-        digest.update(weights.detach().cpu().float().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _reading(model: SentenceTransformer) -> dict[str, JsonValue]:
-    """How the modules of a model read a text, apart from their weights; few names, so that they stay the same across
-    versions."""
-    modules = [module for module in model.modules() if type(module).__module__.startswith(_ST_PACKAGE)][1:]
-    pooling = [module for module in modules if isinstance(module, Pooling)]
-    return {
-        "modules": [type(module).__name__ for module in modules],
-        "pooling": [str(module.pooling_mode) for module in pooling],
-        "pooling_over_the_prompt": [bool(module.include_prompt) for module in pooling],
-        "lower_case": [bool(getattr(module, "do_lower_case", False)) for module in modules],
-        "prompts": {str(name): str(prompt) for name, prompt in model.prompts.items()},
-        "default_prompt": model.default_prompt_name,
-        "most_tokens": None if model.max_seq_length == math.inf else model.max_seq_length,
-    }
-
-
-def _settings(model: SentenceTransformer) -> str:
-    """A hash of everything else in the model's own files: its architecture and its tokenizer."""
-    digest = hashlib.sha256()
-    for module in model.modules():
-        described = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
-        digest.update(json.dumps(described, sort_keys=True, default=str).encode())
-        if isinstance(module, PreTrainedModel):
-            described = {k: v for k, v in module.config.to_dict().items() if k not in _NOT_OF_VECTORS}
-            digest.update(json.dumps(described, sort_keys=True, default=str).encode())
-    backend = getattr(model.tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        described = {k: v for k, v in json.loads(backend.to_str()).items() if k not in _SET_FOR_A_CALL}
-        digest.update(json.dumps(described, sort_keys=True).encode())
-    return digest.hexdigest()[:16]
 
 
 def _full_name(name: str | None) -> str | None:

@@ -1,11 +1,17 @@
 """The options of dense retrieval; importing them does not need the extra `dense`."""
 
-from dataclasses import dataclass, field
+import json
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import JsonValue
 
+from ralm.errors import FolderError, extra
 from ralm.options import Needs, Option, check_options
+from ralm.protocols import Encoder
+from ralm.storage.manifest import kind_of, read_manifest
 from ralm.validation import MOST_SEEDS
 
 QUERY_TOKENS: Final = 64
@@ -13,6 +19,18 @@ QUERY_TOKENS: Final = 64
 
 VECTORS: Final = "vectors.faiss"
 """The name of a file of vectors."""
+
+ENCODER_KIND: Final = "encoder"
+ENCODER_FORMAT: Final = 1
+TRAINED_FOR: Final = "trained_for"
+"""The key, in the results of a training, of the fingerprint of the weights that encoded the passages."""
+
+READING: Final = "ralm.json"
+SEPARATOR: Final = "title_separator"
+"""The key, in `READING`, of what stands between the title and the text of a passage."""
+
+PASSAGE_ENCODER: Final = "passages"
+"""The encoder of passages within the folder of a trained pair, which is that of the encoder of queries."""
 
 Pooling = Literal["auto", "mean", "cls"]
 QueryEnd = Literal["last", "first"]
@@ -125,3 +143,66 @@ class DenseSearchOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+_PACKAGES: Final = ("sentence_transformers", "faiss", "torch", "transformers")
+
+
+def dense_extra() -> AbstractContextManager[None]:
+    """Turns a missing package of the extra `dense` into MissingExtraError."""
+    return extra("dense", "dense retrieval needs", _PACKAGES)
+
+
+def load_encoder(options: EncoderOptions, *, device: str = "auto") -> Encoder:
+    """An encoder by hub name or folder; its weights are loaded on first use.
+
+    `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one). Raises MissingExtraError at once, and ModelError later
+    if the weights cannot be loaded.
+    """
+    with dense_extra():
+        from ralm.retrieval.dense.encoder import SentenceEncoder
+    return SentenceEncoder(options, device=device)
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether a training wrote this folder."""
+    try:
+        return kind_of(folder) == ENCODER_KIND
+    except FolderError:
+        return False
+
+
+def options_of(folder: Path, like: EncoderOptions) -> EncoderOptions:
+    """The encoder, or the pair, in the folder of a training; everything else as in `like`."""
+    passages = folder / PASSAGE_ENCODER
+    if not passages.is_dir():
+        return replace(like, encoder=str(folder), query_encoder=None)
+    return replace(like, encoder=str(passages), query_encoder=str(folder))
+
+
+def write_reading(folder: Path, reading: dict[str, str]) -> None:
+    """Write how texts are put together for the encoder in a folder."""
+    (folder / READING).write_text(json.dumps(reading) + "\n", encoding="utf-8")
+
+
+def reading_of(name: str) -> dict[str, str]:
+    """What `write_reading` wrote into a folder; empty for any other encoder."""
+    try:
+        reading = json.loads((Path(name) / READING).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return reading if isinstance(reading, dict) else {}
+
+
+def trained_for(name: str) -> str | None:
+    """The fingerprint of the passage encoder that the query encoder in a folder was trained for; None if it was not
+    trained for one, or is not a folder of ralm.
+
+    Raises DamagedFolderError if the folder was altered since it was trained, NewerFormatError.
+    """
+    folder = Path(name)
+    if not is_trained(folder):
+        return None
+    results = read_manifest(folder, kind=ENCODER_KIND, format_version=ENCODER_FORMAT).settings.get("results")
+    recorded = results.get(TRAINED_FOR) if isinstance(results, dict) else None
+    return recorded if isinstance(recorded, str) else None

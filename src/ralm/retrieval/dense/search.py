@@ -20,6 +20,7 @@ from ralm.corpus.numbering import Numbering, hash_of_numbers, rising, union
 from ralm.errors import DamagedFolderError, ModelError, OtherEncoderError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
+from ralm.retrieval.dense.build import keeps_vectors
 from ralm.retrieval.dense.options import BuiltWith, DenseSearchOptions
 from ralm.storage.manifest import whole_checksum
 from ralm.terminal import track
@@ -87,17 +88,15 @@ class Dense:
     @property
     def config(self) -> dict[str, JsonValue]:
         """Everything that decides the hits: the index, what encodes queries and how, and how much is searched."""
-        config = {
+        config: dict[str, JsonValue] = {
             "retriever": "dense",
             "fingerprint": self._fingerprint,
             "query_encoder": self._encoder.query_config,
             **self._effort,
         }
-        return (
-            config
-            if len(self._forbidden) == 0
-            else {**config, "forbidden": {"passages": len(self._forbidden), "sha256": hash_of_numbers(self._forbidden)}}
-        )
+        if len(self._forbidden):
+            config["forbidden"] = {"passages": len(self._forbidden), "sha256": hash_of_numbers(self._forbidden)}
+        return config
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -339,3 +338,56 @@ def _is_of_kind(index: faiss.Index, kind: str) -> bool:
         return True
     wrapped = getattr(index, "base_index", None) or getattr(index, "index", None)
     return wrapped is not None and _is_of_kind(faiss.downcast_index(wrapped), kind)
+
+
+class PassageVectors:
+    """The vectors of the passages of an index: one FAISS index for each of its segments, in the order of the passages.
+
+    Vectors of the kinds `Flat` and `SQfp16` stay on disk, and are read as they are asked for. `removed`: the rows
+    (int64, rising), counted through all segments, whose passages were removed. `name` is what messages call the
+    vectors. Raises UsageError if the kind of index rounds its vectors more than to 16 bits, because then they cannot be
+    read back.
+    """
+
+    def __init__(self, parts: Sequence[faiss.Index], name: str, removed: IntArray | Sequence[int] = ()) -> None:
+        lossy = next((part for part in parts if not keeps_vectors(part)), None)
+        if lossy is not None:
+            raise UsageError(
+                f"{name} are in a FAISS {type(lossy).__name__}, which keeps only approximations of them; encode the "
+                'passages again with `faiss="Flat"` (`ralm encode`).'
+            )
+        self.dimension: int = parts[0].d
+        """The length of a vector."""
+        self._parts = [_readable(part) for part in parts]
+        self._ends = np.array([*accumulate(part.ntotal for part in parts)], dtype=np.int64)
+        self._numbering = Numbering(int(self._ends[-1]), removed)
+
+    def __len__(self) -> int:
+        return len(self._numbering)
+
+    def of(self, numbers: IntArray) -> FloatArray:
+        """The vectors (float32, with one more axis than `numbers`) of the passages with these numbers (int64, any
+        shape); zeros for `NO_PASSAGE`."""
+        distinct, places = np.unique(numbers, return_inverse=True)
+        vectors_PD = np.zeros((len(distinct), self.dimension), dtype=np.float32)
+        there = distinct != NO_PASSAGE
+        vectors_PD[there] = self._read(self._numbering.rows(distinct[there]))
+        return vectors_PD[places.reshape(numbers.shape)]
+
+    def _read(self, rows: IntArray) -> FloatArray:
+        """The vectors of some rows (rising)."""
+        of_parts = np.split(rows, np.searchsorted(rows, self._ends[:-1]))
+        firsts = [0, *self._ends[:-1].tolist()]
+        read = [
+            part.reconstruct_batch(own - first)
+            for part, own, first in zip(self._parts, of_parts, firsts, strict=True)
+            if len(own)
+        ]
+        return np.concatenate(read) if read else np.zeros((0, self.dimension), dtype=np.float32)
+
+
+def _readable(index: faiss.Index) -> faiss.Index:
+    """An index that finds a vector by its place; those with lists need a map of the places."""
+    if isinstance(index, faiss.IndexIVF):
+        index.make_direct_map()
+    return index

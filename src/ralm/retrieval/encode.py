@@ -1,6 +1,6 @@
 """Adds sets of vectors to an index, removes them, or changes the default set, while others read the index.
 
-The manifest of the index is replaced in one step (`ralm.storage.outputs`). A process that has the index open keeps what
+The manifest of the index is replaced in one step (`ralm.folders.changes`). A process that has the index open keeps what
 it opened, and a process that is killed on the way leaves the index unchanged.
 """
 
@@ -14,11 +14,9 @@ from pydantic import JsonValue
 from ralm.corpus.store import PASSAGES
 from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Encoder
-from ralm.retrieval.changing import changing
-from ralm.retrieval.dense.loading import dense_extra
-from ralm.retrieval.dense.options import NOTHING_ENCODED, Encoded, VectorOptions
-from ralm.retrieval.index import FORMAT_VERSION, Index, open_index
-from ralm.retrieval.vector_sets import (
+from ralm.retrieval.dense.options import NOTHING_ENCODED, Encoded, VectorOptions, dense_extra
+from ralm.retrieval.index import INDEX_FORMAT, Index, open_index
+from ralm.retrieval.layout import (
     BUILT,
     FINGERPRINT,
     MAIN,
@@ -30,6 +28,7 @@ from ralm.retrieval.vector_sets import (
     joined_hash,
     set_fingerprint,
 )
+from ralm.retrieval.writer import changing
 from ralm.storage.atomic import storage_errors
 from ralm.storage.manifest import Manifest, file_checksum, whole_checksum, write_changed_manifest
 from ralm.storage.work import ENCODED, at_work
@@ -168,7 +167,7 @@ def _write(index: Index, folder: Path, sets: VectorSets) -> Manifest:
     settings = {name: value for name, value in before.settings.items() if name not in (BUILT, VECTORS_SETTING)}
     settings |= {VECTORS_SETTING: sets.model_dump(mode="json"), FINGERPRINT: index.fingerprint}
     gone = _files(index.vector_sets) - _files(sets)
-    return write_changed_manifest(folder, before, format_version=FORMAT_VERSION, settings=settings, without=gone)
+    return write_changed_manifest(folder, before, format_version=INDEX_FORMAT, settings=settings, without=gone)
 
 
 def _files(sets: VectorSets) -> set[str]:

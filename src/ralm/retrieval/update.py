@@ -2,9 +2,9 @@
 
 Passages that are added become a segment of their own. Removed ones are listed and stay where they are. Either way the
 passages that are left are numbered, and searched, as if the index had been built of them at once. Segments that have
-become small or sparse beside others are merged on the way (`ralm.retrieval.merging`).
+become small or sparse beside others are merged on the way (`ralm.retrieval.writer`).
 
-The manifest of the index is replaced in one step (`ralm.storage.outputs`). A process that has the index open keeps what
+The manifest of the index is replaced in one step (`ralm.folders.changes`). A process that has the index open keeps what
 it opened, and a process that is killed on the way leaves the index as it was.
 """
 
@@ -24,17 +24,26 @@ from ralm.corpus.store import PASSAGES, write_passages
 from ralm.errors import CorpusError, DamagedFolderError, OtherEncoderError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import IntArray, Passage
-from ralm.retrieval.analysis.analyser import Analyser, Analysis
+from ralm.retrieval.analysis import Analyser, Analysis
 from ralm.retrieval.bm25.options import BuildOptions
 from ralm.retrieval.bm25.segments import Removed, gone_frequencies
-from ralm.retrieval.building import add_all, bm25_builder, dense_builder
-from ralm.retrieval.changing import changing
-from ralm.retrieval.dense.loading import dense_extra, load_encoder
-from ralm.retrieval.draft import Draft, Piece
+from ralm.retrieval.build import add_all, bm25_builder, dense_builder
+from ralm.retrieval.dense.options import dense_extra, load_encoder
 from ralm.retrieval.index import Index, check_stemmer, open_index
-from ralm.retrieval.merging import merge_some
-from ralm.retrieval.segments import BM25, REMOVED, SEGMENTS, OpenSegment, SegmentEntry, open_segment, write_removed
-from ralm.retrieval.vector_sets import VectorSets, fingerprint_after, vector_options, vectors_file
+from ralm.retrieval.layout import (
+    BM25,
+    REMOVED,
+    SEGMENTS,
+    OpenSegment,
+    SegmentEntry,
+    VectorSets,
+    fingerprint_after,
+    open_segment,
+    vector_options,
+    vectors_file,
+    write_removed,
+)
+from ralm.retrieval.writer import Draft, Piece, changing, merge_some
 from ralm.storage.atomic import storage_errors
 from ralm.storage.manifest import Manifest, whole_checksum
 from ralm.storage.work import ENCODED, at_work
@@ -175,7 +184,7 @@ def _add(
 def _vectors_builder(draft: Draft, file: str, name: str, encoder: Encoder, advance: Advance | None) -> "DenseBuilder":
     """A builder of the vectors with this name for an added segment; small segments are compared exactly."""
     with dense_extra():
-        from ralm.retrieval.dense.merging import kind_of_added
+        from ralm.retrieval.dense.build import kind_of_added
     options = vector_options(draft.index.vector_sets.sets[name])
     options = with_changes(options, faiss=kind_of_added(encoder.dimension, options.faiss))
     return dense_builder((draft.folder / file).parent, draft.index.path, encoder, options, advance)

@@ -1,0 +1,322 @@
+"""The fields of a record that hold a document. Knows nothing of how a record is read."""
+
+import copy
+import datetime
+import json
+import math
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Annotated, Final
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.errors import CorpusError
+from ralm.options import Option
+from ralm.records import Document, Metadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """The names of the fields with a document's id, title, text and metadata. Only the text is required. A
+    record without an id gets one from its place (`read_documents`); without a title, the title is empty.
+
+    `metadata` names the fields that are kept as metadata, where they exist. None keeps all fields but the id, the title
+    and the text; `()` keeps none.
+    """
+
+    id: Annotated[str, Option("Field with the id of a document.", flag="id-field")] = "id"
+    title: Annotated[str, Option("Field with its title.", flag="title-field")] = "title"
+    text: Annotated[str, Option("Field with its text.", flag="text-field")] = "text"
+    metadata: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Other field to keep with its passages, such as url; repeatable.",
+            flag="metadata-field",
+            default_said="every other field",
+        ),
+    ] = None
+
+    def needed(self, names: Iterable[str]) -> list[str]:
+        """Those of these names of fields that a document is made of."""
+        names = list(names)
+        kept = {self.id, self.title, self.text, *self.metadata_of(names)}
+        return [name for name in names if name in kept]
+
+    def metadata_of(self, names: Iterable[str]) -> list[str]:
+        """Those of these names of fields that are kept as metadata."""
+        if self.metadata is None:
+            return [name for name in names if name not in (self.id, self.title, self.text)]
+        there = set(names)
+        return [name for name in self.metadata if name in there]
+
+
+BROKEN_LINES: Final = "broken lines, objects or pages"
+BROKEN_FILES: Final = "files that cannot be read"
+EMPTY_FILES: Final = "empty files"
+NO_TEXT: Final = "documents without text"
+NO_TEXT_PAGES: Final = "pages without text"
+UNKNOWN: Final = "files of an unknown kind"
+LINKS: Final = "links that lead to nothing new"
+HIDDEN: Final = "hidden files and folders"
+NOT_JSON: Final = "fields of metadata that JSON cannot hold"
+CRASHES: Final = "lines or files that end the process that reads them"
+_EXAMPLES_KEPT: Final = 5
+_KINDS_COUNTED: Final = 20
+_OTHER_KINDS: Final = "other"
+_SHOWN: Final = 3
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """Counts what was left out of a corpus by reason, and keeps the first few examples of each reason: the name of a
+    file or field, or a sentence that says what is wrong where. `kinds` counts the files of unknown kinds by suffix."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    kinds: Counter[str] = field(default_factory=Counter)
+
+    def add(self, reason: str, example: str) -> None:
+        """Count one thing that is left out for this reason; equal examples are kept once."""
+        self.counts[reason] += 1
+        kept = self.examples.setdefault(reason, [])
+        if len(kept) < _EXAMPLES_KEPT and example not in kept:
+            kept.append(example)
+
+    def add_unknown(self, name: str, suffix: str) -> None:
+        """Count a file of an unknown kind."""
+        self.add(UNKNOWN, name)
+        self._add_kind(suffix, 1)
+
+    def take_in(self, other: "LeftOut") -> None:
+        """Add what another part of the corpus lacks."""
+        self.counts += other.counts
+        for reason, examples in other.examples.items():
+            kept = self.examples.setdefault(reason, [])
+            kept += [one for one in examples if one not in kept][: _EXAMPLES_KEPT - len(kept)]
+        for suffix, count in other.kinds.items():
+            self._add_kind(suffix, count)
+
+    def _add_kind(self, suffix: str, count: int) -> None:
+        self.kinds[suffix if suffix in self.kinds or len(self.kinds) < _KINDS_COUNTED else _OTHER_KINDS] += count
+
+    def lines(self) -> list[str]:
+        """For each reason a line with the count and the first examples, for a person."""
+        return [
+            f"{reason}: {count:,}{self._kinds(reason)}, such as {'; '.join(self.examples[reason][:_SHOWN])}"
+            for reason, count in self.counts.items()
+        ]
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """For each reason the count and the first examples; for unknown kinds also the counts by suffix."""
+        return {
+            reason: {
+                "count": count,
+                "examples": [*self.examples[reason]],
+                **({"kinds": dict(self.kinds)} if reason == UNKNOWN else {}),
+            }
+            for reason, count in self.counts.items()
+        }
+
+    def _kinds(self, reason: str) -> str:
+        if reason != UNKNOWN:
+            return ""
+        kinds = [f"{suffix or 'without suffix'} {count:,}" for suffix, count in self.kinds.most_common(_SHOWN)]
+        return f" ({', '.join(kinds)}{', ...' if len(self.kinds) > _SHOWN else ''})"
+
+
+_AS_TEXT: Final = (datetime.timedelta, np.datetime64, np.timedelta64, uuid.UUID)
+_DEEPEST: Final = 100
+"""How deeply lists and objects may be nested: functions that call themselves for each level must reach the bottom."""
+_WHOLE: Final = 1 << 53
+
+
+def json_value(value: object, *, depth: int = 0) -> JsonValue:
+    """A value of a record as JSON; null if it is missing, which tables may express as NaN.
+
+    Dates and times become ISO text. A decimal becomes a number if a double holds it exactly enough to print the same
+    digits, otherwise text. Scalars and arrays of numpy become numbers and lists. Raises TypeError if JSON has no such
+    value: bytes, an infinite number, any other object, or lists within lists within lists beyond all reason.
+    """
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, Decimal):
+        return _decimal(value)
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, _AS_TEXT):
+        return str(value)
+    if isinstance(value, (np.generic, np.ndarray)):
+        return json_value(value.tolist(), depth=depth)
+    return _nested(value, depth + 1)
+
+
+def to_json(metadata: Metadata) -> str:
+    """Metadata as compact JSON.
+
+    Raises TypeError, ValueError or RecursionError if it is not JSON.
+    """
+    if not metadata:
+        return "{}"
+    text = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text.encode()  # raises an error for half of a character
+    return text
+
+
+def from_json(text: str) -> Metadata:
+    """Metadata from JSON.
+
+    Raises ValueError or RecursionError if it is not a JSON object.
+    """
+    metadata = json.loads(text)
+    if not isinstance(metadata, dict):
+        raise ValueError("not a JSON object")
+    return metadata
+
+
+def _nested(value: object, depth: int) -> JsonValue:
+    if depth <= _DEEPEST and isinstance(value, Mapping):
+        return {str(key): json_value(item, depth=depth) for key, item in value.items()}
+    if depth <= _DEEPEST and isinstance(value, (list, tuple)):
+        return [json_value(item, depth=depth) for item in value]
+    raise TypeError(f"JSON has no such {type(value).__name__}")
+
+
+def _finite(number: float) -> JsonValue:
+    if math.isnan(number):
+        return None
+    if math.isinf(number):
+        raise TypeError("JSON has no infinity")
+    return number
+
+
+def _decimal(number: Decimal) -> JsonValue:
+    if not number.is_finite():
+        return _finite(float(number))
+    as_float = float(number)
+    if Decimal(repr(as_float)) != number:
+        return str(number)
+    return int(as_float) if as_float.is_integer() and abs(as_float) < _WHOLE else as_float
+
+
+MEND: Final = " Fix it, or skip such lines with `skip_bad=True`."
+"""What the message of a broken line ends with, unless it says another remedy."""
+_NAME_IT: Final = " Name the right one with `Fields.text`."
+_NOT_NAMES: Final = (bytes, list, dict, tuple, set)
+_FIELDS_COUNTED: Final = 1000
+
+
+class DocumentMaker:
+    """Makes documents of records by `fields`, and counts in `left_out` what it leaves out.
+
+    With `skip_bad`, broken lines are counted instead of raising an error.
+    """
+
+    def __init__(self, fields: Fields, left_out: LeftOut, *, skip_bad: bool = False) -> None:
+        self.fields = fields
+        self.left_out = left_out
+        self.skip_bad = skip_bad
+        self._never_seen = set(fields.metadata or ())
+        self._no_json: dict[str, str] = {}
+
+    def document(self, record: Mapping[str, object], where: str, place: str) -> Document:
+        """The document in a record, with `place` as id if it has none; a null text counts as empty.
+
+        Raises CorpusError, naming `where` and the existing fields, if the text is missing or not a string.
+        """
+        fields = self.fields
+        if fields.text not in record:
+            raise self.no_text(where, record)
+        identifier, title, text = record.get(fields.id), record.get(fields.title), record[fields.text]
+        if text is not None and not isinstance(text, str):
+            raise CorpusError(f"{where}: the field {fields.text!r} is not text but {type(text).__name__}.")
+        name = _name(identifier, fields.id, where)
+        return Document(
+            id=place if name is None else name,
+            title=_name(title, fields.title, where) or "",
+            text=text or "",
+            metadata=self._metadata(record),
+        )
+
+    def whole(self, identifier: str, title: str, text: str, metadata: Metadata | None = None) -> Document:
+        """A document that is a whole file or page, with those of its metadata that are kept."""
+        return Document(id=identifier, title=title, text=text, metadata=self._metadata(metadata or {}))
+
+    def skipping_bad(self) -> "DocumentMaker":
+        """This maker, counting broken lines instead of raising an error."""
+        tolerant = copy.copy(self)  # shares what was seen and counted
+        tolerant.skip_bad = True
+        return tolerant
+
+    def no_text(self, where: str, names: Mapping[str, object] | list[str]) -> CorpusError:
+        """The error for a record, or a table with these columns, that has no text."""
+        text, there = self.fields.text, ", ".join(names) or "none"
+        return CorpusError(f"{where} has no field {text!r}; its fields are {there}.{_NAME_IT}")
+
+    def broken_line(self, error: CorpusError) -> None:
+        """Count a broken line, or raise its error."""
+        if not self.skip_bad:
+            raise error
+        self.left_out.add(BROKEN_LINES, without_remedy(error))
+
+    def no_json(self, name: str, kind: str) -> None:
+        """Count a field of metadata with values that JSON cannot hold, once."""
+        self._never_seen.discard(name)
+        if name not in self._no_json and len(self._no_json) < _FIELDS_COUNTED:
+            self._no_json[name] = kind
+            self.left_out.add(NOT_JSON, f"{name} ({kind})")
+
+    @property
+    def never_seen(self) -> list[str]:
+        """The fields, named for metadata, that no record has had so far."""
+        return sorted(self._never_seen)
+
+    @property
+    def not_json(self) -> dict[str, str]:
+        """The fields with values that JSON cannot hold, and of which type the first of these was."""
+        return self._no_json
+
+    def _metadata(self, record: Mapping[str, object]) -> dict[str, JsonValue]:
+        """The chosen fields of a record, except missing values and those that JSON cannot hold."""
+        metadata: dict[str, JsonValue] = {}
+        for name in self.fields.metadata_of(record):
+            try:
+                value = json_value(record[name])
+            except TypeError:
+                self.no_json(name, type(record[name]).__name__)
+                continue
+            if value is not None and value != "":
+                metadata[name] = value
+        if self._never_seen:
+            self._never_seen.difference_update(record)
+        return metadata
+
+
+def check_metadata(never_seen: list[str]) -> None:
+    """Raise CorpusError if no record had one of the fields that were named for metadata."""
+    if never_seen:
+        raise CorpusError(
+            f"no document has the field {', '.join(map(repr, never_seen))}, which `Fields.metadata` names; correct it "
+            "or leave it out."
+        )
+
+
+def without_remedy(error: CorpusError) -> str:
+    """What is wrong, in a list: without a full stop, and without advice for someone whose command has failed."""
+    return str(error).removesuffix(MEND).removesuffix(_NAME_IT).removesuffix(".")
+
+
+def _name(value: object, field_name: str, where: str) -> str | None:
+    """An id or a title as text; None if it is missing, which tables may express as NaN."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, _NOT_NAMES):
+        raise CorpusError(f"{where}: the field {field_name!r} must be text or a number, not {type(value).__name__}.")
+    return str(value)

@@ -1,0 +1,167 @@
+"""Reads Parquet files, and Hugging Face datasets from the hub or a folder: tables with an Arrow schema.
+
+Datasets need the extra `datasets`, which is imported on first use.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ralm.corpus.documents import DocumentMaker
+from ralm.corpus.files import File, open_file
+from ralm.errors import CorpusError, MissingExtraError
+from ralm.records import Document
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+_Record: TypeAlias = Mapping[str, object]
+_ROWS_A_BATCH: Final = 1024
+_BYTES_A_BATCH: Final = 1 << 25
+_BYTES: Final = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+_SAVED_FILES: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
+_DEFAULT_SPLIT: Final = "train"
+
+
+def parquet_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+    """One document per row, a batch of rows in memory; rows are numbered from 0."""
+    for row, record in enumerate(_parquet_records(file, maker)):
+        yield maker.document(record, f"{file.path}, row {row}", f"{file.prefix}{row}")
+
+
+def dataset_documents(name: str, prefix: str, maker: DocumentMaker) -> Iterator[Document]:
+    """One document per record of a dataset; `prefix` comes before the number of a record without an id."""
+    for row, record in enumerate(dataset_records(name, lambda schema: _needed_columns(schema, maker, name))):
+        yield maker.document(record, f"{name}, row {row}", f"{prefix}{row}")
+
+
+def dataset_records(source: str, needed: Callable[[pa.Schema], list[str]]) -> Iterator[_Record]:
+    """The records of a dataset, in order: `NAME[:CONFIG][:SPLIT]` on the hub or in a folder, or `FOLDER[:SPLIT]` for a
+    folder that `save_to_disk` wrote.
+
+    A single word after the name is a configuration if the dataset has one of that name, otherwise a split. The default
+    split is `train`. `needed` says which columns to read; a streamed dataset without a schema gives all of them. Raises
+    CorpusError if there is no such dataset, configuration or split, or if a saved folder has several splits and none is
+    named; MissingExtraError.
+    """
+    check_datasets(source)
+    name, parts = _parse(source)
+    try:
+        dataset = _saved(name, parts) if _is_saved(name) else _streamed(name, parts)
+        if dataset.features is not None:  # unknown for some that are streamed
+            dataset = dataset.select_columns(needed(dataset.features.arrow_schema))
+        yield from dataset
+    except CorpusError:
+        raise
+    except Exception as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CorpusError(f"cannot read the dataset {source}: {first}") from error
+
+
+def check_datasets(source: str) -> None:
+    """Raise MissingExtraError if the package that reads this dataset is not installed."""
+    try:
+        import datasets  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "datasets":
+            raise
+        raise MissingExtraError(f"reading {source} needs the package datasets: pip install 'ralm[datasets]'.") from None
+
+
+def _needed_columns(schema: pa.Schema, maker: DocumentMaker, where: str) -> list[str]:
+    """The columns of a table that documents are made of; metadata of bytes, such as pictures, is not even read.
+
+    Raises CorpusError, naming `where`, if there is no column with text.
+    """
+    if maker.fields.text not in schema.names:
+        raise maker.no_text(where, schema.names)
+    needed = []
+    for name in maker.fields.needed(schema.names):
+        if _has_bytes(schema.field(name).type) and name in maker.fields.metadata_of([name]):
+            maker.no_json(name, "bytes")
+        else:
+            needed.append(name)
+    return needed
+
+
+def _has_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_bytes(kind.field(place).type) for place in range(kind.num_fields))
+    value = getattr(kind, "value_type", None) or getattr(kind, "item_type", None)
+    return _has_bytes(value) if value is not None else any(is_bytes(kind) for is_bytes in _BYTES)
+
+
+def _parquet_records(file: File, maker: DocumentMaker) -> Iterator[Mapping[str, object]]:
+    path = file.path
+    with open_file(path) as stream:
+        try:
+            with pq.ParquetFile(stream) as table:
+                columns = _needed_columns(table.schema_arrow, maker, str(path))
+                for batch in table.iter_batches(batch_size=_rows_a_batch(table.metadata), columns=columns):
+                    yield from batch.to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise CorpusError(f"{path} is not a Parquet file, or damaged: {_first_line(error)}") from None
+        except (ValueError, OverflowError) as error:  # text that is not UTF-8, or a date that Python cannot represent
+            raise CorpusError(f"{path} holds a value that cannot be read: {error}.") from None
+
+
+def _rows_a_batch(found: pq.FileMetaData) -> int:
+    """Fewer rows if they are large, such as whole pages beside the text."""
+    total = sum(found.row_group(group).total_byte_size for group in range(found.num_row_groups))
+    return max(1, min(_ROWS_A_BATCH, _BYTES_A_BATCH * found.num_rows // max(1, total)))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _parse(source: str) -> tuple[str, list[str]]:
+    if source and Path(source).is_dir():
+        return source, []
+    name, *parts = source.split(":")
+    if not name or len(parts) > 2:
+        raise CorpusError(f"hf:{source} names no dataset; write hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT.")
+    return name, parts
+
+
+def _is_saved(name: str) -> bool:
+    return any((Path(name) / file).is_file() for file in _SAVED_FILES)
+
+
+def _saved(folder: str, parts: list[str]) -> "Dataset | IterableDataset":
+    from datasets import DatasetDict, load_from_disk
+
+    dataset = load_from_disk(folder)
+    split = parts[-1] if parts else ""
+    if not isinstance(dataset, DatasetDict):
+        if split:
+            raise CorpusError(f"{folder} holds one dataset without splits, so it has no split {split!r}; leave it out.")
+        return dataset
+    if split in dataset:
+        return dataset[split]
+    if split or len(dataset) != 1:
+        raise CorpusError(f"{folder} holds the splits {', '.join(dataset)}; choose one with hf:{folder}:SPLIT.")
+    return next(iter(dataset.values()))
+
+
+def _streamed(name: str, parts: list[str]) -> "Dataset | IterableDataset":
+    from datasets import load_dataset
+
+    config, split = _config_and_split(name, parts)
+    return load_dataset(name, config or None, split=split or _DEFAULT_SPLIT, streaming=True)
+
+
+def _config_and_split(name: str, parts: list[str]) -> tuple[str, str]:
+    from datasets import get_dataset_config_names
+
+    if len(parts) == 1:
+        return (parts[0], "") if parts[0] in get_dataset_config_names(name) else ("", parts[0])
+    return (parts[0], parts[1]) if parts else ("", "")

@@ -1,0 +1,233 @@
+"""The words of a text by the Unicode standard (UAX #29), as Lucene's StandardTokenizer finds them.
+
+Every analyser begins with these words and lower-cases them. Knows no language.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+from unicodedata import normalize
+
+import regex
+import Stemmer
+
+from ralm.retrieval.analysis import TermsOfRun
+
+LONGEST_TOKEN: Final = 255
+"""Longer words are cut into pieces of this many UTF-16 units, as StandardTokenizer does."""
+
+_PICTOGRAPHS: Final = (
+    "\u00a9\u00ae\u203c\u2049\u2122\u2139\u2194-\u2199\u21a9-\u21aa\u231a-\u231b\u2328\u2388\u23cf\u23e9-\u23f3\u23f8-\u23fa"
+    "\u24c2\u25aa-\u25ab\u25b6\u25c0\u25fb-\u25fe\u2600-\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705\u2708-\u2712\u2714\u2716"
+    "\u271d\u2721\u2728\u2733-\u2734\u2744\u2747\u274c\u274e\u2753-\u2755\u2757\u2763-\u2767\u2795-\u2797\u27a1\u27b0\u27bf"
+    "\u2934-\u2935\u2b05-\u2b07\u2b1b-\u2b1c\u2b50\u2b55\u3030\u303d\u3297\u3299\U0001f000-\U0001f0ff"
+    "\U0001f10d-\U0001f10f\U0001f12f\U0001f16c-\U0001f171\U0001f17e-\U0001f17f\U0001f18e\U0001f191-\U0001f19a"
+    "\U0001f1ad-\U0001f1e5\U0001f201-\U0001f20f\U0001f21a\U0001f22f\U0001f232-\U0001f23a\U0001f23c-\U0001f23f"
+    "\U0001f249-\U0001f3fa\U0001f400-\U0001f53d\U0001f546-\U0001f64f\U0001f680-\U0001f6ff\U0001f774-\U0001f77f"
+    "\U0001f7d5-\U0001f7ff\U0001f80c-\U0001f80f\U0001f848-\U0001f84f\U0001f85a-\U0001f85f\U0001f888-\U0001f88f"
+    "\U0001f8ae-\U0001f90b\U0001f90c-\U0001f93a\U0001f93c-\U0001f945\U0001f947-\U0001fffd"
+)
+"""Extended_Pictographic as of Unicode 12, the version that Lucene uses; later versions have fewer."""
+
+
+def _ascii_words() -> re.Pattern[str]:
+    """UAX #29 on ASCII: letters, digits and underscores run together; . : ' join letters, and . , ; ' join digits."""
+    return re.compile(
+        r"_*+[A-Za-z0-9]\w*+(?:(?:(?<=[A-Za-z])[.:'](?=[A-Za-z])|(?<=[0-9])[.,;'](?=[0-9]))\w++)*+", re.ASCII
+    )
+
+
+def _unicode_words() -> regex.Pattern[str]:
+    """UAX #29 as StandardTokenizer's grammar states it; a Han or Hiragana character is a word of its own."""
+    extend = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
+    kinds = {
+        "letter": r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]",
+        "hebrew": r"\p{WB=Hebrew_Letter}",
+        "digit": r"[\p{WB=Numeric}\uff10-\uff19]",
+        "katakana": r"\p{WB=Katakana}",
+        "joint": r"\p{WB=ExtendNumLet}",
+        "in_word": r"[\p{WB=MidLetter}\p{WB=MidNumLet}\p{WB=Single_Quote}:]",
+        "in_number": r"[\p{WB=MidNum}\p{WB=MidNumLet}\p{WB=Single_Quote}]",
+        "han": r"\p{Script=Han}",
+        "hiragana": r"\p{Script=Hiragana}",
+        "complex": r"\p{Line_Break=Complex_Context}",
+        "region": r"\p{WB=Regional_Indicator}",
+    }
+    x = {name: f"(?:{kind}{extend})" for name, kind in kinds.items()}
+    number = "{digit}(?:(?:{joint}*|{in_number}){digit})*".format(**x)
+    word = "{letter}(?:(?:{joint}*|{in_word}){letter})*".format(**x)
+    hebrew = "{hebrew}(?:'|\"{hebrew})".format(**x)
+    katakana = "{katakana}(?:{joint}*{katakana})*".format(**x)
+    part = f"(?:{katakana}|(?:{hebrew}|{number}|{word})+)"
+    emoji = rf"[{_PICTOGRAPHS}]\ufe0f?[\U0001f3fb-\U0001f3ff]?(?:\u200d[{_PICTOGRAPHS}]\ufe0f?)*+"
+    keycap = r"[0-9#*]\ufe0f?\u20e3"
+    flags = "{region}{{2}}".format(**x)
+    pattern = "{joint}*{part}(?:{joint}+{part})*{joint}*|{complex}+|{han}|{hiragana}|{emoji}|{flags}".format(
+        part=part, emoji=emoji, flags=flags, **x
+    )
+    return regex.compile(f"{keycap}|{pattern}", regex.V1)
+
+
+_ASCII_WORDS: Final = _ascii_words()
+_UNICODE_WORDS: Final = _unicode_words()
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, unchanged."""
+    found = (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).findall(text)
+    if len(text) <= LONGEST_TOKEN or all(len(word) <= LONGEST_TOKEN for word in found):
+        return found
+    return [piece for word in found for piece in _pieces(word)]
+
+
+def placed_words(text: str) -> Iterator[tuple[int, str]]:
+    """The words of a text, each behind the position of its first character."""
+    for found in (_ASCII_WORDS if text.isascii() else _UNICODE_WORDS).finditer(text):
+        begin = found.start()
+        for piece in _pieces(found.group()):
+            yield begin, piece
+            begin += len(piece)
+
+
+def standard_terms(run: str) -> tuple[str, ...]:
+    """The terms of Lucene's StandardAnalyzer: lower-cased words."""
+    return tuple([lower_case(word) for word in words(run)])
+
+
+def lower_case(word: str) -> str:
+    """Lower-case character by character, as Java does: no final sigma, and a dotted capital I becomes a plain i."""
+    return word.lower() if word.isascii() else word.replace("\u0130", "i").replace("\u03a3", "\u03c3").lower()
+
+
+def _pieces(word: str) -> list[str]:
+    """A word, cut into pieces of at most `LONGEST_TOKEN` UTF-16 units if it is longer."""
+    if 2 * len(word) <= LONGEST_TOKEN:
+        return [word]
+    units = word.encode("utf-16-le", "surrogatepass")
+    size = 2 * LONGEST_TOKEN
+    return [units[i : i + size].decode("utf-16-le", "replace") for i in range(0, len(units), size)]
+
+
+STOP_WORDS: Final = frozenset(
+    """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
+    to was will with""".split()
+)
+_APOSTROPHES: Final = "'\u2019\uff07"
+
+
+def english_terms() -> TermsOfRun:
+    """Makes the function that gives the terms of a run; stop words have none."""
+    porter: Callable[[str], str] = Stemmer.Stemmer("porter", 0).stemWord
+
+    def terms(run: str) -> tuple[str, ...]:
+        plain = [lower_case(without_possessive(word)) for word in words(run)]
+        return tuple([_stem(word, porter) for word in plain if word and word not in STOP_WORDS])
+
+    return terms
+
+
+def without_possessive(word: str) -> str:
+    """The word without a final possessive 's."""
+    return word[:-2] if len(word) >= 2 and word[-1] in "sS" and word[-2] in _APOSTROPHES else word
+
+
+def _stem(word: str, porter: Callable[[str], str]) -> str:
+    """Porter's stemmer as in Lucene. Words of one or two letters stay unchanged. The stemming library follows
+    Porter's paper to the letter, so the two rules of step 2 that Porter added in his own later program are added
+    here: BLI -> BLE, LOGI -> LOG."""
+    if len(word) <= 2:
+        return word
+    stem = porter(word)
+    if stem.endswith("logi") and _has_measure(stem[:-4]):
+        return porter(stem[:-1])
+    if stem.endswith("bli") and _has_measure(stem[:-3]):
+        return porter(stem[:-1] + "e")
+    return stem
+
+
+def _has_measure(stem: str) -> bool:
+    """Whether Porter's measure m is above 0, that is, whether some consonant follows a vowel."""
+    vowel_before = False
+    consonant_before = False
+    for letter in stem:
+        vowel = letter in "aeiou" or (letter == "y" and consonant_before)
+        if vowel_before and not vowel:
+            return True
+        vowel_before = vowel_before or vowel
+        consonant_before = not vowel
+    return False
+
+
+_CJK_STOP_WORDS: Final = (STOP_WORDS | {"s", "t", "www"}) - {"an"}
+
+_IDEOGRAPH: Final = r"[\p{Script=Han}\p{Script=Hiragana}--\p{WB=ALetter}]"
+_MARK: Final = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]"
+_IDEOGRAPHS: Final = regex.compile(rf"{_IDEOGRAPH}+(?!{_MARK})", regex.V1)
+"""Characters that are words of their own whatever stands around them; most of a text needs no more than this."""
+_PAIRED: Final = regex.compile(
+    rf"{_IDEOGRAPH}{_MARK}*|(?:\p{{WB=Katakana}}{_MARK}*)+|(?:[\p{{Script=Hangul}}&&\p{{WB=ALetter}}]{_MARK}*)+",
+    regex.V1,
+)
+"""Words whose characters are paired with their neighbours."""
+
+_VOICING_MARKS: Final = {0xFF9E: "\u3099", 0xFF9F: "\u309a"}
+_WIDTHS: Final = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {
+    code: normalize("NFKC", chr(code)) for code in range(0xFF65, 0xFF9E)
+}
+_VOICED: Final = re.compile("[\u30a6-\u30fd][\uff9e\uff9f]")
+
+
+class _Part(NamedTuple):
+    """Part of a run, from `begin` to `end`: a word, or characters that are paired with their neighbours."""
+
+    begin: int
+    end: int
+    characters: str
+    paired: bool
+
+
+def cjk_terms(run: str) -> tuple[str, ...]:
+    """The terms of a run of characters without white space; stop words have none."""
+    found: list[str] = []
+    neighbours, end = "", 0
+    for part in _parts(run):
+        if neighbours and not (part.paired and part.begin == end):
+            found += _pairs(neighbours)
+            neighbours = ""
+        if part.paired:
+            neighbours += part.characters
+            end = part.end
+        else:
+            found.append(lower_case(part.characters))
+    found += _pairs(neighbours)
+    return tuple([term for term in found if term not in _CJK_STOP_WORDS])
+
+
+def _parts(run: str) -> Iterator[_Part]:
+    begin = 0
+    for ideographs in () if run.isascii() else _IDEOGRAPHS.finditer(run):
+        yield from _words(run, begin, ideographs.start())
+        begin = ideographs.end()
+        yield _Part(ideographs.start(), begin, ideographs.group(), paired=True)
+    yield from _words(run, begin, len(run))
+
+
+def _words(run: str, begin: int, end: int) -> Iterator[_Part]:
+    """The words in a part of a run."""
+    if begin < end:
+        for position, word in placed_words(run[begin:end]):
+            first = begin + position
+            yield _Part(first, first + len(word), _in_one_width(word), paired=_PAIRED.fullmatch(word) is not None)
+
+
+def _pairs(neighbours: str) -> list[str]:
+    """All pairs of neighbours; a single character stays alone."""
+    return [neighbours[i : i + 2] for i in range(len(neighbours) - 1)] or list(neighbours)
+
+
+def _in_one_width(word: str) -> str:
+    """Replace full-width ASCII by ASCII, and half-width katakana by katakana, which a voicing mark becomes part of."""
+    if word.isascii():
+        return word
+    wide = _VOICED.sub(lambda pair: normalize("NFC", pair[0].translate(_VOICING_MARKS)), word.translate(_WIDTHS))
+    return wide.translate(_VOICING_MARKS)

@@ -1,0 +1,254 @@
+"""Builds an index: passages in, an index folder out, in one pass and bounded memory."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from ralm.corpus.store import PASSAGES, join_passages, write_passages
+from ralm.errors import CorpusError, UsageError
+from ralm.protocols import Encoder
+from ralm.records import Passage
+from ralm.retrieval.analysis import Analysis, analysis_named
+from ralm.retrieval.bm25.best import check_passage_count
+from ralm.retrieval.bm25.build import Builder
+from ralm.retrieval.bm25.formula import BM25Options
+from ralm.retrieval.bm25.merging import merge_arrays
+from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.dense.options import VectorOptions, dense_extra
+from ralm.retrieval.index import INDEX_FORMAT, INDEX_KIND, STEMMER
+from ralm.retrieval.layout import BM25, BUILT, SEGMENTS, SEGMENTS_SETTING, SegmentEntries, SegmentEntry, open_segment
+from ralm.storage.atomic import link_file, storage_errors
+from ralm.storage.manifest import FileEntry, Manifest, file_entries, write_manifest
+from ralm.storage.outputs import new_folder, output_path
+from ralm.storage.work import ENCODED, at_work
+from ralm.terminal import Advance, progress_bar
+
+if TYPE_CHECKING:
+    from ralm.retrieval.dense.build import DenseBuilder
+
+
+def build_index(
+    passages: Iterable[Passage],
+    out: Path | str,
+    options: BM25Options | None = None,
+    *,
+    bm25: bool = True,
+    analyser: str = "english",
+    encoder: Encoder | None = None,
+    vectors: VectorOptions | None = None,
+    describe: Callable[[], dict[str, JsonValue]] = dict,
+    build: BuildOptions | None = None,
+    force: bool = False,
+) -> Manifest:
+    """Write an index of passages numbered from 0, atomically, in one pass and bounded memory.
+
+    It is for BM25 with `options` unless `bm25` is false, and for dense retrieval if an `encoder` is given, with vectors
+    stored as `vectors` says. `analyser` names the way in which BM25 turns passages and queries into terms: english,
+    standard, cjk, or another language, such as german. `describe` is called after the last passage; the manifest
+    records what it returns: where the passages came from, how they were split, what was left out. `build` bounds the
+    memory of BM25 and says how many processes analyse. Passages of one document must be consecutive to count as one
+    document.
+
+    Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them. Raises
+    UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages or more than BM25
+    can number (2,147,483,648), StorageError, WorkerError, and for dense retrieval what `DenseBuilder` raises.
+    """
+    if not (bm25 or encoder):
+        raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
+    options, analysis = options or BM25Options(), analysis_named(analyser)
+    out = output_path(Path(out))
+    with _vectors_kept(out, encoder), new_folder(out, kind=INDEX_KIND, force=force) as folder, ExitStack() as stack:
+        terms = stack.enter_context(bm25_builder(folder / BM25, build, analysis)) if bm25 else None
+        with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
+            dense = dense_builder(folder / BUILT, out, encoder, vectors, advance) if encoder else None
+            written = write_passages(folder / PASSAGES, passages)
+            counts = add_all(written, terms, [dense] if dense else [], advance)
+        settings: dict[str, JsonValue] = {}
+        if terms:
+            counts |= asdict(terms.finish())
+            settings["bm25"] = bm25_settings(analysis, options)
+        if dense:
+            settings[BUILT] = dense.finish()
+        settings |= describe()
+        return write_manifest(folder, kind=INDEX_KIND, format_version=INDEX_FORMAT, settings=settings, counts=counts)
+
+
+def bm25_settings(analysis: Analysis, options: BM25Options) -> dict[str, JsonValue]:
+    """What the manifest of an index says of BM25."""
+    stemmer = {STEMMER: analysis.stemmer()} if analysis.stemmer else {}
+    return {"analysis": analysis.recorded, **stemmer, "k1": options.k1, "b": options.b}
+
+
+def add_all(
+    passages: Iterable[Passage], terms: Builder | None, dense: "Sequence[DenseBuilder]", advance: Advance
+) -> dict[str, int]:
+    """Give each passage to the builders; returns the numbers of documents and passages."""
+    documents, document, count = 0, None, 0
+    for passage in passages:
+        if terms:
+            terms.add(passage.contents)
+        for builder in dense:
+            builder.add(passage)
+        if not dense:
+            advance()
+        documents += passage.document_id != document
+        document = passage.document_id
+        count += 1
+    for builder in dense:
+        builder.encode_rest()
+    return {"documents": documents, "passages": count}
+
+
+def bm25_builder(folder: Path, build: BuildOptions | None, analysis: Analysis) -> Builder:
+    """A builder of the arrays of BM25 in `folder`."""
+    folder.mkdir()
+    return Builder(folder, build, analysis)
+
+
+def dense_builder(
+    folder: Path, out: Path, encoder: Encoder, vectors: VectorOptions | None, advance: Advance | None
+) -> "DenseBuilder":
+    """A builder of vectors in `folder`, which keeps what it encoded beside `out`."""
+    with dense_extra():
+        from ralm.retrieval.dense.build import DenseBuilder
+    folder.mkdir(parents=True)
+    return DenseBuilder(folder, ENCODED.beside(out), encoder, vectors, advance=advance)
+
+
+@contextmanager
+def _vectors_kept(out: Path, encoder: Encoder | None) -> Iterator[None]:
+    """Lock the work folder of the vectors against other processes; it is removed when the index is complete."""
+    if encoder is None:
+        yield
+        return
+    with storage_errors(out), at_work(ENCODED, out):
+        yield
+
+
+COUNTED: Final = ("terms", "postings", "tokens")
+
+
+class Held(BaseModel):
+    """What a part holds: passages of documents, and the ids of the first and the last document."""
+
+    model_config = ConfigDict(frozen=True)
+
+    passages: int = 0
+    documents: int = 0
+    first: str | None = None
+    last: str | None = None
+
+
+class Shard(BaseModel):
+    """What a shard holds: passages, distinct terms, postings, the terms of all passages; and its files."""
+
+    model_config = ConfigDict(frozen=True)
+
+    passages: int
+    terms: int
+    postings: int
+    tokens: int
+    files: dict[str, FileEntry]
+
+
+class Placed(NamedTuple):
+    """A shard and its folder."""
+
+    folder: Path
+    shard: Shard
+
+
+def write_part(folder: Path, passages: Iterable[Passage], analysis: Analysis, build: BuildOptions) -> Held:
+    """Write the passages of a part, numbered from 0, and their arrays; there may be none.
+
+    Raises StorageError and what reading the passages raises.
+    """
+    ends: list[str] = []
+    with bm25_builder(folder / BM25, build, analysis) as terms, progress_bar("", shown=False) as unseen:
+        counts = add_all(_noting(write_passages(folder / PASSAGES, passages), ends), terms, [], unseen)
+        if not ends:
+            return Held()
+        terms.finish()
+    return Held(**counts, first=ends[0], last=ends[-1])
+
+
+def join_parts(parts: Sequence[tuple[Path, int]], folder: Path, build: BuildOptions) -> Shard:
+    """Write the shard of consecutive parts, given as folders and numbers of passages, of which none is 0.
+
+    Raises DamagedFolderError if a part is damaged.
+    """
+    segments = [open_segment(part, SegmentEntry(passages=passages), bm25=True) for part, passages in parts]
+    (folder / BM25).mkdir()
+    join_passages(folder / PASSAGES, [part / PASSAGES for part, _ in parts])
+    counts = merge_arrays([one.for_bm25() for one in segments], folder / BM25, build.buffered_terms)
+    return Shard(
+        passages=counts.passages,
+        terms=counts.terms,
+        postings=counts.postings,
+        tokens=counts.tokens,
+        files=file_entries(folder),
+    )
+
+
+def documents_of(parts: Iterable[Held]) -> int:
+    """How many documents the parts have together: one that goes on in the next part counts once."""
+    full = [part for part in parts if part.passages]
+    shared = sum(one.last == other.first for one, other in pairwise(full))
+    return sum(part.documents for part in full) - shared
+
+
+def write_index(
+    out: Path,
+    shards: Sequence[Placed],
+    documents: int,
+    options: BM25Options,
+    analysis: Analysis,
+    described: dict[str, JsonValue],
+    *,
+    force: bool,
+) -> Manifest:
+    """Put an index together whose segments are these shards, atomically; their files get a second name.
+
+    Raises CorpusError if there are no shards, or more passages than BM25 can number; and what `new_folder` raises.
+    """
+    if not shards:
+        raise CorpusError("the corpus has no passages: nothing to index.")
+    entries = [
+        SegmentEntry(folder=f"{SEGMENTS}/{number}" if number else "", passages=one.shard.passages)
+        for number, one in enumerate(shards)
+    ]
+    settings: dict[str, JsonValue] = {"bm25": bm25_settings(analysis, options), **described}
+    counts = {"documents": documents, "passages": sum(one.passages for one in entries)}
+    check_passage_count(counts["passages"])
+    if len(shards) == 1:
+        counts |= {name: getattr(shards[0].shard, name) for name in COUNTED}
+    else:
+        settings[SEGMENTS_SETTING] = SegmentEntries(entries=tuple(entries), next=len(entries)).model_dump(mode="json")
+        counts["tokens"] = sum(one.shard.tokens for one in shards)
+    files: dict[str, FileEntry] = {}
+    with new_folder(out, kind=INDEX_KIND, force=force) as folder:
+        for entry, (place, shard) in zip(entries, shards, strict=True):
+            (folder / entry.folder / BM25).mkdir(parents=True)
+            for name, file in shard.files.items():
+                link_file(place / name, folder / entry.file(name))
+                files[entry.file(name)] = file
+        return write_manifest(
+            folder,
+            kind=INDEX_KIND,
+            format_version=INDEX_FORMAT,
+            settings=settings,
+            counts=counts,
+            files=dict(sorted(files.items())),
+        )
+
+
+def _noting(passages: Iterable[Passage], ends: list[str]) -> Iterator[Passage]:
+    """The passages; the ids of the first document and of the latest one are kept in `ends`."""
+    for passage in passages:
+        ends[:] = [ends[0] if ends else passage.document_id, passage.document_id]
+        yield passage

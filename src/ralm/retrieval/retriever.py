@@ -1,0 +1,207 @@
+"""Which retriever to use over an index; knows nothing of how one is opened."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import numpy as np
+from pydantic import JsonValue
+
+from ralm.corpus.decontamination import normal_title
+from ralm.corpus.numbering import StoredPassages
+from ralm.options import Needs, Option, check_options, seed_option
+from ralm.protocols import Retriever
+from ralm.records import Hits, IntArray
+from ralm.retrieval.bm25.weighting import open_weighting
+from ralm.retrieval.dense.options import DenseSearchOptions
+from ralm.retrieval.hybrid import FusionOptions, Hybrid
+from ralm.validation import config_of, stable_hits
+
+RetrieverName = Literal["bm25", "dense", "hybrid", "random"]
+
+_DENSE: Final = Needs('`retriever="dense"` or `"hybrid"`', lambda options: options.is_dense)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrieverOptions:
+    """How the passages of an index are retrieved.
+
+    `retriever`: bm25, dense, hybrid (both, fused as `fusion` says), or random, the control, which draws with `seed`.
+    `weighting`: a folder that `ralm train bm25` made, with weights of query terms for BM25.
+    `vectors`: the name of the set of vectors to search, if the index has several. `query_encoder` encodes queries
+    instead of the encoder that the index names; with `any_encoder` its vectors may differ from those that the index was
+    built with. `search`: how much work an approximate index does. `forbidden_titles` and `forbidden_documents`: files
+    with one title or document id per line; passages of those documents are never found. `cache`: a file that stores
+    retrievals and answers repeated ones.
+
+    Raises UsageError if a value is invalid.
+    """
+
+    retriever: Annotated[
+        RetrieverName,
+        Option("hybrid fuses BM25 and dense; random is the control: any passage, whatever the query."),
+    ] = "bm25"
+    seed: Annotated[
+        int,
+        seed_option(Needs('`retriever="random"`', lambda options: options.retriever == "random")),
+    ] = 0
+    weighting: Annotated[
+        Path | None,
+        Option(
+            "BM25: weights of query terms, a folder that `ralm train bm25` made.",
+            needs=Needs('`retriever="bm25"` or `"hybrid"`', lambda options: options.retriever in ("bm25", "hybrid")),
+        ),
+    ] = None
+    vectors: Annotated[
+        str | None,
+        Option("Dense: search the vectors of this name.", default_said="the default ones of the index", needs=_DENSE),
+    ] = None
+    query_encoder: Annotated[
+        str | None,
+        Option("Dense: encode queries with this.", default_said="the encoder that the index names", needs=_DENSE),
+    ] = None
+    any_encoder: Annotated[
+        bool, Option("Dense: allow another encoder than the index was built with.", needs=_DENSE)
+    ] = False
+    search: Annotated[DenseSearchOptions, Option("How an approximate index is searched.", needs=_DENSE)] = field(
+        default_factory=DenseSearchOptions
+    )
+    fusion: Annotated[
+        FusionOptions,
+        Option(
+            "How the two rankings of hybrid retrieval become one.",
+            needs=Needs('`retriever="hybrid"`', lambda options: options.retriever == "hybrid"),
+        ),
+    ] = field(default_factory=FusionOptions)
+    forbidden_titles: Annotated[
+        Path | None, Option("Never find passages of documents with these titles (a file with one per line).")
+    ] = None
+    forbidden_documents: Annotated[
+        Path | None, Option("Never find passages of documents with these ids (a file with one per line).")
+    ] = None
+    cache: Annotated[Path | None, Option("File that caches retrievals and is reused by later runs.")] = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether queries are encoded."""
+        return self.retriever in ("dense", "hybrid")
+
+
+def passages_of(passages: StoredPassages, titles: Iterable[str] = (), document_ids: Iterable[str] = ()) -> IntArray:
+    """The numbers (int64, rising) of the passages of documents with one of these titles or ids.
+
+    Titles are compared after `normal_title`, ids exactly.
+    """
+    wanted_titles, wanted_ids = {normal_title(title) for title in titles} - {""}, set(document_ids)
+    found = []
+    for number, document_id, title in passages.origins():
+        if document_id in wanted_ids or (wanted_titles and normal_title(title) in wanted_titles):
+            found.append(number)
+    return np.array(found, dtype=np.int64)
+
+
+class SharedRetriever:
+    """Asks another retriever once for repeated queries, with `k`, the most hits that any caller will ask for.
+
+    `retrievals` counts how often it was asked. The hits are those that the other retriever gives. Up to its `stable`,
+    callers that want different numbers of hits share one retrieval; beyond that, only callers that want the same number
+    do.
+    """
+
+    def __init__(self, retriever: Retriever, k: int) -> None:
+        self._retriever = retriever
+        self._k = min(k, stable_hits(retriever))
+        self._found: dict[tuple[tuple[str, ...], int], Hits] = {}
+        self.retrievals = 0
+
+    @property
+    def config(self) -> dict[str, JsonValue]:
+        """Everything that decides the hits of the other retriever."""
+        return config_of(self._retriever, "retriever")
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Hits:
+        """The k best passages for each query."""
+        asked = (tuple(queries), max(k, self._k))
+        if asked not in self._found:
+            self.retrievals += 1
+            self._found[asked] = self._retriever.retrieve(*asked)
+        return self._found[asked].first(k)
+
+
+if TYPE_CHECKING:
+    from ralm.retrieval.bm25.search import BM25
+    from ralm.retrieval.dense.search import Dense
+    from ralm.retrieval.index import Index
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+def open_retriever(index: "Index | Path | str", options: RetrieverOptions | None = None) -> Retriever:
+    """The retriever over an index that the options describe, with a cache if they name one.
+
+    The number of forbidden passages is logged at INFO. Raises what `open_index`, `Index.dense` and `CachedRetriever`
+    raise, UsageError if the index was not built for the retriever, CorpusError if a file of titles or documents cannot
+    be read.
+    """
+    from ralm.retrieval.index import Index, open_index
+
+    options = options or RetrieverOptions()
+    opened = index if isinstance(index, Index) else open_index(index)
+    retriever = _retriever(opened, options, _forbidden(opened, options))
+    if options.cache is None:
+        return retriever
+    from ralm.retrieval.cache import CachedRetriever
+
+    return CachedRetriever(retriever, Path(options.cache))
+
+
+def _forbidden(index: "Index", options: RetrieverOptions) -> IntArray | None:
+    """The passages that may not be found; None if no option forbids any."""
+    if options.forbidden_titles is None and options.forbidden_documents is None:
+        return None
+    from ralm.corpus.decontamination import read_lines, read_titles
+
+    titles, documents = options.forbidden_titles, options.forbidden_documents
+    numbers = passages_of(
+        index.passages,
+        [] if titles is None else read_titles(Path(titles)),
+        [] if documents is None else read_lines(Path(documents), "document ids"),
+    )
+    _LOG.info("%s of %s passages are forbidden", f"{len(numbers):,}", f"{len(index.passages):,}")
+    return numbers
+
+
+def _retriever(index: "Index", options: RetrieverOptions, forbidden: IntArray | None) -> Retriever:
+    match options.retriever:
+        case "bm25":
+            bm25 = _bm25(index, options)
+            return bm25 if forbidden is None else bm25.without(forbidden)
+        case "dense":
+            dense = _dense(index, options)
+            return dense if forbidden is None else dense.without(forbidden)
+        case "hybrid":
+            lexical = _retriever(index, replace(options, retriever="bm25"), forbidden)
+            return Hybrid(lexical, _retriever(index, replace(options, retriever="dense"), forbidden), options.fusion)
+        case "random":
+            from ralm.retrieval.random import RandomRetriever
+
+            control = RandomRetriever(len(index.passages), options.seed)
+            return control if forbidden is None else control.without(forbidden)
+
+
+def _bm25(index: "Index", options: RetrieverOptions) -> "BM25":
+    return index.bm25 if options.weighting is None else index.bm25.weighted(open_weighting(options.weighting))
+
+
+def _dense(index: "Index", options: RetrieverOptions) -> "Dense":
+    encoder = None
+    if options.query_encoder is not None:
+        from ralm.retrieval.dense.options import load_encoder
+
+        encoder = load_encoder(replace(index.encoder_options(options.vectors), query_encoder=options.query_encoder))
+    return index.dense(options.search, vectors=options.vectors, encoder=encoder, any_encoder=options.any_encoder)
