@@ -40,12 +40,11 @@ from ralm.reranking.predictive import Predictive
 from ralm.reranking.zero_shot import ZeroShot
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
+from ralm.training.candidates import document_store_factory, find_candidates, queries_of, score_candidates
 from ralm.training.examples import Example, sample_examples
-from ralm.training.making import make_signals
-from ralm.training.measuring import find_candidates, queries_of, reader_of, score_candidates
-from ralm.training.options import Precision, RerankerOptions, TrainingOptions
+from ralm.training.options import CandidateOptions, ExampleOptions, Precision, RerankerOptions, TrainingOptions
 from ralm.training.reranker import train_reranker
-from ralm.training.signal_options import CandidateOptions, ExampleOptions
+from ralm.training.signal_writer import make_signals
 
 PLAIN_SHARE = 8
 """The plain loop reads one of so many pairs of example and candidate."""
@@ -85,7 +84,7 @@ def measure_signals(index: Index, documents: Sequence[Document], examples: int) 
         queries = queries_of(drawn, model.tokenizer, options.query_tokens)
         k = CANDIDATES.candidates
         hits = find_candidates(drawn, queries, index.bm25, index.passages, k, exclude=True)
-        made = reader_of(index.passages, model.tokenizer, CANDIDATES)
+        made = document_store_factory(index.passages, model.tokenizer, CANDIDATES)
         slow, fast = Rate(), Rate()
         for first in range(0, len(drawn), IN_TURN):
             rows = range(first, min(first + IN_TURN, len(drawn)))

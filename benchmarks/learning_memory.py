@@ -26,10 +26,9 @@ from ralm.lm.named import load_local_model, load_tokenizer
 from ralm.records import Document
 from ralm.retrieval.build import build_index
 from ralm.training.examples import sample_examples
-from ralm.training.making import make_signals
-from ralm.training.options import RerankerOptions, TrainingOptions
+from ralm.training.options import CandidateOptions, ExampleOptions, RerankerOptions, TrainingOptions
 from ralm.training.reranker import train_reranker
-from ralm.training.signal_options import CandidateOptions, ExampleOptions
+from ralm.training.signal_writer import make_signals
 
 MEGABYTES = 1_000
 EXAMPLES = ExampleOptions(examples=10_000)

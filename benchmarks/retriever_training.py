@@ -23,8 +23,8 @@ from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.index import Index, open_index
+from ralm.training.encoders import inner_products, losses_of
 from ralm.training.options import LSROptions
-from ralm.training.query_encoder import inner_products, losses_of
 
 EXAMPLES = 2
 CANDIDATES = 20

@@ -23,10 +23,10 @@ def load(warm: Sequence[Sequence[str]]) -> None:
     """
     from ralm.retrieval.bm25 import build, term_ids
     from ralm.retrieval.dense.build import DenseBuilder
-    from ralm.training import making
+    from ralm.training import signal_writer
 
     setattr(term_ids, "get_context", lambda _: multiprocessing.get_context("fork"))  # noqa: B010
-    setattr(making, "_PART", 5)  # noqa: B010
+    setattr(signal_writer, "_PART", 5)  # noqa: B010
     setattr(build, "_PASSAGES_A_BATCH", 32)  # noqa: B010
     defaults = DenseBuilder.__init__.__kwdefaults__
     assert defaults

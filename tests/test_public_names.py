@@ -81,7 +81,7 @@ Retriever
 RetrieverOptions
 RetrieverTrainingOptions
 Rows
-SampledExamples
+OnlineExamples
 ScoredTokens
 ScoringSequence
 Scorer
@@ -136,7 +136,7 @@ train_query_encoder
 train_reranker
 train_retriever
 update_index
-worth_of
+signal_statistics
 write_retrieval_file
 write_run
 """.split()

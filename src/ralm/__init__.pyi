@@ -73,6 +73,7 @@ from .reading.in_context import InContext as InContext
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
 from .reading.sampling import GenerationOptions as GenerationOptions
 from .reading.sources import FromFile as FromFile, FromRetriever as FromRetriever, open_source as open_source
+from .recipes.steps import train_retriever as train_retriever
 from .records import (
     NO_PASSAGE as NO_PASSAGE,
     Document as Document,
@@ -121,8 +122,10 @@ from .runs.comparison import Comparison as Comparison, compare_runs as compare_r
 from .runs.run import write_run as write_run
 from .runs.start import run_evaluation as run_evaluation, run_sweep as run_sweep
 from .training.bm25 import train_bm25 as train_bm25
-from .training.making import make_signals as make_signals
+from .training.candidates import OnlineExamples as OnlineExamples
 from .training.options import (
+    CandidateOptions as CandidateOptions,
+    ExampleOptions as ExampleOptions,
     LSROptions as LSROptions,
     QueryEncoderOptions as QueryEncoderOptions,
     RerankerOptions as RerankerOptions,
@@ -131,9 +134,7 @@ from .training.options import (
     WeightingOptions as WeightingOptions,
 )
 from .training.reranker import train_reranker as train_reranker
-from .training.retriever import train_query_encoder as train_query_encoder, train_retriever as train_retriever
-from .training.sampled import SampledExamples as SampledExamples
-from .training.signal_options import CandidateOptions as CandidateOptions, ExampleOptions as ExampleOptions
-from .training.signals import Signals as Signals, open_signals as open_signals
-from .training.worth import worth_of as worth_of
+from .training.retriever import train_query_encoder as train_query_encoder
+from .training.signal_writer import make_signals as make_signals
+from .training.signals import Signals as Signals, open_signals as open_signals, signal_statistics as signal_statistics
 from .version import __version__ as __version__

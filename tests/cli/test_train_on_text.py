@@ -9,8 +9,8 @@ import pytest
 from ralm.lm.named import load_language_model
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import read_manifest
-from ralm.training.sampled import SampledExamples
-from ralm.training.signal_options import CandidateOptions, ExampleOptions
+from ralm.training.candidates import OnlineExamples
+from ralm.training.options import CandidateOptions, ExampleOptions
 from tests.cli.program import Answer, ralm
 from tests.cli.test_cli import failed
 from tests.tiny_encoders import save_tiny_bert
@@ -66,7 +66,7 @@ def test_scores_are_means_of_tokens(work: Path, tiny_folders: dict[str, Path]) -
     options = ExampleOptions(
         examples=6, continuation_tokens=8, prefix_tokens=12, sequence_tokens=24, query_tokens=12, per_sequence=1
     )
-    examples = SampledExamples(str(work / "corpus.jsonl"), index, model, options, CandidateOptions(document_tokens=24))
+    examples = OnlineExamples(str(work / "corpus.jsonl"), index, model, options, CandidateOptions(document_tokens=24))
     some_B = np.array([4, 1])
     hits = examples.candidates(some_B, index.dense(), 3)
     means_BK = examples.score(some_B, hits)

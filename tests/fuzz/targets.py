@@ -36,8 +36,7 @@ from ralm.runs.report import report_of
 from ralm.runs.run import evaluation_config, open_run, write_run
 from ralm.runs.unfinished import JOURNAL, unfinished_run
 from ralm.terminal import Advance
-from ralm.training.signals import open_signals
-from ralm.training.worth import worth_of
+from ralm.training.signals import open_signals, signal_statistics
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.training.made_signals import save_signals
 
@@ -262,7 +261,7 @@ def ask_signals(folder: Path) -> Any:
     signals = open_signals(folder / "signals")
     arrays = (signals.passages_EK, signals.scores_EK, signals.log_probs_EK, signals.baseline_E, signals.tokens_E)
     texts = [signals.texts(column).to_pylist() for column in ("query", "prefix", "continuation")]
-    return [[array.tolist() for array in arrays], texts, [*signals.documents_E], worth_of(signals).as_json()]
+    return [[array.tolist() for array in arrays], texts, [*signals.documents_E], signal_statistics(signals).as_json()]
 
 
 TARGETS = (

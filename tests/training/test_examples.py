@@ -11,7 +11,7 @@ from ralm.corpus.decontamination import NGRAM, run_hash
 from ralm.errors import TextError, UsageError
 from ralm.records import Document
 from ralm.training.examples import Example, as_table, from_table, sample_examples
-from ralm.training.signal_options import ExampleOptions
+from ralm.training.options import ExampleOptions
 from tests.fakes import WordTokenizer
 
 

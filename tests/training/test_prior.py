@@ -17,9 +17,8 @@ from ralm.reranking.cross_encoder import load_pair_model
 from ralm.reranking.predictive import Predictive, load_cross_encoder, rank_prior
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
-from ralm.training.cross_encoder import PairStudent
+from ralm.training.cross_encoder import TrainableCrossEncoder, fitted_likelihood, fitted_rank_weight
 from ralm.training.options import RerankerOptions, TrainingOptions
-from ralm.training.prior import fitted_likelihood, fitted_rank_weight
 from ralm.training.reranker import train_reranker
 from ralm.training.signals import Signals
 from tests.fakes import passages_of
@@ -76,7 +75,7 @@ def test_it_is_part_of_the_loss(tmp_path: Path, index: Index) -> None:
     signals = signals_where_rank_helps(tmp_path / "signals", index, 0.1)
     model = load_pair_model(str(save_tiny_bert(tmp_path / "init")), 12, new=True)
     model.rank_weight = 0.7
-    student = PairStudent(model, signals, index.passages, RerankerOptions())
+    student = TrainableCrossEncoder(model, signals, index.passages, RerankerOptions())
     student.module.eval()
     with torch.no_grad():
         losses = student.losses(EXAMPLES[:5], None).tolist()
@@ -216,14 +215,14 @@ def test_training_begins_from_zero_shot_reranking(
     assert json.loads((tmp_path / "without" / "config.json").read_text())["ralm"]["likelihood"] is None
 
     model = load_pair_model(lm, 12, max_length=32, new=True)
-    first = PairStudent(model, signals, index.passages, READING, fitted_to=EXAMPLES)
+    first = TrainableCrossEncoder(model, signals, index.passages, READING, fitted_to=EXAMPLES)
     first.module.train()
     first.losses(EXAMPLES[:4], None)
     assert first.module.training, "fitting leaves dropout as it is"
     first.module.eval()
     with torch.no_grad():
         losses = first.losses(EXAMPLES[:4], None)
-    resumed = PairStudent(
+    resumed = TrainableCrossEncoder(
         load_pair_model(lm, 12, max_length=32, new=True), signals, index.passages, READING, fitted_to=EXAMPLES
     )
     resumed.restore(first.state())

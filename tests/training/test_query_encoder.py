@@ -19,8 +19,8 @@ from ralm.retrieval.dense.options import ENCODER_FORMAT, ENCODER_KIND, EncoderOp
 from ralm.retrieval.encode import add_vectors
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.manifest import read_manifest
+from ralm.training.encoders import TrainableQueryEncoder, inner_products, losses_of
 from ralm.training.options import LSROptions, QueryEncoderOptions, TrainingOptions
-from ralm.training.query_encoder import QueryEncoderStudent, inner_products, losses_of
 from ralm.training.retriever import train_query_encoder
 from ralm.training.signals import Signals
 from tests.reference import learning
@@ -104,7 +104,7 @@ def test_losses_and_their_gradients_are_those_of_a_plain_loop(root: Path) -> Non
     means = [[-1.0, float("-inf"), -1.2], [-0.5, -0.4]]
     signals = save_signals(root / "two", index.fingerprint, queries, candidates, means)
     options = QueryEncoderOptions(loss=LSROptions(gamma=0.3, beta=0.2))
-    student = QueryEncoderStudent(own, signals, index.passage_vectors(), options)
+    student = TrainableQueryEncoder(own, signals, index.passage_vectors(), options)
     student.module.eval()
     losses = student.losses(np.array([0, 1]), None)
     queries_BD, passages_PD = own.encode_queries(queries), own.encode_passages(list(index.passages))

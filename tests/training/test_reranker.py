@@ -15,8 +15,8 @@ from ralm.reranking.cross_encoder import load_pair_model
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.manifest import read_manifest
-from ralm.training.cross_encoder import PairStudent, _drawn
-from ralm.training.harness import FORMAT_VERSION
+from ralm.training.cross_encoder import TrainableCrossEncoder, _drawn
+from ralm.training.loop import FORMAT_VERSION
 from ralm.training.options import RerankerOptions, TrainingOptions
 from ralm.training.reranker import KIND, TrainedReranker, train_reranker
 from ralm.training.signals import Signals
@@ -78,9 +78,11 @@ def trained(signals: Signals, index: Index, init: str, tmp_path_factory: pytest.
     return train_reranker(signals, out, init, OPTIONS, READING, index=index)
 
 
-def student(signals: Signals, index: Index, init: str, **changed: Any) -> PairStudent:
+def student(signals: Signals, index: Index, init: str, **changed: Any) -> TrainableCrossEncoder:
     torch.manual_seed(0)
-    made = PairStudent(load_pair_model(init, 12, new=True), signals, index.passages, RerankerOptions(**changed))
+    made = TrainableCrossEncoder(
+        load_pair_model(init, 12, new=True), signals, index.passages, RerankerOptions(**changed)
+    )
     made.module.eval()
     return made
 

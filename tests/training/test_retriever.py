@@ -17,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 from ralm.errors import FolderExistsError, ModelError, OtherEncoderError, StorageError, UsageError, WorkerError
 from ralm.protocols import Retriever
+from ralm.recipes.steps import train_retriever
 from ralm.records import Hits, IntArray, Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
@@ -26,11 +27,8 @@ from ralm.retrieval.encode import add_vectors, remove_vectors
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.update import update_index
 from ralm.storage.manifest import read_manifest
-from ralm.training.both_encoders import RetrieverStudent, overlap
-from ralm.training.query_encoder import inner_products, losses_of
-from ralm.training.refresher import MOST_DEATHS, Refresher
-from ralm.training.retriever import train_retriever
-from ralm.training.versions import Versions
+from ralm.training.encoders import TrainableEncoders, inner_products, losses_of, overlap
+from ralm.training.refresh import MOST_DEATHS, Refresher, Versions
 from tests.cli.test_signals import processes
 from tests.fakes import SharedWordsRetriever, passages_of
 from tests.forked import Program, started
@@ -229,7 +227,7 @@ def test_losses_are_those_of_fixed_passages(root: Path, index: Path, tmp_path: P
     """The encoders of the moment; an example with one candidate has no loss, and no gradient that is not finite."""
     examples, opened, encoder = Few(), open_index(index), shared(root)
     first = opened.dense(encoder=encoder)
-    student = RetrieverStudent(encoder, examples, opened, first, tmp_path, np.arange(8), OPTIONS, TRAINING)
+    student = TrainableEncoders(encoder, examples, opened, first, tmp_path, np.arange(8), OPTIONS, TRAINING)
     student.measure_held_out(np.arange(4))
     losses = student.losses(np.array([0, 1, 2]), None)
     hits = first.retrieve(examples.queries(np.array([0, 2])), 5)
@@ -244,7 +242,7 @@ def test_losses_are_those_of_fixed_passages(root: Path, index: Path, tmp_path: P
     gradients = [one.grad for one in student.module.parameters() if one.grad is not None]
     assert all(one.isfinite().all() for one in gradients)
     assert any(one.abs().sum() > 0 for one in gradients)
-    again = RetrieverStudent(encoder, examples, opened, first, tmp_path, np.arange(8), OPTIONS, TRAINING)
+    again = TrainableEncoders(encoder, examples, opened, first, tmp_path, np.arange(8), OPTIONS, TRAINING)
     asked = len(examples.asked)
     again.measure_held_out(np.arange(4))
     assert len(examples.asked) == asked, "what was measured is on disk"

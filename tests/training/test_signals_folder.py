@@ -115,7 +115,7 @@ def test_several_folders_are_read_as_one_that_holds_all_examples(tmp_path: Path)
     turned = open_signals(tmp_path / "second", tmp_path / "first")
     alone = open_signals(tmp_path / "first")
     assert len({joined.fingerprint, turned.fingerprint, alone.fingerprint}) == 3
-    assert str(tmp_path / "second") in joined.said
+    assert str(tmp_path / "second") in joined.description
 
 
 def test_figures_that_are_changed_are_other_signals(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.training.signal_options import ExampleOptions
+from ralm.training.options import ExampleOptions
 
 Index = Annotated[Path, Option("Folder that `ralm index` made.")]
 Model = Annotated[

@@ -35,7 +35,7 @@ from ralm.storage.outputs import MANIFEST
 from ralm.terminal import one_line, visible
 from ralm.training.reranker import TrainedReranker
 from ralm.training.retriever import TrainedRetriever
-from ralm.training.worth import Worth
+from ralm.training.signals import SignalStatistics
 
 if TYPE_CHECKING:
     from ralm.training.bm25 import LearnedWeighting
@@ -196,7 +196,7 @@ def print_encoded(index: Path, manifest: Manifest, name: str) -> None:
     print_vectors(sets.sets[name].model_dump(mode="json"), manifest.counts["passages"])
 
 
-def print_worth(folder: Path, worth: Worth) -> None:
+def print_worth(folder: Path, worth: SignalStatistics) -> None:
     """Print what signals are worth: the gain of choosing well, and how much they prefer some passages."""
     print_line(f"{folder}: {worth.examples:,} examples with passages to choose from")
     left = {"fewer than two passages": worth.single, "a token that the model gives no probability": worth.impossible}

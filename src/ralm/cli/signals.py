@@ -14,7 +14,7 @@ from ralm.corpus.documents import Fields
 from ralm.lm.options import ModelOptions
 from ralm.options import Option
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.training.signal_options import CandidateOptions, ExampleOptions
+from ralm.training.options import CandidateOptions, ExampleOptions
 
 _RETRIEVAL, _MODEL, _FIELDS = RetrieverOptions(), ModelOptions(), Fields()
 _EXAMPLES, _CANDIDATES = ExampleOptions(), CandidateOptions()
@@ -54,8 +54,8 @@ def signals(
     from ralm.cli.output import print_json, print_worth
     from ralm.retrieval.index import open_index
     from ralm.retrieval.retriever import open_retriever
-    from ralm.training.making import check_early, make_signals
-    from ralm.training.worth import worth_of
+    from ralm.training.signal_writer import check_early, make_signals
+    from ralm.training.signals import signal_statistics
 
     check_early(out, force=force)
     opened = open_index(index)
@@ -72,6 +72,6 @@ def signals(
         force=force,
     )
     if json:
-        print_json(worth_of(made).as_json())
+        print_json(signal_statistics(made).as_json())
     else:
-        print_worth(out, worth_of(made))
+        print_worth(out, signal_statistics(made))

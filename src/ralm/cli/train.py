@@ -17,13 +17,15 @@ from ralm.lm.options import ModelOptions
 from ralm.options import Option
 from ralm.training.options import (
     REPLUG,
+    REPLUG_EXAMPLES,
+    CandidateOptions,
+    ExampleOptions,
     QueryEncoderOptions,
     RerankerOptions,
     RetrieverTrainingOptions,
     TrainingOptions,
     WeightingOptions,
 )
-from ralm.training.signal_options import REPLUG_EXAMPLES, CandidateOptions, ExampleOptions
 
 _TRAINING, _READING = TrainingOptions(), RerankerOptions()
 _TUNED, _BOTH = QueryEncoderOptions(), RetrieverTrainingOptions()
@@ -145,16 +147,16 @@ def retriever(
         trained = train_query_encoder(open_signals(*sources), out, tuned, training, index=index, force=force)
         print_result = partial(print_query_encoder, trained)
     else:
+        from ralm.recipes.steps import train_retriever
         from ralm.retrieval.index import open_index
-        from ralm.training.retriever import train_retriever
-        from ralm.training.sampled import SampledExamples
+        from ralm.training.candidates import OnlineExamples
 
         if index is None or lm is None:
             raise UsageError(f"{' '.join(sources)} is training text: give `index` and `lm` too.")
         ahead = encoding_on(ray, both.refresh_device)
         opened = open_index(index)
         scoring = open_model(lm, replace(model, device=training.device))
-        examples = SampledExamples(sources, opened, scoring, sampled, reading, fields=fields, skip_bad=skip_bad)
+        examples = OnlineExamples(sources, opened, scoring, sampled, reading, fields=fields, skip_bad=skip_bad)
         trained = train_retriever(examples, opened, out, both, training, force=force, ahead=ahead)
         print_result = partial(print_encoders, trained, index, both.save_as or out.resolve().name)
     if json:

@@ -21,8 +21,14 @@ from ralm.recipes.resources import Resource
 from ralm.recipes.standing_in import MODEL
 from ralm.recipes.steps import Step
 from ralm.reranking import RerankOptions
-from ralm.training.options import REPLUG, RetrieverTrainingOptions, TrainingOptions
-from ralm.training.signal_options import REPLUG_EXAMPLES, CandidateOptions, ExampleOptions
+from ralm.training.options import (
+    REPLUG,
+    REPLUG_EXAMPLES,
+    CandidateOptions,
+    ExampleOptions,
+    RetrieverTrainingOptions,
+    TrainingOptions,
+)
 
 _BYTES_A_TOKEN: Final = 4.3
 _BYTES_A_PASSAGE: Final = 620

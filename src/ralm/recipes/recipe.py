@@ -10,8 +10,7 @@ from typing import Literal
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.measures import Measure
 from ralm.recipes.steps import Step, in_order
-from ralm.training.options import RerankerOptions, RetrieverTrainingOptions, TrainingOptions
-from ralm.training.signal_options import ExampleOptions
+from ralm.training.options import ExampleOptions, RerankerOptions, RetrieverTrainingOptions, TrainingOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

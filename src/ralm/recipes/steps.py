@@ -18,8 +18,15 @@ from ralm.recipes.resources import Resource
 from ralm.reranking import RerankOptions
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.training.options import REPLUG, RerankerOptions, RetrieverTrainingOptions, TrainingOptions
-from ralm.training.signal_options import REPLUG_EXAMPLES, CandidateOptions, ExampleOptions
+from ralm.training.options import (
+    REPLUG,
+    REPLUG_EXAMPLES,
+    CandidateOptions,
+    ExampleOptions,
+    RerankerOptions,
+    RetrieverTrainingOptions,
+    TrainingOptions,
+)
 
 Command = Literal["index", "retrieve", "eval", "signals", "train reranker", "train retriever", "qa", "curve", "choice"]
 

@@ -36,10 +36,9 @@ from ralm.runs.start import kept
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import check_output, new_folder
 from ralm.terminal import track
+from ralm.training.candidates import document_store_factory, find_candidates, score_passages
 from ralm.training.examples import Example, from_table
-from ralm.training.measuring import find_candidates, reader_of, score_passages
-from ralm.training.options import WeightingOptions
-from ralm.training.signal_options import CandidateOptions
+from ralm.training.options import CandidateOptions, WeightingOptions
 from ralm.training.signals import WHERE, Signals, index_of, open_signals
 from ralm.validation import config_of
 
@@ -54,7 +53,7 @@ _INSIDE: Final = (2.5, 97.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class TriedWeights:
     """Some weights, and what the first passage gains with them on the training examples, in nats per token over reading
     no passage."""
 
@@ -74,7 +73,7 @@ class LearnedWeighting:
 
     weighting: Weighting
     shape: tuple[float, ...]
-    tried: Sequence[Tried]
+    tried: Sequence[TriedWeights]
     best: tuple[int, ...]
     examples: int
     held_out: int
@@ -140,8 +139,8 @@ def check_model(signals: Signals, model: LanguageModel) -> None:
     differ = [name for name in {**measured_with, **own} if measured_with.get(name) != own.get(name)]
     if differ := [name for name in differ if name not in WHERE]:
         raise UsageError(
-            f"the signals in {signals.said} were measured with {measured_with.get('name')}, and {model.name} differs "
-            f"from it in {', '.join(sorted(differ))}: give the language model that they were measured with."
+            f"the signals in {signals.description} were measured with {measured_with.get('name')}, and {model.name} "
+            f"differs from it in {', '.join(sorted(differ))}: give the language model that they were measured with."
         )
 
 
@@ -194,8 +193,8 @@ def _usable(signals: Signals, options: WeightingOptions) -> tuple[IntArray, IntA
     )
     if not len(training_E) or not len(held_out_E):
         raise UsageError(
-            f"{signals.said} has {total:,} examples that can be used, which is not enough to learn from some and test "
-            "on others: measure more."
+            f"{signals.description} has {total:,} usable examples, which is not enough to learn from some and "
+            "test on others: measure more."
         )
     return training_E, held_out_E
 
@@ -241,7 +240,7 @@ class _Firsts:
         self._examples = _examples(signals, examples_E)
         recorded: Any = signals.config.get("candidates") or {}
         self._options = CandidateOptions(**recorded)
-        self._documents = reader_of(self._passages, scorer.tokenizer, self._options)()
+        self._documents = document_store_factory(self._passages, scorer.tokenizer, self._options)()
 
     def gains(self, retriever: Retriever, examples_E: IntArray) -> NDArray[np.float64]:
         """For each example, the log-probability of its continuation behind the first passage, less that without a
@@ -283,7 +282,7 @@ def _learn(
     distinct = list(dict.fromkeys(weights_of(shape_G, heaviest) for heaviest in range(1, MOST_WEIGHT + 1)))
     tokens = float(signals.tokens_E[training_E].sum())
     tried = [
-        Tried(weights=weights, gain=float(firsts.gains(_weighted(bm25, weights), training_E).sum() / tokens))
+        TriedWeights(weights=weights, gain=float(firsts.gains(_weighted(bm25, weights), training_E).sum() / tokens))
         for weights in distinct
     ]
     best = max(tried, key=lambda one: one.gain).weights

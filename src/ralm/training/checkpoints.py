@@ -1,7 +1,7 @@
 """Checkpoints of a training, in its work folder: files that are either whole or absent.
 
 A file is written under a temporary name, synced and renamed. Its name holds a hash of its content, so a file that was
-damaged later is not used either. Nothing is pickled. Knows tensors, facts and files; knows nothing of training.
+damaged later is not used either. Nothing is pickled.
 """
 
 import hashlib

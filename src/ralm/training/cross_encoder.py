@@ -1,7 +1,8 @@
-"""A cross-encoder as a student: the loss of Eq. 9 on numbered examples of signals.
+"""A cross-encoder that is trained on signals with In-Context RALM Eq. 9.
 
-Knows signals, pairs and scores; knows nothing of steps and checkpoints. Letters of shapes: B examples, K candidates, P
-pairs, J places before the end of a prefix.
+Two weights are fitted before the training: that of the retriever's rank, and that of the likelihood of the prefix's end
+after a passage. Letters of shapes: E examples, B those of a batch, K candidates, P pairs, J positions before the end of
+a prefix, W weights.
 """
 
 from dataclasses import asdict
@@ -17,17 +18,67 @@ from ralm.records import NO_PASSAGE, FloatArray, IntArray, Passages
 from ralm.reranking.cross_encoder import Likelihood, PairModel
 from ralm.reranking.predictive import Pair, rank_prior
 from ralm.terminal import track
-from ralm.training.harness import Student, evenly
+from ralm.training.loop import TrainableModel, evenly_spaced
 from ralm.training.losses import marginal_loss
 from ralm.training.options import RerankerOptions
-from ralm.training.prior import FITTED, MOST_PLACES, fitted_likelihood, fitted_rank_weight
 from ralm.training.signals import Signals
+
+FITTED: Final = 256
+"""The most examples whose pairs are read to fit the likelihood: it has two numbers."""
+_WEIGHTS: Final = np.arange(0, 81) / 20
+"""From 0, where the rank says nothing, to 4, where the first of two passages is chosen 16 times as often."""
+_DECAYS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Tokens after which one before counts a third."""
+MOST_PLACES: Final = Likelihood(weight=1.0, decay=max(_DECAYS)).places
+"""The most tokens that count."""
+_LIKELIHOODS: Final = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0)
+
+
+def fitted_rank_weight(signals: Signals, examples_E: IntArray) -> float:
+    """The weight, in steps of 0.05, with which the rank alone has the lowest loss (In-Context RALM, Eq. 9) on some
+    examples.
+
+    A retriever's first candidates are the first columns of `signals`; padding stands behind them.
+    """
+    log_probs_EK = signals.log_probs_EK[examples_E]
+    nothing_EK = torch.zeros(log_probs_EK.shape)
+    losses_W = [_loss(nothing_EK, weight, log_probs_EK) for weight in _WEIGHTS.tolist()]
+    return float(_WEIGHTS[int(np.argmin(losses_W))])
+
+
+def fitted_likelihood(
+    signals: Signals, examples_E: IntArray, ends_EKJ: FloatArray, *, rank: bool
+) -> tuple[float, Likelihood | None]:
+    """The weight of the rank and the likelihood with which both together have the lowest loss (Eq. 9) on some examples;
+    None if the likelihood does not lower it.
+
+    `ends_EKJ`: log-probabilities of the last tokens of the prefixes behind each candidate, from the last one on.
+    Without `rank` its weight is 0.
+    """
+    log_probs_EK = signals.log_probs_EK[examples_E]
+    ends_PJ = torch.from_numpy(ends_EKJ).flatten(0, 1)
+    tried = [None, *(Likelihood(weight=much, decay=decay) for decay in _DECAYS for much in _LIKELIHOODS)]
+    best, fitted = float("inf"), (0.0, tried[0])
+    for likelihood in tried:
+        added_P = torch.zeros(len(ends_PJ)) if likelihood is None else likelihood.of(ends_PJ)
+        for weight in _WEIGHTS.tolist() if rank else [0.0]:
+            loss = _loss(added_P.view(log_probs_EK.shape), weight, log_probs_EK)
+            if loss < best:
+                best, fitted = loss, (weight, likelihood)
+    return fitted
+
+
+def _loss(scores_EK: torch.Tensor, rank_weight: float, log_probs_EK: NDArray[np.float64]) -> float:
+    there_EK = torch.from_numpy(np.isfinite(log_probs_EK))
+    scores_EK = scores_EK + torch.from_numpy(rank_prior(rank_weight, log_probs_EK.shape[1]))
+    return float(marginal_loss(scores_EK, torch.from_numpy(log_probs_EK), there_EK).double().mean())
+
 
 _PAIRS_A_PASS: Final = {"cpu": 16, "cuda": 64}
 """Pairs of similar length that are read together: the fewer, the less padding."""
 
 
-class PairStudent(Student):
+class TrainableCrossEncoder(TrainableModel):
     """A cross-encoder that learns to choose among the candidates of signals.
 
     What it knows before, the rank and the likelihood, is fitted to the examples `fitted_to` before its first loss,
@@ -83,11 +134,11 @@ class PairStudent(Student):
         self._model.likelihood = None if state["likelihood"] is None else Likelihood(**state["likelihood"])
         self._fitted_to = None
 
-    def named(self, example: int) -> str:
+    def describe(self, example: int) -> str:
         """Its number and its document."""
         return f"example {example} (of document {self._signals.documents_E[example]!r})"
 
-    def worth(self, examples_E: IntArray) -> dict[str, JsonValue]:
+    def held_out_gains(self, examples_E: IntArray) -> dict[str, JsonValue]:
         """Mean log-probabilities per token of the continuations of some examples: without a passage, behind the
         retriever's first, the one that is chosen now, and the best."""
         self._fit()
@@ -113,7 +164,7 @@ class PairStudent(Student):
         if examples_E is None:
             return
         if self._reading.likelihood and self._model.reads_ends:
-            some_E, training = evenly(examples_E, FITTED), self.module.training
+            some_E, training = evenly_spaced(examples_E, FITTED), self.module.training
             with torch.autocast(self._model.model.device.type, enabled=False):
                 ends_EKJ = self._ends(some_E)
             self.module.train(training)

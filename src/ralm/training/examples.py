@@ -1,11 +1,10 @@
-"""Examples: places in training text where a prefix x continues with y, sampled from a stream of documents.
+"""Samples examples from training text: prefixes x with their continuations y.
 
 Documents are cut into sequences of consecutive tokens. Examples are drawn from randomly chosen sequences: x is the
 sequence up to a place, y its next tokens. Examples of one sequence are neighbours: they have the same beginning of x
 and many of the same candidates, so a language model reads a passage once for several of them.
 
-Works on documents and a tokenizer; knows nothing of retrieval. Memory grows with the number of examples and with the
-longest document, not with the text.
+Memory grows with the number of examples and with the longest document, not with the text.
 """
 
 import heapq
@@ -16,14 +15,19 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from pydantic import JsonValue
 
 from ralm.corpus.decontamination import NGRAM, run_hash
+from ralm.corpus.documents import Fields
+from ralm.corpus.folder import fingerprint_of
 from ralm.errors import TextError
 from ralm.lm.pieces import chunks_of
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import FullTokenizer, Tokenizer
 from ralm.records import Document, IntArray
-from ralm.training.signal_options import ExampleOptions
+from ralm.retrieval.index import Index
+from ralm.terminal import path_text
+from ralm.training.options import ExampleOptions
 
 _WORD: Final = re.compile(r"\w+")
 _CHARACTERS_AROUND: Final = 400
@@ -97,6 +101,24 @@ def from_table(table: pa.Table) -> list[Example]:
         )
         for row in table.to_pylist()
     ]
+
+
+def text_config(sources: Sequence[str], fields: Fields | None, *, skip_bad: bool) -> dict[str, JsonValue]:
+    """What decides the documents that are read from sources."""
+    fields = fields or Fields()
+    return {
+        "sources": [path_text(source) for source in sources],
+        "sha256": fingerprint_of(sources),
+        "fields": {"id": fields.id, "title": fields.title, "text": fields.text},
+        "skip_bad": skip_bad,
+    }
+
+
+def begins_with_source(index: Index, sources: Sequence[str]) -> bool:
+    """Whether ids of documents begin with their source: as in the index, so that an example's own document is
+    recognised there."""
+    built_of = index.manifest.settings.get("sources")
+    return len(built_of) > 1 if isinstance(built_of, list) else len(sources) > 1
 
 
 class _Chosen:

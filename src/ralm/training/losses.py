@@ -1,8 +1,7 @@
-"""The two losses of a small model that learns from a language model's likelihoods.
+"""The losses of both papers: In-Context RALM Eq. 9 for rerankers, and LSR (REPLUG, section 4) for retrievers.
 
-Knows scores; knows nothing of models or texts. All in float32, whatever the inputs are. The losses are given for each
-example, and training takes their mean over the batch. Letters of shapes: B examples, K candidates, padded where `there`
-is False; what stands in padded places is not read, and gets no gradient.
+Each function returns one loss per example, in float32; training takes the mean over the batch. Letters of shapes: B
+examples, K candidates. Candidates where `there` is False are padding: they are not read and get no gradient.
 """
 
 import torch
@@ -11,7 +10,7 @@ import torch
 def marginal_loss(scores_BK: torch.Tensor, log_probs_BK: torch.Tensor, there_BK: torch.Tensor) -> torch.Tensor:
     """-log sum_i p_rank(d_i) p_LM(y | d_i, x) with p_rank = softmax(scores) (In-Context RALM, Eq. 9).
 
-    `log_probs_BK`: log p_LM of the whole continuation y behind each candidate; -inf is a candidate under which y is
+    `log_probs_BK`: log p_LM of the whole continuation y after each candidate; -inf marks a candidate after which y is
     impossible. The gradient with respect to the scores is p_rank - r with r in proportion to p_rank p_LM.
     """
     scores_BK = _only(scores_BK, there_BK)
@@ -29,8 +28,8 @@ def divergence_loss(
 ) -> torch.Tensor:
     """KL(Q || P) with P = softmax(scores / gamma) and Q = softmax(LM scores / beta) (REPLUG, section 4).
 
-    `lm_scores_BK`: how likely the language model finds the continuation behind each candidate, as mean log-probability
-    of its tokens; -inf is a candidate under which it is impossible. Q gets no gradient.
+    `lm_scores_BK`: the mean log-probability of the continuation's tokens after each candidate; -inf marks a candidate
+    after which it is impossible. Q gets no gradient.
     """
     log_p_BK = (_only(scores_BK, there_BK) / gamma).log_softmax(dim=1)
     log_q_BK = (_only(lm_scores_BK, there_BK).detach() / beta).log_softmax(dim=1)

@@ -67,8 +67,15 @@ def train_reranker(
     training_E, held_out_E = split_with_choice(signals, options.held_out, options.seed)
     with training_extra():
         from ralm.reranking.cross_encoder import load_pair_model
-        from ralm.training.cross_encoder import PairStudent
-        from ralm.training.harness import check_out, evaluated, own_randomness, train, training_run, write_trained
+        from ralm.training.cross_encoder import TrainableCrossEncoder
+        from ralm.training.loop import (
+            check_out,
+            evaluation_examples,
+            own_randomness,
+            train,
+            training_run,
+            write_trained,
+        )
     check_out(out, KIND, force=force)
     with own_randomness(options.seed):
         model = load_pair_model(init, reading.tokens, device=options.device, max_length=reading.max_length, new=True)
@@ -81,13 +88,13 @@ def train_reranker(
             "training": asdict(options),
             "reading": {name: value for name, value in asdict(reading).items() if name != "pairs"},
         }
-        student = PairStudent(model, signals, index.passages, reading, fitted_to=training_E)
+        trainable = TrainableCrossEncoder(model, signals, index.passages, reading, fitted_to=training_E)
         with training_run(out, KIND, config, force=force) as work:
-            trained = train(student, work, training_E, held_out_E, options)
-            held_out = student.worth(evaluated(held_out_E, options)) if len(held_out_E) else None
+            trained = train(trainable, work, training_E, held_out_E, options)
+            held_out = trainable.held_out_gains(evaluation_examples(held_out_E, options)) if len(held_out_E) else None
             results: dict[str, JsonValue] = {"held_out": None if held_out is None else {**held_out}}
             likelihood = None if model.likelihood is None else asdict(model.likelihood)
-            write_trained(out, KIND, student, trained, config, results=results, force=force)
+            write_trained(out, KIND, trainable, trained, config, results=results, force=force)
     return TrainedReranker(
         out=Path(out),
         steps=trained.steps,

@@ -24,8 +24,8 @@ from ralm.training.signals import Signals, index_of, open_signals, split_documen
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.encoder import SentenceEncoder
-    from ralm.training.harness import Trained
-    from ralm.training.measured import Examples
+    from ralm.training.candidates import Examples
+    from ralm.training.loop import Trained
 
 _WHERE: Final = ("refresh_device", "save_as")
 """Options of training both encoders that do not decide their weights."""
@@ -83,25 +83,32 @@ def train_query_encoder(
     training_E, held_out_E = split_with_choice(signals, training.held_out, training.seed)
     with training_extra():
         from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR
-        from ralm.training.harness import check_out, evaluated, own_randomness, train, training_run, write_trained
-        from ralm.training.query_encoder import QueryEncoderStudent
+        from ralm.training.encoders import TrainableQueryEncoder
+        from ralm.training.loop import (
+            check_out,
+            evaluation_examples,
+            own_randomness,
+            train,
+            training_run,
+            write_trained,
+        )
     check_out(out, ENCODER_KIND, force=force)
     vectors = index.passage_vectors(options.vectors)
     with own_randomness(training.seed):
         encoder = _query_encoder(index, chosen, vectors.dimension, options, training.device)
         config = _config(index, chosen, encoder, training)
         config |= {"signals": signals.fingerprint, "options": asdict(options)}
-        student = QueryEncoderStudent(encoder, signals, vectors, options)
-        some_E = evaluated(held_out_E, training)
-        before = student.worth(some_E)["chosen"] if len(some_E) else 0.0
+        trainable = TrainableQueryEncoder(encoder, signals, vectors, options)
+        some_E = evaluation_examples(held_out_E, training)
+        before = trainable.held_out_gains(some_E)["chosen"] if len(some_E) else 0.0
         with training_run(out, ENCODER_KIND, config, force=force) as work:
-            trained = train(student, work, training_E, held_out_E, training)
-            held_out = {**student.worth(some_E), "chosen_before": before} if len(some_E) else None
+            trained = train(trainable, work, training_E, held_out_E, training)
+            held_out = {**trainable.held_out_gains(some_E), "chosen_before": before} if len(some_E) else None
             results: dict[str, JsonValue] = {
                 TRAINED_FOR: chosen.built_with.passage_fingerprint,
                 "held_out": None if held_out is None else {**held_out},
             }
-            write_trained(out, ENCODER_KIND, student, trained, config, results=results, force=force)
+            write_trained(out, ENCODER_KIND, trainable, trained, config, results=results, force=force)
     return TrainedRetriever(**_outcome(out, trained), held_out=held_out)
 
 
@@ -153,10 +160,10 @@ def train_retriever(
         from ralm.retrieval.dense.encoder import SentenceEncoder
         from ralm.retrieval.dense.models import check_device
         from ralm.retrieval.dense.options import ENCODER_KIND, is_trained, options_of
-        from ralm.training.both_encoders import RetrieverStudent
-        from ralm.training.harness import (
+        from ralm.training.encoders import TrainableEncoders
+        from ralm.training.loop import (
             check_out,
-            evaluated,
+            evaluation_examples,
             own_randomness,
             read_trained,
             train,
@@ -184,14 +191,16 @@ def train_retriever(
             trained, results = ended
         else:
             with training_run(out, ENCODER_KIND, config, force=force) as work:
-                student = RetrieverStudent(encoder, examples, index, first, work, training_E, options, training, ahead)
+                trainable = TrainableEncoders(
+                    encoder, examples, index, first, work, training_E, options, training, ahead
+                )
                 try:
-                    student.measure_held_out(evaluated(held_out_E, training))
-                    trained = train(student, work, training_E, held_out_E, training)
+                    trainable.measure_held_out(evaluation_examples(held_out_E, training))
+                    trained = train(trainable, work, training_E, held_out_E, training)
                 finally:
-                    student.close()
-                results = {"refreshes": student.refreshes}
-                write_trained(out, ENCODER_KIND, student, trained, config, results=results, force=force)
+                    trainable.close()
+                results = {"refreshes": trainable.refreshes}
+                write_trained(out, ENCODER_KIND, trainable, trained, config, results=results, force=force)
     tuned = load_encoder(options_of(Path(out), named), device=training.device)
     add_vectors(index.path, tuned, vector_options(chosen), name=name, default=False, force=force, ahead=ahead)
     return TrainedRetriever(**_outcome(out, trained), refreshes=results["refreshes"])

@@ -7,14 +7,13 @@ candidates/N.parquet a row per example and passage: example, passage, score (of 
                      of the continuation). A row without passage and score is the continuation without any passage.
 manifest.json        what decided the figures, what the signals are worth, and a checksum of each file
 
-Knows these tables; knows nothing of how they were measured or of what is trained with them. Letters of shapes: E
-examples, K candidates.
+Letters of shapes: E examples, K candidates.
 """
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -107,7 +106,7 @@ class Signals:
         return self.passages_EK.shape[1]
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """The folders, in messages."""
         return " and ".join(str(one.path) for one in self.folders)
 
@@ -165,7 +164,7 @@ class Signals:
         of: JsonValue = self.config.get("index")
         if of != index.fingerprint:
             raise UsageError(
-                f"the signals in {self.said} are of another index (fingerprint {of}) than {index.path} "
+                f"the signals in {self.description} are of another index (fingerprint {of}) than {index.path} "
                 f"({index.fingerprint}): give the index they were measured with, or measure them again."
             )
 
@@ -176,7 +175,7 @@ class Signals:
         are held out. Raises UsageError if there are not enough examples.
         """
         if len(self) < 2:
-            raise UsageError(f"{self.said} has {len(self)} examples; training needs at least 2: measure more.")
+            raise UsageError(f"{self.description} has {len(self)} examples; training needs at least 2: measure more.")
         return split_documents(self.documents_E, held_out, seed)
 
 
@@ -269,7 +268,7 @@ def index_of(signals: Signals, index: Index | Path | str | None) -> Index:
         said = signals.config.get(INDEX_PATH)
         if not isinstance(said, str) or not Path(said).exists():
             raise UsageError(
-                f"the index that the signals in {signals.said} were measured with "
+                f"the index that the signals in {signals.description} were measured with "
                 f"{f'is not in {said} any more' if said else 'is not recorded'}: give it as `index`."
             )
         index = said
@@ -288,8 +287,8 @@ def split_with_choice(signals: Signals, held_out: float, seed: int) -> tuple[Int
     training_E, held_out_E = (part[used_E[part]] for part in signals.split(held_out, seed))
     if not len(training_E) or (held_out > 0 and not len(held_out_E)):
         raise UsageError(
-            f"of the {len(signals):,} examples in {signals.said} only {int(np.sum(used_E)):,} have two candidates or "
-            "more and finite log-probabilities, too few to train with and to hold some out: measure more."
+            f"of the {len(signals):,} examples in {signals.description} only {int(np.sum(used_E)):,} have two "
+            "candidates or more and finite log-probabilities, too few to train with and to hold some out: measure more."
         )
     return training_E, held_out_E
 
@@ -364,3 +363,71 @@ def _agree(tokens_E: IntArray, example: IntArray, is_without: NDArray[np.bool_],
 def _draw(text: str) -> float:
     """A number from 0 to 1 that depends on a text alone."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+
+
+BETAS: Final = (0.01, 0.03, 0.1, 0.3, 1.0)
+_NO_PREFERENCE: Final = 0.01
+"""Nats per token: below this difference between the best and the worst candidate an example has no preference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalStatistics:
+    """What choosing among the candidates can gain. Gains are in nats per token over reading no passage.
+
+    `first`: the retriever's first candidate; `random`: the mean of all candidates; `best`: the best for each example.
+    `examples` counts those with two candidates or more, of which the others are means; `single` counts those with
+    fewer, `impossible` those in which the language model gives a token no probability. `no_preference` counts examples
+    whose candidates differ by less than 0.01 nats per token. `entropies`: for each beta, the mean entropy in nats of
+    Q, the softmax of the mean token log-probability over beta (REPLUG, section 4.2); `uniform` is the entropy if Q were
+    uniform.
+    """
+
+    examples: int
+    single: int
+    impossible: int
+    first: float
+    random: float
+    best: float
+    no_preference: int
+    entropies: dict[str, float]
+    uniform: float
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """For a manifest."""
+        return asdict(self)
+
+
+def signal_statistics(signals: Signals) -> SignalStatistics:
+    """What some signals are worth."""
+    there_EK = signals.passages_EK != NO_PASSAGE
+    several_E, possible_E = signals.has_choice_E, signals.is_possible_E
+    used_E = several_E & possible_E
+    there_EK, tokens_E = there_EK[used_E], signals.tokens_E[used_E]
+    total_EK = np.where(there_EK, signals.log_probs_EK[used_E], -np.inf)
+    mean_EK = total_EK / tokens_E[:, None]
+    counts_E = there_EK.sum(axis=1)
+    gain_EK = total_EK - signals.baseline_E[used_E][:, None]
+    lowest_E = np.where(there_EK, mean_EK, np.inf).min(axis=1, initial=np.inf)
+    tokens = max(1, int(tokens_E.sum()))
+    return SignalStatistics(
+        examples=int(used_E.sum()),
+        single=int((~several_E).sum()),
+        impossible=int((several_E & ~possible_E).sum()),
+        first=float(gain_EK[:, 0].sum() / tokens),
+        random=float((np.where(there_EK, gain_EK, 0).sum(axis=1) / np.maximum(counts_E, 1)).sum() / tokens),
+        best=float(gain_EK.max(axis=1, initial=-np.inf).sum() / tokens) if used_E.any() else 0.0,
+        no_preference=int((mean_EK.max(axis=1, initial=-np.inf) - lowest_E < _NO_PREFERENCE).sum()),
+        entropies={str(beta): _entropy(mean_EK / beta) for beta in BETAS},
+        uniform=float(np.log(np.maximum(counts_E, 1)).mean()) if used_E.any() else 0.0,
+    )
+
+
+def _entropy(logits_EK: NDArray[np.float64]) -> float:
+    """The mean entropy of softmax over each row; -inf is padding."""
+    if not len(logits_EK):
+        return 0.0
+    shifted_EK = logits_EK - logits_EK.max(axis=1, keepdims=True)
+    q_EK = np.exp(shifted_EK)
+    q_EK /= q_EK.sum(axis=1, keepdims=True)
+    terms_EK = q_EK * np.log(np.where(q_EK > 0, q_EK, 1))
+    return float(-terms_EK.sum(axis=1).mean())

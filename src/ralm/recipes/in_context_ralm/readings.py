@@ -14,8 +14,7 @@ from ralm.recipes.recipe import Scale
 from ralm.recipes.resources import GPT2, ROBERTA, WIKIPEDIA, WIKITEXT_TITLES, WIKITEXT_TRAIN, Resource
 from ralm.recipes.steps import Step, evaluate, index, retrieve, signals, train_reranker
 from ralm.reranking import Method, RerankOptions
-from ralm.training.options import RerankerOptions, TrainingOptions
-from ralm.training.signal_options import CandidateOptions, ExampleOptions
+from ralm.training.options import CandidateOptions, ExampleOptions, RerankerOptions, TrainingOptions
 
 PLAN: Final = PlanOptions(semantics="official")
 CANDIDATES: Final = 16

@@ -16,8 +16,7 @@ from ralm.recipes.resources import CONTRIEVER, GPT2, NEO, PILE_ALL_TRAIN, Resour
 from ralm.recipes.steps import Step, evaluate, index, retrieve, train_retriever
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.training.options import REPLUG, RetrieverTrainingOptions
-from ralm.training.signal_options import REPLUG_EXAMPLES
+from ralm.training.options import REPLUG, REPLUG_EXAMPLES, RetrieverTrainingOptions
 
 DOCUMENTS: Final = 10
 PLAN: Final = PlanOptions(

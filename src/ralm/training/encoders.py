@@ -1,7 +1,7 @@
-"""The encoders of queries and passages as one student, as in REPLUG (section 4).
+"""Encoders that are trained with LSR: the query encoder alone, on signals, or the encoders of queries and passages.
 
-Candidates are retrieved with the encoder of the moment, from vectors that another process refreshes on the way
-(`refresher.py`). Letters of shapes: E examples, B those of a batch, K candidates, D dimensions.
+With signals a step encodes only queries: candidates and scores come from the signals, passage vectors from the index.
+Letters of shapes: B examples, K candidates, D dimensions.
 """
 
 import logging
@@ -14,31 +14,102 @@ import torch
 from pydantic import JsonValue
 
 from ralm.protocols import Retriever
-from ralm.records import NO_PASSAGE, IntArray
+from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.search import Dense, open_vectors
+from ralm.retrieval.dense.search import Dense, PassageVectors, open_vectors
 from ralm.retrieval.encode import Ahead
 from ralm.retrieval.index import Index
 from ralm.retrieval.layout import vector_options
 from ralm.terminal import no_progress
-from ralm.training.harness import (
-    Student,
-    batch_of_step,
-)
-from ralm.training.measured import Examples, Measured, measure, measured_once
-from ralm.training.options import RetrieverTrainingOptions, TrainingOptions
-from ralm.training.query_encoder import inner_products, losses_of
-from ralm.training.refresher import Refresher
-from ralm.training.versions import Versions
+from ralm.training.candidates import CandidateScores, Examples, load_or_score, score_examples
+from ralm.training.loop import TrainableModel, batch_of_step
+from ralm.training.losses import divergence_loss
+from ralm.training.options import LSROptions, QueryEncoderOptions, RetrieverTrainingOptions, TrainingOptions
+from ralm.training.refresh import Refresher, Versions
+from ralm.training.signals import Signals
 
-HELD_OUT: Final = "held-out.npz"
-PROBES: Final = 64
+QUERIES_AT_ONCE: Final = 32
+"""Queries in memory at once, with what their gradients need."""
+
+
+class TrainableQueryEncoder(TrainableModel):
+    """A query encoder, the signals that it learns from, and the vectors of their candidates."""
+
+    at_once = QUERIES_AT_ONCE
+
+    def __init__(
+        self, encoder: SentenceEncoder, signals: Signals, vectors: PassageVectors, options: QueryEncoderOptions
+    ) -> None:
+        self.module = encoder.query_model.float()
+        self._encoder = encoder
+        self._signals = signals
+        self._vectors = vectors
+        self._loss = options.loss
+        self._texts = signals.texts(options.reads)
+        self._lm_scores_EK = signals.mean_log_probs_EK.astype(np.float32)
+
+    def losses(self, examples_B: IntArray, _draws: np.random.Generator | None) -> torch.Tensor:
+        """KL(Q to P) of each example."""
+        lm_scores_BK = self._lm_scores_EK[examples_B]
+        return losses_of(self._scores(examples_B), lm_scores_BK, self._signals.passages_EK[examples_B], self._loss)
+
+    def held_out_gains(self, examples_E: IntArray) -> dict[str, float]:
+        """Mean log-probabilities per token of the continuations of some examples: without a passage, behind the first
+        candidate of the signals, behind the one that is chosen now, and behind the best."""
+        signals = self._signals
+        parts = np.split(examples_E, range(QUERIES_AT_ONCE, len(examples_E), QUERIES_AT_ONCE))
+        self.module.eval()
+        with torch.no_grad():
+            chosen_E = torch.cat([self._scores(part).argmax(dim=1).cpu() for part in parts]).numpy()
+        log_probs_EK = signals.log_probs_EK[examples_E]
+        totals = {
+            "none": signals.baseline_E[examples_E],
+            "first": log_probs_EK[:, 0],
+            "chosen": np.take_along_axis(log_probs_EK, chosen_E[:, None], axis=1),
+            "best": log_probs_EK.max(axis=1),
+        }
+        tokens = signals.tokens_E[examples_E].sum()
+        return {name: float(total.sum() / tokens) for name, total in totals.items()}
+
+    def save(self, folder: Path) -> None:
+        """Write the folder of the encoder."""
+        self._encoder.save_query_encoder(folder)
+
+    def describe(self, example: int) -> str:
+        """Its number and its document."""
+        return f"example {example} (document {self._signals.documents_E[example]!r})"
+
+    def _scores(self, examples_B: IntArray) -> torch.Tensor:
+        """The inner products (B x K) of queries and candidates; -inf where there is no candidate."""
+        queries_BD = self._encoder.query_tensor([self._texts[example].as_py() for example in examples_B.tolist()])
+        passages_BK = self._signals.passages_EK[examples_B]
+        scores_BK = inner_products(queries_BD, torch.from_numpy(self._vectors.of(passages_BK)).to(queries_BD.device))
+        return scores_BK.masked_fill(torch.from_numpy(passages_BK == NO_PASSAGE).to(scores_BK.device), -torch.inf)
+
+
+def inner_products(queries_BD: torch.Tensor, vectors_BKD: torch.Tensor) -> torch.Tensor:
+    """The scores (float32, B x K) of candidates, in float32 whatever precision the encoders have."""
+    with torch.autocast(queries_BD.device.type, enabled=False):
+        return torch.einsum("bd,bkd->bk", queries_BD.float(), vectors_BKD.float())
+
+
+def losses_of(
+    scores_BK: torch.Tensor, lm_scores_BK: FloatArray, passages_BK: IntArray, options: LSROptions
+) -> torch.Tensor:
+    """The loss (float32, B) of candidates with these scores, mean log-probabilities and numbers."""
+    lm_scores = torch.from_numpy(lm_scores_BK).to(scores_BK.device)
+    there_BK = torch.from_numpy(passages_BK != NO_PASSAGE).to(scores_BK.device)
+    return divergence_loss(scores_BK, lm_scores, there_BK, gamma=options.gamma, beta=options.beta)
+
+
+_HELD_OUT: Final = "held-out.npz"
+_PROBES: Final = 64
 """Queries whose hits are compared when new vectors replace old ones."""
 
 _logger = logging.getLogger(__name__)
 
 
-class RetrieverStudent(Student):
+class TrainableEncoders(TrainableModel):
     """The encoders of queries and passages, the examples, and the vectors of the passages that are searched.
 
     `first`: the retriever over the vectors that the index has. `work`: where versions of the vectors are kept. Losses
@@ -79,15 +150,15 @@ class RetrieverStudent(Student):
         like = index.encoder_options(options.vectors)
         self._refresher = Refresher(index, work, like, stored, options.refresh_device, ahead)
         self._is_followed = False
-        self._batch: Measured
-        self._held_out: Measured
+        self._batch: CandidateScores
+        self._held_out: CandidateScores
 
     def measure_held_out(self, held_out_E: IntArray) -> None:
         """Retrieve and score the candidates of the held-out examples, before the first step; they stay the same, so
         that losses can be compared."""
         k = self._options.candidates
         if len(held_out_E):
-            self._held_out = measured_once(self._work / HELD_OUT, self._examples, held_out_E, self._retriever, k)
+            self._held_out = load_or_score(self._work / _HELD_OUT, self._examples, held_out_E, self._retriever, k)
 
     def begin_step(self, step: int) -> None:
         """Search the newest vectors for the candidates of the batch, and have them encoded again if it is time."""
@@ -103,14 +174,16 @@ class RetrieverStudent(Student):
             self._refresher.begin(step)
         examples_B = batch_of_step(self._training_E, step, self._training)
         with no_progress():  # the bar of the training is there already
-            self._batch = measure(self._examples, np.unique(examples_B), self._retriever, self._options.candidates)
+            self._batch = score_examples(
+                self._examples, np.unique(examples_B), self._retriever, self._options.candidates
+            )
 
     def losses(self, examples_B: IntArray, draws: np.random.Generator | None) -> torch.Tensor:
         """KL(Q to P) of each example; 0 if it has fewer than two candidates."""
         measured = self._held_out if draws is None else self._batch
         return torch.stack([self._loss(example, measured) for example in examples_B.tolist()])
 
-    def _loss(self, example: int, measured: Measured) -> torch.Tensor:
+    def _loss(self, example: int, measured: CandidateScores) -> torch.Tensor:
         passages_K, lm_scores_K = measured.of(example)
         there_K = passages_K != NO_PASSAGE
         query_1D = self._encoder.query_tensor(self._examples.queries(np.array([example])))
@@ -120,7 +193,7 @@ class RetrieverStudent(Student):
         scores_1K = inner_products(query_1D, self._encoder.passage_tensor(passages)[None])
         return losses_of(scores_1K, lm_scores_K[there_K][None], passages_K[there_K][None], self._options.loss)[0]
 
-    def named(self, example: int) -> str:
+    def describe(self, example: int) -> str:
         """Its number and its document."""
         return f"example {example} (document {self._examples.documents_E[example]!r})"
 
@@ -162,7 +235,7 @@ class RetrieverStudent(Student):
     def _swap(self, version: int, step: int) -> None:
         """Search other vectors from now on."""
         new = self._open(version)
-        queries = self._examples.queries(self._training_E[:PROBES])
+        queries = self._examples.queries(self._training_E[:_PROBES])
         shared = overlap(self._retriever, new, queries, self._options.candidates)
         self.refreshes.append({"version": version, "step": step, "overlap": round(shared, 4)})
         _logger.info(

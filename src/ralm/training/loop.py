@@ -1,16 +1,13 @@
 """Training a small model in steps: order of examples, optimiser, evaluation, early stopping, checkpoints, result.
 
     with training_run(out, KIND, config, force=force) as work:
-        trained = train(student, work, training_E, held_out_E, options)
-        write_trained(out, KIND, student, trained, config, force=force)
+        trained = train(model, work, training_E, held_out_E, options)
+        write_trained(out, KIND, model, trained, config, force=force)
 
 A killed training resumes at its last checkpoint. On a CPU, with as many threads, its final weights are bit for bit
-those of an undisturbed training: all that a step depends on is in the checkpoint, or depends on the seed and the number
-of the step alone. This needs a look at the loss of each example before the weights change, and checkpoints that are
-whole or absent, which the trainers of transformers and sentence-transformers do not offer.
-
-Knows examples by number; knows nothing of how a loss is made of them. Letters of shapes: E all examples, B those of a
-batch.
+those of an undisturbed training: all that a step depends on is in the checkpoint, or follows from the seed and the
+number of the step. This needs the loss of each example before the weights change, and atomic checkpoints. The trainers
+of transformers and sentence-transformers offer neither. Letters of shapes: E all examples, B those of a batch.
 """
 
 import logging
@@ -26,11 +23,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import torch
+from matplotlib.figure import Figure
 from pydantic import JsonValue
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ralm.errors import FolderError, ModelError, RalmWarning
 from ralm.records import IntArray
+from ralm.runs.plot import DOTS_AN_INCH, INCHES
 from ralm.runs.run import environment, to_json
 from ralm.runs.unfinished import unfinished_run
 from ralm.storage.manifest import read_manifest, write_manifest
@@ -38,7 +37,6 @@ from ralm.storage.outputs import check_output, new_folder
 from ralm.terminal import progress_bar
 from ralm.training.checkpoints import Checkpoint, Checkpoints
 from ralm.training.options import TrainingOptions
-from ralm.training.plot import draw_losses
 
 FORMAT_VERSION: Final = 1
 LOSSES: Final = "losses.csv"
@@ -51,7 +49,7 @@ _RANDOM: Final = "random."
 _logger = logging.getLogger(__name__)
 
 
-class Student(ABC):
+class TrainableModel(ABC):
     """A small model and its loss on numbered examples.
 
     `module` holds all weights that training changes. `at_once` is how many examples are in memory at once: the gradient
@@ -70,7 +68,7 @@ class Student(ABC):
     def save(self, folder: Path) -> None:
         """Write the trained model into a new folder."""
 
-    def named(self, example: int) -> str:
+    def describe(self, example: int) -> str:
         """An example in messages: its number and its document."""
         return f"example {example}"
 
@@ -135,21 +133,21 @@ def own_randomness(seed: int) -> Iterator[None]:
 
 
 def train(
-    student: Student, work: Path, training_E: IntArray, held_out_E: IntArray, options: TrainingOptions
+    trainable: TrainableModel, work: Path, training_E: IntArray, held_out_E: IntArray, options: TrainingOptions
 ) -> Trained:
-    """Train a student on examples, from its last checkpoint in `work` if there is one; its module ends with the weights
+    """Train a model on examples, from its last checkpoint in `work` if there is one; its module ends with the weights
     of the lowest held-out loss, or of the last step if nothing is held out.
 
     Call it within `own_randomness`. Raises ModelError if a loss is not finite, StorageError if the disk is full; the
     last checkpoint stays.
     """
-    return _Training(student, Checkpoints(work), training_E, evaluated(held_out_E, options), options).run()
+    return _Training(trainable, Checkpoints(work), training_E, evaluation_examples(held_out_E, options), options).run()
 
 
 def write_trained(
     out: Path | str,
     kind: str,
-    student: Student,
+    trainable: TrainableModel,
     trained: Trained,
     config: dict[str, JsonValue],
     *,
@@ -158,7 +156,7 @@ def write_trained(
 ) -> None:
     """Write the folder of a trained model atomically: the model, its losses as table and plot, and a manifest."""
     with new_folder(Path(out), kind=kind, force=force) as folder:
-        student.save(folder)
+        trainable.save(folder)
         rows = [asdict(row) for row in trained.losses]
         pyarrow.csv.write_csv(pa.Table.from_pylist(rows, _SCHEMA), folder / LOSSES)
         training = [(row.step, row.training_loss) for row in trained.losses if row.training_loss is not None]
@@ -215,18 +213,18 @@ class _Progress:
 class _Training:
     def __init__(
         self,
-        student: Student,
+        trainable: TrainableModel,
         checkpoints: Checkpoints,
         training_E: IntArray,
         held_out_E: IntArray,
         options: TrainingOptions,
     ) -> None:
-        self._student = student
+        self._model = trainable
         self._checkpoints = checkpoints
         self._training_E = training_E
         self._held_out_E = held_out_E
         self._options = options
-        self._weights = [one for one in student.module.parameters() if one.requires_grad]
+        self._weights = [one for one in trainable.module.parameters() if one.requires_grad]
         self._device = self._weights[0].device
         self._optimizer = torch.optim.AdamW(self._weights, lr=0.0, weight_decay=0.0)
         self._now = _Progress()
@@ -247,14 +245,14 @@ class _Training:
         return self._now.step >= self._options.steps or self._now.without_gain >= self._options.patience
 
     def _step(self) -> None:
-        now, student = self._now, self._student
-        student.begin_step(now.step)
-        student.module.train(self._options.dropout)
+        now, trainable = self._now, self._model
+        trainable.begin_step(now.step)
+        trainable.module.train(self._options.dropout)
         examples_B = batch_of_step(self._training_E, now.step, self._options)
         draws = np.random.default_rng([self._options.seed, 2, now.step])
         self._optimizer.zero_grad(set_to_none=True)
         total = 0.0
-        for part in _parts(examples_B, student.at_once):
+        for part in _parts(examples_B, trainable.at_once):
             losses_B = self._checked(part, self._computed(part, draws))
             (losses_B.sum() / len(examples_B)).backward()  # type: ignore[no-untyped-call]
             total += float(losses_B.detach().double().sum())
@@ -282,7 +280,7 @@ class _Training:
         lower = self._options.precision == "bfloat16"
         plain = sdpa_kernel(SDPBackend.MATH) if lower and self._device.type == "cpu" else nullcontext()
         with torch.autocast(self._device.type, torch.bfloat16, enabled=lower), plain:
-            return self._student.losses(examples_B, draws).float()
+            return self._model.losses(examples_B, draws).float()
 
     def _evaluate(self) -> None:
         """Add a row to the losses; keep the weights if the held-out examples have their lowest loss."""
@@ -300,13 +298,13 @@ class _Training:
         now.without_gain += 1
         if row.held_out_loss < now.best_loss:
             now.best_step, now.best_loss, now.without_gain = now.step, row.held_out_loss, 0
-            self._checkpoints.save_weights(now.step, self._student.module.state_dict())
+            self._checkpoints.save_weights(now.step, self._model.module.state_dict())
 
     def _held_out_loss(self) -> float:
-        self._student.module.eval()
+        self._model.module.eval()
         total = 0.0
         with torch.no_grad():
-            for part in _parts(self._held_out_E, self._student.at_once):
+            for part in _parts(self._held_out_E, self._model.at_once):
                 total += float(self._checked(part, self._computed(part, None)).double().sum())
         return total / len(self._held_out_E)
 
@@ -315,13 +313,13 @@ class _Training:
         finite = losses_B.detach().isfinite().tolist()
         if not all(finite):
             place = finite.index(False)
-            self._refuse(f"the loss of {self._student.named(int(examples_B[place]))} is {losses_B[place].item()}")
+            self._refuse(f"the loss of {self._model.describe(int(examples_B[place]))} is {losses_B[place].item()}")
         return losses_B
 
     def _check_gradient(self, examples_B: IntArray) -> None:
         norm = torch.nn.utils.clip_grad_norm_(self._weights, _MOST_GRADIENT)
         if not norm.isfinite():
-            first = self._student.named(int(examples_B[0]))
+            first = self._model.describe(int(examples_B[0]))
             self._refuse(f"the gradient of a batch of {len(examples_B)} that begins with {first} is not finite")
 
     def _refuse(self, what: str) -> NoReturn:
@@ -334,13 +332,13 @@ class _Training:
 
     def _keep(self) -> None:
         """Write a checkpoint."""
-        tensors = {_MODEL + name: tensor for name, tensor in self._student.module.state_dict().items()}
+        tensors = {_MODEL + name: tensor for name, tensor in self._model.module.state_dict().items()}
         for number, values in self._optimizer.state_dict()["state"].items():
             tensors |= {f"{_OPTIMIZER}{number}.{name}": tensor for name, tensor in values.items()}
         tensors[_RANDOM + "cpu"] = torch.get_rng_state()
         if self._device.type == "cuda":
             tensors[_RANDOM + "cuda"] = torch.cuda.get_rng_state(self._device)
-        facts: dict[str, JsonValue] = {"progress": asdict(self._now), "student": self._student.state()}
+        facts: dict[str, JsonValue] = {"progress": asdict(self._now), "model": self._model.state()}
         self._checkpoints.save(Checkpoint(self._now.step, tensors, facts), self._now.best_step)
 
     def _resume(self) -> None:
@@ -349,7 +347,7 @@ class _Training:
         if checkpoint is None:
             return
         tensors, facts = checkpoint.tensors, checkpoint.facts
-        _load(self._student.module, {name: tensors[name] for name in tensors if name.startswith(_MODEL)})
+        _load(self._model.module, {name: tensors[name] for name in tensors if name.startswith(_MODEL)})
         state: dict[int, dict[str, torch.Tensor]] = {}
         for name in tensors:
             if name.startswith(_OPTIMIZER):
@@ -361,7 +359,7 @@ class _Training:
         if self._device.type == "cuda" and _RANDOM + "cuda" in tensors:
             torch.cuda.set_rng_state(tensors[_RANDOM + "cuda"], self._device)
         self._now = _Progress(**facts["progress"])  # type: ignore[arg-type]
-        self._student.restore(facts["student"])  # type: ignore[arg-type]
+        self._model.restore(facts["model"])  # type: ignore[arg-type]
         _logger.info("resuming a training that was stopped: %s steps were done before", f"{checkpoint.step:,}")
 
     def _finish(self) -> Trained:
@@ -370,14 +368,14 @@ class _Training:
         best = now.step if now.best_step is None else now.best_step
         weights = None if now.best_step is None else self._checkpoints.weights(now.best_step)
         if weights is not None:
-            _load(self._student.module, {_MODEL + name: tensor for name, tensor in weights.items()})
+            _load(self._model.module, {_MODEL + name: tensor for name, tensor in weights.items()})
         if best == 0:
             warnings.warn(
                 "training did not lower the loss of the held-out examples; the weights that it began with are kept.",
                 RalmWarning,
                 stacklevel=2,
             )
-        self._student.module.eval()
+        self._model.module.eval()
         return Trained(losses=[Losses(**row) for row in now.losses], best_step=best, steps=now.step)
 
 
@@ -391,12 +389,12 @@ def batch_of_step(examples_E: IntArray, step: int, options: TrainingOptions) -> 
     return np.array([orders[one][place] for one, place in zip(rounds.tolist(), within.tolist(), strict=True)])
 
 
-def evaluated(held_out_E: IntArray, options: TrainingOptions) -> IntArray:
+def evaluation_examples(held_out_E: IntArray, options: TrainingOptions) -> IntArray:
     """The held-out examples that an evaluation reads: evenly spread, at most as many as the options say."""
-    return evenly(held_out_E, options.evaluated)
+    return evenly_spaced(held_out_E, options.evaluated)
 
 
-def evenly(examples_E: IntArray, most: int) -> IntArray:
+def evenly_spaced(examples_E: IntArray, most: int) -> IntArray:
     """At most so many of the examples, evenly spread."""
     count = min(most, len(examples_E))
     return examples_E[np.linspace(0, len(examples_E) - 1, count).astype(np.int64)]
@@ -416,3 +414,19 @@ def _load(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
 
 def _parts(examples_B: IntArray, size: int) -> Iterator[IntArray]:
     return (examples_B[begin : begin + size] for begin in range(0, len(examples_B), size))
+
+
+def draw_losses(
+    training: Sequence[tuple[int, float]], held_out: Sequence[tuple[int, float]], best_step: int, path: Path
+) -> None:
+    """Draw (step, loss) pairs of the examples that were trained on and of those held out, and mark the best step."""
+    figure = Figure(figsize=INCHES, dpi=DOTS_AN_INCH, layout="constrained")
+    axes = figure.subplots()
+    for pairs, style, label in ((training, "o-", "trained on"), (held_out, "s--", "held out")):
+        if pairs:
+            axes.plot([step for step, _ in pairs], [loss for _, loss in pairs], style, label=label, markersize=3)
+    axes.axvline(best_step, linestyle=":", color="grey", label="kept")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    axes.legend()
+    figure.savefig(path)

@@ -10,9 +10,9 @@ from hypothesis import given, settings, strategies as st
 from ralm.corpus.decontamination import NGRAM
 from ralm.errors import UsageError
 from ralm.records import Document, Passage
+from ralm.training.candidates import check_fits, document_store_factory, find_candidates, queries_of, score_candidates
 from ralm.training.examples import Example, sample_examples
-from ralm.training.measuring import check_fits, find_candidates, queries_of, reader_of, score_candidates
-from ralm.training.signal_options import CandidateOptions, ExampleOptions
+from ralm.training.options import CandidateOptions, ExampleOptions
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer
 
 OPTIONS = ExampleOptions(
@@ -77,7 +77,7 @@ def test_log_probs_are_those_of_each_candidate_alone(seed: int, begins: bool) ->
     queries = queries_of(examples, tokenizer, OPTIONS.query_tokens)
     hits = find_candidates(examples, queries, SharedWordsRetriever(passages), passages, 4, exclude=True)
     options = CandidateOptions(document_tokens=10)
-    scored = score_candidates(examples, hits, reader_of(passages, tokenizer, options)(), model)
+    scored = score_candidates(examples, hits, document_store_factory(passages, tokenizer, options)(), model)
     first = [1] if begins else []
     for row, example in enumerate(examples):
         fronts = [first, *([*first, *tokenizer.encode(passages[number].text)][:10] for number, _ in hits.of(row))]

@@ -16,10 +16,9 @@ import pytest
 
 from ralm.errors import DamagedFolderError
 from ralm.storage.atomic import locked
-from ralm.training import making
+from ralm.training import signal_writer
 from ralm.training.examples import Example
-from ralm.training.signals import CANDIDATES, Signals, open_signals
-from ralm.training.worth import worth_of
+from ralm.training.signals import CANDIDATES, Signals, open_signals, signal_statistics
 from tests.cli.program import Answer, ralm
 from tests.cli.test_signals import wait_until
 from tests.forked import Program, killing, started
@@ -45,7 +44,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "_PART", 8)
+    monkeypatch.setattr(signal_writer, "_PART", 8)
 
 
 @pytest.fixture
@@ -79,7 +78,7 @@ def test_the_command_says_what_signals_are_worth(work: Path, tmp_path: Path, ask
     assert made.passages_EK.shape == (30, 3)
     assert len(list((out / CANDIDATES).iterdir())) == 4
     assert not (tmp_path / "signals.unfinished").exists()
-    assert made.folders[0].manifest.settings["worth"] == worth_of(made).as_json()
+    assert made.folders[0].manifest.settings["worth"] == signal_statistics(made).as_json()
     examples = pq.read_table(out / "examples.parquet").to_pylist()
     assert [row["example"] for row in examples] == list(range(30))
     for row in examples:
@@ -90,7 +89,7 @@ def test_the_command_says_what_signals_are_worth(work: Path, tmp_path: Path, ask
     assert again.status != 0
     assert "already exists" in again.err
     as_json = json.loads(succeeded(ralm(*asked, "--out", out, "--force", "--json")).out)
-    assert as_json == worth_of(made).as_json()
+    assert as_json == signal_statistics(made).as_json()
     same(made, open_signals(out))
     assert ralm("check", out).status == 0
 
@@ -99,16 +98,16 @@ def measuring_that_fails_at_the_third(monkeypatch: pytest.MonkeyPatch) -> list[i
     """Have the disk be full once, when a third part is to be measured; returns where measured parts begin."""
     measured: list[int] = []
     failed: list[int] = []
-    measure = making._Measurer.__call__
+    measure = signal_writer._Measurer.__call__
 
-    def measuring(self: making._Measurer, examples: list[Example], first: int) -> pa.Table:
+    def measuring(self: signal_writer._Measurer, examples: list[Example], first: int) -> pa.Table:
         if len(measured) == 2 and not failed:
             failed.append(first)
             raise OSError(28, "No space left on device")
         measured.append(first)
         return measure(self, examples, first)
 
-    monkeypatch.setattr(making._Measurer, "__call__", measuring)
+    monkeypatch.setattr(signal_writer._Measurer, "__call__", measuring)
     return measured
 
 
@@ -142,7 +141,7 @@ def test_text_that_changed_is_another_text(work: Path, tmp_path: Path, asked: li
     succeeded(ralm(*asked, "--out", tmp_path / "first"))
     (tmp_path / "out.unfinished").rmdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making, "_measure_all", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        patch.setattr(signal_writer, "_measure_all", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         assert ralm(*asked, "--out", tmp_path / "out").status != 0
     with text.open("a") as stream:
         stream.write(json.dumps({"id": "new", "text": "new words " * 30}) + "\n")
@@ -161,7 +160,7 @@ def test_processes_share_the_work_and_one_is_killed(
     tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes at once, beside a third one, which is killed while it holds a part."""
-    monkeypatch.setattr(making, "_PART", 2)
+    monkeypatch.setattr(signal_writer, "_PART", 2)
     succeeded(ralm(*asked, "--out", tmp_path / "alone"))
     out = tmp_path / "out"
     killed = begun(*asked, "--out", out, before=killing("/parts/", 2))
@@ -206,7 +205,7 @@ def test_worth_by_hand(tmp_path: Path) -> None:
         [[-2.0, -1.0], [-2.0, -2.005], [-1.0], [-1.0, -np.inf]],
         baselines=[-3.0, -2.5, -9.0, -9.0],
     )
-    worth = worth_of(signals)
+    worth = signal_statistics(signals)
     assert (worth.examples, worth.single, worth.impossible, worth.no_preference) == (2, 1, 1, 1)
     assert worth.first == pytest.approx((1 + 0.5) / 2, abs=1e-6)
     assert worth.random == pytest.approx((1.5 + 0.4975) / 2, abs=1e-6)
@@ -234,19 +233,19 @@ def test_another_process_finishes_while_this_one_waits(
 ) -> None:
     """This process waits for a part that another one measures, and finds everything done and cleared away."""
     out = tmp_path / "out"
-    measure = making._measure_if_free
+    measure = signal_writer._measure_if_free
     waited: list[float] = []
 
-    def leave_the_last(work: Path, part: int, sampled: pq.ParquetFile, measurer: making._Measurer) -> None:
+    def leave_the_last(work: Path, part: int, sampled: pq.ParquetFile, measurer: signal_writer._Measurer) -> None:
         if part < 3:
             measure(work, part, sampled, measurer)
 
     def others_finish(pause: float) -> None:
         waited.append(pause)
-        monkeypatch.setattr(making, "_measure_if_free", measure)
+        monkeypatch.setattr(signal_writer, "_measure_if_free", measure)
         succeeded(ralm(*asked, "--out", out))
 
-    monkeypatch.setattr(making, "_measure_if_free", leave_the_last)
+    monkeypatch.setattr(signal_writer, "_measure_if_free", leave_the_last)
     monkeypatch.setattr(time, "sleep", others_finish)
     succeeded(ralm(*asked, "--out", out))
     assert len(waited) == 1
@@ -262,13 +261,13 @@ def test_another_process_ends_all_before_this_one_begins(
 
     @contextmanager
     def others_finish(file: Path) -> Iterator[None]:
-        monkeypatch.setattr(making, "locked", locked)
+        monkeypatch.setattr(signal_writer, "locked", locked)
         waited.append(file)
         succeeded(ralm(*asked, "--out", tmp_path / "out"))
         with locked(file):
             yield
 
-    monkeypatch.setattr(making, "locked", others_finish)
+    monkeypatch.setattr(signal_writer, "locked", others_finish)
     succeeded(ralm(*asked, "--out", tmp_path / "out"))
     assert len(waited) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -293,7 +292,7 @@ def test_a_process_that_fails_leaves_the_work_of_others(
     tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch, options: list[object]
 ) -> None:
     """While one process samples, another one has other settings, or waits and is interrupted."""
-    sample = making._sample
+    sample = signal_writer._sample
     status: list[int] = []
 
     def with_another(work: Path, examples: list[Example]) -> None:
@@ -307,11 +306,11 @@ def test_a_process_that_fails_leaves_the_work_of_others(
             yield
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(making, "_turn", interrupted)
+            patch.setattr(signal_writer, "_turn", interrupted)
             status.append(ralm(*asked, *options, "--out", tmp_path / "out").status)
         sample(work, examples)
 
-    monkeypatch.setattr(making, "_sample", with_another)
+    monkeypatch.setattr(signal_writer, "_sample", with_another)
     succeeded(ralm(*asked, "--out", tmp_path / "out"))
     assert len(status) == 1
     assert status[0] != 0
@@ -322,7 +321,7 @@ def test_parts_of_earlier_signals_do_not_count(tmp_path: Path, asked: list[objec
     """A process was killed while it cleared the work folder away."""
     succeeded(ralm(*asked, "--out", tmp_path / "right"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making, "_finish", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+        patch.setattr(signal_writer, "_finish", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
         assert ralm(*asked, "--seed", 1, "--out", tmp_path / "out").status != 0
     begun = tmp_path / "out.unfinished"
     assert len(list((begun / "parts").glob("*.parquet"))) == 4
@@ -334,7 +333,7 @@ def test_parts_of_earlier_signals_do_not_count(tmp_path: Path, asked: list[objec
 
 def test_other_fields_are_other_settings(tmp_path: Path, asked: list[object]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making, "_measure_all", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        patch.setattr(signal_writer, "_measure_all", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         assert ralm(*asked, "--out", tmp_path / "out").status != 0
     answer = ralm(*asked, "--out", tmp_path / "out", "--id-field", "title")
     assert "begun with other settings (text.fields.id id there, title here)" in answer.err
@@ -343,13 +342,13 @@ def test_other_fields_are_other_settings(tmp_path: Path, asked: list[object]) ->
 def test_a_process_that_is_killed_once_the_signals_are_written_leaves_nothing_for_good(
     tmp_path: Path, asked: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = making._write
+    write = signal_writer._write
 
     def killed(*arguments: Any, **options: Any) -> None:
         write(*arguments, **options)
         raise OSError(28, "full")
 
-    monkeypatch.setattr(making, "_write", killed)
+    monkeypatch.setattr(signal_writer, "_write", killed)
     assert ralm(*asked, "--out", tmp_path / "out").status != 0
     assert (tmp_path / "out.unfinished").exists()
     assert "begun with other settings" not in (other := ralm(*asked, "--seed", 1, "--out", tmp_path / "out")).err

@@ -1,10 +1,8 @@
-"""Making a folder of signals: examples are sampled once, then measured in parts by one process or several.
+"""Writes a folder of signals: samples examples once, then measures them in parts, in one process or several.
 
 `OUT.unfinished/` holds the examples (sampled.parquet) and the parts that are done. A process claims a part by locking a
 file; the lock ends with the process, so the part of a killed one is measured by the next. Whoever finds all parts done
 puts the folder together.
-
-Knows folders and locks; `examples` and `measuring` know what is computed.
 """
 
 import json
@@ -23,7 +21,6 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.corpus.documents import Fields
-from ralm.corpus.folder import fingerprint_of
 from ralm.corpus.sources import read_documents
 from ralm.errors import DamagedFolderError, FolderError, WorkerError
 from ralm.protocols import LanguageModel, Retriever
@@ -37,15 +34,15 @@ from ralm.storage.manifest import read_manifest, write_manifest
 from ralm.storage.outputs import check_output, new_folder, output_path
 from ralm.storage.work import MEASURED, at_work
 from ralm.terminal import path_text, progress_bar, track
-from ralm.training.examples import Example, as_table, from_table, sample_examples
-from ralm.training.measuring import (
+from ralm.training.candidates import (
     check_fits,
+    document_store_factory,
     find_candidates,
     queries_of,
-    reader_of,
     score_candidates,
 )
-from ralm.training.signal_options import CandidateOptions, ExampleOptions
+from ralm.training.examples import Example, as_table, begins_with_source, from_table, sample_examples, text_config
+from ralm.training.options import CandidateOptions, ExampleOptions
 from ralm.training.signals import (
     CANDIDATE_SCHEMA,
     CANDIDATES,
@@ -56,8 +53,8 @@ from ralm.training.signals import (
     KIND,
     Signals,
     open_signals,
+    signal_statistics,
 )
-from ralm.training.worth import worth_of
 from ralm.validation import config_of
 
 _LOG: Final = logging.getLogger(__name__)
@@ -116,24 +113,6 @@ def make_signals(
         _measure_all(work, measurer)
         _finish(work, out, {**config, INDEX_PATH: path_text(opened.path.resolve())}, measurer, force=force)
     return open_signals(out)
-
-
-def text_config(sources: Sequence[str], fields: Fields | None, *, skip_bad: bool) -> dict[str, JsonValue]:
-    """What decides the documents that are read from sources."""
-    fields = fields or Fields()
-    return {
-        "sources": [path_text(source) for source in sources],
-        "sha256": fingerprint_of(sources),
-        "fields": {"id": fields.id, "title": fields.title, "text": fields.text},
-        "skip_bad": skip_bad,
-    }
-
-
-def begins_with_source(index: Index, sources: Sequence[str]) -> bool:
-    """Whether ids of documents begin with their source: as in the index, so that an example's own document is
-    recognised there."""
-    built_of = index.manifest.settings.get("sources")
-    return len(built_of) > 1 if isinstance(built_of, list) else len(sources) > 1
 
 
 def check_early(out: Path, *, force: bool) -> None:
@@ -231,7 +210,7 @@ class _Measurer:
         self._passages = passages
         self._retriever = retriever
         self._candidates = candidates
-        self._documents = reader_of(passages, model.tokenizer, candidates)
+        self._documents = document_store_factory(passages, model.tokenizer, candidates)
 
     def __call__(self, examples: Sequence[Example], first: int) -> pa.Table:
         """The rows of consecutive examples, of which the first has the number `first`."""
@@ -299,7 +278,7 @@ def _write(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Measu
         counts = {"examples": sampled.metadata.num_rows}
         settings: dict[str, JsonValue] = {"config": config, "environment": environment()}
         write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts)
-        worth = worth_of(open_signals(folder)).as_json()
+        worth = signal_statistics(open_signals(folder)).as_json()
         (folder / "manifest.json").unlink()
         write_manifest(
             folder, kind=KIND, format_version=FORMAT_VERSION, settings={**settings, "worth": worth}, counts=counts

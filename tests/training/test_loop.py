@@ -15,11 +15,11 @@ from ralm.errors import FolderExistsError, ModelError, RalmWarning, StorageError
 from ralm.records import IntArray
 from ralm.storage.manifest import read_manifest
 from ralm.training.checkpoints import Checkpoint, Checkpoints
-from ralm.training.harness import (
+from ralm.training.loop import (
     FORMAT_VERSION,
     LOSSES,
     PLOT,
-    Student,
+    TrainableModel,
     Trained,
     batch_of_step,
     learning_rate,
@@ -35,7 +35,7 @@ EXAMPLES = np.arange(40)
 OPTIONS = TrainingOptions(steps=30, batch=6, learning_rate=0.1, evaluate_every=5, checkpoint_every=4, patience=30)
 
 
-class Line(Student):
+class Line(TrainableModel):
     """Learns y = 3 x - 1 with dropout; `stop` ends it before a step as a signal would."""
 
     at_once = 4
