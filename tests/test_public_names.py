@@ -56,6 +56,7 @@ Message
 ModelOptions
 NO_PASSAGE
 NextTokens
+OnlineExamples
 Oracle
 Passage
 PlanOptions
@@ -81,10 +82,9 @@ Retriever
 RetrieverOptions
 RetrieverTrainingOptions
 Rows
-OnlineExamples
 ScoredTokens
-ScoringSequence
 Scorer
+ScoringSequence
 Signals
 SourcedAnswer
 Splitting
@@ -130,13 +130,13 @@ run_evaluation
 run_questions
 run_sweep
 set_default_vectors
+signal_statistics
 sweep
 train_bm25
 train_query_encoder
 train_reranker
 train_retriever
 update_index
-signal_statistics
 write_retrieval_file
 write_run
 """.split()

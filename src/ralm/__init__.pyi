@@ -73,7 +73,6 @@ from .reading.in_context import InContext as InContext
 from .reading.plan import PlanOptions as PlanOptions, make_plan as make_plan
 from .reading.sampling import GenerationOptions as GenerationOptions
 from .reading.sources import FromFile as FromFile, FromRetriever as FromRetriever, open_source as open_source
-from .recipes.steps import train_retriever as train_retriever
 from .records import (
     NO_PASSAGE as NO_PASSAGE,
     Document as Document,
@@ -134,7 +133,7 @@ from .training.options import (
     WeightingOptions as WeightingOptions,
 )
 from .training.reranker import train_reranker as train_reranker
-from .training.retriever import train_query_encoder as train_query_encoder
+from .training.retriever import train_query_encoder as train_query_encoder, train_retriever as train_retriever
 from .training.signal_writer import make_signals as make_signals
 from .training.signals import Signals as Signals, open_signals as open_signals, signal_statistics as signal_statistics
 from .version import __version__ as __version__

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from ralm.protocols import Retriever
-from ralm.recipes.steps import train_retriever
 from ralm.records import NO_PASSAGE, Hits, IntArray, Passage
 from ralm.training.options import RetrieverTrainingOptions, TrainingOptions
+from ralm.training.retriever import train_retriever
 
 WORDS = "fox sea hill sheep barn radium stone bread moon river salt crow".split()
 TRAINING = TrainingOptions(

@@ -17,7 +17,6 @@ from sentence_transformers import SentenceTransformer
 
 from ralm.errors import FolderExistsError, ModelError, OtherEncoderError, StorageError, UsageError, WorkerError
 from ralm.protocols import Retriever
-from ralm.recipes.steps import train_retriever
 from ralm.records import Hits, IntArray, Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
@@ -29,6 +28,7 @@ from ralm.retrieval.update import update_index
 from ralm.storage.manifest import read_manifest
 from ralm.training.encoders import TrainableEncoders, inner_products, losses_of, overlap
 from ralm.training.refresh import MOST_DEATHS, Refresher, Versions
+from ralm.training.retriever import train_retriever
 from tests.cli.test_signals import processes
 from tests.fakes import SharedWordsRetriever, passages_of
 from tests.forked import Program, started
@@ -280,8 +280,8 @@ def test_what_does_not_belong_together(root: Path, index: Path, tmp_path: Path) 
 
 FORKING = """
 import multiprocessing
-from ralm.training import refresher
-refresher.get_context = lambda _: multiprocessing.get_context("fork")
+from ralm.training import refresh
+refresh.get_context = lambda _: multiprocessing.get_context("fork")
 """
 """The process that encodes is forked, so it need not load everything."""
 

@@ -225,7 +225,7 @@ def test_signals_that_cannot_be_used(tmp_path: Path, index: Index) -> None:
         baselines=[-np.inf, -1.0],
         config={"model": dict(model.config)},
     )
-    with pytest.raises(UsageError, match="1 examples that can be used, which is not enough"):
+    with pytest.raises(UsageError, match="1 usable examples, which is not enough"):
         train_bm25(impossible, model, tmp_path / "out", index=index)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes").touch()

@@ -147,9 +147,9 @@ def retriever(
         trained = train_query_encoder(open_signals(*sources), out, tuned, training, index=index, force=force)
         print_result = partial(print_query_encoder, trained)
     else:
-        from ralm.recipes.steps import train_retriever
         from ralm.retrieval.index import open_index
         from ralm.training.candidates import OnlineExamples
+        from ralm.training.retriever import train_retriever
 
         if index is None or lm is None:
             raise UsageError(f"{' '.join(sources)} is training text: give `index` and `lm` too.")
