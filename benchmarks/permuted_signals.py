@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ralm.cli.output import print_query_encoder
+from ralm.cli.results import print_query_encoder
 from ralm.records import NO_PASSAGE
 from ralm.training.options import LSROptions, QueryEncoderOptions, TrainingOptions
 from ralm.training.retriever import train_query_encoder

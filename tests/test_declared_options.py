@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from ralm.cli.messages import with_flags
+from ralm.cli.process import with_flags
 from ralm.errors import UsageError
 from ralm.options import declared
 from ralm.reading.ensemble import Ensemble

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.cli.asked import read_asked
+from ralm.cli.options import read_asked
 from ralm.errors import RalmError
 from tests.cli.program import Answer, ralm
 

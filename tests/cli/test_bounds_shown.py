@@ -10,7 +10,7 @@ from ralm.answering.answers import Answer
 from ralm.answering.evaluation import AnsweredQuestion, Judged, QuestionEvaluation
 from ralm.answering.prompts import Cut
 from ralm.answering.questions import Question
-from ralm.cli.output import print_measures
+from ralm.cli.results import print_measures
 from ralm.lm.named import load_local_model
 from ralm.reading.pieces import GeneratedText, GeneratedToken
 from ralm.retrieval.build import build_index

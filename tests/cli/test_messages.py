@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.cli.messages import library_messages, quietly
+from ralm.cli.process import library_messages, quietly
 from ralm.errors import RalmWarning
 from ralm.terminal import SWITCH, progress_bar
 from tests.cli.program import ralm

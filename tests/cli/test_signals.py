@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ralm.cli.ending import signals_unwind
+from ralm.cli.process import signals_unwind
 from ralm.errors import WorkerError
 from tests.campaign import campaign
 

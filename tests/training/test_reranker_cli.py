@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ralm.cli.output import print_reranker
+from ralm.cli.results import print_reranker
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from ralm.training.reranker import TrainedReranker

@@ -12,37 +12,29 @@ from typing import Any
 import typer
 
 from ralm.cli.ask import ask
-from ralm.cli.check import check
-from ralm.cli.choice import choice
-from ralm.cli.compare import compare
-from ralm.cli.curve import curve
+from ralm.cli.check import check, probe
 from ralm.cli.demo import demo
-from ralm.cli.encode import encode
-from ralm.cli.ending import signals_unwind
 from ralm.cli.eval import evaluate
 from ralm.cli.flags import command
 from ralm.cli.generate import generate
-from ralm.cli.index import index
-from ralm.cli.messages import (
+from ralm.cli.index import encode, index, merge, update
+from ralm.cli.models import close_models
+from ralm.cli.process import (
     complain,
     complain_of_untested_versions,
     library_messages,
     print_usage_error,
     print_whatever_comes,
     quietly,
+    signals_unwind,
 )
-from ralm.cli.models import close_models
-from ralm.cli.probe import probe
-from ralm.cli.qa import qa
+from ralm.cli.qa import choice, curve, qa
 from ralm.cli.recipe import list_recipes, run, show
-from ralm.cli.report import report
-from ralm.cli.retrieve import retrieve
-from ralm.cli.search import search
+from ralm.cli.report import compare, report
+from ralm.cli.search import retrieve, search
 from ralm.cli.serve import serve
-from ralm.cli.signals import signals
 from ralm.cli.sweep import sweep
-from ralm.cli.train import bm25, reranker, retriever
-from ralm.cli.update import merge, update
+from ralm.cli.train import bm25, reranker, retriever, signals
 from ralm.errors import RalmError, UsageError
 from ralm.version import __version__
 

@@ -17,8 +17,8 @@ from ralm.answering.curve import CURVE_PLOT, CURVE_TABLE, AnswerCurve
 from ralm.answering.evaluation import METRICS, ChoiceEvaluation, QuestionEvaluation
 from ralm.answering.multiple_choice import CATEGORIES
 from ralm.answering.report import AnswersReport
-from ralm.cli.messages import note
 from ralm.cli.output import number, passage_name, print_line
+from ralm.cli.process import note
 from ralm.reading.pieces import GeneratedText
 from ralm.runs.page import page
 from ralm.storage.outputs import replaced_file

@@ -9,8 +9,7 @@ import typer
 
 from ralm.answering.options import AnswerOptions
 from ralm.cli import options
-from ralm.cli.flags import Flags
-from ralm.cli.idle import Use, given_options, refuse_idle
+from ralm.cli.flags import Flags, Use, given_options, refuse_idle
 from ralm.cli.models import open_model
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
@@ -83,7 +82,7 @@ def ask(
     from ralm.answering.prompts import open_prompt
     from ralm.answering.sources import AskedRetriever
     from ralm.cli.answers import print_pieces, print_sources
-    from ralm.cli.asked import read_asked
+    from ralm.cli.options import read_asked
     from ralm.cli.output import print_cache, print_json, print_line
     from ralm.lm.tokenizer import has_chat_template
     from ralm.reading.sources import FromRetriever

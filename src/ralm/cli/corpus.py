@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Self
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from ralm.cli.idle import Use
+from ralm.cli.flags import Use
 from ralm.cli.options import SkipBad
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.documents import Fields

@@ -1,7 +1,7 @@
-"""`ralm demo`: shows what retrieval does for a small language model, on the documentation of this Python."""
+"""`ralm demo`: shows the effect of retrieval on a small language model, with the documentation of this Python."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from ralm.cli import options
 from ralm.cli.flags import Flags
@@ -9,7 +9,29 @@ from ralm.lm.options import ModelOptions
 from ralm.options import Option
 from ralm.retrieval.retriever import RetrieverOptions
 
+if TYPE_CHECKING:
+    from ralm.demo.demonstration import Demonstration
+    from ralm.protocols import WritingModel
+    from ralm.reading.sources import FromRetriever
+
 _FOLDER, _MODEL = Path("ralm-demo"), ModelOptions()
+_ROWS: Final = {
+    "none": "no retrieval",
+    "random": "random passages",
+    "bm25": "BM25 passages",
+    "oracle": "best of BM25's 16 (oracle)",
+}
+_NEXT_STEPS: Final = """
+Where every token came from: open {folder}/report.html in a browser.
+
+Next, with your own text and any model of the hub:
+
+  ralm search {folder}/index "open a file for writing"
+  ralm eval {folder}/heldout.txt --lm ralm-tiny --index {folder}/index --limit-tokens 2000 --windows blocked --baseline
+  ralm index YOUR_DOCUMENTS --out my-index
+  ralm eval YOUR_TEXT.txt --lm gpt2 --index my-index --baseline --out my-run
+  ralm generate "Once upon a time" --lm gpt2 --index my-index
+"""
 
 
 def demo(
@@ -22,8 +44,8 @@ def demo(
     json: options.Json = False,
 ) -> None:
     """Index nine tenths of this Python's documentation, and score the last tenth with and without its passages."""
-    from ralm.cli.output import print_demo, print_json
-    from ralm.cli.shading import write_page
+    from ralm.cli.output import print_json
+    from ralm.cli.results import write_page
     from ralm.corpus.files import read_text
     from ralm.demo.demonstration import HELD_OUT, INDEX, REPORT, build_demo_folder, demo_report, demonstrate
     from ralm.lm.named import load_language_model
@@ -38,4 +60,25 @@ def demo(
     if json:
         print_json({name: reading.as_dict() for name, reading in shown.readings.items()})
     else:
-        print_demo(folder, shown, model, bm25)
+        _print(folder, shown, model, bm25)
+
+
+def _print(folder: Path, shown: "Demonstration", model: "WritingModel", bm25: "FromRetriever") -> None:
+    """Print the table, the tokens that gained most, one generation with its sources, and commands to try next."""
+    from ralm.cli.output import print_generation, print_line, source_name
+    from ralm.cli.results import print_measures
+    from ralm.demo.demonstration import most_gained, prompt_where_retrieval_helps
+    from ralm.reading.generate import generate
+    from ralm.reading.sampling import GenerationOptions
+
+    print_line(f"\n{model.name} on documentation it never saw, with passages from the rest of it:")
+    print_measures({_ROWS[name]: reading.as_dict() for name, reading in shown.readings.items()})
+    print_line("\nTokens that gained most from the passage in front of them:\n")
+    for gained in most_gained(shown, model):
+        before = " ".join(gained.before.split())
+        source = source_name(gained.passage, shown.passages)
+        print_line(f"  {gained.gain:+5.1f} nats  ...{before} [{gained.token.strip()}]   <- {source}")
+    print_line("\nGeneration, where retrieval helps most; every part with its source:\n")
+    prompt = prompt_where_retrieval_helps(shown, model)
+    print_generation(prompt, generate(prompt, model, GenerationOptions(), bm25), bm25.passages)
+    print_line(_NEXT_STEPS.format(folder=folder))

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Self
 import typer
 
 from ralm.cli import options
-from ralm.cli.flags import Flags
-from ralm.cli.idle import Use, given_options, refuse_idle
+from ralm.cli.flags import Flags, Use, given_options, refuse_idle
 from ralm.cli.models import open_scorer
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
@@ -88,8 +87,9 @@ def evaluate(
     )
     job = job.settled(given_options(context))
 
-    from ralm.cli.asked import open_text
-    from ralm.cli.output import print_cache, print_evaluation, print_json
+    from ralm.cli.options import open_text
+    from ralm.cli.output import print_cache, print_json
+    from ralm.cli.results import print_evaluation
     from ralm.evaluation.perplexity import evaluate_text
     from ralm.reading.sources import open_source
     from ralm.reading.tokens import read_beginning

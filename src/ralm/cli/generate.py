@@ -7,8 +7,7 @@ import typer
 from pydantic import JsonValue
 
 from ralm.cli import options
-from ralm.cli.flags import Flags
-from ralm.cli.idle import Use, given_options, refuse_idle
+from ralm.cli.flags import Flags, Use, given_options, refuse_idle
 from ralm.cli.models import open_model
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
@@ -66,9 +65,9 @@ def generate(
     )
     settings = options.with_query_tokens(generation, retrieval, given_options(context))
 
-    from ralm.cli.asked import read_asked
+    from ralm.cli.options import read_asked
     from ralm.cli.output import by_prompt, generation_as_json, print_cache, print_generations, print_json
-    from ralm.cli.shading import print_report, write_page
+    from ralm.cli.results import print_report, write_page
     from ralm.reading.generate import generate_many
     from ralm.reading.provenance import traced_generation
     from ralm.reading.sources import FromRetriever

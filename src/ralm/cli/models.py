@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from ralm.cli.messages import note
+from ralm.cli.process import note
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.options import ModelOptions
 

@@ -1,12 +1,19 @@
-"""Options that several commands share and that no record has, and a default that depends on two records."""
+"""Options that several commands share, and input from arguments, standard input or files.
 
-from collections.abc import Container
+A text file of prompts, queries or questions has one per line. A JSON Lines file (.jsonl) has one string per line, or an
+object that contains it, so that each may have several lines.
+"""
+
+import json
+import sys
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
-from ralm.cli.idle import Use
-from ralm.errors import UsageError
+from ralm.cli.flags import Use
+from ralm.corpus.files import BYTE_ORDER_MARK, decode, read_text, read_text_in_chunks
+from ralm.errors import InputError, UsageError
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.api.options import ApiOptions
 from ralm.options import Option
@@ -66,3 +73,62 @@ def with_query_tokens(options: _Asking, retrieval: RetrieverOptions, given: Cont
     if retrieval.is_dense and "query_tokens" not in given:
         return replace(options, query_tokens=QUERY_TOKENS)
     return options
+
+
+_JSON_LINES = ".jsonl"
+
+
+def open_text(file: Path, limit_tokens: int | None) -> Iterable[str]:
+    """The text of a file in chunks: all of it now, or with a limit of tokens, when they are asked for."""
+    return [read_text(file)] if limit_tokens is None else read_text_in_chunks(file)
+
+
+def read_asked(text: str | None, file: Path | None, what: str) -> list[str]:
+    """The text, or standard input if it is `-`; if `file` is given, the texts of the file. `what` they are: a prompt, a
+    query or a question."""
+    if file is not None:
+        return _from_file(file, what)
+    return [_from_standard_input(what).rstrip("\r\n")] if text == "-" else [_from_argument(text or "", f"the {what}")]
+
+
+def _from_argument(text: str, what: str) -> str:
+    if not _is_text(text):
+        raise UsageError(f"{what} is not UTF-8: {text}")
+    return text
+
+
+def _from_standard_input(what: str) -> str:
+    if sys.stdin is None:
+        raise UsageError(f"there is no standard input: give the {what} as an argument.")
+    return decode(sys.stdin.buffer.read(), "standard input", InputError).removeprefix(BYTE_ORDER_MARK)
+
+
+def _from_file(file: Path, what: str) -> list[str]:
+    lines = read_text(file).removesuffix("\n").split("\n")
+    if file.suffix != _JSON_LINES:
+        return [line.removesuffix("\r") for line in lines]
+    return [_from_json(line, f"{file}, line {place}", what) for place, line in enumerate(lines, 1) if line.strip()]
+
+
+def _from_json(line: str, where: str, what: str) -> str:
+    """The string of a line, or the value of the key `what` if the line is an object."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        raise InputError(f"{where} is not JSON; a {_JSON_LINES} file has one JSON value per line.") from None
+    if isinstance(found, dict):
+        found = found.get(what)
+    if not isinstance(found, str):
+        raise InputError(f'{where} is neither a string nor an object with the string "{what}".')
+    if not _is_text(found):
+        raise InputError(f"{where} holds a lone surrogate (half of a character), which is not valid text.")
+    return found
+
+
+def _is_text(text: str) -> bool:
+    """Whether a string can be encoded as UTF-8; arguments that are not UTF-8 and lone surrogates cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,19 +1,71 @@
-"""`ralm qa`: answers questions with a frozen language model, with and without passages, and judges the answers."""
+"""`ralm qa`, `ralm curve` and `ralm choice`: answer sets of questions with a frozen language model."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ralm.answering.options import AnswerOptions, AnswerSemantics, QuestionFields
+from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceFields, ChoiceOptions, QuestionFields
 from ralm.cli import options
-from ralm.cli.asking import AskingJob
-from ralm.cli.idle import Use, refuse_idle
+from ralm.cli.flags import Flags, Use, refuse_idle
 from ralm.cli.models import open_model
+from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
-from ralm.options import Needs, Option
+from ralm.options import Needs, Option, check_options
+from ralm.reading import ReadingOptions
+from ralm.retrieval.retriever import RetrieverOptions
+
+if TYPE_CHECKING:
+    from ralm.answering.sources import QuestionSource
+    from ralm.reading.sources import FromRetriever
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskingJob:
+    """Which model is asked, and with which passages.
+
+    Raises UsageError if options do not go together.
+    """
+
+    lm: options.Model
+    index: Annotated[Path | None, Option("Read with passages from this index.")] = None
+    retrieved: Annotated[Path | None, Option("Read with the passages in this file: questions with `ctxs`.")] = None
+    retrieval: Annotated[
+        RetrieverOptions,
+        Option("How passages are retrieved.", needs=Needs("`index`", lambda job: job.index is not None)),
+    ] = field(default_factory=RetrieverOptions)
+    reading: Annotated[ReadingOptions, Option("How passages are read."), Flags(without=options.RERANKING)] = field(
+        default_factory=ReadingOptions
+    )
+    ray: options.Ray = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        options.check_sources(self.index, self.retrieved, self.reading)
+
+    @property
+    def has_passages(self) -> bool:
+        """Whether passages are read."""
+        return bool(self.index or self.retrieved)
+
+    def retriever(self) -> "FromRetriever | None":
+        """What searches the index, if there is one."""
+        from ralm.reading.sources import FromRetriever
+
+        return None if self.index is None else FromRetriever.of_index(self.index, self.retrieval)
+
+    def source(
+        self, found: "FromRetriever | None", given: "Callable[[Path], QuestionSource]"
+    ) -> "QuestionSource | None":
+        """Where passages come from: what searches the index, or the file of passages, read by `given`."""
+        from ralm.answering.sources import AskedRetriever
+
+        if self.retrieved is not None:
+            return given(self.retrieved)
+        return None if found is None else AskedRetriever(found)
+
 
 if TYPE_CHECKING:
     from ralm.answering.prompts import QuestionPrompt
@@ -149,3 +201,193 @@ def qa(
     else:
         print_answers(evaluation, out)
     print_cache(asked.found)
+
+
+if TYPE_CHECKING:
+    from ralm.protocols import Reader
+
+
+def curve(
+    context: typer.Context,
+    job: QuestionJob,
+    numbers: Annotated[
+        str, Option("Numbers of passages in the prompt, separated by commas; 0 is the closed book.")
+    ] = "0,1,2,5",
+    out: Annotated[
+        Path | None, Option("Folder for the table, the plot and the summary; this needs the extra `plots`.")
+    ] = None,
+    force: options.Force = False,
+    json: options.Json = False,
+) -> None:
+    """Answer questions with several numbers of passages, as in Figure 8 of In-Context RALM, and plot the measures.
+
+    Takes the options of `ralm qa`. Several passages stand in one prompt; with --reader ensemble, each in its own. With
+    --out, rerun the command to resume a killed run.
+    """
+    refuse_idle(
+        context,
+        Use("documents", False, "`ralm qa`; here give `numbers`"),
+        Use(job),
+        *options.model_uses(job.lm),
+        Use("join", job.reading.reader == "ensemble", '`reader="ensemble"`'),
+        Use("force", out is not None, "`out`"),
+    )
+    if not job.has_passages:
+        raise UsageError("a curve reads passages: give `index` or `retrieved`.")
+
+    from ralm.answering.curve import (
+        CURVE_KIND,
+        answer_curve,
+        check_numbers,
+        curve_config,
+        run_curve,
+        several_in_context,
+    )
+    from ralm.cli.answers import print_curve
+    from ralm.cli.output import print_cache, print_json
+    from ralm.storage.outputs import check_output
+
+    several = _numbers(numbers)
+    check_numbers(several)
+    if out is not None:
+        check_output(out, kind=CURVE_KIND, force=force)
+
+    def ensemble_of(number: int) -> "Reader":
+        return replace(job.reading.ensemble, documents=number)
+
+    asked = job.opened()
+    questions, model, prompt, source = asked.questions, asked.model, asked.prompt, asked.source
+    assert source is not None
+    how = {"reader_of": ensemble_of if job.reading.reader == "ensemble" else several_in_context, **asked.how}
+    if out is None:
+        made = answer_curve(several, questions, model, prompt, source, **how)
+    else:
+        made = run_curve(out, several, questions, model, prompt, source, force=force, **how)
+    if json:
+        print_json({"rows": [*made.rows()], "config": curve_config(several, questions, model, prompt, source, **how)})
+    else:
+        print_curve(made, out)
+    print_cache(asked.found)
+
+
+def _numbers(said: str) -> list[int]:
+    try:
+        return [int(number) for number in said.split(",")]
+    except ValueError:
+        raise UsageError(f"`numbers` must be whole numbers separated by commas, not {said!r}.") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceJob(AskingJob):
+    """Which questions a model chooses the answers of, and how.
+
+    Raises UsageError if options do not go together.
+    """
+
+    questions: Annotated[
+        str,
+        typer.Argument(
+            metavar="QUESTIONS",
+            help="File of questions with choices (MMLU's CSV, JSON Lines), folder of CSV, or hf:NAME.",
+            show_default=False,
+        ),
+    ]
+    prompt: Annotated[
+        str | None,
+        Option(
+            "Prompt of a paper (replug-choice, replug-choice-code, replug), chat-choice, or a TOML file.",
+            default_said="text: replug, which does not show the choices; else replug-choice",
+        ),
+    ] = None
+    demonstrations: Annotated[
+        str | None, Option("File or folder of questions to show with their answers before each question; see `shots`.")
+    ] = None
+    shots: Annotated[
+        int,
+        Option(
+            "Most demonstrations that are shown, from the beginning of those of the question's subject.",
+            needs=Needs("`demonstrations`", lambda job: job.demonstrations is not None),
+        ),
+    ] = 5
+    choosing: Annotated[ChoiceOptions, Option("How an answer is chosen.")] = field(default_factory=ChoiceOptions)
+    fields: Annotated[
+        ChoiceFields,
+        Option(
+            "Where a record has the question.",
+            needs=Needs("records with named fields, such as JSON Lines", lambda job: job.has_fields),
+        ),
+    ] = field(default_factory=ChoiceFields)
+    limit: Annotated[int | None, Option("Use only this many questions of each subject.", default_said="all")] = None
+    model: Annotated[ModelOptions, Option("How the model runs.")] = field(default_factory=ModelOptions)
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether questions, demonstrations or passages are in records with named fields."""
+        from ralm.answering.questions import has_fields
+
+        sources = (self.questions, self.demonstrations, self.retrieved)
+        return any(has_fields(str(source)) for source in sources if source is not None)
+
+    @property
+    def prompt_name(self) -> str:
+        """The prompt that is used if none is given: texts are judged as answers to the bare question."""
+        return self.prompt or ("replug" if self.choosing.score == "text" else "replug-choice")
+
+
+def choice(
+    context: typer.Context,
+    job: ChoiceJob,
+    baseline: Annotated[bool, Option("Also ask every question without passages (closed book).")] = False,
+    out: Annotated[Path | None, Option("Folder for the run: one row per question, and the summary.")] = None,
+    force: options.Force = False,
+    json: options.Json = False,
+) -> None:
+    """Let a frozen language model choose among the choices of questions, and judge what it chooses.
+
+    Without --index and --retrieved, the model chooses without passages (closed book). Reports the accuracy, by category
+    for the subjects of MMLU, and how well the model's confidence is calibrated. With --out, rerun the command to resume
+    a killed run.
+    """
+    refuse_idle(
+        context,
+        Use(job),
+        *options.model_uses(job.lm),
+        Use("baseline", job.has_passages, "`index` or `retrieved`"),
+        Use("force", out is not None, "`out`"),
+    )
+
+    from ralm.answering.evaluation import evaluate_choices
+    from ralm.answering.prompts import open_prompt
+    from ralm.answering.questions import read_choice_questions
+    from ralm.answering.run import CHOICES_KIND, choices_config, run_choices
+    from ralm.answering.sources import given_passages
+    from ralm.cli.answers import print_choices
+    from ralm.cli.output import print_cache, print_json
+    from ralm.storage.outputs import check_output
+
+    if out is not None:
+        check_output(out, kind=CHOICES_KIND, force=force)
+    prompt = open_prompt(job.prompt_name)
+    questions = read_choice_questions(job.questions, job.fields, limit=job.limit)
+    shown = [] if job.demonstrations is None else read_choice_questions(job.demonstrations, job.fields, limit=job.shots)
+    found = job.retriever()
+    source = job.source(found, lambda file: given_passages(file, job.fields))
+    model = open_model(job.lm, job.model, job.ray)
+    reader = job.reading.chosen_reader
+    parts: Any = {
+        "source": source,
+        "reader": reader,
+        "demonstrations": shown,
+        "options": job.choosing,
+        "baseline": baseline,
+    }
+    if out is None:
+        evaluation = evaluate_choices(questions, model, prompt, **parts)
+    else:
+        evaluation = run_choices(out, questions, model, prompt, force=force, **parts)
+    if json:
+        config = choices_config(questions, model, prompt, source, reader, shown, job.choosing)
+        print_json({**evaluation.summary(), "config": config})
+    else:
+        print_choices(evaluation, out)
+    print_cache(found)

@@ -9,8 +9,7 @@ import typer
 from pydantic import JsonValue
 
 from ralm.cli import options
-from ralm.cli.flags import Flags
-from ralm.cli.idle import refuse_idle
+from ralm.cli.flags import Flags, refuse_idle
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
 from ralm.options import Option

@@ -1,4 +1,4 @@
-"""`ralm report`: shows the source of every token of a run, or the questions of a run with answers and passages."""
+"""`ralm report` shows one run; `ralm compare` shows several runs over the same text side by side."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ralm.cli import options
-from ralm.cli.idle import Use, refuse_idle
+from ralm.cli.flags import Use, refuse_idle
 from ralm.options import Option
 
 _TOKENS, _TOKENS_OF_A_PAGE = 400, 4000
@@ -64,7 +64,7 @@ def report(
 
 def _show_text(run: Path, html: Path | None, tokens: int | None, *, json: bool) -> None:
     from ralm.cli.output import print_json
-    from ralm.cli.shading import print_report, write_page
+    from ralm.cli.results import print_report, write_page
     from ralm.runs.report import report_of
     from ralm.runs.run import open_run
 
@@ -92,3 +92,33 @@ def _show_answers(run: Path, html: Path | None, questions: int | None, *, json: 
         print_json(made.as_json())
     else:
         print_answers_report(made)
+
+
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders that `ralm eval --out` wrote over the same text."),
+    ],
+    documents: Annotated[
+        str | None,
+        Option(
+            "Regular expression of the line that begins a document.",
+            default_said="512 tokens count as a document",
+        ),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Compare runs over the same text with the first of them.
+
+    Prints token perplexities, and how much lower or higher they are than the first run's, with 95% intervals from a
+    paired bootstrap over documents.
+    """
+    from ralm.cli.output import print_json
+    from ralm.cli.results import print_comparison
+    from ralm.runs.comparison import compare_runs
+
+    compared = compare_runs(runs, documents=documents)
+    if json:
+        print_json(compared.as_json())
+    else:
+        print_comparison(compared)

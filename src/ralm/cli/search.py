@@ -1,4 +1,4 @@
-"""`ralm search`: searches an index."""
+"""`ralm search` searches an index; `ralm retrieve` writes the passages of every stride of a text to a file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,10 +6,12 @@ from typing import Annotated
 import typer
 
 from ralm.cli import options
-from ralm.cli.idle import Use, refuse_idle
-from ralm.cli.messages import note
+from ralm.cli.flags import Flags, Use, given_options, refuse_idle
+from ralm.cli.process import note
 from ralm.errors import UsageError
 from ralm.options import Option
+from ralm.reading.plan import PlanOptions
+from ralm.reranking import RerankOptions
 from ralm.retrieval.retriever import RetrieverOptions
 
 _RETRIEVAL = RetrieverOptions()
@@ -33,7 +35,7 @@ def search(
     json: options.Json = False,
 ) -> None:
     """Find the passages of an index that best match a query."""
-    from ralm.cli.asked import read_asked
+    from ralm.cli.options import read_asked
     from ralm.cli.output import print_cache, print_json, print_passages
     from ralm.reading.provenance import hits_as_json
     from ralm.reading.sources import FromRetriever
@@ -54,3 +56,69 @@ def search(
         else:
             note("no passage was found: none contains an indexed word of the query, or all are forbidden")
     print_cache(source)
+
+
+_RERANKING, _PLAN = RerankOptions(), PlanOptions(document_tokens=0)
+
+
+def retrieve(
+    context: typer.Context,
+    text: Annotated[Path, typer.Argument(metavar="TEXTFILE", help="Text to retrieve for.", show_default=False)],
+    index: options.Index,
+    lm: options.Model,
+    out: Annotated[Path, Option("File to write (JSON).")],
+    k: Annotated[int, Option("Passages per stride.", flag="-k")] = 16,
+    retrieval: RetrieverOptions = _RETRIEVAL,
+    reranking: RerankOptions = _RERANKING,
+    plan: Annotated[
+        PlanOptions, Flags(without=("document_tokens", "bos"), default_said=options.QUERY_TOKENS_SAID)
+    ] = _PLAN,
+    limit_tokens: options.LimitTokens = None,
+    force: options.Force = False,
+) -> None:
+    """Retrieve for every stride of a text, and write the passages in the format of the official In-Context RALM code.
+
+    Only the tokenizer of the language model is needed, so `--rerank` takes only predictive and random: the `-k` best of
+    the candidates are written, best first. If the official evaluation will read the file, use `--semantics
+    official` and the same `--max-length` as there. `ralm eval --retrieved` needs the same windows.
+    """
+    refuse_idle(context, Use(retrieval), Use(reranking), Use(plan))
+    _check_retrieve(k, reranking)
+    plan = options.with_query_tokens(plan, retrieval, given_options(context))
+
+    from ralm.cli.options import open_text
+    from ralm.cli.output import print_cache, print_line
+    from ralm.lm.named import load_tokenizer
+    from ralm.reading.rows import TextRows
+    from ralm.reading.score import chosen
+    from ralm.reading.sources import FromRetriever, retrieved_strides
+    from ralm.reading.tokens import prepare_text, read_beginning
+    from ralm.retrieval.retrieval_file import write_retrieval_file
+    from ralm.storage.outputs import check_output_file
+
+    check_output_file(out, force)
+    chunks = open_text(text, limit_tokens)
+    source = FromRetriever.of_index(index, retrieval)
+    reranker = reranking.reranker()
+    tokenizer = load_tokenizer(lm)
+    content = read_beginning(chunks, tokenizer, limit_tokens)
+    prepared = prepare_text(content, tokenizer, plan, limit_tokens=limit_tokens)
+    hits, passages = source.find(prepared, tokenizer, k if reranker is None else reranker.candidates)
+    if reranker is not None:
+        hits = chosen(reranker, TextRows(prepared, tokenizer), hits, passages, k)
+    write_retrieval_file(out, retrieved_strides(prepared, tokenizer, hits, passages))
+    print_line(f"{len(prepared.plan):,} strides of {len(prepared.tokens):,} tokens: {out}")
+    print_cache(source)
+
+
+def _check_retrieve(k: int, reranking: RerankOptions) -> None:
+    """Raise UsageError if options do not go together."""
+    if reranking.method in ("zero-shot", "oracle"):
+        raise UsageError(
+            f'`rerank="{reranking.method}"` ranks with the language model, which is not loaded here: rerank when the '
+            "text is evaluated (`ralm eval --retrieved`)."
+        )
+    if reranking.method != "none" and reranking.candidates < k:
+        raise UsageError(
+            f"`candidates` {reranking.candidates} are fewer than the `k` {k} passages to write: raise them."
+        )

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from ralm.cli import options
-from ralm.cli.flags import Flags
-from ralm.cli.idle import Use, given_options, refuse_idle
-from ralm.cli.messages import note
+from ralm.cli.flags import Flags, Use, given_options, refuse_idle
 from ralm.cli.models import open_model
+from ralm.cli.process import note
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
 from ralm.options import Option

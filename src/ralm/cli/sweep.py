@@ -8,8 +8,7 @@ import typer
 
 from ralm.cli import options
 from ralm.cli.eval import Job
-from ralm.cli.flags import Asked, kinds_of
-from ralm.cli.idle import Use, given_options, idle_options, refuse, refuse_idle
+from ralm.cli.flags import Asked, Use, given_options, idle_options, kinds_of, refuse, refuse_idle
 from ralm.cli.models import open_model
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
@@ -49,8 +48,9 @@ def sweep(
     refuse_idle(context, Use("plot force", out is not None, "`out`"))
     jobs = _jobs(context, asked, over, values)
 
-    from ralm.cli.asked import open_text
-    from ralm.cli.output import print_cache, print_json, print_sweep
+    from ralm.cli.options import open_text
+    from ralm.cli.output import print_cache, print_json
+    from ralm.cli.results import print_sweep
     from ralm.evaluation.sweep import SweepPoint, sweep as sweep_over
     from ralm.lm.scoring import Scorer
     from ralm.reading.sources import open_source

@@ -1,4 +1,4 @@
-"""`ralm train`: trains small models on what a language model makes of passages."""
+"""`ralm signals` scores retrieved passages with a language model; `ralm train` trains small models on the scores."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from ralm.cli import options
-from ralm.cli.flags import Flags, kinds_of
-from ralm.cli.idle import Use, refuse_idle
+from ralm.cli.corpus import KINDS
+from ralm.cli.flags import Flags, Use, given_options, kinds_of, refuse_idle
 from ralm.cli.models import encoding_on, open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
 from ralm.lm.options import ModelOptions
 from ralm.options import Option
+from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import (
     REPLUG,
     REPLUG_EXAMPLES,
@@ -57,7 +58,8 @@ def reranker(
     """
     refuse_idle(context, Use(training))
 
-    from ralm.cli.output import print_json, print_reranker
+    from ralm.cli.output import print_json
+    from ralm.cli.results import print_reranker
     from ralm.training.reranker import train_reranker
     from ralm.training.signals import open_signals
 
@@ -120,7 +122,8 @@ def retriever(
     paper: passages are retrieved and scored on the way, and encoded again every `--refresh-every` steps by another
     process. The new vectors are added to the index. Rerun the command after an interruption to resume.
     """
-    from ralm.cli.output import print_encoders, print_json, print_query_encoder
+    from ralm.cli.output import print_json
+    from ralm.cli.results import print_encoders, print_query_encoder
     from ralm.training.signals import is_signals, open_signals
 
     kinds = {is_signals(Path(one)): one for one in sources}
@@ -194,7 +197,8 @@ def bm25(
     """
     refuse_idle(context, Use(learning), Use(model), *options.model_uses(lm))
 
-    from ralm.cli.output import print_json, print_weighting
+    from ralm.cli.output import print_json
+    from ralm.cli.results import print_weighting
     from ralm.training.bm25 import train_bm25
     from ralm.training.signals import open_signals
 
@@ -208,3 +212,65 @@ def bm25(
 def _without(name: str, kind: type) -> str:
     """The options of a kind but for one, which is an option of training too."""
     return " ".join(one for one in kinds_of(kind) if one != name)
+
+
+_RETRIEVAL = RetrieverOptions()
+_EXAMPLES = ExampleOptions()
+
+
+def signals(
+    context: typer.Context,
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help=f"Training text: files ({KINDS}), folders, or hf:NAME, as for `ralm index`.",
+            show_default=False,
+        ),
+    ],
+    index: options.Index,
+    lm: options.Model,
+    out: Annotated[Path, Option("Folder to write.")],
+    sampled: Annotated[ExampleOptions, Flags(default_said=options.QUERY_TOKENS_SAID)] = _EXAMPLES,
+    candidates: CandidateOptions = _CANDIDATES,
+    retrieval: RetrieverOptions = _RETRIEVAL,
+    model: ModelOptions = _MODEL,
+    fields: Annotated[Fields, Flags(without=("metadata",))] = _FIELDS,
+    ray: options.Ray = None,
+    skip_bad: options.SkipBad = False,
+    force: options.Force = False,
+    json: options.Json = False,
+) -> None:
+    """Measure how likely each retrieved passage makes the next tokens of training text, for `ralm train`.
+
+    Rerun the command to resume after it was stopped. Start it several times to share the work among processes. At the
+    end it prints what choosing among the passages can gain.
+    """
+    refuse_idle(context, Use(retrieval), Use(sampled), Use(model), *options.model_uses(lm))
+    sampled = options.with_query_tokens(sampled, retrieval, given_options(context))
+
+    from ralm.cli.output import print_json
+    from ralm.cli.results import print_worth
+    from ralm.retrieval.index import open_index
+    from ralm.retrieval.retriever import open_retriever
+    from ralm.training.signal_writer import check_early, make_signals
+    from ralm.training.signals import signal_statistics
+
+    check_early(out, force=force)
+    opened = open_index(index)
+    made = make_signals(
+        out,
+        sources,
+        opened,
+        open_model(lm, model, ray),
+        sampled,
+        candidates,
+        retriever=open_retriever(opened, retrieval),
+        fields=fields,
+        skip_bad=skip_bad,
+        force=force,
+    )
+    if json:
+        print_json(signal_statistics(made).as_json())
+    else:
+        print_worth(out, signal_statistics(made))

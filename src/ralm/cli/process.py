@@ -1,14 +1,19 @@
-"""Messages on standard error: notes, warnings and errors."""
+"""The process of a command: messages on standard error, signal handling and dry runs."""
 
 import io
 import logging
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
-from typing import Final, Protocol, TextIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import current_thread, main_thread
+from types import FrameType
+from typing import Any, Final, NoReturn, Protocol, TextIO
 
 from ralm.errors import RalmError, RalmWarning
 from ralm.terminal import no_progress, one_line, visible
@@ -138,3 +143,52 @@ def _flag(found: re.Match[str], names: Mapping[str, str]) -> str:
     if name not in names:
         return found[0]
     return f"{names[name]} {value.strip(_QUOTE)}" if value and value.startswith(_QUOTE) else names[name]
+
+
+@contextmanager
+def signals_unwind() -> Iterator[None]:
+    """Make SIGINT, SIGTERM and SIGHUP end the program with an exception and exit status 128 + the signal's number.
+
+    A second signal of the same kind ends the program at once. Ignored signals, as under nohup, stay ignored. The status
+    is the signal's even if cleaning up fails, as it may when the signal has ended the worker processes too.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        received.append(number)
+        signal.signal(number, signal.SIG_DFL)
+        sys.exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    for number, handler in before.items():
+        if handler is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else end)
+    try:
+        yield
+    except BaseException:  # Ray makes a KeyboardInterrupt of ours
+        if received:
+            sys.exit(128 + received[0])
+        raise
+    else:
+        if received:  # the exception was lost in code that ignores exceptions, such as a finalizer
+            sys.exit(128 + received[0])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_OUTPUTS: Final = ("out", "report")
+"""The parameters of commands that name what they write."""
+
+
+@contextmanager
+def rehearsal(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The values of a command's flags; for a dry run, with outputs in a folder that is removed at the end."""
+    if not values.get("dry_run"):
+        yield values
+        return
+    with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+        yield {**values, **{name: str(Path(folder) / name) for name in _OUTPUTS if values.get(name) is not None}}
