@@ -18,7 +18,7 @@ from ralm.distributed.models import ClusterModel, ModelMaker
 from ralm.errors import ClusterError, UsageError
 from ralm.lm.named import load_local_model
 from ralm.lm.options import ModelOptions
-from ralm.recipes import standing_in
+from ralm.recipes import inputs
 from ralm.records import ScoringSequence
 from ralm.retrieval.index import open_index
 from tests.cli.program import ralm
@@ -77,7 +77,7 @@ def same_scores(several: Sequence[Any], others: Sequence[Any]) -> None:
 @pytest.mark.usefixtures("shared")
 def test_a_recipe(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells are those of one machine, and are read off runs on the cluster."""
-    monkeypatch.setattr(standing_in, "standard_library_documentation", of_packages)
+    monkeypatch.setattr(inputs, "standard_library_documentation", of_packages)
     run = ["recipe", "run", "analysis/contamination", "--stand-in", "--limit-tokens", 420, "--json"]
     plain = json.loads(answered(*run, "--out", tmp_path / "plain"))
     made = shutil.ignore_patterns("steps", "tables")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ralm.recipes.tables import folder_name
+from ralm.recipes.results import folder_name
 from tests.killed import Killed
 
 MOMENTS = int(os.environ.get("RALM_KILLS", "2"))

@@ -12,18 +12,18 @@ from ralm.errors import DamagedFolderError, UsageError
 from ralm.lm.api.options import ApiOptions
 from ralm.lm.options import ModelOptions
 from ralm.reading.plan import PlanOptions
-from ralm.recipes.place import MARK, Place, Ways, check_given
+from ralm.recipes.folder import MARK, CommandOptions, RecipeFolder, check_given
+from ralm.recipes.readings import trained_retriever
 from ralm.recipes.recipe import FULL
-from ralm.recipes.replug.readings import trained_retriever
 from ralm.recipes.resources import CONTRIEVER, GPT2, OPT, WIKITEXT_TEST, WIKITEXT_TITLES, WIKITEXT_TRAIN
-from ralm.recipes.steps import Step, evaluate, index, retrieve
+from ralm.recipes.steps import Step, eval_step, index_step, retrieve_step
 from tests.cli.program import ralm
 
-STEP = evaluate(WIKITEXT_TEST, GPT2[0], PlanOptions())
+STEP = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions())
 
 
-def name(step: Step, tmp_path: Path, given: dict[str, str] | None = None, ways: Ways | None = None) -> str:
-    place = Place(tmp_path / "out", given or {}, stands_in=False, ways=ways or Ways())
+def name(step: Step, tmp_path: Path, given: dict[str, str] | None = None, ways: CommandOptions | None = None) -> str:
+    place = RecipeFolder(tmp_path / "out", given or {}, stands_in=False, ways=ways or CommandOptions())
     return place.folder_of(step).name
 
 
@@ -34,18 +34,18 @@ def test_what_decides_a_step_is_in_its_name(tmp_path: Path) -> None:
     names = [name(STEP, tmp_path), name(STEP, tmp_path, given)]
     file.write_text("two")
     names.append(name(STEP, tmp_path, given))
-    names.append(name(evaluate(WIKITEXT_TEST, GPT2[1], PlanOptions()), tmp_path))
-    names.append(name(evaluate(WIKITEXT_TEST, GPT2[0], PlanOptions(stride=8)), tmp_path))
-    names.append(name(STEP, tmp_path, ways=Ways(model=ModelOptions(dtype="bfloat16"))))
+    names.append(name(eval_step(WIKITEXT_TEST, GPT2[1], PlanOptions()), tmp_path))
+    names.append(name(eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions(stride=8)), tmp_path))
+    names.append(name(STEP, tmp_path, ways=CommandOptions(model=ModelOptions(dtype="bfloat16"))))
     assert len(set(names)) == len(names)
     assert name(STEP, tmp_path, given) == names[2], "the same file has the same name"
-    assert name(STEP, tmp_path, ways=Ways(model=ModelOptions(device="cpu"), ray="auto")) == names[0]
+    assert name(STEP, tmp_path, ways=CommandOptions(model=ModelOptions(device="cpu"), ray="auto")) == names[0]
 
 
 def test_what_decides_an_earlier_step_decides_a_later_one(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("{}")
-    step = retrieve(WIKITEXT_TEST, GPT2[0], index(WIKITEXT_TRAIN), PlanOptions(), k=2)
+    step = retrieve_step(WIKITEXT_TEST, GPT2[0], index_step(WIKITEXT_TRAIN), PlanOptions(), k=2)
     given = {WIKITEXT_TRAIN.name: str(corpus)}
     first = name(step, tmp_path, given)
     corpus.write_text('{"text": "more"}')
@@ -55,10 +55,10 @@ def test_what_decides_an_earlier_step_decides_a_later_one(tmp_path: Path) -> Non
 def test_what_is_behind_a_url_decides(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"text": "one"}')
     given = {WIKITEXT_TRAIN.name: f"file://{tmp_path}/corpus.jsonl"}
-    first = name(index(WIKITEXT_TRAIN), tmp_path, given)
-    assert name(index(WIKITEXT_TRAIN), tmp_path, given) == first
+    first = name(index_step(WIKITEXT_TRAIN), tmp_path, given)
+    assert name(index_step(WIKITEXT_TRAIN), tmp_path, given) == first
     (tmp_path / "corpus.jsonl").write_text('{"text": "two"}')
-    assert name(index(WIKITEXT_TRAIN), tmp_path, given) != first
+    assert name(index_step(WIKITEXT_TRAIN), tmp_path, given) != first
 
 
 def test_a_file_of_a_model_decides(tmp_path: Path) -> None:
@@ -73,36 +73,36 @@ def test_a_file_of_a_model_decides(tmp_path: Path) -> None:
 def test_titles_depend_on_the_texts_that_they_are_taken_from(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(" = One = \n")
-    step = index(WIKITEXT_TRAIN, titles=WIKITEXT_TITLES)
+    step = index_step(WIKITEXT_TRAIN, titles=WIKITEXT_TITLES)
     given = {WIKITEXT_TEST.name: str(text)}
     first = name(step, tmp_path, given)
     assert first != name(step, tmp_path)
-    file = Place(tmp_path / "out", given, stands_in=False, ways=Ways()).value(WIKITEXT_TITLES)
+    file = RecipeFolder(tmp_path / "out", given, stands_in=False, ways=CommandOptions()).value(WIKITEXT_TITLES)
     text.write_text(" = Two = \n")
     assert name(step, tmp_path, given) != first
-    assert Place(tmp_path / "out", given, stands_in=False, ways=Ways()).value(WIKITEXT_TITLES) != file
+    assert RecipeFolder(tmp_path / "out", given, stands_in=False, ways=CommandOptions()).value(WIKITEXT_TITLES) != file
 
 
 def test_the_command_line_of_a_step(tmp_path: Path) -> None:
-    ways = Ways(model=ModelOptions(dtype="bfloat16", device="cuda"), ray="auto")
-    place = Place(tmp_path / "out", {"gpt2": "mine"}, stands_in=False, ways=ways)
+    ways = CommandOptions(model=ModelOptions(dtype="bfloat16", device="cuda"), ray="auto")
+    place = RecipeFolder(tmp_path / "out", {"gpt2": "mine"}, stands_in=False, ways=ways)
     line = place.command_line(STEP)
     assert line[0] == "eval"
     assert line[2:] == [
         *["--lm", "mine", "--dtype", "bfloat16", "--device", "cuda", "--ray", "auto"],
         *["--out", str(place.folder_of(STEP))],
     ]
-    retrieval = place.command_line(retrieve(WIKITEXT_TEST, OPT[0], index(WIKITEXT_TRAIN), PlanOptions(), k=3))
+    retrieval = place.command_line(retrieve_step(WIKITEXT_TEST, OPT[0], index_step(WIKITEXT_TRAIN), PlanOptions(), k=3))
     assert "--ray" not in retrieval
     assert retrieval[-1].endswith(".json")
 
 
 def test_results_of_another_version_are_not_mixed(tmp_path: Path) -> None:
-    place = Place(tmp_path / "out", {}, stands_in=False, ways=Ways())
+    place = RecipeFolder(tmp_path / "out", {}, stands_in=False, ways=CommandOptions())
     place.begin()
     mark = json.loads((tmp_path / "out" / MARK).read_text())
     with pytest.raises(UsageError, match="holds results with no stand-ins"):
-        Place(tmp_path / "out", {}, stands_in=True, ways=Ways()).check()
+        RecipeFolder(tmp_path / "out", {}, stands_in=True, ways=CommandOptions()).check()
     (tmp_path / "out" / MARK).write_text(json.dumps({**mark, "ralm": "0.0.1"}))
     with pytest.raises(UsageError, match=r"holds results of ralm 0\.0\.1"):
         place.check()
@@ -113,17 +113,17 @@ def test_results_of_another_version_are_not_mixed(tmp_path: Path) -> None:
 
 def test_what_a_kill_left_of_the_mark_is_in_no_way(tmp_path: Path) -> None:
     (tmp_path / "out" / f".{MARK}.partial").mkdir(parents=True)
-    place = Place(tmp_path / "out", {}, stands_in=False, ways=Ways())
+    place = RecipeFolder(tmp_path / "out", {}, stands_in=False, ways=CommandOptions())
     place.begin()
     assert (tmp_path / "out" / MARK).exists()
 
 
 def test_options_go_to_the_commands_that_take_them(tmp_path: Path) -> None:
     def told(step: Step, given: dict[str, str], **how: Any) -> list[str]:
-        ways = Ways(model=ModelOptions(**how))
-        return Place(tmp_path / "out", given, stands_in=False, ways=ways).command_line(step)
+        ways = CommandOptions(model=ModelOptions(**how))
+        return RecipeFolder(tmp_path / "out", given, stands_in=False, ways=ways).command_line(step)
 
-    dense = index(WIKITEXT_TRAIN, encoder=CONTRIEVER)
+    dense = index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER)
     assert "--device" not in told(dense, {}, device="map")
     assert told(dense, {}, device="cuda:1")[-4:-2] == ["--device", "cuda:1"]
     training = trained_retriever(FULL)
@@ -137,9 +137,11 @@ def test_options_go_to_the_commands_that_take_them(tmp_path: Path) -> None:
     assert "--likeliest" not in told(STEP, {}, api=ApiOptions(likeliest=5))
     first = name(STEP, tmp_path, api)
     for options in (ApiOptions(likeliest=5), ApiOptions(tokenizer="gpt2"), ApiOptions(context_length=99)):
-        assert name(STEP, tmp_path, api, Ways(model=ModelOptions(api=options))) != first
+        assert name(STEP, tmp_path, api, CommandOptions(model=ModelOptions(api=options))) != first
     paying = ApiOptions(requests_at_once=4, max_requests=2000, timeout=60, retries=9)
-    assert name(STEP, tmp_path, api, Ways(model=ModelOptions(api=paying))) == first, "a step that was paid for is found"
+    assert name(STEP, tmp_path, api, CommandOptions(model=ModelOptions(api=paying))) == first, (
+        "a step that was paid for is found"
+    )
     flags = told(STEP, api, api=paying)
     for flag, value in (("--requests-at-once", "4"), ("--max-requests", "2000"), ("--retries", "9")):
         assert flags[flags.index(flag) + 1] == value
@@ -182,7 +184,7 @@ def test_options_without_effect_are_refused(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="is not a folder of recipes, and is not empty"):
-        Place(tmp_path, {}, stands_in=False, ways=Ways()).check()
+        RecipeFolder(tmp_path, {}, stands_in=False, ways=CommandOptions()).check()
 
 
 def test_the_nearest_names_are_told(tmp_path: Path) -> None:
@@ -212,12 +214,12 @@ def test_what_does_not_fit_is_refused_before_it_begins(tmp_path: Path, monkeypat
     text.write_text("one two three " * 300)
     run = ["recipe", "run", "in-context-ralm/figure-7", "--only", "GPT-2 XL", "--out", tmp_path / "out"]
     run += ["--use", f"wikitext-103-dev={text}"]
-    monkeypatch.setattr("ralm.recipes.estimates._memory", lambda: 10**9)
-    monkeypatch.setattr("ralm.recipes.estimates._has_gpu", lambda: False)
+    monkeypatch.setattr("ralm.recipes.runner._memory", lambda: 10**9)
+    monkeypatch.setattr("ralm.recipes.runner._has_gpu", lambda: False)
     answer = ralm(*run)
     assert answer.status == 2
     assert "needs about 6.2 GB of memory for its model, and this machine has 1.0 GB: run smaller models" in answer.err
-    monkeypatch.setattr("ralm.recipes.estimates.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr("ralm.recipes.runner.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     answer = ralm(*run)
     assert answer.status == 1
     assert "of disk, and" in answer.err

@@ -14,7 +14,18 @@ import pytest
 
 from ralm.errors import DamagedFolderError
 from ralm.reading.plan import PlanOptions
-from ralm.recipes.analyses.gains import (
+from ralm.recipes.measures import (
+    AnswerScore,
+    ChoiceAccuracy,
+    CurveExactMatch,
+    Measure,
+    Perplexity,
+    PerplexityBySpaces,
+    Sample,
+    stretches,
+)
+from ralm.recipes.recipe import Cell, Order, Recipe
+from ralm.recipes.replug_figure_7 import (
     NGRAM,
     GainBelowOverlap,
     GainByFrequency,
@@ -22,11 +33,9 @@ from ralm.recipes.analyses.gains import (
     class_of,
     words_of_tokens,
 )
-from ralm.recipes.measures import Answered, Chosen, Measure, OnCurve, Perplexity, PerSpace, Sample, stretches
-from ralm.recipes.recipe import Cell, Order, Recipe
 from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN
-from ralm.recipes.results import Ordered, measure_recipe
-from ralm.recipes.steps import Step, evaluate, index
+from ralm.recipes.results import MeasuredOrder, measure_recipe
+from ralm.recipes.steps import Step, eval_step, index_step
 from ralm.retrieval.analysis import Analyser, analysis_named
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import write_manifest
@@ -35,9 +44,9 @@ from tests.cli.program import ralm
 from tests.cli.test_cli import STORIES, TEXT
 from tests.tiny_models import save_tiny_model
 
-WITH = evaluate(WIKITEXT_TEST, GPT2[0], PlanOptions(stride=8))
-WITHOUT = evaluate(WIKITEXT_TEST, GPT2[0], PlanOptions())
-CORPUS = index(WIKITEXT_TRAIN)
+WITH = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions(stride=8))
+WITHOUT = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions())
+CORPUS = index_step(WIKITEXT_TRAIN)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +98,7 @@ def test_short_texts_have_twenty_stretches_and_long_ones_of_512() -> None:
     assert stretches(np.ones(1), lambda mean: mean).interval is None
 
 
-def order_of(better: Measure, worse: Measure, folders: dict[Step, Path]) -> Ordered:
+def order_of(better: Measure, worse: Measure, folders: dict[Step, Path]) -> MeasuredOrder:
     order = Order(better=better, worse=worse, said="")
     recipe = Recipe(
         name="x",
@@ -246,20 +255,20 @@ def test_answers_and_choices(tmp_path: Path) -> None:
         "gold_tokens": [1, 3, 0, 2],
     }
     answers = finished(tmp_path / "answers", "answers", {"answers.parquet": table})
-    assert Answered(WITH).sample(answers).value == pytest.approx(200 / 3)
-    assert Answered(WITH, "gold_log_prob").sample(answers).value == pytest.approx(-8 / 6)
+    assert AnswerScore(WITH).sample(answers).value == pytest.approx(200 / 3)
+    assert AnswerScore(WITH, "gold_log_prob").sample(answers).value == pytest.approx(-8 / 6)
     rows = {"right": [True, False, True], "subject": ["anatomy", "philosophy", "anatomy"]}
     choices = finished(tmp_path / "choices", "choices", {"choices.parquet": rows})
-    assert Chosen(WITH).sample(choices).value == pytest.approx(200 / 3)
-    assert Chosen(WITH, "STEM").sample(choices).value == 100
-    assert Chosen(WITH, "humanities").sample(choices).value == 0
-    assert math.isnan(Chosen(WITH, "social sciences").sample(choices).value), "there are none"
+    assert ChoiceAccuracy(WITH).sample(choices).value == pytest.approx(200 / 3)
+    assert ChoiceAccuracy(WITH, "STEM").sample(choices).value == 100
+    assert ChoiceAccuracy(WITH, "humanities").sample(choices).value == 0
+    assert math.isnan(ChoiceAccuracy(WITH, "social sciences").sample(choices).value), "there are none"
     known = {"exact_match": 0.75, "exact_match_low": 0.5, "exact_match_high": 1.0}
     points = [{"documents": 0, "questions": 4, "exact_match": None}, {"documents": 2, "questions": 4, **known}]
     curve = finished(tmp_path / "curve", "answers-curve", {"summary.json": {"rows": points}})
-    two = OnCurve(WITH, 2).sample(curve)
+    two = CurveExactMatch(WITH, 2).sample(curve)
     assert (two.value, two.interval) == (75, (50, 100))
-    assert math.isnan(OnCurve(WITH, 0).sample(curve).value), "no question could be judged"
+    assert math.isnan(CurveExactMatch(WITH, 0).sample(curve).value), "no question could be judged"
 
 
 def test_steps_that_were_altered_give_no_figure(folders: dict[Step, Path], tmp_path: Path) -> None:
@@ -274,7 +283,12 @@ def test_steps_that_were_altered_give_no_figure(folders: dict[Step, Path], tmp_p
     run = {WITH: tmp_path / "run"}
     shutil.copytree(folders[WITH], run[WITH])
     (run[WITH] / "summary.json").write_text("{}")
-    altered = ((Answered(WITH), answers), (Chosen(WITH), choices), (OnCurve(WITH, 2), curve), (Perplexity(WITH), run))
+    altered = (
+        (AnswerScore(WITH), answers),
+        (ChoiceAccuracy(WITH), choices),
+        (CurveExactMatch(WITH, 2), curve),
+        (Perplexity(WITH), run),
+    )
     for measure, found in altered:
         with pytest.raises(DamagedFolderError, match="is damaged"):
             measure.sample(found)
@@ -294,4 +308,4 @@ def test_a_text_without_spaces_has_no_perplexity_by_them(tmp_path: Path) -> None
     (tmp_path / "text.txt").write_text("猫は夢を見る。" * 9)
     answer = ralm("eval", tmp_path / "text.txt", "--lm", "ralm-tiny", "--out", tmp_path / "run")
     assert answer.status == 0, answer.err
-    assert math.isnan(PerSpace(WITH).sample({WITH: tmp_path / "run"}).value)
+    assert math.isnan(PerplexityBySpaces(WITH).sample({WITH: tmp_path / "run"}).value)

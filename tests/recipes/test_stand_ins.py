@@ -5,10 +5,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from ralm.recipes import standing_in
+from ralm.recipes import inputs
 from ralm.recipes.catalogue import recipes
 from ralm.recipes.recipe import STAND_IN
-from ralm.recipes.tables import CELLS, FIGURE, FORMAT_VERSION, KIND, MARKDOWN, PAGE, folder_name
+from ralm.recipes.results import CELLS, FIGURE, MARKDOWN, PAGE, RECIPE_KIND, RECIPE_VERSION, folder_name
 from ralm.storage.manifest import read_manifest
 from tests.cli.program import ralm
 from tests.documentation import a_third
@@ -33,7 +33,7 @@ def test_every_recipe_runs_from_index_to_figure(
     index and to encode. What steps leave is not collected between them: all that tests have loaded would be looked
     through each time."""
     monkeypatch.setattr("ralm.cli.models.gc.collect", lambda: 0)
-    monkeypatch.setattr(standing_in, "standard_library_documentation", a_third)
+    monkeypatch.setattr(inputs, "standard_library_documentation", a_third)
     for name in names:
         recipe = RECIPES[name]
         run = ["recipe", "run", name, "--stand-in", "--out", tmp_path]
@@ -56,7 +56,7 @@ def test_every_recipe_runs_from_index_to_figure(
 
 def check_result(name: str, folder: Path, out: Path, said: str) -> None:
     recipe = RECIPES[name]
-    read_manifest(folder, kind=KIND, format_version=FORMAT_VERSION)
+    read_manifest(folder, kind=RECIPE_KIND, format_version=RECIPE_VERSION)
     text = (folder / MARKDOWN).read_text()
     assert "STAND-IN" in text, name
     assert "STAND-IN" in said, name

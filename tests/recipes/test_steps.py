@@ -13,7 +13,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.recipes.catalogue import recipe_named, recipes
 from ralm.recipes.recipe import FULL, STAND_IN, Scale
 from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN, Resource
-from ralm.recipes.steps import NameOf, Step, evaluate, in_order, index, retrieve
+from ralm.recipes.steps import NameOf, Step, eval_step, in_order, index_step, retrieve_step
 from ralm.reranking import RerankOptions
 
 
@@ -47,7 +47,7 @@ def test_every_step_is_a_command_of_the_program(scale: Scale) -> None:
 def test_the_plan_of_a_step_is_the_one_that_was_asked_for() -> None:
     plan = PlanOptions(semantics="official", stride=8, windows="blocked", block=64)
     reading = ReadingOptions(reader="ensemble", ensemble=Ensemble(documents=3, weights="uniform"))
-    step = evaluate(WIKITEXT_TEST, GPT2[0], plan, index=index(WIKITEXT_TRAIN), reading=reading, limit_tokens=90)
+    step = eval_step(WIKITEXT_TEST, GPT2[0], plan, index=index_step(WIKITEXT_TRAIN), reading=reading, limit_tokens=90)
     assert spelt(step)[1:-2] == [
         *["wikitext-103-test", "--lm", "gpt2", "--index", "a-step", "--reader", "ensemble", "--documents", "3"],
         *["--weights", "uniform", "--semantics", "official", "--stride", "8", "--windows", "blocked", "--block", "64"],
@@ -63,10 +63,10 @@ def test_flags_tell_only_what_differs() -> None:
 
 
 def test_steps_come_after_what_they_need() -> None:
-    own = index(WIKITEXT_TRAIN)
-    found = retrieve(WIKITEXT_TEST, GPT2[0], own, PlanOptions(), k=2)
-    first = evaluate(WIKITEXT_TEST, GPT2[0], PlanOptions(), retrieved=found)
-    second = evaluate(WIKITEXT_TEST, GPT2[1], PlanOptions(), retrieved=found)
+    own = index_step(WIKITEXT_TRAIN)
+    found = retrieve_step(WIKITEXT_TEST, GPT2[0], own, PlanOptions(), k=2)
+    first = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions(), retrieved=found)
+    second = eval_step(WIKITEXT_TEST, GPT2[1], PlanOptions(), retrieved=found)
     assert in_order([first, second]) == [own, found, first, second]
 
 

@@ -8,10 +8,10 @@ import pytest
 from datasets import Dataset
 
 from ralm.errors import CorpusError
-from ralm.recipes.place import Place, Ways
+from ralm.recipes.folder import CommandOptions, RecipeFolder
+from ralm.recipes.inputs import plain_title, write_resource
 from ralm.recipes.resources import WIKITEXT_DEV, WIKITEXT_TEST, WIKITEXT_TITLES, WIKITEXT_TRAIN, Resource
-from ralm.recipes.steps import index
-from ralm.recipes.writing import plain_title, write_resource
+from ralm.recipes.steps import index_step
 
 ROWS = [
     "",
@@ -77,8 +77,8 @@ def test_titles_are_those_of_both_texts(tmp_path: Path) -> None:
     for name, row in (("test", " = One @-@ two = \n text\n = = Part = = \n"), ("dev", " = Three = \n")):
         (tmp_path / name).write_text(row)
     given = {WIKITEXT_TEST.name: str(tmp_path / "test"), WIKITEXT_DEV.name: str(tmp_path / "dev")}
-    place = Place(tmp_path / "out", given, stands_in=False, ways=Ways())
-    step = index(Resource(name="c", kind="corpus", source="hf:x"), titles=WIKITEXT_TITLES)
+    place = RecipeFolder(tmp_path / "out", given, stands_in=False, ways=CommandOptions())
+    step = index_step(Resource(name="c", kind="corpus", source="hf:x"), titles=WIKITEXT_TITLES)
     place.begin()
     place.provide(step)
     assert Path(place.value(WIKITEXT_TITLES)).read_text().splitlines() == ["One @-@ two", "One-two", "Three"]

@@ -15,7 +15,7 @@ from ralm.lm.options import ModelOptions
 from ralm.options import Option
 
 if TYPE_CHECKING:
-    from ralm.recipes.place import Place
+    from ralm.recipes.folder import RecipeFolder
     from ralm.recipes.recipe import Recipe
 
 Name = Annotated[
@@ -45,13 +45,13 @@ def show(name: Name, json: options.Json = False) -> None:
     """Show a recipe: what it reads, its models, what differs from the paper, and its commands."""
     from ralm.cli.output import print_json, print_line
     from ralm.recipes.catalogue import recipe_named, resources_of
-    from ralm.recipes.place import Place, Ways
-    from ralm.recipes.running import shown
+    from ralm.recipes.folder import CommandOptions, RecipeFolder
+    from ralm.recipes.runner import command_text
 
     recipe = recipe_named(name)
-    place = Place(_OUT, {}, stands_in=False, ways=Ways())
+    place = RecipeFolder(_OUT, {}, stands_in=False, ways=CommandOptions())
     read = resources_of(recipe.steps)
-    lines = [shown(place.command_line(step)) for step in recipe.steps]
+    lines = [command_text(place.command_line(step)) for step in recipe.steps]
     if json:
         print_json(
             {
@@ -124,11 +124,10 @@ def run(
     from ralm.cli.models import release_models, sharing_models
     from ralm.cli.output import print_json, print_line
     from ralm.recipes.catalogue import recipe_named, resources_of
-    from ralm.recipes.place import Place, Ways, check_given
+    from ralm.recipes.folder import CommandOptions, RecipeFolder, check_given
     from ralm.recipes.recipe import FULL, STAND_IN
-    from ralm.recipes.results import measure_recipe
-    from ralm.recipes.running import run_steps
-    from ralm.recipes.tables import markdown, result_as_json, write_result
+    from ralm.recipes.results import markdown, measure_recipe, result_as_json, write_result
+    from ralm.recipes.runner import run_steps
     from ralm.runs.sweep_folder import check_plot
 
     scale = STAND_IN if stand_in else FULL
@@ -143,8 +142,11 @@ def run(
     check_given(replaced, [*resources_of(recipe.steps)])
     changes = [f"{one} is {value}" for one, value in replaced.items()]
     changes += [] if limit_tokens is None else [f"texts have {limit_tokens:,} tokens"]
-    place = Place(
-        out or (_STAND_IN_OUT if stand_in else _OUT), replaced, stands_in=stand_in, ways=Ways(model=model, ray=ray)
+    place = RecipeFolder(
+        out or (_STAND_IN_OUT if stand_in else _OUT),
+        replaced,
+        stands_in=stand_in,
+        ways=CommandOptions(model=model, ray=ray),
     )
     place.check()
     if steps:
@@ -183,18 +185,17 @@ def _replaced(given: tuple[str, ...]) -> dict[str, str]:
     return replaced
 
 
-def _print_steps(recipe: "Recipe", place: "Place", *, json: bool) -> None:
+def _print_steps(recipe: "Recipe", place: "RecipeFolder", *, json: bool) -> None:
     """The steps, what is done, and what the rest will take."""
     from ralm.cli.output import print_json, print_line
-    from ralm.recipes.estimates import estimate, total
-    from ralm.recipes.running import shown
+    from ralm.recipes.runner import command_text, estimate, total
 
     found = [(step, place.is_done(step), estimate(step, place)) for step in place.distinct_steps(recipe.steps)]
     rest = total([needed for _, done, needed in found if not done])
     if json:
         rows: list[JsonValue] = [
             {
-                "command": shown(place.command_line(step)),
+                "command": command_text(place.command_line(step)),
                 "done": done,
                 "passages": needed.passages,
                 "tokens": needed.tokens,
@@ -208,7 +209,7 @@ def _print_steps(recipe: "Recipe", place: "Place", *, json: bool) -> None:
         return
     for step, done, needed in found:
         state = "done" if done else _said(needed.passages, needed.tokens, needed.disk, needed.hours)
-        print_line(f"{place.folder_of(step).name}: {state}\n  {shown(place.command_line(step))}")
+        print_line(f"{place.folder_of(step).name}: {state}\n  {command_text(place.command_line(step))}")
     print_line(
         f"\n{sum(not done for _, done, _ in found)} of {len(found)} steps are left: about "
         f"{_said(rest.passages, rest.tokens, rest.disk, rest.hours)}, and {rest.memory / 1e9:,.1f} GB of memory. These "

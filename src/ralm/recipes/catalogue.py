@@ -3,40 +3,52 @@
 from typing import Final
 
 from ralm.errors import UsageError
-from ralm.recipes.analyses import paper_or_code, recipes as analyses
-from ralm.recipes.in_context_ralm import families, questions, retrievers, strides, table_1, table_3
-from ralm.recipes.place import nearest
+from ralm.recipes.analyses import oracle_by_candidates, paper_or_code
+from ralm.recipes.folder import nearest
+from ralm.recipes.icr_figures_3_5_6_7_9_10 import (
+    icr_figure_3,
+    icr_figure_5,
+    icr_figure_6,
+    icr_figure_7,
+    icr_figure_9,
+    icr_figure_10,
+)
+from ralm.recipes.icr_table_4_figure_8 import icr_figure_8, icr_table_4
+from ralm.recipes.icr_tables_1_2_3_5_figure_4 import icr_figure_4, icr_table_1, icr_table_2, icr_table_3, icr_table_5
 from ralm.recipes.recipe import FULL, Builder, Recipe, Scale
-from ralm.recipes.replug import pile, questions as replug_questions, wikitext
+from ralm.recipes.replug_figure_7 import contamination, gain_by_token, replug_figure_7
+from ralm.recipes.replug_figures_5_6_8 import replug_figure_5, replug_figure_6, replug_figure_8
+from ralm.recipes.replug_table_1_figure_4 import replug_figure_4, replug_table_1
+from ralm.recipes.replug_tables_2_3 import replug_table_2, replug_table_3
 from ralm.recipes.resources import Resource
 from ralm.recipes.steps import Step
 
 _BUILDERS: Final[tuple[Builder, ...]] = (
-    table_1.recipe,
-    families.table_2,
-    table_3.recipe,
-    questions.table_4,
-    families.table_5,
-    retrievers.figure_3,
-    families.figure_4,
-    strides.figure_5,
-    retrievers.figure_6,
-    strides.figure_7,
-    questions.figure_8,
-    retrievers.figure_9,
-    retrievers.figure_10,
-    pile.table_1,
-    replug_questions.table_2,
-    replug_questions.table_3,
-    pile.figure_4,
-    wikitext.figure_5,
-    wikitext.figure_6,
-    analyses.figure_7,
-    wikitext.figure_8,
-    analyses.gain_by_token,
-    analyses.contamination,
-    analyses.oracle_by_candidates,
-    paper_or_code.recipe,
+    icr_table_1,
+    icr_table_2,
+    icr_table_3,
+    icr_table_4,
+    icr_table_5,
+    icr_figure_3,
+    icr_figure_4,
+    icr_figure_5,
+    icr_figure_6,
+    icr_figure_7,
+    icr_figure_8,
+    icr_figure_9,
+    icr_figure_10,
+    replug_table_1,
+    replug_table_2,
+    replug_table_3,
+    replug_figure_4,
+    replug_figure_5,
+    replug_figure_6,
+    replug_figure_7,
+    replug_figure_8,
+    gain_by_token,
+    contamination,
+    oracle_by_candidates,
+    paper_or_code,
 )
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from ralm.recipes.results import Measured, Result
+from ralm.recipes.results import MeasuredCell, Result
 from ralm.runs.plot import DOTS_AN_INCH, INCHES
 
 
@@ -38,7 +38,7 @@ def draw(result: Result, path: Path, *, stands_in: bool) -> None:
     figure.savefig(path)
 
 
-def _draw_lines(axes: Axes, cells: Sequence[Measured]) -> None:
+def _draw_lines(axes: Axes, cells: Sequence[MeasuredCell]) -> None:
     """A line for each model and way of reading; a level one for what has no place on the x axis."""
     for (model, how), its in _series(cells):
         placed = sorted((one for one in its if one.cell.at is not None), key=lambda one: float(one.cell.at or 0))
@@ -60,7 +60,7 @@ def _draw_lines(axes: Axes, cells: Sequence[Measured]) -> None:
         axes.legend(fontsize="small")
 
 
-def _logarithmic(axes: Axes, cells: Iterable[Measured]) -> None:
+def _logarithmic(axes: Axes, cells: Iterable[MeasuredCell]) -> None:
     places = sorted({float(one.cell.at) for one in cells if one.cell.at})
     axes.set_xscale("log")
     axes.set_xticks(places)
@@ -68,7 +68,7 @@ def _logarithmic(axes: Axes, cells: Iterable[Measured]) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _draw_bars(axes: Axes, cells: Sequence[Measured]) -> None:
+def _draw_bars(axes: Axes, cells: Sequence[MeasuredCell]) -> None:
     """A bar for each model and way of reading."""
     several = len({one.cell.model for one in cells}) > 1
     labels = [f"{one.cell.model}, {one.cell.how}" if several else one.cell.how for one in cells]
@@ -82,8 +82,8 @@ def _draw_bars(axes: Axes, cells: Sequence[Measured]) -> None:
     axes.set_xticks(range(len(labels)), labels, rotation=30, ha="right", fontsize="small")
 
 
-def _series(cells: Sequence[Measured]) -> list[tuple[tuple[str, str], list[Measured]]]:
-    def key(one: Measured) -> tuple[str, str]:
+def _series(cells: Sequence[MeasuredCell]) -> list[tuple[tuple[str, str], list[MeasuredCell]]]:
+    def key(one: MeasuredCell) -> tuple[str, str]:
         return one.cell.line or one.cell.model, one.cell.how
 
     order = list(dict.fromkeys(map(key, cells)))

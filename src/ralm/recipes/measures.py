@@ -104,7 +104,7 @@ class Perplexity(Measure):
 
 
 @dataclass(frozen=True, slots=True)
-class PerSpace(Measure):
+class PerplexityBySpaces(Measure):
     """The word perplexity of a run with as many words as its text has spaces, as the official code counts them."""
 
     smaller_is_better: ClassVar[bool] = True
@@ -154,7 +154,7 @@ def stretches(values_T: DoubleArray, figure: Callable[[Any], Any]) -> Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered(Measure):
+class AnswerScore(Measure):
     """How often `ralm qa` answered exactly right, as a percentage; with `measure="gold_log_prob"`, how likely the right
     answer was, in nats a token."""
 
@@ -178,7 +178,7 @@ class Answered(Measure):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen(Measure):
+class ChoiceAccuracy(Measure):
     """How often `ralm choice` chose right, as a percentage, in a category of MMLU or in all."""
 
     category: str | None = None
@@ -219,7 +219,7 @@ def _percent(values: list[bool | None]) -> Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class OnCurve(Measure):
+class CurveExactMatch(Measure):
     """The exact match of `ralm curve` with a number of passages, as a percentage."""
 
     number: int

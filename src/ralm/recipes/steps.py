@@ -83,7 +83,7 @@ def in_order(wanted: Sequence[Step]) -> list[Step]:
     return [*found]
 
 
-def index(
+def index_step(
     corpus: Resource,
     *,
     splitting: Splitting | None = None,
@@ -106,7 +106,7 @@ def index(
     return Step("index", tuple(arguments))
 
 
-def retrieve(
+def retrieve_step(
     text: Resource,
     lm: Resource,
     index: Step,
@@ -129,7 +129,7 @@ def retrieve(
     return Step("retrieve", (*arguments, *plan_flags, *_limit(limit_tokens)))
 
 
-def evaluate(
+def eval_step(
     text: Resource,
     lm: Resource,
     plan: PlanOptions,
@@ -161,7 +161,7 @@ def evaluate(
     return Step("eval", (*arguments, *flags_of(plan, PlanOptions(), always), *_limit(limit_tokens)))
 
 
-def signals(
+def signals_step(
     corpus: Resource,
     lm: Resource,
     index: Step,
@@ -178,7 +178,7 @@ def signals(
     return Step("signals", (*arguments, *flags_of(retrieval, RetrieverOptions())))
 
 
-def train_reranker(
+def train_reranker_step(
     signals: Step,
     init: Resource,
     *,
@@ -191,7 +191,7 @@ def train_reranker(
     return Step("train reranker", (*arguments, *flags_of(training or TrainingOptions(), TrainingOptions())))
 
 
-def train_retriever(
+def train_retriever_step(
     corpus: Resource,
     lm: Resource,
     index: Step,
@@ -206,7 +206,7 @@ def train_retriever(
     return Step("train retriever", (*arguments, *flags_of(examples, REPLUG_EXAMPLES)))
 
 
-def ask(
+def qa_step(
     questions: Resource,
     lm: Resource,
     *,
@@ -233,7 +233,7 @@ def ask(
     return Step("curve" if numbers else "qa", (*arguments, *_number("--limit", limit)))
 
 
-def choose(
+def choice_step(
     questions: Resource,
     lm: Resource,
     *,

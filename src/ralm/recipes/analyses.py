@@ -1,5 +1,6 @@
-"""Where the papers and their published code differ: what each difference changes."""
+"""Analyses of our own: the papers against their published code, and the oracle by the number of candidates."""
 
+import itertools
 from dataclasses import replace
 from typing import Final
 
@@ -8,10 +9,17 @@ from ralm.reading import ReadingOptions
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
-from ralm.recipes.in_context_ralm import readings as in_context
-from ralm.recipes.measures import Answered, Chosen, Measure, Perplexity, PerSpace
-from ralm.recipes.recipe import Cell, Recipe, Scale
-from ralm.recipes.replug import readings as replug
+from ralm.recipes.measures import AnswerScore, ChoiceAccuracy, Measure, Perplexity, PerplexityBySpaces
+from ralm.recipes.readings import (
+    REPLUG_DENSE,
+    REPLUG_DOCUMENTS,
+    REPLUG_ENCODING,
+    IcrReadings,
+    ReplugReadings,
+    on_wikitext_dev,
+    wikipedia,
+)
+from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale
 from ralm.recipes.resources import (
     CONTRIEVER,
     GPT2,
@@ -24,14 +32,14 @@ from ralm.recipes.resources import (
     WIKITEXT_TEST,
     WIKITEXT_TRAIN,
 )
-from ralm.recipes.steps import ask, choose, index
+from ralm.recipes.steps import choice_step, index_step, qa_step
 
 _PAPER: Final = PlanOptions(semantics="paper")
 _TWO: Final = ReadingOptions(reader="concatenation", concatenation=Concatenation(documents=2))
 _CHOOSING: Final[tuple[tuple[Scoring, str | None], ...]] = (("letter", None), ("generated", "replug-choice-code"))
 
 
-def recipe(scale: Scale) -> Recipe:
+def paper_or_code(scale: Scale) -> Recipe:
     """The table: a row for the paper's text and one for the code, a column for each difference."""
     found = {
         **_in_context(scale),
@@ -54,14 +62,12 @@ def recipe(scale: Scale) -> Recipe:
 def _in_context(scale: Scale) -> dict[str, tuple[str, tuple[Measure, Measure]]]:
     """Windows: in the code the document overwrites the oldest tokens, and the first window is read without one. Words:
     the code counts spaces."""
-    code = in_context.Readings(
-        scale=scale, text=WIKITEXT_TEST, index=in_context.wikipedia(), tokenizer=GPT2[0], per="token"
-    )
+    code = IcrReadings(scale=scale, text=WIKITEXT_TEST, index=wikipedia(), tokenizer=GPT2[0], per="token")
     paper = code.at(_PAPER)
     plain = paper.plain(GPT2[0]).step
     return {
         "Windows, without retrieval": ("GPT-2 S", (paper.plain(GPT2[0]), code.plain(GPT2[0]))),
-        "Words": ("GPT-2 S", (Perplexity(plain, "word"), PerSpace(plain))),
+        "Words": ("GPT-2 S", (Perplexity(plain, "word"), PerplexityBySpaces(plain))),
         "Windows, BM25": ("GPT-2 S", (paper.bm25(GPT2[0]), code.bm25(GPT2[0]))),
         "Windows, zero-shot reranking": ("GPT-2 S", (paper.zero_shot(GPT2[0]), code.zero_shot(GPT2[0]))),
     }
@@ -69,10 +75,10 @@ def _in_context(scale: Scale) -> dict[str, tuple[str, tuple[Measure, Measure]]]:
 
 def _similarities(scale: Scale) -> dict[str, tuple[str, tuple[Measure, Measure]]]:
     """REPLUG's weights: cosines in the paper, inner products in the code."""
-    readings = replug.Readings(scale=scale, text=WIKITEXT_TEST, tokenizer=GPT2[0], per="word")
-    encodings = (replace(replug.ENCODING, normalize=True), replug.ENCODING)
+    readings = ReplugReadings(scale=scale, text=WIKITEXT_TEST, tokenizer=GPT2[0], per="word")
+    encodings = (replace(REPLUG_ENCODING, normalize=True), REPLUG_ENCODING)
     cosine, product = (
-        readings.ensemble(GPT2[0], index(WIKITEXT_TRAIN, encoder=CONTRIEVER, encoding=one)) for one in encodings
+        readings.ensemble(GPT2[0], index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER, encoding=one)) for one in encodings
     )
     return {"Similarity: cosine or inner product": ("GPT-2 S", (cosine, product))}
 
@@ -80,14 +86,14 @@ def _similarities(scale: Scale) -> dict[str, tuple[str, tuple[Measure, Measure]]
 def _answers(scale: Scale) -> dict[str, tuple[str, tuple[Measure, Measure]]]:
     """Questions: what is cut, and how an ensemble answers."""
     lm, shots = LLAMA[1], scale.shots(16)
-    own = index(WIKIPEDIA, encoder=CONTRIEVER, encoding=replug.ENCODING)
-    ensemble = ReadingOptions(reader="ensemble", ensemble=Ensemble(documents=scale.documents(replug.DOCUMENTS)))
+    own = index_step(WIKIPEDIA, encoder=CONTRIEVER, encoding=REPLUG_ENCODING)
+    ensemble = ReadingOptions(reader="ensemble", ensemble=Ensemble(documents=scale.documents(REPLUG_DOCUMENTS)))
     two = [
-        ask(
+        qa_step(
             NQ,
             lm,
             index=own,
-            retrieval=replug.DENSE,
+            retrieval=REPLUG_DENSE,
             reading=_TWO,
             prompt="in-context-ralm",
             semantics=semantics,
@@ -96,11 +102,11 @@ def _answers(scale: Scale) -> dict[str, tuple[str, tuple[Measure, Measure]]]:
         for semantics in ("paper", "official")
     ]
     joined = [
-        ask(
+        qa_step(
             NQ,
             lm,
             index=own,
-            retrieval=replug.DENSE,
+            retrieval=REPLUG_DENSE,
             reading=ensemble,
             demonstrations=NQ_TRAIN,
             shots=shots,
@@ -111,13 +117,13 @@ def _answers(scale: Scale) -> dict[str, tuple[str, tuple[Measure, Measure]]]:
         for join in ("tokens", "answers")
     ]
     chosen = [
-        choose(
+        choice_step(
             MMLU,
             lm,
             demonstrations=MMLU_DEV,
             shots=scale.shots(5),
             index=own,
-            retrieval=replug.DENSE,
+            retrieval=REPLUG_DENSE,
             reading=ensemble,
             choosing=ChoiceOptions(score=score),
             prompt=prompt,
@@ -126,7 +132,41 @@ def _answers(scale: Scale) -> dict[str, tuple[str, tuple[Measure, Measure]]]:
         for score, prompt in _CHOOSING
     ]
     return {
-        "In-Context RALM's questions": ("LLaMA-13B", (Answered(two[0]), Answered(two[1]))),
-        "REPLUG's answers: tokens or answers are averaged": ("LLaMA-13B", (Answered(joined[0]), Answered(joined[1]))),
-        "MMLU: likeliest letter or generated one": ("LLaMA-13B", (Chosen(chosen[0]), Chosen(chosen[1]))),
+        "In-Context RALM's questions": ("LLaMA-13B", (AnswerScore(two[0]), AnswerScore(two[1]))),
+        "REPLUG's answers: tokens or answers are averaged": (
+            "LLaMA-13B",
+            (AnswerScore(joined[0]), AnswerScore(joined[1])),
+        ),
+        "MMLU: likeliest letter or generated one": (
+            "LLaMA-13B",
+            (ChoiceAccuracy(chosen[0]), ChoiceAccuracy(chosen[1])),
+        ),
     }
+
+
+_CANDIDATES: Final = (1, 2, 4, 8, 16)
+
+
+_FEW: Final = (1, 2, 6)
+
+
+def oracle_by_candidates(scale: Scale) -> Recipe:
+    """What choosing could gain, by the number of candidates."""
+    readings, numbers = on_wikitext_dev(scale), _FEW if scale.small else _CANDIDATES
+    column = "WikiText-103 dev, word perplexity"
+    oracle: dict[int, Perplexity] = {number: readings.oracle(GPT2[0], number) for number in numbers}
+    cells = [Cell(model="GPT-2 S", how="none", column=column, measure=readings.plain(GPT2[0]))]
+    cells += [
+        Cell(model="GPT-2 S", how="oracle", column=column, measure=one, at=number) for number, one in oracle.items()
+    ]
+    return Recipe(
+        name="analysis/oracle-by-candidates",
+        paper="Analysis: oracle by the number of candidates",
+        about="How much better the best passage is than the first, by how many of BM25's passages it is chosen from.",
+        cells=tuple(cells),
+        orders=tuple(
+            Order(better=oracle[more], worse=oracle[less], said=f"best of {more} < best of {less}")
+            for less, more in itertools.pairwise(numbers)
+        ),
+        figure=Figure(kind="lines", over="candidates", logarithmic=True),
+    )

@@ -1,26 +1,30 @@
-"""What a step will take: passages, tokens that models read, disk, memory, and hours on this machine. All are rough.
+"""Estimates what the steps of recipes take, and runs them in order; a step whose result exists is skipped.
 
 Hours are floating-point operations over the speed of a product of matrices on this machine: two operations for each
-parameter and token, at half of that speed. Sharing of passes makes runs shorter than estimated.
+parameter and token, at half of that speed. Shared prefixes make runs shorter than estimated.
 """
 
+import logging
 import os
+import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from ralm.errors import StorageError, UsageError
+from ralm.errors import FolderExistsError, RalmError, StorageError, UsageError
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
-from ralm.recipes.place import Place
+from ralm.recipes.folder import RecipeFolder
+from ralm.recipes.inputs import STAND_IN_MODEL
 from ralm.recipes.resources import Resource
-from ralm.recipes.standing_in import MODEL
 from ralm.recipes.steps import Step
 from ralm.reranking import RerankOptions
+from ralm.storage.outputs import recover
 from ralm.training.options import (
     REPLUG,
     REPLUG_EXAMPLES,
@@ -29,6 +33,50 @@ from ralm.training.options import (
     RetrieverTrainingOptions,
     TrainingOptions,
 )
+
+Perform = Callable[[list[str]], None]
+_LOG: Final = logging.getLogger(__name__)
+
+
+def run_steps(steps: Sequence[Step], place: RecipeFolder, perform: Perform) -> None:
+    """Perform the steps, which are in order, unless they were done before.
+
+    Raises what a command raises, with the step in front and what can be given instead of what it reads from the hub.
+    """
+    place.begin()
+    steps = place.distinct_steps(steps)
+    for number, step in enumerate(steps, 1):
+        at = f"[{number}/{len(steps)}] {place.folder_of(step).name}"
+        if place.is_done(step):
+            with suppress(FolderExistsError):  # another process is at its end
+                recover(place.folder_of(step))
+            _LOG.info("%s: done before", at)
+            continue
+        line = place.command_line(step)
+        _LOG.info("%s: %s", at, command_text(line))
+        try:
+            check_room(step, place)
+            place.provide(step)
+            perform(line)
+        except RalmError as error:
+            said = str(error)
+            error.args = (f"{at}: {said}{'' if said.endswith('.') else '.'}{_instead(step, place)}",)
+            raise
+
+
+def command_text(line: Sequence[str]) -> str:
+    """A command as one types it."""
+    return f"ralm {shlex.join(line)}"
+
+
+def _instead(step: Step, place: RecipeFolder) -> str:
+    """What a user can give if the hub cannot be reached."""
+    read = [resource for resource in step.resources if place.is_from_hub(resource)]
+    if not read:
+        return ""
+    named = [f"{one.name} ({one.note})" if one.note else one.name for one in read]
+    return f" From the hub it reads {', '.join(named)}; give your own with --use {read[0].name}=PATH."
+
 
 _BYTES_A_TOKEN: Final = 4.3
 _BYTES_A_PASSAGE: Final = 620
@@ -59,7 +107,7 @@ class Estimate:
     hours: float = 0.0
 
 
-def estimate(step: Step, place: Place) -> Estimate:
+def estimate(step: Step, place: RecipeFolder) -> Estimate:
     """What a step will take."""
     sizes = _Sizes(place)
     match step.command:
@@ -76,7 +124,7 @@ def estimate(step: Step, place: Place) -> Estimate:
             return sizes.questions(step)
 
 
-def check_room(step: Step, place: Place) -> None:
+def check_room(step: Step, place: RecipeFolder) -> None:
     """Raise StorageError or UsageError before a step begins whose result or model does not fit on this machine.
 
     Memory is not checked where the model runs elsewhere: on a GPU, a cluster, or behind an API.
@@ -103,7 +151,7 @@ def check_room(step: Step, place: Place) -> None:
 class _Sizes:
     """Estimates with the sizes of what a place reads."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RecipeFolder) -> None:
         self._place = place
 
     def index(self, step: Step) -> Estimate:
@@ -186,7 +234,7 @@ class _Sizes:
 
     def _parameters(self, resource: Resource) -> float:
         value = self._place.value(resource)
-        if value == MODEL:
+        if value == STAND_IN_MODEL:
             return _TINY_PARAMETERS
         weights = sum(one.stat().st_size for one in Path(value).glob("*.safetensors")) if Path(value).is_dir() else 0
         return weights / 4 if weights else resource.parameters

@@ -1,9 +1,15 @@
-"""Table 1 and Figure 4: bits per byte on the Pile, before and after LSR; how many documents, and random ones."""
+"""REPLUG, Table 1 and Figure 4: bits per byte on the Pile, before and after LSR, and by the number of documents."""
 
 from typing import Final
 
+from ralm.recipes.readings import (
+    REPLUG_SUPERVISION,
+    REPLUG_WINDOWS,
+    ReplugReadings,
+    pile_index,
+    trained_retriever,
+)
 from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale
-from ralm.recipes.replug.readings import SUPERVISION, WINDOWS, Readings, pile_index, trained_retriever
 from ralm.recipes.resources import GPT2, NEO, PILE_ALL_TEST
 from ralm.retrieval.retriever import RetrieverOptions
 
@@ -31,9 +37,9 @@ _CORPUS: Final = (
 )
 
 
-def table_1(scale: Scale) -> Recipe:
+def replug_table_1(scale: Scale) -> Recipe:
     """GPT-2 without passages, with REPLUG and with REPLUG LSR."""
-    readings = Readings(scale=scale, text=PILE_ALL_TEST, tokenizer=GPT2[0], per="byte")
+    readings = ReplugReadings(scale=scale, text=PILE_ALL_TEST, tokenizer=GPT2[0], per="byte")
     cells, orders = list[Cell](), list[Order]()
     for (name, published), lm in zip(_PUBLISHED.items(), GPT2, strict=True):
         measured = (
@@ -61,14 +67,14 @@ def table_1(scale: Scale) -> Recipe:
         "and with Contriever trained by LSR.",
         cells=tuple(cells),
         orders=tuple(orders),
-        differs=(WINDOWS, SUPERVISION, _CORPUS),
+        differs=(REPLUG_WINDOWS, REPLUG_SUPERVISION, _CORPUS),
     )
 
 
-def figure_4(scale: Scale) -> Recipe:
+def replug_figure_4(scale: Scale) -> Recipe:
     """Bits per byte by the number of documents: REPLUG, LSR and random passages."""
     lm, numbers = NEO[-1], _FEW if scale.small else _NUMBERS
-    readings = Readings(scale=scale, text=PILE_ALL_TEST, tokenizer=lm, per="byte")
+    readings = ReplugReadings(scale=scale, text=PILE_ALL_TEST, tokenizer=lm, per="byte")
     tuned, most = trained_retriever(scale), numbers[-1]
     lines = {
         "random": {
@@ -100,5 +106,10 @@ def figure_4(scale: Scale) -> Recipe:
             ),
         ),
         figure=Figure(kind="lines", over="documents"),
-        differs=(WINDOWS, SUPERVISION, _CORPUS, "GPT-3 Curie is no longer offered; GPT-J 6B reads in its place."),
+        differs=(
+            REPLUG_WINDOWS,
+            REPLUG_SUPERVISION,
+            _CORPUS,
+            "GPT-3 Curie is no longer offered; GPT-J 6B reads in its place.",
+        ),
     )

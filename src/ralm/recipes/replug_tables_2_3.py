@@ -1,12 +1,18 @@
-"""Tables 2 and 3: MMLU and open-domain questions, with an ensemble over ten passages."""
+"""REPLUG, Tables 2 and 3: MMLU and open-domain questions, with an ensemble over ten passages."""
 
 from typing import Final
 
 from ralm.reading import ReadingOptions
 from ralm.reading.ensemble import Ensemble
-from ralm.recipes.measures import Answered, Chosen
+from ralm.recipes.measures import AnswerScore, ChoiceAccuracy
+from ralm.recipes.readings import (
+    REPLUG_DENSE,
+    REPLUG_DOCUMENTS,
+    REPLUG_ENCODING,
+    REPLUG_SUPERVISION,
+    trained_retriever,
+)
 from ralm.recipes.recipe import Cell, Order, Recipe, Scale
-from ralm.recipes.replug.readings import DENSE, DOCUMENTS, ENCODING, SUPERVISION, trained_retriever
 from ralm.recipes.resources import (
     CONTRIEVER,
     LLAMA,
@@ -19,7 +25,7 @@ from ralm.recipes.resources import (
     WIKIPEDIA,
     Resource,
 )
-from ralm.recipes.steps import Step, ask, choose, index
+from ralm.recipes.steps import Step, choice_step, index_step, qa_step
 
 _LM: Final = LLAMA[1]
 _NAME: Final = "LLaMA-13B"
@@ -42,25 +48,25 @@ def _indexes(scale: Scale) -> dict[str, Step | None]:
     """Wikipedia as Contriever sees it, before and after LSR; None without passages."""
     return {
         "none": None,
-        "REPLUG": index(WIKIPEDIA, encoder=CONTRIEVER, encoding=ENCODING),
-        "REPLUG LSR": index(WIKIPEDIA, encoder=trained_retriever(scale), encoding=ENCODING),
+        "REPLUG": index_step(WIKIPEDIA, encoder=CONTRIEVER, encoding=REPLUG_ENCODING),
+        "REPLUG LSR": index_step(WIKIPEDIA, encoder=trained_retriever(scale), encoding=REPLUG_ENCODING),
     }
 
 
 def _ensemble(scale: Scale) -> ReadingOptions:
-    return ReadingOptions(reader="ensemble", ensemble=Ensemble(documents=scale.documents(DOCUMENTS)))
+    return ReadingOptions(reader="ensemble", ensemble=Ensemble(documents=scale.documents(REPLUG_DOCUMENTS)))
 
 
-def table_2(scale: Scale) -> Recipe:
+def replug_table_2(scale: Scale) -> Recipe:
     """MMLU by category."""
     steps = {
-        how: choose(
+        how: choice_step(
             MMLU,
             _LM,
             demonstrations=MMLU_DEV,
             shots=scale.shots(_CHOICE_SHOTS),
             index=own,
-            retrieval=DENSE if own else None,
+            retrieval=REPLUG_DENSE if own else None,
             reading=_ensemble(scale) if own else None,
             limit=scale.limit_each(len(_CATEGORIES)),
         )
@@ -72,7 +78,7 @@ def table_2(scale: Scale) -> Recipe:
             model=_NAME,
             how=how,
             column=f"{column}, accuracy, %",
-            measure=Chosen(step, category),
+            measure=ChoiceAccuracy(step, category),
             published=_LLAMA_ALL[how] if category is None else None,
         )
         for how, step in steps.items()
@@ -90,25 +96,29 @@ def table_2(scale: Scale) -> Recipe:
         "each of ten passages of Wikipedia; the letters' probabilities are averaged.",
         cells=tuple(cells),
         orders=(
-            Order(better=Chosen(steps["REPLUG"]), worse=Chosen(steps["none"]), said="REPLUG > none"),
-            Order(better=Chosen(steps["REPLUG LSR"]), worse=Chosen(steps["REPLUG"]), said="REPLUG LSR > REPLUG"),
+            Order(better=ChoiceAccuracy(steps["REPLUG"]), worse=ChoiceAccuracy(steps["none"]), said="REPLUG > none"),
+            Order(
+                better=ChoiceAccuracy(steps["REPLUG LSR"]),
+                worse=ChoiceAccuracy(steps["REPLUG"]),
+                said="REPLUG LSR > REPLUG",
+            ),
         ),
         differs=(
-            SUPERVISION,
+            REPLUG_SUPERVISION,
             "All is the share of right answers; the paper's caption has the average of the categories.",
             "Codex is no longer offered; its figures are the paper's alone.",
         ),
     )
 
 
-def table_3(scale: Scale) -> Recipe:
+def replug_table_3(scale: Scale) -> Recipe:
     """Natural Questions and TriviaQA."""
     cells, orders = list[Cell](), list[Order]()
     sets = (("NQ", NQ, NQ_TRAIN), ("TriviaQA", TRIVIA_QA, TRIVIA_QA_TRAIN))
     for place, (column, questions, shown) in enumerate(sets):
         steps = {how: _asked(scale, questions, shown, own) for how, own in _indexes(scale).items()}
-        measured = {how: Answered(step) for how, step in steps.items()}
-        likely = {how: Answered(step, "gold_log_prob") for how, step in steps.items()}
+        measured = {how: AnswerScore(step) for how, step in steps.items()}
+        likely = {how: AnswerScore(step, "gold_log_prob") for how, step in steps.items()}
         cells += [
             Cell(
                 model=_NAME,
@@ -148,7 +158,7 @@ def table_3(scale: Scale) -> Recipe:
         cells=tuple(cells),
         orders=tuple(orders),
         differs=(
-            SUPERVISION,
+            REPLUG_SUPERVISION,
             "Demonstrations are the first 16 of the training sets; the paper does not say which it takes.",
             "Codex is no longer offered; its figures are the paper's alone.",
         ),
@@ -156,11 +166,11 @@ def table_3(scale: Scale) -> Recipe:
 
 
 def _asked(scale: Scale, questions: Resource, shown: Resource, own: Step | None) -> Step:
-    return ask(
+    return qa_step(
         questions,
         _LM,
         index=own,
-        retrieval=DENSE if own else None,
+        retrieval=REPLUG_DENSE if own else None,
         reading=_ensemble(scale) if own else None,
         demonstrations=shown,
         shots=scale.shots(_SHOTS),

@@ -1,13 +1,13 @@
-"""Table 4 and Figure 8: open-domain questions, with DPR's first passages in the prompt."""
+"""In-Context RALM, Table 4 and Figure 8: open-domain questions with DPR's first passages in the prompt."""
 
 from typing import Final
 
 from ralm.reading import ReadingOptions
 from ralm.reading.concatenation import Concatenation
-from ralm.recipes.measures import Answered, OnCurve
+from ralm.recipes.measures import AnswerScore, CurveExactMatch
 from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale
 from ralm.recipes.resources import DPR, DPR_QUESTIONS, LLAMA, NQ, TRIVIA_QA, WIKIPEDIA, Resource
-from ralm.recipes.steps import Step, ask, index
+from ralm.recipes.steps import Step, index_step, qa_step
 from ralm.retrieval.dense.options import EncoderOptions
 from ralm.retrieval.retriever import RetrieverOptions
 
@@ -26,20 +26,20 @@ _CODE: Final = "Prompts are cut as in the published code (`--semantics official`
 
 def dpr_index() -> Step:
     """DPR's passages of Wikipedia with the vectors of its encoder of passages, and its encoder of questions."""
-    return index(WIKIPEDIA, encoder=DPR, query_encoder=DPR_QUESTIONS, encoding=EncoderOptions(encoder=""))
+    return index_step(WIKIPEDIA, encoder=DPR, query_encoder=DPR_QUESTIONS, encoding=EncoderOptions(encoder=""))
 
 
-def table_4(scale: Scale) -> Recipe:
+def icr_table_4(scale: Scale) -> Recipe:
     """LLaMA with two of DPR's passages."""
     cells, orders = list[Cell](), list[Order]()
     for (name, published), lm in zip(_PUBLISHED.items(), LLAMA, strict=True):
         for place, (column, questions) in enumerate(_QUESTIONS):
-            closed, opened = (Answered(_asked(scale, questions, lm, documents)) for documents in (0, 2))
+            closed, opened = (AnswerScore(_asked(scale, questions, lm, documents)) for documents in (0, 2))
             cells += [
                 Cell(model=name, how=how, column=f"{column}, exact match, %", measure=one, published=values[place])
                 for how, one, values in zip(("none", "DPR"), (closed, opened), published, strict=True)
             ]
-            likely = [Answered(one.step, "gold_log_prob") for one in (closed, opened)]
+            likely = [AnswerScore(one.step, "gold_log_prob") for one in (closed, opened)]
             cells += [
                 Cell(model=name, how=how, column=f"{column}, log-probability of a token of the answer", measure=one)
                 for how, one in zip(("none", "DPR"), likely, strict=True)
@@ -61,8 +61,8 @@ def table_4(scale: Scale) -> Recipe:
 
 def _asked(scale: Scale, questions: Resource, lm: Resource, documents: int) -> Step:
     if not documents:
-        return ask(questions, lm, semantics="official", limit=scale.limit)
-    return ask(
+        return qa_step(questions, lm, semantics="official", limit=scale.limit)
+    return qa_step(
         questions,
         lm,
         index=dpr_index(),
@@ -74,13 +74,13 @@ def _asked(scale: Scale, questions: Resource, lm: Resource, documents: int) -> S
     )
 
 
-def figure_8(scale: Scale) -> Recipe:
+def icr_figure_8(scale: Scale) -> Recipe:
     """Questions by the number of passages."""
     cells = []
     numbers = (0, 1, 2) if scale.small else _NUMBERS
     for column, questions in _QUESTIONS:
         for (name, _), lm in zip(_PUBLISHED.items(), LLAMA, strict=True):
-            step = ask(
+            step = qa_step(
                 questions,
                 lm,
                 index=dpr_index(),
@@ -91,7 +91,13 @@ def figure_8(scale: Scale) -> Recipe:
                 limit=scale.limit,
             )
             cells += [
-                Cell(model=name, how="DPR", column=f"{column}, exact match, %", measure=OnCurve(step, one), at=one)
+                Cell(
+                    model=name,
+                    how="DPR",
+                    column=f"{column}, exact match, %",
+                    measure=CurveExactMatch(step, one),
+                    at=one,
+                )
                 for one in numbers
             ]
     return Recipe(

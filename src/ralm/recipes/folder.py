@@ -27,12 +27,11 @@ from ralm.lm.api.endpoint import is_api
 from ralm.lm.api.options import ApiOptions
 from ralm.lm.options import ModelOptions
 from ralm.options import flags_of
+from ralm.recipes.inputs import STAND_IN_MODEL, make_stand_ins, stand_in, write_resource, write_titles
 from ralm.recipes.measures import Measure
 from ralm.recipes.recipe import Cell, Order, Recipe
 from ralm.recipes.resources import Resource
-from ralm.recipes.standing_in import MODEL, make_stand_ins, stand_in
 from ralm.recipes.steps import Argument, NameOf, Step
-from ralm.recipes.writing import write_resource, write_titles
 from ralm.storage.atomic import locked_now
 from ralm.storage.manifest import whole_checksum
 from ralm.storage.outputs import replaced_file
@@ -49,7 +48,7 @@ _HASH: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
+class CommandOptions:
     """How commands run: options of models, and the address of a Ray cluster."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -87,13 +86,13 @@ class Ways:
         return step.command in _ON_CLUSTER or (step.command == "index" and "--encoder" not in step.arguments)
 
 
-class Place:
+class RecipeFolder:
     """The folder of recipes, and what the user gives instead of resources (`given`, by name).
 
     Nothing is read or written before `check` or `begin`.
     """
 
-    def __init__(self, folder: Path, given: Mapping[str, str], *, stands_in: bool, ways: Ways) -> None:
+    def __init__(self, folder: Path, given: Mapping[str, str], *, stands_in: bool, ways: CommandOptions) -> None:
         self.folder = folder
         self.given = given
         self.stands_in = stands_in
@@ -162,7 +161,9 @@ class Place:
         orders: dict[object, Order] = {}
         for order in recipe.orders:
             orders.setdefault((self._measured(order.better), self._measured(order.worse)), order)
-        named = [replace(one, model=f"{MODEL} for {one.model}") if one.measure else one for one in cells.values()]
+        named = [
+            replace(one, model=f"{STAND_IN_MODEL} for {one.model}") if one.measure else one for one in cells.values()
+        ]
         return replace(recipe, cells=tuple(named), orders=tuple(orders.values()))
 
     def _measured(self, measure: Measure) -> tuple[object, ...]:
@@ -250,7 +251,7 @@ class Place:
         path = Path(value)
         if is_url(value) and resource.kind == "corpus":
             return f"{value} {fingerprint_of([value])}"
-        if value == MODEL or not path.exists():
+        if value == STAND_IN_MODEL or not path.exists():
             return value
         name = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path.resolve()
         files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]

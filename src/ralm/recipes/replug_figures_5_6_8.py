@@ -1,11 +1,18 @@
-"""Figures 5, 6 and 8: retrievers and families of models on WikiText-103."""
+"""REPLUG, Figures 5, 6 and 8: retrievers and families of models on WikiText-103."""
 
 from collections.abc import Sequence
 from typing import Final
 
 from ralm.recipes.measures import Perplexity
+from ralm.recipes.readings import (
+    REPLUG_DENSE,
+    REPLUG_ENCODING,
+    REPLUG_SUPERVISION,
+    REPLUG_WINDOWS,
+    ReplugReadings,
+    trained_retriever,
+)
 from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale, cells_of, orders_of
-from ralm.recipes.replug.readings import DENSE, ENCODING, SUPERVISION, WINDOWS, Readings, trained_retriever
 from ralm.recipes.resources import (
     BERT,
     BLOOM,
@@ -19,7 +26,7 @@ from ralm.recipes.resources import (
     WIKITEXT_TRAIN,
     Resource,
 )
-from ralm.recipes.steps import Step, index
+from ralm.recipes.steps import Step, index_step
 from ralm.retrieval.retriever import RetrieverOptions
 
 _COLUMN: Final = "WikiText-103, word perplexity"
@@ -28,7 +35,7 @@ _NO_FIGURES: Final = "The paper shows a plot without figures."
 
 
 def _dense(encoder: Resource | Step, questions: Resource | None = None) -> tuple[Step, RetrieverOptions]:
-    return index(WIKITEXT_TRAIN, encoder=encoder, query_encoder=questions, encoding=ENCODING), DENSE
+    return index_step(WIKITEXT_TRAIN, encoder=encoder, query_encoder=questions, encoding=REPLUG_ENCODING), REPLUG_DENSE
 
 
 def _retrievers(scale: Scale) -> dict[str, tuple[Step, RetrieverOptions]]:
@@ -36,13 +43,13 @@ def _retrievers(scale: Scale) -> dict[str, tuple[Step, RetrieverOptions]]:
         "BERT": _dense(BERT),
         "DPR": _dense(DPR, DPR_QUESTIONS),
         "Contriever": _dense(CONTRIEVER),
-        "BM25": (index(WIKITEXT_TRAIN), _BM25),
+        "BM25": (index_step(WIKITEXT_TRAIN), _BM25),
         "Contriever LSR": _dense(trained_retriever(scale)),
     }
 
 
-def _readings(scale: Scale, tokenizer: Resource) -> Readings:
-    return Readings(scale=scale, text=WIKITEXT_TEST, tokenizer=tokenizer, per="word")
+def _readings(scale: Scale, tokenizer: Resource) -> ReplugReadings:
+    return ReplugReadings(scale=scale, text=WIKITEXT_TEST, tokenizer=tokenizer, per="word")
 
 
 def _compared(
@@ -62,7 +69,7 @@ def _compared(
     return tuple(cells), tuple(orders)
 
 
-def figure_5(scale: Scale) -> Recipe:
+def replug_figure_5(scale: Scale) -> Recipe:
     """Five retrievers with GPT-2 L and XL."""
     cells, orders = _compared(scale, GPT2_NAMES[2:], GPT2[2:], ("BERT", "DPR", "Contriever", "BM25", "Contriever LSR"))
     return Recipe(
@@ -72,11 +79,11 @@ def figure_5(scale: Scale) -> Recipe:
         cells=cells,
         orders=orders,
         figure=Figure(kind="bars", over="retriever"),
-        differs=(WINDOWS, SUPERVISION),
+        differs=(REPLUG_WINDOWS, REPLUG_SUPERVISION),
     )
 
 
-def figure_8(scale: Scale) -> Recipe:
+def replug_figure_8(scale: Scale) -> Recipe:
     """Dense against sparse, with all sizes of GPT-2."""
     cells, orders = _compared(scale, GPT2_NAMES, GPT2, ("Contriever", "BM25", "Contriever LSR"))
     return Recipe(
@@ -86,11 +93,11 @@ def figure_8(scale: Scale) -> Recipe:
         cells=cells,
         orders=orders,
         figure=Figure(kind="bars", over="retriever"),
-        differs=(WINDOWS, SUPERVISION),
+        differs=(REPLUG_WINDOWS, REPLUG_SUPERVISION),
     )
 
 
-def figure_6(scale: Scale) -> Recipe:
+def replug_figure_6(scale: Scale) -> Recipe:
     """GPT-2, OPT and BLOOM by size."""
     cells, orders = list[Cell](), list[Order]()
     own, retrieval = _dense(CONTRIEVER)
@@ -110,5 +117,5 @@ def figure_6(scale: Scale) -> Recipe:
         cells=tuple(cells),
         orders=tuple(orders),
         figure=Figure(kind="lines", over="parameters, billions", logarithmic=True),
-        differs=(WINDOWS,),
+        differs=(REPLUG_WINDOWS,),
     )

@@ -1,9 +1,10 @@
-"""What of a text gains from passages: by the class of a token, by its frequency in the corpus, by overlap.
+"""REPLUG, Figure 7, and analyses of the same question: which tokens gain from passages, and which gains are copies.
 
-Figures of single tokens, read off two runs over the same targets, one with passages and one without. A gain is the
-difference of the log-probabilities of a token, in nats.
+A gain is the difference of the log-probabilities of a token in two runs over the same targets, one with passages and
+one without, in nats.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ import pyarrow.parquet as pq
 from ralm.corpus.decontamination import Decontamination
 from ralm.errors import UsageError
 from ralm.recipes.measures import REMEDY, Folders, Measure, Sample, stretches
-from ralm.recipes.steps import Step
+from ralm.recipes.readings import REPLUG_ENCODING, REPLUG_WINDOWS, ReplugReadings, on_wikitext_dev, wikipedia
+from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale
+from ralm.recipes.resources import CONTRIEVER, GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN
+from ralm.recipes.steps import Step, index_step
 from ralm.records import DoubleArray
 from ralm.retrieval.index import open_index
 from ralm.runs.run import PASSAGES, TOKENS, damage_named, read_tokens
@@ -192,3 +196,96 @@ def _overlaps(run: Path) -> DoubleArray:
         read = pq.read_table(run / TOKENS, columns=["passage"])["passage"].to_pylist()
     overlap = {row["passage"]: evaluated.overlap(row["text"]) for row in passages}
     return np.array([0.0 if number is None else overlap[number] for number in read])
+
+
+_BOUNDS: Final = (0, 10, 100, 1_000, 10_000, None)
+"""Frequencies of words, in a million passages."""
+_OVERLAPS: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+def replug_figure_7(scale: Scale) -> Recipe:
+    """REPLUG's question of which tokens gain, asked of all tokens."""
+    readings = ReplugReadings(scale=scale, text=WIKITEXT_TEST, tokenizer=GPT2[0], per="word")
+    own = index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER, encoding=REPLUG_ENCODING)
+    lm = GPT2[-1]
+    with_, without = readings.ensemble(lm, own).step, readings.plain(lm).step
+    return Recipe(
+        name="replug/figure-7",
+        paper="REPLUG, Figure 7",
+        about="Which tokens gain from passages: by class, and by how many passages of the corpus have the word. The "
+        "paper shows one example, in which rare entities gain most; this asks it of every token.",
+        cells=_gain_cells("GPT-2 XL", with_, without, index_step(WIKITEXT_TRAIN)),
+        figure=Figure(kind="bars", over="tokens"),
+        differs=(REPLUG_WINDOWS, "The figure shows one example; this is a table of all tokens."),
+    )
+
+
+def gain_by_token(scale: Scale) -> Recipe:
+    """The same for BM25's first passage every four tokens."""
+    readings = on_wikitext_dev(scale)
+    with_, without = readings.bm25(GPT2[0]).step, readings.plain(GPT2[0]).step
+    return Recipe(
+        name="analysis/gain-by-token",
+        paper="Analysis: which tokens gain",
+        about="Which tokens gain from BM25's first passage: by class, and by how many passages of the corpus have the "
+        "word.",
+        cells=_gain_cells("GPT-2 S", with_, without, wikipedia()),
+        figure=Figure(kind="bars", over="tokens"),
+    )
+
+
+def _gain_cells(model: str, with_: Step, without: Step, counted: Step) -> tuple[Cell, ...]:
+    column = "gain, nats a token"
+    classes = [Cell(model=model, how=one, column=column, measure=GainOfClass(with_, without, one)) for one in CLASSES]
+    bounds = itertools.pairwise(_BOUNDS)
+    return (
+        *classes,
+        *(
+            Cell(
+                model=model,
+                how=_between(least or 0, most),
+                column=column,
+                measure=GainByFrequency(with_, without, counted, least or 0, most),
+            )
+            for least, most in bounds
+        ),
+    )
+
+
+def _between(least: float, most: float | None) -> str:
+    of = "of a million passages have the word"
+    return f"{least:,} or more {of}" if most is None else f"{least:,} to {most:,} {of}"
+
+
+def contamination(scale: Scale) -> Recipe:
+    """How much of the gain is near-duplicates of the text."""
+    readings = on_wikitext_dev(scale)
+    with_, without = readings.bm25(GPT2[0]).step, readings.plain(GPT2[0]).step
+    gain, kept = "lower token perplexity, %", "targets that keep their passage, %"
+    cells = [
+        Cell(
+            model="GPT-2 S",
+            how="BM25",
+            column=kept if share else gain,
+            measure=GainBelowOverlap(with_, without, most, share),
+            at=100 * most,
+        )
+        for share in (False, True)
+        for most in _OVERLAPS
+    ]
+    return Recipe(
+        name="analysis/contamination",
+        paper="Analysis: contamination curve",
+        about="How much of the gain from passages is near-duplicates of the evaluated text. Passages that overlap it "
+        "more than a threshold are taken out, and their targets count as read without passages. The overlap is the "
+        "share of a passage's runs of eight words that stand in the text.",
+        cells=tuple(cells),
+        orders=(
+            Order(
+                better=GainBelowOverlap(with_, without, 1.0),
+                worse=GainBelowOverlap(with_, without, 0.0),
+                said="all passages gain more than those without any shared run of eight words",
+            ),
+        ),
+        figure=Figure(kind="lines", over="greatest overlap of a passage, %"),
+    )

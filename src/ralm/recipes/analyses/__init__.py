@@ -1,1 +1,0 @@
-"""Questions about both papers that neither answers, one file each."""

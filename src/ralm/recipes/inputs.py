@@ -1,0 +1,241 @@
+"""Writes the files that recipes read: data sets of the hub, and stand-ins for data and models.
+
+WikiText's rows are lines. Its text is all of them, an empty one as ` \\n`, as in the official code of In-Context RALM.
+Rows of other data sets are documents, with two line breaks between them.
+
+Stand-ins are Python's documentation, ralm-tiny and an encoder with random weights. A tenth of the documentation is the
+text to evaluate, the rest the corpus. Questions ask which function does what a docstring says; the choices are four
+functions, with subjects of MMLU in turn. The encoder's vectors are sums of random vectors of words, so that it finds
+passages with the same words, and there is something to learn.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ralm.answering.multiple_choice import CATEGORIES
+from ralm.corpus.folder import HUB_PREFIX
+from ralm.corpus.formats.arrow import dataset_records
+from ralm.demo.demonstration import held_out_text
+from ralm.demo.documentation import split_held_out, standard_library_documentation
+from ralm.errors import CorpusError
+from ralm.lm.named import model_folder
+from ralm.recipes.resources import Kind, Resource
+from ralm.records import Document
+from ralm.storage.manifest import read_manifest, write_manifest
+from ralm.storage.outputs import MANIFEST, new_folder, replaced_file
+
+_HEADING: Final = re.compile(r"^ = ([^=].*[^=]) = $", re.MULTILINE)
+_JOINED: Final = re.compile(r" @(.)@ ")
+_BEFORE: Final = re.compile(r" ([,.;:?!)%']|'s\b)")
+_AFTER: Final = re.compile(r"([($]) ")
+
+
+def write_resource(resource: Resource, path: Path) -> None:
+    """Read the data set of a resource and write its file atomically.
+
+    Raises CorpusError if the data set cannot be read or gives nothing, MissingExtraError without the extra `datasets`.
+    """
+    texts = _texts(resource)
+    with replaced_file(path) as stream:
+        lines = 0
+        for lines, text in enumerate(_written(resource, texts), 1):  # noqa: B007
+            stream.write(text)
+        if not lines:
+            raise CorpusError(f"{resource.source} has nothing for {resource.name}.")
+
+
+def write_titles(texts: Iterable[str], path: Path) -> None:
+    """Write the titles of the articles in texts of WikiText, one a line, as Wikipedia writes them, too."""
+    titles = [title for text in texts for title in _HEADING.findall(text)]
+    with replaced_file(path) as stream:
+        for one in dict.fromkeys(variant for title in titles for variant in (title, plain_title(title))):
+            stream.write(f"{one}\n")
+
+
+def plain_title(title: str) -> str:
+    """A title as it was before WikiText's tokenization: `Ise @-@ class battleship` is `Ise-class battleship`."""
+    joined = _JOINED.sub(r"\1", title)
+    return _AFTER.sub(r"\1", _BEFORE.sub(r"\1", joined))
+
+
+def articles(rows: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The title and text of each article in rows of WikiText."""
+    title, lines = "", list[str]()
+    for row in rows:
+        if heading := _HEADING.fullmatch(row.rstrip("\n")):
+            if lines:
+                yield title, "".join(lines)
+            title, lines = heading[1], []
+        elif row.strip():
+            lines.append(row)
+    if lines:
+        yield title, "".join(lines)
+
+
+def _texts(resource: Resource) -> Iterator[str]:
+    name = resource.source.removeprefix(HUB_PREFIX)
+    field = resource.only[0].partition(".")[0] if resource.only else ""
+    records = dataset_records(name, lambda schema: [one for one in schema.names if one in ("text", field)])
+    kept = (
+        record for record in records if resource.only is None or _value(record, resource.only[0]) == resource.only[1]
+    )
+    for record in islice(kept, resource.most):
+        if not isinstance(record.get("text"), str):
+            raise CorpusError(f"{resource.source} has a record without a text.")
+        yield str(record["text"])
+
+
+def _value(record: Mapping[str, Any], field: str) -> Any:
+    value: Any = record
+    for name in field.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _written(resource: Resource, texts: Iterator[str]) -> Iterator[str]:
+    """The parts of the file."""
+    match resource.writes:
+        case "wikitext":
+            yield from (text or " \n" for text in texts)
+        case "joined":
+            for number, text in enumerate(texts):
+                yield f"\n\n{text}" if number else text
+        case "articles":
+            for title, text in articles(texts):
+                yield json.dumps({"title": title, "text": text}, ensure_ascii=False) + "\n"
+        case "lines":
+            yield from (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+        case _:
+            raise AssertionError(resource.writes)
+
+
+_KIND: Final = "stand-ins"
+_VERSION: Final = 1
+STAND_IN_MODEL: Final = "ralm-tiny"
+_FILES: Final[dict[Kind, str]] = {
+    "text": "text.txt",
+    "corpus": "corpus.jsonl",
+    "titles": "titles.txt",
+    "questions": "questions.jsonl",
+    "demonstrations": "demonstrations.jsonl",
+    "choices": "choices.jsonl",
+    "choice-demonstrations": "choice-demonstrations.jsonl",
+    "encoder": "encoder",
+}
+"""The files and the folder of stand-ins, by what they stand in for."""
+
+_CHOICES: Final = 4
+_DEMONSTRATIONS: Final = 40
+_DOCUMENTED: Final = re.compile(r"^(?:async )?def (\w+)\(.*\):\n    (\w.{20,140}?\.)$", re.MULTILINE)
+
+
+def stand_in(kind: Kind, folder: Path) -> str:
+    """What stands in for a resource of a kind: ralm-tiny, or a file in the folder that `make_stand_ins` made."""
+    return STAND_IN_MODEL if kind == "model" else str(folder / _FILES[kind])
+
+
+def make_stand_ins(folder: Path) -> None:
+    """Write the folder of stand-ins, unless it is there. The same Python gives the same files.
+
+    Raises NotAFolderOfThisKindError or DamagedFolderError if something else is there, or if a file was changed.
+    """
+    if (folder / MANIFEST).exists():
+        read_manifest(folder, kind=_KIND, format_version=_VERSION)
+        return
+    corpus, held_out = split_held_out(standard_library_documentation())
+    asked = [*_described(corpus)]
+    np.random.default_rng(0).shuffle(asked)
+    choices = [*_with_choices(asked)]
+    with new_folder(folder, kind=_KIND, force=False) as partial:
+        (partial / _FILES["text"]).write_text(held_out_text(held_out), encoding="utf-8")
+        _write_rows(
+            partial / _FILES["corpus"], [{"id": one.id, "title": one.title, "text": one.text} for one in corpus]
+        )
+        (partial / _FILES["titles"]).write_text("".join(f"{one.title}\n" for one in held_out), encoding="utf-8")
+        for kind, rows in (("demonstrations", asked), ("choice-demonstrations", choices)):
+            _write_rows(partial / _FILES[kind], [_as_row(one) for one in rows[:_DEMONSTRATIONS]])  # type: ignore[index]
+        for kind, rows in (("questions", asked), ("choices", choices)):
+            _write_rows(partial / _FILES[kind], [_as_row(one) for one in rows[_DEMONSTRATIONS:]])  # type: ignore[index]
+        _save_encoder(partial / _FILES["encoder"])
+        write_manifest(folder=partial, kind=_KIND, format_version=_VERSION, settings={}, counts={})
+
+
+@dataclass(frozen=True, slots=True)
+class _StandInQuestion:
+    """A question about a function, its name, and four names to choose from with a subject."""
+
+    question: str
+    answer: str
+    choices: tuple[str, ...] = ()
+    subject: str = ""
+
+
+def _as_row(asked: _StandInQuestion) -> dict[str, Any]:
+    if asked.choices:
+        return {
+            "question": asked.question,
+            "choices": [*asked.choices],
+            "answer": asked.choices.index(asked.answer),
+            "subject": asked.subject,
+        }
+    return {"question": asked.question, "answer": [asked.answer]}
+
+
+def _described(documents: Sequence[Document]) -> Iterator[_StandInQuestion]:
+    """A question for the first documented function of each document."""
+    for document in documents:
+        for name, said in _DOCUMENTED.findall(document.text)[:1]:
+            yield _StandInQuestion(f"Which function of {document.title} does this: {said}", name)
+
+
+def _with_choices(asked: Sequence[_StandInQuestion]) -> Iterator[_StandInQuestion]:
+    """The same with four choices, and one subject of each category of MMLU in turn."""
+    random, names = np.random.default_rng(1), sorted({one.answer for one in asked})
+    subjects = cycle([category[0] for category in CATEGORIES.values()])
+    for one, subject in zip(asked, subjects, strict=False):
+        others = [name for name in random.choice(names, _CHOICES, replace=False).tolist() if name != one.answer]
+        order = random.permutation(_CHOICES).tolist()
+        four = [one.answer, *others[: _CHOICES - 1]]
+        yield _StandInQuestion(one.question, one.answer, tuple(four[place] for place in order), subject)
+
+
+def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def _save_encoder(folder: Path) -> None:
+    """A small BERT with ralm-tiny's tokenizer, mean pooling and weights that are drawn with a fixed seed."""
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    from ralm.lm.local.files import no_bars
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder(STAND_IN_MODEL))
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
+    tokenizer.model_max_length = 512
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=512,
+        pad_token_id=0,
+    )
+    model = BertModel(config, add_pooling_layer=False)
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if weights.dim() > 1:
+                wide = 1.0 if "word_embeddings" in name else 0.01
+                weights.copy_(torch.randn(weights.shape, generator=draws) * wide)
+    with no_bars():
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
