@@ -9,6 +9,7 @@ import ast
 import inspect
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -121,7 +122,7 @@ def _section(public: Public) -> str:
     source = public.file.relative_to(ROOT).as_posix()
     parts = [f"### {public.name}", f"```python\n{_signature(public)}\n```", public.doc]
     if isinstance(public.node, ast.ClassDef):
-        parts.append("\n".join(_members(public.node)))
+        parts.append("\n".join(_members(public)))
     return "\n\n".join(part for part in (*parts, f"[Source](../{source})") if part)
 
 
@@ -186,15 +187,36 @@ def _field(one: ast.AnnAssign) -> str:
     return written if one.value is None else f"{written} = {ast.unparse(one.value)}"
 
 
-def _members(node: ast.ClassDef) -> Iterator[str]:
-    """One line for each public attribute with a docstring, property and method."""
+def _members(public: Public) -> Iterator[str]:
+    """One line for each option, public attribute with a docstring, property and method."""
+    node = public.node
+    assert isinstance(node, ast.ClassDef)
+    fields = list(_fields(node))
     for place, one in enumerate(node.body):
         if isinstance(one, Function) and not one.name.startswith("_"):
             yield _member(_method(one), ast.get_docstring(one) or "")
-        elif isinstance(one, ast.AnnAssign) and one in _fields(node):
-            said = _text_of(node.body[place + 1 : place + 2])
-            if said or not _is_dataclass(node):
-                yield _member(_field(one), said)
+        elif isinstance(one, ast.AnnAssign) and one in fields:
+            text = _text_of(node.body[place + 1 : place + 2])
+            if option := _option_help(one.annotation, public.file):
+                yield _member(ast.unparse(one.target), " ".join(filter(None, [option, text])))
+            elif text or not _is_dataclass(node):
+                yield _member(_field(one), text)
+
+
+def _option_help(annotation: ast.expr, file: Path) -> str:
+    """The help of the option that an annotation declares, itself or through an alias; empty if it declares none."""
+    match annotation:
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=elements)):
+            for element in elements:
+                match element:
+                    case ast.Call(func=ast.Name(id="Option"), args=[ast.Constant(value=str() as text), *_]):
+                        return text
+        case ast.Name(id=name):
+            with suppress(LookupError, FileNotFoundError):  # a built-in type, or one of another package
+                alias = _found(name, file)
+                if isinstance(alias.node, ast.Assign):
+                    return _option_help(alias.node.value, alias.file)
+    return ""
 
 
 def _method(node: Function) -> str:
