@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from benchmarks.collection import WIKIPEDIA
 from ralm.corpus.spans import SPAN_BYTES
-from ralm.retrieval.bm25.best import MOST_PASSAGES
+from ralm.retrieval.bm25.kernels import MAX_PASSAGES
 
 PRICE: Final = 0.05
 """Of an hour of one processor, in any currency: a round assumption."""
@@ -71,7 +71,7 @@ class Size:
     shards: int
 
     def __post_init__(self) -> None:
-        assert self.passages <= self.indexes * MOST_PASSAGES, "BM25 cannot number them"
+        assert self.passages <= self.indexes * MAX_PASSAGES, "BM25 cannot number them"
 
     @property
     def shard(self) -> float:

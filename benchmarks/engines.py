@@ -16,9 +16,9 @@ import numpy as np
 import tantivy
 
 from benchmarks.collection import Collection
+from ralm.retrieval.bm25.formula import Weighting
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import Stream
-from ralm.retrieval.bm25.weighting import Weighting
 
 Engine: TypeAlias = Callable[[int], object]
 """Answers all queries with this many hits each."""

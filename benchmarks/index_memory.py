@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.peak_memory import peak_megabytes
 from ralm.corpus.splitting import split_by_words
 from ralm.records import Passage
-from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.bm25.formula import BuildOptions
 from ralm.retrieval.build import build_index
 
 BRITANNICA = Path(__file__).parents[2] / "shared" / "data" / "britannica" / "edition4.jsonl.gz"

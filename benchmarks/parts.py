@@ -17,7 +17,7 @@ from benchmarks import synthetic
 from benchmarks.api.material import print_table
 from ralm.records import Passage
 from ralm.retrieval.analysis import ENGLISH
-from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.bm25.formula import BuildOptions
 from ralm.retrieval.build import build_index, join_parts, write_part
 
 BUILD = BuildOptions(workers=1)

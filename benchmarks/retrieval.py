@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks import engines, synthetic
 from benchmarks.collection import DATA, WIKIPEDIA, Collection, real_collection, real_passages
 from ralm.retrieval.bm25.arrays import open_arrays
-from ralm.retrieval.bm25.build import Builder
+from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
 
@@ -41,7 +41,7 @@ def built(folder: Path, texts: Iterable[str]) -> BM25:
     """Our index; prints what it cost."""
     folder.mkdir()
     begin, busy = time.perf_counter(), time.process_time()
-    with Builder(folder) as builder:
+    with BM25Builder(folder) as builder:
         for text in texts:
             builder.add(text)
         counts = builder.finish()

@@ -25,7 +25,7 @@ from benchmarks import engines, synthetic
 from benchmarks.collection import Collection
 from benchmarks.retrieval import ONE_CORE, on_cores
 from ralm.records import Passage
-from ralm.retrieval.bm25.options import BuildOptions, cores
+from ralm.retrieval.bm25.formula import BuildOptions, cores
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.update import update_index

@@ -21,11 +21,11 @@ def load(warm: Sequence[Sequence[str]]) -> None:
 
     Processes are forked, which takes no time: most moments would fall into their start.
     """
-    from ralm.retrieval.bm25 import build, term_ids
+    from ralm.retrieval.bm25 import build
     from ralm.retrieval.dense.build import DenseBuilder
     from ralm.training import signal_writer
 
-    setattr(term_ids, "get_context", lambda _: multiprocessing.get_context("fork"))  # noqa: B010
+    setattr(build, "get_context", lambda _: multiprocessing.get_context("fork"))  # noqa: B010
     setattr(signal_writer, "_PART", 5)  # noqa: B010
     setattr(build, "_PASSAGES_A_BATCH", 32)  # noqa: B010
     defaults = DenseBuilder.__init__.__kwdefaults__
@@ -33,7 +33,7 @@ def load(warm: Sequence[Sequence[str]]) -> None:
     defaults["chunk"] = 16
     for arguments in warm:
         assert run(arguments) == 0, arguments
-    setattr(term_ids, "_ALONE", 2)  # noqa: B010
+    setattr(build, "_ALONE", 2)  # noqa: B010
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -17,8 +17,7 @@ from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reranking import RerankOptions
-from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.hybrid import FusionOptions
 from ralm.retrieval.random import RandomRetriever

@@ -16,7 +16,7 @@ from ralm.distributed import indexing
 from ralm.distributed.indexing import CorpusPlan, build_index_on
 from ralm.distributed.searching import open_shards
 from ralm.errors import CorpusError
-from ralm.retrieval.bm25.forbidden import Forbidden
+from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.index import check_index, open_index
 from ralm.storage.work import PARTS
 from tests.campaign import campaign, sampled

@@ -18,9 +18,9 @@ from ralm.records import Passage
 from ralm.retrieval import analysis
 from ralm.retrieval.analysis import Analyser, analysis_named, analysis_recorded, snowball
 from ralm.retrieval.analysis.lucene import lower_case
-from ralm.retrieval.bm25 import build, term_ids
-from ralm.retrieval.bm25.build import Builder
-from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.bm25 import build
+from ralm.retrieval.bm25.build import BM25Builder
+from ralm.retrieval.bm25.formula import BuildOptions
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import manifest_checksum
@@ -215,12 +215,12 @@ def test_retrieval_finds_other_forms(
 @pytest.mark.parametrize("name", ["french", "cjk"])
 def test_the_same_arrays_with_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(build, "_PASSAGES_A_BATCH", 20)
-    monkeypatch.setattr(term_ids, "_ALONE", 1)
+    monkeypatch.setattr(build, "_ALONE", 1)
     texts = [f"l'avion{i % 7}s volaient 東京都{chr(0x4E00 + i % 90)}の町 mangeront d'{i}" for i in range(100)]
     for workers in (1, 2):
         folder = tmp_path / str(workers)
         folder.mkdir()
-        with Builder(folder, BuildOptions(workers=workers), analysis_named(name)) as builder:
+        with BM25Builder(folder, BuildOptions(workers=workers), analysis_named(name)) as builder:
             for text in texts:
                 builder.add(text)
             builder.finish()

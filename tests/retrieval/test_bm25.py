@@ -15,14 +15,12 @@ from benchmarks.judged import cacm, mean_average_precision, mean_precision
 from ralm.errors import CorpusError, UsageError, WorkerError
 from ralm.records import NO_PASSAGE, Passage
 from ralm.retrieval.analysis import ENGLISH, Analyser
-from ralm.retrieval.bm25 import build, lexicon, search, term_ids
+from ralm.retrieval.bm25 import build, collection, search
 from ralm.retrieval.bm25.arrays import open_arrays
-from ralm.retrieval.bm25.build import Builder
-from ralm.retrieval.bm25.formula import BM25Options, length_bytes, stored_lengths
-from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.bm25.build import BM25Builder, TermIds
+from ralm.retrieval.bm25.formula import BM25Options, BuildOptions, length_bytes, stored_lengths
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
-from ralm.retrieval.bm25.term_ids import TermIds
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from tests.reference import bm25 as reference
@@ -38,7 +36,7 @@ def indexed(
     megabytes: float = 256,
     partition: int = 1 << 17,
 ) -> BM25:
-    with Builder(folder, BuildOptions(megabytes=megabytes)) as builder:
+    with BM25Builder(folder, BuildOptions(megabytes=megabytes)) as builder:
         for text in texts:
             builder.add(text)
         builder.finish()
@@ -46,7 +44,7 @@ def indexed(
 
 
 def test_words_that_no_passage_has_are_not_remembered_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lexicon, "_MOST_ABSENT", 50)
+    monkeypatch.setattr(collection, "_MOST_ABSENT", 50)
     retriever = indexed(tmp_path, ["alpha beta", "gamma"])
     expected = retriever.retrieve(["gamma unseen"], 2).of(0)
 
@@ -169,13 +167,13 @@ def test_the_same_arrays_whatever_the_buffer(tmp_path: Path) -> None:
 def test_the_same_arrays_whoever_analyses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes number terms for themselves; here they are as if one had read all."""
     monkeypatch.setattr(build, "_PASSAGES_A_BATCH", 20)
-    monkeypatch.setattr(term_ids, "_ALONE", 2)
+    monkeypatch.setattr(build, "_ALONE", 2)
     words = np.random.default_rng(0).zipf(1.3, 20_000) % 5000
     texts = [" ".join(f"w{word}" for word in words[i : i + 40].tolist()) for i in range(0, 20_000, 40)]
     for workers in (1, 2):
         folder = tmp_path / str(workers)
         folder.mkdir()
-        with Builder(folder, BuildOptions(workers=workers)) as builder:
+        with BM25Builder(folder, BuildOptions(workers=workers)) as builder:
             for text in texts:
                 builder.add(text)
             builder.finish()
@@ -184,8 +182,8 @@ def test_the_same_arrays_whoever_analyses(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_process_that_dies_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(term_ids, "_ALONE", 0)
-    with Builder(tmp_path, BuildOptions(workers=2)) as builder:
+    monkeypatch.setattr(build, "_ALONE", 0)
+    with BM25Builder(tmp_path, BuildOptions(workers=2)) as builder:
         for _ in range(3):
             builder.add("alpha")
             builder._analyse()
@@ -199,15 +197,15 @@ def test_a_process_that_dies_is_said_so(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_numbering_that_grew_too_large_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process does, done here."""
-    monkeypatch.setattr(term_ids, "_MOST_TERMS", 30)
-    monkeypatch.setattr(term_ids, "_there", term_ids._IdsOfRun({}, ENGLISH), raising=False)
+    monkeypatch.setattr(build, "_MOST_TERMS", 30)
+    monkeypatch.setattr(build, "_there", build._IdsOfRun({}, ENGLISH), raising=False)
     words = np.random.default_rng(0).integers(0, 90, (40, 20))
     batches = [[" ".join(f"w{word}" for word in row.tolist()) for row in words[i : i + 2]] for i in range(0, 40, 2)]
     alone, shared = TermIds(), TermIds()
     for batch in batches:
         (expected,) = alone.of(batch)
-        future: Future[term_ids._Answer] = Future()
-        future.set_result(term_ids._work(batch))
+        future: Future[build._Answer] = Future()
+        future.set_result(build._work(batch))
         shared._pending.append(future)
         (found,) = shared.rest()
         np.testing.assert_array_equal(found[0], expected[0])
@@ -217,7 +215,7 @@ def test_a_numbering_that_grew_too_large_is_begun_anew(monkeypatch: pytest.Monke
 
 def test_no_passages(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="no passages"):
-        Builder(tmp_path).finish()
+        BM25Builder(tmp_path).finish()
 
 
 def test_passages_without_terms(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import ralm
 
 _PROGRAM = """
 import numpy as np
-from ralm.retrieval.bm25.best import worst
+from ralm.retrieval.bm25.kernels import worst
 print(worst(np.zeros(1, np.int64), 0))
 """
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ralm.records import Passage
-from ralm.retrieval.bm25.forbidden import Forbidden
+from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever

@@ -18,8 +18,7 @@ from ralm.errors import (
     UsageError,
 )
 from ralm.records import Passage
-from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import manifest_checksum

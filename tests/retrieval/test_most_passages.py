@@ -9,9 +9,8 @@ from ralm.errors import CorpusError
 from ralm.records import Passage
 from ralm.retrieval import update
 from ralm.retrieval.analysis import ENGLISH
-from ralm.retrieval.bm25 import best
-from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.bm25 import kernels
+from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.build import Placed, build_index, join_parts, write_index, write_part
 from ralm.retrieval.index import open_index
 from ralm.retrieval.update import update_index
@@ -65,16 +64,16 @@ WAYS = [build, join, put_together, add, add_apart]
 
 
 def test_a_number_of_31_bits_names_the_last_passage_that_is_allowed() -> None:
-    assert best.MOST_PASSAGES == 2_147_483_648
-    last = best.MOST_PASSAGES - 1
-    assert best.passage_of(1 << best.NUMBER_BITS | best.HIGHEST - last) == last
+    assert kernels.MAX_PASSAGES == 2_147_483_648
+    last = kernels.MAX_PASSAGES - 1
+    assert kernels.passage_of(1 << kernels.NUMBER_BITS | kernels.HIGHEST - last) == last
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_too_many_passages_are_refused(
     way: Callable[[Path, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(best, "MOST_PASSAGES", MOST)
+    monkeypatch.setattr(kernels, "MAX_PASSAGES", MOST)
     with pytest.raises(CorpusError, match=REFUSED):
         way(tmp_path, MOST + 1)
 
@@ -83,12 +82,12 @@ def test_too_many_passages_are_refused(
 def test_as_many_as_are_allowed_are_taken(
     way: Callable[[Path, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(best, "MOST_PASSAGES", MOST)
+    monkeypatch.setattr(kernels, "MAX_PASSAGES", MOST)
     way(tmp_path, MOST)
 
 
 def test_an_index_with_too_many_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(tmp_path, MOST + 1)
-    monkeypatch.setattr(best, "MOST_PASSAGES", MOST)
+    monkeypatch.setattr(kernels, "MAX_PASSAGES", MOST)
     with pytest.raises(CorpusError, match=REFUSED):
         open_index(tmp_path / "index").bm25  # noqa: B018 - it is opened on first use

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ralm.retrieval.bm25.arrays import NAMES, open_arrays
-from ralm.retrieval.bm25.build import Builder
-from ralm.retrieval.bm25.forbidden import Forbidden
-from ralm.retrieval.bm25.merging import merge_arrays
+from ralm.retrieval.bm25.arrays import ARRAY_NAMES, open_arrays
+from ralm.retrieval.bm25.build import BM25Builder
+from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.segments import Removed, Segment
+from ralm.retrieval.bm25.segments import RemovedPassages, Segment, merge_arrays
 from ralm.retrieval.bm25.stream import Stream
 
 WORDS = [f"w{number}" for number in range(12)]
@@ -24,7 +23,7 @@ QUERIES = st.lists(st.lists(st.sampled_from([*WORDS, "x"]), max_size=6).map(" ".
 
 def built(folder: Path, texts: Sequence[str], gone: Sequence[int] = ()) -> Segment:
     folder.mkdir(parents=True)
-    with Builder(folder) as builder:
+    with BM25Builder(folder) as builder:
         for text in texts:
             builder.add(text)
         builder.finish()
@@ -32,7 +31,7 @@ def built(folder: Path, texts: Sequence[str], gone: Sequence[int] = ()) -> Segme
     lost = [texts[row].split() for row in gone]
     counted = Counter(arrays.term(word) for words in lost for word in set(words))
     terms = np.array(sorted(counted), np.int64)
-    removed = Removed(
+    removed = RemovedPassages(
         rows=np.array(gone, np.int64),
         terms=terms,
         counts=np.array([counted[term] for term in terms.tolist()], np.int64),
@@ -84,5 +83,5 @@ def test_segments_are_searched_as_one_index(
     merged.check(len(left))
     assert hits(BM25([Segment(merged, len(left))]), queries, k) == expected
     if not any(gone):
-        for name in NAMES:
+        for name in ARRAY_NAMES:
             assert (folder / "merged" / f"{name}.npy").read_bytes() == (folder / "at-once" / f"{name}.npy").read_bytes()

@@ -13,9 +13,8 @@ from ralm.corpus.store import join_passages, write_passages
 from ralm.errors import CorpusError
 from ralm.records import Passage
 from ralm.retrieval.analysis import ENGLISH
-from ralm.retrieval.bm25.forbidden import Forbidden
-from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
+from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.build import Held, Placed, build_index, documents_of, join_parts, write_index, write_part
 from ralm.retrieval.index import Index, check_index, open_index

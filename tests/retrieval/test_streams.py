@@ -16,21 +16,19 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ralm.errors import DamagedFolderError
 from ralm.records import NO_PASSAGE, Hits
-from ralm.retrieval.bm25 import collecting, online, scan, search, stream
-from ralm.retrieval.bm25.arrays import open_arrays
-from ralm.retrieval.bm25.build import Builder
-from ralm.retrieval.bm25.codes import row_of
-from ralm.retrieval.bm25.common_terms import BLOCK_BITS, CommonTerms, find_common_terms, steps
-from ralm.retrieval.bm25.forbidden import Forbidden
+from ralm.retrieval.bm25 import scan, search, stream
+from ralm.retrieval.bm25.arrays import open_arrays, row_of
+from ralm.retrieval.bm25.build import BM25Builder
+from ralm.retrieval.bm25.collection import BLOCK_BITS, CommonTerms, find_common_terms, steps
 from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.parallel import Runs
+from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment
-from ralm.retrieval.bm25.stream import Stream
+from ralm.retrieval.bm25.stream import QueryRuns, Stream
 
 
 def indexed(folder: Path, texts: Sequence[str], options: BM25Options | None = None) -> BM25:
-    with Builder(folder) as builder:
+    with BM25Builder(folder) as builder:
         for text in texts:
             builder.add(text)
         builder.finish()
@@ -158,7 +156,7 @@ def test_tables_that_grow_too_large_are_begun_anew(tmp_path: Path, monkeypatch: 
 
 def test_queries_one_at_a_time_find_the_stream_of_their_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts that take turns, as prompts written on together do; after some patience each goes on in its own stream."""
-    monkeypatch.setattr(online, "PATIENCE", 20)
+    monkeypatch.setattr(search, "PATIENCE", 20)
     bm25 = some_index(tmp_path)
     texts = [strides(words(seed, 300, 500), 16, 2) for seed in range(3)]
     asked = [query for turn in zip(*texts, strict=True) for query in turn]
@@ -210,7 +208,7 @@ def test_what_streams_need_is_laid_out_beside_the_queries(tmp_path: Path, monkey
                 raise fault
             return find_common_terms(*given)
 
-        monkeypatch.setattr(collecting, "find_common_terms", held_up)
+        monkeypatch.setattr(stream, "find_common_terms", held_up)
         found = [bm25.retrieve([query], 4).of(0) for query in queries]
         assert bm25.beside.begun
         with warnings.catch_warnings(record=True) as caught:
@@ -225,21 +223,21 @@ def test_a_program_ends_while_streams_are_prepared(tmp_path: Path) -> None:
     """At once, and in peace."""
     program = """
 import sys, time
-from ralm.retrieval.bm25.beside import Beside
+from ralm.retrieval.bm25.collection import BackgroundTask
 
 def make(go_on):
     while True:
         go_on()
         time.sleep(0.01)
 
-assert Beside(make).ready() is None
+assert BackgroundTask(make).ready() is None
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_one_index_asked_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(online, "PATIENCE", 1)
+    monkeypatch.setattr(search, "PATIENCE", 1)
     bm25 = some_index(tmp_path)
     texts = [strides(words(seed, 300, 500), 16, 2) for seed in range(12)]
     expected = [bm25.retrieve(queries, 4).numbers_QK for queries in texts]
@@ -317,7 +315,7 @@ def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> N
 def test_every_query_is_taken_once_and_each_worker_begins_where_it_stands(
     count: int, workers: int, step: int, order: random.Random
 ) -> None:
-    runs = Runs(count, workers, step)
+    runs = QueryRuns(count, workers, step)
     taken: list[int] = []
     busy = list(range(workers))
     while busy:

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import ralm
 from ralm.errors import DamagedFolderError, NotAFolderOfThisKindError, UsageError
-from ralm.retrieval.bm25 import online, search
-from ralm.retrieval.bm25.forbidden import Forbidden
+from ralm.retrieval.bm25 import search
+from ralm.retrieval.bm25.formula import WEIGHTING_FORMAT, WEIGHTING_KIND, Weighting, open_weighting
+from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import Stream
-from ralm.retrieval.bm25.weighting import FORMAT_VERSION, KIND, Weighting, open_weighting
 from ralm.storage.manifest import write_manifest
 from tests.cli.program import ralm as command
 from tests.fakes import LetterEncoder, passages_of
@@ -31,8 +31,8 @@ POINTS = 80 * 2**-20
 
 def save(folder: Path, weights: Sequence[object], analysis: object = "lucene-english") -> Path:
     folder.mkdir()
-    setting = {"weights": [*weights], "analysis": analysis}
-    write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings={"weighting": setting}, counts={})  # type: ignore[dict-item]
+    settings: Any = {"weighting": {"weights": [*weights], "analysis": analysis}}
+    write_manifest(folder, kind=WEIGHTING_KIND, format_version=WEIGHTING_FORMAT, settings=settings, counts={})
     return folder
 
 
@@ -98,9 +98,9 @@ def _online(bm25: BM25, queries: Sequence[str], k: int) -> ralm.Hits:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "STREAM_PASSAGES", 0)
         patch.setattr(search, "_PASSAGES_A_HIT", 0)
-        patch.setattr(online, "PATIENCE", 0)
-        patch.setattr(online, "SHARED_TERMS", 0)
-        patch.setattr(online, "_FOLLOWED", 0)
+        patch.setattr(search, "PATIENCE", 0)
+        patch.setattr(search, "SHARED_TERMS", 0)
+        patch.setattr(search, "_FOLLOWED", 0)
         return ralm.Hits.from_pairs([bm25.retrieve([query], k).of(0) for query in queries])
 
 

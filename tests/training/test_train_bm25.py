@@ -14,7 +14,7 @@ from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Tokenizer
 from ralm.records import FloatArray, Passage, ScoringSequence
 from ralm.retrieval.analysis import ENGLISH
-from ralm.retrieval.bm25.weighting import Weighting, open_weighting
+from ralm.retrieval.bm25.formula import Weighting, open_weighting
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import RetrieverOptions, open_retriever

@@ -16,8 +16,7 @@ from ralm.corpus.documents import Fields
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
 from ralm.options import Option
-from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.options import BuildOptions, cores
+from ralm.retrieval.bm25.formula import BM25Options, BuildOptions, cores
 from ralm.retrieval.dense.options import EncoderOptions, VectorOptions
 
 _SPLITTING, _CORPUS = Splitting(), CorpusOptions()

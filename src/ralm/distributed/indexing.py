@@ -34,9 +34,8 @@ from ralm.errors import ClusterError, CorpusError, RalmWarning, StorageError, Us
 from ralm.protocols import Tokenizer
 from ralm.records import Document
 from ralm.retrieval.analysis import analysis_named
-from ralm.retrieval.bm25.best import check_passage_count
-from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
+from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.build import Held, Placed, Shard, documents_of, join_parts, write_index, write_part
 from ralm.retrieval.index import INDEX_FORMAT, INDEX_KIND
 from ralm.runs.unfinished import is_begun, write_config

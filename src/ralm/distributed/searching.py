@@ -21,8 +21,8 @@ from ralm.distributed.cluster import connected, processors
 from ralm.distributed.tasks import raise_cause
 from ralm.errors import ClusterError, DamagedFolderError
 from ralm.records import NO_PASSAGE, Hits, Passages
-from ralm.retrieval.bm25.forbidden import Forbidden
 from ralm.retrieval.bm25.formula import BM25Options
+from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.index import Index, open_index
 
 

@@ -14,11 +14,10 @@ from ralm.errors import CorpusError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import Passage
 from ralm.retrieval.analysis import Analysis, analysis_named
-from ralm.retrieval.bm25.best import check_passage_count
-from ralm.retrieval.bm25.build import Builder
-from ralm.retrieval.bm25.formula import BM25Options
-from ralm.retrieval.bm25.merging import merge_arrays
-from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.bm25.build import BM25Builder
+from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
+from ralm.retrieval.bm25.kernels import check_passage_count
+from ralm.retrieval.bm25.segments import merge_arrays
 from ralm.retrieval.dense.options import VectorOptions, dense_extra
 from ralm.retrieval.index import INDEX_FORMAT, INDEX_KIND, STEMMER
 from ralm.retrieval.layout import BM25, BUILT, SEGMENTS, SEGMENTS_SETTING, SegmentEntries, SegmentEntry, open_segment
@@ -85,7 +84,7 @@ def bm25_settings(analysis: Analysis, options: BM25Options) -> dict[str, JsonVal
 
 
 def add_all(
-    passages: Iterable[Passage], terms: Builder | None, dense: "Sequence[DenseBuilder]", advance: Advance
+    passages: Iterable[Passage], terms: BM25Builder | None, dense: "Sequence[DenseBuilder]", advance: Advance
 ) -> dict[str, int]:
     """Give each passage to the builders; returns the numbers of documents and passages."""
     documents, document, count = 0, None, 0
@@ -104,10 +103,10 @@ def add_all(
     return {"documents": documents, "passages": count}
 
 
-def bm25_builder(folder: Path, build: BuildOptions | None, analysis: Analysis) -> Builder:
+def bm25_builder(folder: Path, build: BuildOptions | None, analysis: Analysis) -> BM25Builder:
     """A builder of the arrays of BM25 in `folder`."""
     folder.mkdir()
-    return Builder(folder, build, analysis)
+    return BM25Builder(folder, build, analysis)
 
 
 def dense_builder(

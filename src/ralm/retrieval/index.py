@@ -22,10 +22,9 @@ from ralm.corpus.store import PASSAGES
 from ralm.errors import DamagedFolderError, NewerFormatError, OtherAnalyserError, UsageError
 from ralm.protocols import Encoder
 from ralm.retrieval.analysis import ENGLISH, Analysis, analysis_recorded
-from ralm.retrieval.bm25.agreement import changed_word
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.segments import Segment
+from ralm.retrieval.bm25.segments import Segment, changed_word
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, dense_extra, load_encoder
 from ralm.retrieval.layout import (
     OpenSegment,

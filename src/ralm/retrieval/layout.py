@@ -26,8 +26,8 @@ from ralm.corpus.numbering import rise_within
 from ralm.corpus.store import PASSAGES, PassageStore
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import IntArray
-from ralm.retrieval.bm25.arrays import NAMES, Mapped, checked_arrays, map_arrays, map_numbers
-from ralm.retrieval.bm25.segments import Removed, Segment
+from ralm.retrieval.bm25.arrays import ARRAY_NAMES, MappedArrays, checked_arrays, map_arrays, map_numbers
+from ralm.retrieval.bm25.segments import RemovedPassages, Segment
 from ralm.retrieval.dense.options import VECTORS, BuiltWith, EncoderOptions, VectorOptions
 from ralm.storage.manifest import Manifest
 
@@ -68,7 +68,7 @@ class SegmentEntry(BaseModel):
         removed = _OF_REMOVED if bm25 else (_ROWS,)
         return [
             self.file(PASSAGES),
-            *(self.file(f"{BM25}/{name}.npy") for name in NAMES if bm25),
+            *(self.file(f"{BM25}/{name}.npy") for name in ARRAY_NAMES if bm25),
             *(f"{self.removed.folder}/{name}.npy" for name in removed if self.removed),
         ]
 
@@ -93,9 +93,9 @@ class OpenSegment:
     root: Path
     entry: SegmentEntry
     store: PassageStore
-    mapped: Mapped | None
+    mapped: MappedArrays | None
     """The arrays of BM25, not checked yet; None if the index was not built for it."""
-    removed: Removed
+    removed: RemovedPassages
 
     def for_bm25(self) -> Segment:
         """The segment as BM25 searches it.
@@ -149,7 +149,7 @@ def removed_rows(segments: Sequence[OpenSegment]) -> IntArray:
     return np.concatenate([first + one.removed.rows for first, one in zip(begins, segments, strict=False)])
 
 
-def write_removed(root: Path, folder: str, removed: Removed, *, bm25: bool) -> RemovedEntry:
+def write_removed(root: Path, folder: str, removed: RemovedPassages, *, bm25: bool) -> RemovedEntry:
     """Write what was removed from a segment into a new folder below `root`."""
     (root / folder).mkdir(parents=True)
     for name in _OF_REMOVED if bm25 else (_ROWS,):
@@ -157,16 +157,16 @@ def write_removed(root: Path, folder: str, removed: Removed, *, bm25: bool) -> R
     return RemovedEntry(folder=folder, tokens=removed.tokens, with_terms=removed.with_terms)
 
 
-def _open_removed(root: Path, entry: SegmentEntry, bm25: bool) -> Removed:
+def _open_removed(root: Path, entry: SegmentEntry, bm25: bool) -> RemovedPassages:
     listed = entry.removed
     if listed is None:
-        return Removed()
+        return RemovedPassages()
     numbers = {name: map_numbers(root / listed.folder / f"{name}.npy") for name in (_OF_REMOVED if bm25 else (_ROWS,))}
     if not rise_within(numbers[_ROWS], entry.passages):
         raise DamagedFolderError(
             f"{root / listed.folder} is damaged: rows.npy has invalid numbers; build the index again."
         )
-    return Removed(**numbers, tokens=listed.tokens, with_terms=listed.with_terms)
+    return RemovedPassages(**numbers, tokens=listed.tokens, with_terms=listed.with_terms)
 
 
 MAIN: Final = "main"

@@ -14,7 +14,7 @@ from ralm.corpus.numbering import StoredPassages
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.protocols import Retriever
 from ralm.records import Hits, IntArray
-from ralm.retrieval.bm25.weighting import open_weighting
+from ralm.retrieval.bm25.formula import open_weighting
 from ralm.retrieval.dense.options import DenseSearchOptions
 from ralm.retrieval.hybrid import FusionOptions, Hybrid
 from ralm.validation import config_of, stable_hits

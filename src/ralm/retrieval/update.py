@@ -25,8 +25,8 @@ from ralm.errors import CorpusError, DamagedFolderError, OtherEncoderError, Usag
 from ralm.protocols import Encoder
 from ralm.records import IntArray, Passage
 from ralm.retrieval.analysis import Analyser, Analysis
-from ralm.retrieval.bm25.options import BuildOptions
-from ralm.retrieval.bm25.segments import Removed, gone_frequencies
+from ralm.retrieval.bm25.formula import BuildOptions
+from ralm.retrieval.bm25.segments import RemovedPassages, gone_frequencies
 from ralm.retrieval.build import add_all, bm25_builder, dense_builder
 from ralm.retrieval.dense.options import dense_extra, load_encoder
 from ralm.retrieval.index import Index, check_stemmer, open_index
@@ -255,11 +255,11 @@ def _remove(draft: Draft, numbers: IntArray) -> None:
             draft.pieces[place] = with_changes(piece, segment=segment)
 
 
-def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) -> Removed:
+def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) -> RemovedPassages:
     """What is removed from a segment when these rows (int64) go too: their texts are analysed for it."""
     every = union(segment.removed.rows, rows)
     if analysis is None:
-        return Removed(rows=every)
+        return RemovedPassages(rows=every)
     searched = segment.for_bm25()
     searched.check()
     lost = gone_frequencies(searched)
@@ -277,7 +277,7 @@ def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) ->
         tokens += len(words)
         with_terms += bool(words)
     gone = np.flatnonzero(lost)
-    return Removed(rows=every, terms=gone, counts=lost[gone], tokens=tokens, with_terms=with_terms)
+    return RemovedPassages(rows=every, terms=gone, counts=lost[gone], tokens=tokens, with_terms=with_terms)
 
 
 def _fingerprints(index: Index, gone: IntArray, added: _Added | None) -> tuple[str, VectorSets]:

@@ -12,9 +12,9 @@ from pydantic import JsonValue
 from ralm.corpus.numbering import StoredPassages
 from ralm.corpus.store import PASSAGES, write_passages
 from ralm.errors import FolderExistsError, UsageError
-from ralm.retrieval.bm25.best import check_passage_count
-from ralm.retrieval.bm25.merging import merge_arrays
-from ralm.retrieval.bm25.options import BuildOptions
+from ralm.retrieval.bm25.formula import BuildOptions
+from ralm.retrieval.bm25.kernels import check_passage_count
+from ralm.retrieval.bm25.segments import merge_arrays
 from ralm.retrieval.dense.options import dense_extra
 from ralm.retrieval.index import INDEX_FORMAT, Index, open_index
 from ralm.retrieval.layout import (

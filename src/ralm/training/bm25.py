@@ -28,8 +28,8 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import NO_PASSAGE, IntArray, Passages
 from ralm.retrieval.analysis import ENGLISH, Analyser
+from ralm.retrieval.bm25.formula import MAX_WEIGHT, NEAREST, WEIGHTING_FORMAT, WEIGHTING_KIND, Weighting
 from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.weighting import FORMAT_VERSION, KIND, MOST_WEIGHT, NEAREST, Weighting
 from ralm.retrieval.index import Index
 from ralm.runs.run import environment
 from ralm.runs.start import kept
@@ -104,7 +104,7 @@ def train_bm25(
     `out` exists and `force` is not set, and what `open_signals`, `Index.bm25` and the model raise.
     """
     options = options or WeightingOptions()
-    check_output(Path(out), kind=KIND, force=force)
+    check_output(Path(out), kind=WEIGHTING_KIND, force=force)
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
     index = index_of(signals, index)
     check_model(signals, model)
@@ -121,11 +121,11 @@ def train_bm25(
         firsts = _Firsts(signals, index, own.scorers[id(model)], np.concatenate([training_E, held_out_E]))
         learned = _learn(firsts, index, shape_G, signals, training_E, held_out_E, options)
         settings = {**learned.weighting.as_settings(), "config": config, "results": learned.as_json()}
-        with new_folder(Path(out), kind=KIND, force=force) as folder:
+        with new_folder(Path(out), kind=WEIGHTING_KIND, force=force) as folder:
             write_manifest(
                 folder,
-                kind=KIND,
-                format_version=FORMAT_VERSION,
+                kind=WEIGHTING_KIND,
+                format_version=WEIGHTING_FORMAT,
                 settings={**settings, "environment": environment()},
                 counts={"examples": learned.examples + learned.held_out},
             )
@@ -279,7 +279,7 @@ def _learn(
 ) -> LearnedWeighting:
     """Find the strength on the training examples, and test it on the held-out ones."""
     bm25, analysis = index.bm25, (index.analysis or ENGLISH).recorded
-    distinct = list(dict.fromkeys(weights_of(shape_G, heaviest) for heaviest in range(1, MOST_WEIGHT + 1)))
+    distinct = list(dict.fromkeys(weights_of(shape_G, heaviest) for heaviest in range(1, MAX_WEIGHT + 1)))
     tokens = float(signals.tokens_E[training_E].sum())
     tried = [
         TriedWeights(weights=weights, gain=float(firsts.gains(_weighted(bm25, weights), training_E).sum() / tokens))

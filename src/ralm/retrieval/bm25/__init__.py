@@ -1,30 +1,15 @@
 """BM25 as Lucene computes it, over memory-mapped arrays.
 
-formula.py        the scores: idf, impacts, lengths as Lucene stores them
-points.py         the scores as fixed-point integers
-arrays.py         the arrays on disk and their names
-codes.py          the code of a posting: its frequency and its passage's length in one byte
-compiled.py       how kernels are compiled
+formula.py         idf, impacts and stored lengths; options; weights of query terms
+arrays.py          the arrays on disk: names, checks, and the codes of postings
+segments.py        runs of passages with arrays of their own; removed passages; merging segments
+build.py           texts in, term ids and arrays out, in bounded memory and several processes
+writing.py         sorted runs of postings, the code table, and the files of the arrays
 
-segments.py       runs of passages with arrays of their own, and what was removed from them
-build.py          passages in, arrays out, in bounded memory (options.py)
-  term_ids.py       turns texts into term ids, in this process and in worker processes
-  runs.py           sorted postings on disk, and how they are merged
-  writing.py        the arrays on disk
-merging.py        several segments in, the arrays of one out
-
-search.py         queries in, hits out, by the fastest of three ways
-  weighting.py      weights of query terms, which may be learned
-  lexicon.py        the terms that queries asked for, as numbers
-  scan.py           reads every posting of a query's terms
-  stream.py         computes each query from the one before
-    stream_kernel.py  its kernel
-      vectors.py         vector instructions that numba cannot generate
-    common_terms.py   the layout of the commonest terms
-  online.py         streams for queries that come one call at a time
-  collecting.py     prepares the data that streams share
-    beside.py         prepares it in a background thread
-  parallel.py       streams on several cores
-best.py           the best few of many scored passages
-forbidden.py      passages that must not be found
+search.py          queries in, hits out, by the fastest of three ways
+scan.py              a scan reads every posting of a query's terms; forbidden passages
+stream.py            a stream computes each query from the one before
+stream_kernel.py     the kernel of streams
+collection.py        the data that the streams of an index share
+kernels.py         pieces of kernels: fixed-point scores, the heap of the best, vector instructions
 """

@@ -13,6 +13,10 @@
 
 That is five bytes per posting and about 15 per term, without loss. A uint is as narrow as its largest number allows.
 
+The code of a posting is its row in the code table, in which the commonest pairs of frequency and length come first. If
+the row is greater than `ESCAPE`, the code is `ESCAPE` and the row is listed separately. Row `ESCAPE` itself has
+frequency 0 and adds nothing, so a loop over postings needs no branch; the escaped postings are added afterwards.
+
 Kernels check no bounds, so no file is trusted, whatever its checksum: heads are checked when files are mapped, small
 arrays when they are opened, and the postings of a term on first use.
 """
@@ -24,13 +28,89 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ralm.errors import DamagedFolderError
-from ralm.retrieval.bm25.codes import ESCAPE, PostingCodes, first_unsound
+from ralm.retrieval.bm25.kernels import kernel
+
+ESCAPE: Final = 255
+
+
+class PostingCodes(NamedTuple):
+    """The codes of all postings, and the positions (rising) and rows of those whose code is `ESCAPE`."""
+
+    codes: NDArray[np.uint8]
+    escaped: NDArray[np.int64]
+    escaped_rows: NDArray[np.int32]
+
+
+@kernel
+def row_of(codes: NDArray[np.uint8], escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], posting: int) -> int:
+    """The row of a posting in the code table; too slow for loops over all postings of a term."""
+    code = codes[posting]
+    return int(code) if code != ESCAPE else _escaped_row(escaped, escaped_rows, posting)
+
+
+@kernel
+def _escaped_row(escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], posting: int) -> int:
+    return int(escaped_rows[np.searchsorted(escaped, posting)])
+
+
+@kernel
+def is_rising_within(numbers: NDArray[np.int32], count: int) -> bool:
+    """Whether numbers are strictly rising, at least 0 and below `count`."""
+    if len(numbers) == 0:
+        return True
+    wrong = 0
+    for i in range(1, len(numbers)):
+        wrong += numbers[i] <= numbers[i - 1]
+    return bool(wrong == 0 and numbers[0] >= 0 and numbers[-1] < count)
+
+
+@kernel
+def sound_codes(codes: NDArray[np.uint8], escaped: NDArray[np.int64], begin: int, end: int, rows: int) -> bool:
+    """Whether the codes from `begin` to `end` are valid: rows of a table with `rows` rows, or `ESCAPE` and listed as
+    escaped.
+
+    The list of escaped positions must have been checked: rising, and within the codes.
+    """
+    highest = np.uint8(0)
+    escapes = 0
+    for code in codes[begin:end]:
+        escapes += code == ESCAPE
+        highest = max(highest, code if code != ESCAPE else np.uint8(0))
+    first, last = np.searchsorted(escaped, begin), np.searchsorted(escaped, end)
+    if escapes != last - first or (end > begin and highest >= rows):
+        return False
+    listed = 0
+    for place in escaped[first:last]:
+        listed += codes[place] == ESCAPE
+    return bool(listed == escapes)
+
+
+@kernel
+def first_unsound(
+    terms: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    passages: NDArray[np.int32],
+    codes: NDArray[np.uint8],
+    escaped: NDArray[np.int64],
+    count: int,
+    rows: int,
+) -> tuple[int, bool]:
+    """The place of the first of some terms whose postings are invalid in an index of `count` passages with `rows` rows
+    of codes, and whether its passages are valid at least; the number of terms if all are valid."""
+    for place in range(len(terms)):
+        begin, end = offsets[terms[place]], offsets[terms[place] + 1]
+        if not is_rising_within(passages[begin:end], count):
+            return place, False
+        if not sound_codes(codes, escaped, begin, end, rows):
+            return place, True
+    return len(terms), True
+
 
 _UINTS: Final = ("|u1", "<u2", "<u4", "<u8")
 _KINDS: Final = {
@@ -45,7 +125,7 @@ _KINDS: Final = {
     "term_sizes": _UINTS,
     "term_ids": ("<i4",),
 }
-NAMES: Final = tuple(_KINDS)
+ARRAY_NAMES: Final = tuple(_KINDS)
 _TABLE: Final = "code_table"
 _PREFIX: Final = 10
 _LONGEST_HEAD: Final = 512
@@ -53,7 +133,7 @@ _HEAD: Final = re.compile(
     rb"\{'descr': '([|<][ui][1248])', 'fortran_order': False, 'shape': \((\d{1,18}),(?: (\d{1,18}))?\), \} *\n"
 )
 
-Mapped: TypeAlias = Mapping[str, NDArray[Any]]
+MappedArrays: TypeAlias = Mapping[str, NDArray[Any]]
 """The arrays of a folder as they are in its files, by name."""
 
 
@@ -178,7 +258,7 @@ def open_arrays(folder: Path) -> Arrays:
     return checked_arrays(folder, map_arrays(folder))
 
 
-def map_arrays(folder: Path) -> Mapped:
+def map_arrays(folder: Path) -> MappedArrays:
     """Map the arrays of a folder; they keep their content even if the files are replaced later.
 
     Raises DamagedFolderError if a file is missing or its head is invalid.
@@ -194,7 +274,7 @@ def map_numbers(file: Path) -> NDArray[np.int64]:
     return _mapped(file, ("<i8",))
 
 
-def checked_arrays(folder: Path, mapped: Mapped) -> Arrays:
+def checked_arrays(folder: Path, mapped: MappedArrays) -> Arrays:
     """The mapped arrays of a folder, after the small arrays, and how they fit together, have been checked.
 
     Raises DamagedFolderError.
@@ -213,7 +293,7 @@ def narrow(numbers: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
     return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
 
 
-def _wrong_postings(arrays: Mapped) -> Iterator[tuple[str, str]]:
+def _wrong_postings(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
     """What is wrong with the positions of postings, by the name of the array. Each check relies on those before it."""
     offsets, postings = arrays["offsets"], len(arrays["passages"])
     if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != postings or (offsets[1:] < offsets[:-1]).any():
@@ -227,7 +307,7 @@ def _wrong_postings(arrays: Mapped) -> Iterator[tuple[str, str]]:
         yield "escaped", "has positions that do not rise or are out of range"
 
 
-def _wrong_codes(arrays: Mapped) -> Iterator[tuple[str, str]]:
+def _wrong_codes(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
     """What is wrong with the table of codes, the escaped rows and the totals."""
     table, rows, totals = arrays["code_table"], arrays["escaped_rows"], arrays["totals"]
     if table.ndim != 2 or table.shape[1] != 2 or (table < 0).any():
@@ -240,7 +320,7 @@ def _wrong_codes(arrays: Mapped) -> Iterator[tuple[str, str]]:
         yield "totals", "does not have two numbers"
 
 
-def _wrong_vocabulary(arrays: Mapped) -> Iterator[tuple[str, str]]:
+def _wrong_vocabulary(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
     """What is wrong with the terms."""
     sizes, ids, size = arrays["term_sizes"], arrays["term_ids"], len(arrays["vocabulary"])
     if len(sizes) != len(ids):

@@ -1,42 +1,198 @@
 """Builds the arrays of a BM25 index from a stream of passages, in bounded memory.
 
-Passages are analysed in batches (`ralm.retrieval.bm25.term_ids`). Their terms collect in a buffer. A full buffer
-becomes a run on disk, and at the end the runs are merged (`ralm.retrieval.bm25.runs`). Only the vocabulary, and one
-byte per passage, grow in memory with the corpus.
+Passages are analysed in batches, and their term ids collect in a buffer. A full buffer becomes a sorted run on disk,
+and at the end the runs are merged (`ralm.retrieval.bm25.writing`). Only the vocabulary, and one byte per passage, grow
+in memory with the corpus.
+
+The id of a term is its position in the order in which terms are first seen, so it does not matter which process
+computes it. Worker processes number terms on their own and report new terms. This process renumbers those, text by text
+in the original order.
 """
 
+import os
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ralm.errors import CorpusError
-from ralm.retrieval.analysis import ENGLISH, Analysis
-from ralm.retrieval.bm25.best import check_passage_count
-from ralm.retrieval.bm25.codes import PairCounts
-from ralm.retrieval.bm25.formula import length_bytes
-from ralm.retrieval.bm25.options import BuildOptions
-from ralm.retrieval.bm25.runs import Run, merged, offsets_of, sort_by_term, write_run
-from ralm.retrieval.bm25.term_ids import Ids, TermIds
-from ralm.retrieval.bm25.writing import write_postings, write_totals, write_vocabulary
+from ralm.errors import CorpusError, WorkerError
+from ralm.processes import end_with_parent, starting_processes
+from ralm.retrieval.analysis import ENGLISH, MOST_TERMS_REMEMBERED, Analysis
+from ralm.retrieval.bm25.formula import BuildOptions, length_bytes
+from ralm.retrieval.bm25.kernels import check_passage_count
+from ralm.retrieval.bm25.writing import (
+    IndexCounts,
+    PairCounts,
+    SortedRun,
+    merge_runs,
+    sort_by_term,
+    term_offsets,
+    write_postings,
+    write_sorted_run,
+    write_totals,
+    write_vocabulary,
+)
+
+Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
+"""The term ids of some texts, concatenated, and how many each text has."""
+
+_ALONE: Final = 16
+"""Batches that are analysed here before worker processes are started, so that small corpora do not wait for them."""
+_REMEMBERED: Final = 1 << 18
+_LONGEST_REMEMBERED: Final = 64
+_MOST_TERMS: Final = 1 << 20
+
+
+class TermIds:
+    """The vocabulary of a corpus and the ids of its texts, which are submitted batch by batch.
+
+    With `workers` above 1, that many processes share the work; call `close` at the end.
+    """
+
+    def __init__(self, workers: int = 1, analysis: Analysis = ENGLISH) -> None:
+        self.vocabulary: dict[str, int] = {}
+        self._analysis = analysis
+        self._here = _IdsOfRun(self.vocabulary, analysis)
+        self._workers = workers
+        self._batches = 0
+        self._pool: ProcessPoolExecutor | None = None
+        self._pending: deque[Future[_Answer]] = deque()
+        self._ids_there: dict[int, array[int]] = {}
+
+    def of(self, texts: Sequence[str]) -> Iterator[Ids]:
+        """Submit a batch of texts; gives the ids of the batches that are done, in order.
+
+        Raises WorkerError if a process died.
+        """
+        self._batches += 1
+        if self._workers == 1 or self._batches <= _ALONE:
+            yield self._here.of(texts)
+            return
+        if self._pool is None:
+            self._here.clear()
+            with starting_processes():
+                self._pool = ProcessPoolExecutor(
+                    self._workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(self._analysis,)
+                )
+        with _alive(), starting_processes():
+            self._pending.append(self._pool.submit(_work, texts))
+        while len(self._pending) > 2 * self._workers:
+            yield self._next()
+
+    def rest(self) -> Iterator[Ids]:
+        """The ids of the batches that are not done yet."""
+        while self._pending:
+            yield self._next()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _next(self) -> Ids:
+        with _alive():
+            answer = self._pending.popleft().result()
+        if answer.anew:
+            self._ids_there.pop(answer.process, None)
+        ids = self._ids_there.setdefault(answer.process, array("i"))
+        vocabulary = self.vocabulary
+        ids.extend([vocabulary.setdefault(term, len(vocabulary)) for term in answer.new_terms])
+        return np.frombuffer(ids, np.int32)[answer.ids] if ids else answer.ids, answer.sizes
+
+
+@contextmanager
+def _alive() -> Iterator[None]:
+    """Raise WorkerError if a process has died."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise WorkerError(
+            "a process that analyses the passages has died, perhaps because memory ran out; run again with fewer "
+            "`workers`."
+        ) from None
+
+
+class _IdsOfRun(dict[str, tuple[int, ...]]):
+    """The term ids of a run of characters without white space, cached; new terms enter the vocabulary.
+
+    Most of a text repeats, so this is what makes building fast. The cache is cleared when it is full.
+    """
+
+    def __init__(self, vocabulary: dict[str, int], analysis: Analysis) -> None:
+        super().__init__()
+        self._vocabulary = vocabulary
+        self._terms_of_run = analysis.prepare()
+
+    def __missing__(self, run: str) -> tuple[int, ...]:
+        vocabulary = self._vocabulary
+        ids = tuple([vocabulary.setdefault(term, len(vocabulary)) for term in self._terms_of_run(run)])
+        if len(run) <= _LONGEST_REMEMBERED and len(ids) <= MOST_TERMS_REMEMBERED:
+            if len(self) >= _REMEMBERED:
+                self.clear()
+            self[run] = ids
+        return ids
+
+    def of(self, texts: Sequence[str]) -> Ids:
+        """The ids of some texts."""
+        ids, ends = array("i"), [0]
+        for text in texts:
+            ids.extend(chain.from_iterable(map(self.__getitem__, text.split())))
+            ends.append(len(ids))
+        return np.frombuffer(ids, np.int32) if ids else np.zeros(0, np.int32), np.diff(ends)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a worker process made of a batch: ids in its own numbering, and the terms that were new to it.
+
+    `anew`: it cleared its numbering before this batch.
+    """
+
+    process: int
+    anew: bool
+    new_terms: list[str]
+    ids: NDArray[np.int32]
+    sizes: NDArray[np.int64]
+
+
+def _begin(analysis: Analysis) -> None:
+    """Prepare a worker process."""
+    global _there
+    end_with_parent()
+    _there = _IdsOfRun({}, analysis)
+
+
+_there: _IdsOfRun
+
+
+def _work(texts: Sequence[str]) -> _Answer:
+    """Analyse a batch in a worker process."""
+    vocabulary = _there._vocabulary
+    anew = len(vocabulary) > _MOST_TERMS
+    if anew:
+        vocabulary.clear()
+        _there.clear()
+    before = len(vocabulary)
+    ids, sizes = _there.of(texts)
+    return _Answer(os.getpid(), anew, list(vocabulary)[before:], ids, sizes)
+
 
 _PASSAGES_A_BATCH: Final = 1024
 _CHARACTERS_A_BATCH: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How much went into an index."""
-
-    passages: int
-    terms: int
-    postings: int
-    tokens: int
-
-
-class Builder:
+class BM25Builder:
     """Collects passages and writes the arrays into `folder`; call `add` for each passage in order, then `finish`.
 
     `analysis`: how passages become terms. Use it in a `with` block, which ends any worker processes that it started.
@@ -54,7 +210,7 @@ class Builder:
         self._length_bytes = bytearray()
         self._tokens = self._with_terms = 0
         self._pairs = PairCounts()
-        self._runs: list[Run] = []
+        self._runs: list[SortedRun] = []
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +230,7 @@ class Builder:
         if self._characters >= _CHARACTERS_A_BATCH or len(self._batch) >= min(_PASSAGES_A_BATCH, self._capacity):
             self._analyse()
 
-    def finish(self) -> Counts:
+    def finish(self) -> IndexCounts:
         """Write the arrays and remove the runs.
 
         Raises CorpusError if nothing was added, or more passages than BM25 can number.
@@ -91,14 +247,14 @@ class Builder:
         write_totals(self._folder, self._tokens, self._with_terms)
         write_vocabulary(self._folder, list(vocabulary))
         table = self._pairs.table()
-        offsets = offsets_of(self._runs, len(vocabulary))
+        offsets = term_offsets(self._runs, len(vocabulary))
         lengths = np.frombuffer(self._length_bytes, np.uint8)
-        postings = merged(self._runs, offsets, self._capacity)
+        postings = merge_runs(self._runs, offsets, self._capacity)
         rows = ((numbers, table.rows(numbers, frequencies, lengths)) for numbers, frequencies in postings)
         write_postings(self._folder, offsets, table.pairs, rows)
         for run in self._runs:
             run.file.unlink()
-        return Counts(passages, len(vocabulary), int(offsets[-1]), self._tokens)
+        return IndexCounts(passages, len(vocabulary), int(offsets[-1]), self._tokens)
 
     def _analyse(self) -> None:
         """Submit the batch, and take the results that are done."""
@@ -128,4 +284,4 @@ class Builder:
         begins = np.concatenate([[0], np.cumsum(lengths)])
         postings = sort_by_term(terms, begins, len(self._term_ids.vocabulary), first)
         self._pairs.add(postings[2] - first, postings[3], length_bytes(lengths))
-        self._runs.append(write_run(self._folder / f"run-{len(self._runs)}", *postings))
+        self._runs.append(write_sorted_run(self._folder / f"run-{len(self._runs)}", *postings))

@@ -1,4 +1,4 @@
-"""The BM25 of Lucene (since version 8): what one occurrence of a query term in a passage adds to its score.
+"""The BM25 of Lucene (since version 8): its formula, its options, and weights of query terms.
 
     score(q, d) = sum over terms t of q:  idf(t) * tf / (tf + k1 * (1 - b + b * length(d) / average length))
     idf(t)      = ln(1 + (N - df(t) + 0.5) / (df(t) + 0.5))
@@ -6,17 +6,27 @@
 A term that occurs twice in the query counts twice. N and the average are over passages that have any term. Lengths are
 counted in terms and rounded to one byte like Lucene's norms. Scores are summed as integers, so the sum does not depend
 on its order, and equal passages score equal.
+
+A term of weight 3 counts as if it occurred three times in its place. So a weighted query is still a list of terms, and
+every way of searching stays exact. From one query of a stream to the next, only terms that enter, leave or move into
+another group change.
 """
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
+from ralm.errors import DamagedFolderError, UsageError
 from ralm.options import Option, check_options
+from ralm.storage.manifest import opened_at_once, read_manifest
 
-MOST_K1: Final = 1000.0
+_MAX_K1: Final = 1000.0
 """With a higher k1, one occurrence adds less than the resolution of a fixed-point score."""
 _EXACT_LENGTHS: Final = 24
 
@@ -28,7 +38,7 @@ class BM25Options:
     The defaults are Anserini's, which the papers use. Raises UsageError if a value is invalid.
     """
 
-    k1: Annotated[float, Option("BM25: how slowly repeated terms stop counting.", most=MOST_K1)] = 0.9
+    k1: Annotated[float, Option("BM25: how slowly repeated terms stop counting.", most=_MAX_K1)] = 0.9
     b: Annotated[float, Option("BM25: how strongly long passages are penalised.", most=1)] = 0.4
 
     def __post_init__(self) -> None:
@@ -65,3 +75,104 @@ def stored_lengths(codes: NDArray[np.uint8]) -> NDArray[np.int64]:
     shift = (code >> 3) - 1
     rounded = np.where(shift < 0, code & 7, ((code & 7) | 8) << np.maximum(shift, 0))
     return np.where(code < 0, codes, _EXACT_LENGTHS + rounded).astype(np.int64)
+
+
+_MAX_MEGABYTES: Final = 1 << 20
+_MAX_WORKERS: Final = 1024
+_BYTES_A_TERM: Final = 24
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """`megabytes`: memory for terms before they are written to disk, and for merging; the vocabulary needs more on top.
+    `workers`: processes that analyse the passages; 1 is this process only.
+
+    A script that uses several workers must guard its code with `if __name__ == "__main__"`, as with any use of
+    multiprocessing. Raises UsageError if a value is invalid.
+    """
+
+    megabytes: Annotated[
+        float,
+        Option(
+            "BM25: megabytes for buffered postings; the vocabulary needs more on top.",
+            most=_MAX_MEGABYTES,
+            above=True,
+            flag="memory",
+        ),
+    ] = 256
+    workers: Annotated[int, Option("BM25: processes that analyse a large corpus.", most=_MAX_WORKERS)] = 1
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def buffered_terms(self) -> int:
+        """Terms in the buffer, and postings merged at a time."""
+        return max(1, int(self.megabytes * 1e6 / _BYTES_A_TERM))
+
+
+NEAREST: Final = (0, 4, 8)
+"""The groups of terms, by how many terms stand behind them: up to 3, 4 to 7, and 8 or more."""
+MAX_WEIGHT: Final = 4
+"""With heavier terms, queries would not fit into the bounds of a stream, so they would be scanned. None were better."""
+
+WEIGHTING_KIND: Final = "weighting"
+WEIGHTING_FORMAT: Final = 1
+_SETTING: Final = "weighting"
+
+
+@dataclass(frozen=True, slots=True)
+class Weighting:
+    """The weight of the query terms of each group of `NEAREST`: whole numbers from 1 to `MAX_WEIGHT`.
+
+    Terms are counted after analysis, so stop words do not count. `analysis`: the analyser that the weights were learned
+    for, as indexes record it; None if they suit any. Raises UsageError if the weights are invalid.
+    """
+
+    weights: tuple[int, ...] = (1,) * len(NEAREST)
+    analysis: str | None = None
+
+    def __post_init__(self) -> None:
+        whole = all(type(one) is int and 1 <= one <= MAX_WEIGHT for one in self.weights)
+        if len(self.weights) != len(NEAREST) or not whole:
+            raise UsageError(
+                f"`weights` must be {len(NEAREST)} whole numbers from 1 to {MAX_WEIGHT}, not {[*self.weights]}."
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all terms weigh the same, so that nothing differs from BM25."""
+        return len(set(self.weights)) == 1
+
+    def repeated(self, words: Sequence[str]) -> list[str]:
+        """A query with each of its terms as often as it weighs."""
+        ends = [len(words) - nearest for nearest in NEAREST]
+        query: list[str] = []
+        for begin, end, weight in zip([*ends[1:], 0], ends, self.weights, strict=True):
+            query += [word for word in words[max(0, begin) : max(0, end)] for _ in range(weight)]
+        return query
+
+    def as_settings(self) -> dict[str, JsonValue]:
+        """What a manifest says of it."""
+        return {_SETTING: {"weights": [*self.weights], "analysis": self.analysis}}
+
+
+def open_weighting(path: Path | str) -> Weighting:
+    """Read a folder that `ralm train bm25` wrote.
+
+    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
+    """
+    path = Path(path)
+    manifest = opened_at_once(path, lambda: read_manifest(path, kind=WEIGHTING_KIND, format_version=WEIGHTING_FORMAT))
+    match manifest.settings.get(_SETTING):
+        case {"weights": [*weights], "analysis": str() as analysis}:
+            try:
+                return Weighting(tuple(weights), analysis)  # type: ignore[arg-type]
+            except UsageError as error:
+                raise DamagedFolderError(f"{path} is damaged: {error}") from error
+    raise DamagedFolderError(f"{path} is damaged: its manifest does not say the weights; train it again.")

@@ -1,20 +1,82 @@
-"""The kernel of a scan: reads every posting of a query's terms once, partition by partition of the passages.
+"""The kernel of a scan, which reads every posting of a query's terms once, and the passages that must not be hits.
 
-It keeps nothing between queries, so it serves any queries; it is the best choice for a few.
+A scan keeps nothing between queries, so it serves any queries; it is the best choice for a few. Passages go through it
+in partitions, so that their sums stay in cache.
 
-Letters of shapes: Q queries, K hits per query, T distinct terms of a query, C rows of the code table.
+Letters of shapes: Q queries, K hits per query, F lists of forbidden passages, T distinct terms of a query, C rows of
+the code table.
 """
 
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.retrieval.bm25.best import HIGHEST, offer, worst
-from ralm.retrieval.bm25.codes import PostingCodes
-from ralm.retrieval.bm25.compiled import kernel
-from ralm.retrieval.bm25.forbidden import Forbidden, listed_for
-from ralm.retrieval.bm25.points import UNIT, fill_points
+from ralm.corpus.numbering import Numbering, rising, union
+from ralm.retrieval.bm25.arrays import PostingCodes
+from ralm.retrieval.bm25.kernels import HIGHEST, UNIT, fill_points, kernel, offer, worst
+
+
+class Forbidden(NamedTuple):
+    """Passages that no query may find; and lists of passages, concatenated, and which list each query uses, -1 for
+    none. All numbers rise within their list.
+
+    Letters of shapes: F lists, Q queries.
+    """
+
+    always: NDArray[np.int64]
+    ends_F: NDArray[np.int64]
+    passages: NDArray[np.int64]
+    list_Q: NDArray[np.int64]
+
+    @classmethod
+    def none(cls, queries: int) -> Self:
+        """Nothing is forbidden."""
+        nothing = np.zeros(0, np.int64)
+        return cls(nothing, np.zeros(1, np.int64), nothing, np.full(queries, -1, np.int64))
+
+    @classmethod
+    def to_all(cls, passages: Iterable[int], queries: int) -> Self:
+        """The same passages are forbidden for every query."""
+        return cls.none(queries)._replace(always=rising(passages))
+
+    @classmethod
+    def of(cls, lists: Sequence[Iterable[int]], list_Q: NDArray[np.int64]) -> Self:
+        """Lists of passage numbers, in any order, and which of them applies to each query; -1 for none."""
+        assert (list_Q < len(lists)).all(), "a query refers to a list that does not exist"
+        sorted_lists = [rising(numbers) for numbers in lists]
+        ends = np.cumsum([0, *map(len, sorted_lists)], dtype=np.int64)
+        return cls(rising([]), ends, np.concatenate([*sorted_lists, rising([])]), list_Q)
+
+    def also(self, passages: Iterable[int]) -> Self:
+        """The same, with these passages forbidden for every query too."""
+        return self._replace(always=union(rising(passages), self.always))
+
+    def in_rows(self, numbering: Numbering) -> Self:
+        """The same with rows of the index in place of passage numbers."""
+        return self._replace(always=numbering.rows(self.always), passages=numbering.rows(self.passages))
+
+    def some(self, first: int, last: int) -> Self:
+        """The same for the queries from `first` to `last`."""
+        return self._replace(list_Q=self.list_Q[first:last])
+
+
+@kernel
+def listed_for(forbidden: Forbidden, query: int) -> NDArray[np.int64]:
+    """The list of a query, rising; those in `always` are forbidden too."""
+    number = forbidden.list_Q[query]
+    if number < 0:
+        return forbidden.passages[:0]
+    return forbidden.passages[forbidden.ends_F[number] : forbidden.ends_F[number + 1]]
+
+
+@kernel
+def is_in(numbers: NDArray[np.int64], number: int) -> bool:
+    """Whether a number is in a rising array."""
+    place = np.searchsorted(numbers, number) if len(numbers) else 0
+    return bool(place < len(numbers) and numbers[place] == number)
+
 
 _BLOCK: Final = 512
 

@@ -1,7 +1,7 @@
-"""BM25 search: the exact best passages for queries, by whichever of three ways suits them.
+"""BM25 search: the exact best passages for queries, by the fastest of three ways.
 
-    many queries that overlap    a stream on each core (`ralm.retrieval.bm25.stream`, `...parallel`)
-    queries one call at a time   the stream of the text that they belong to, once there are many (`...online`)
+    many queries that overlap    a stream on each core (`ralm.retrieval.bm25.stream`)
+    queries one call at a time   the stream of the text that they belong to, once most queries follow others
     all others                   scans: every posting of the terms is read once (`ralm.retrieval.bm25.scan`)
 
 All sum the same fixed-point integers, and equal scores are ordered by passage number, so all give the same hits. The
@@ -11,12 +11,14 @@ Letters of shapes: Q queries, K hits per query.
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cached_property
+from threading import Lock
 from typing import Any, Final, Self
 
 import numpy as np
@@ -27,23 +29,14 @@ from ralm.corpus.numbering import hash_of_numbers, rising, union
 from ralm.errors import UsageError
 from ralm.records import NO_PASSAGE, Hits, IntArray
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
-from ralm.retrieval.bm25.beside import Beside
-from ralm.retrieval.bm25.best import check_passage_count, empty_each
-from ralm.retrieval.bm25.collecting import Collecting
-from ralm.retrieval.bm25.forbidden import Forbidden
-from ralm.retrieval.bm25.formula import BM25Options, impact, length_bytes, stored_lengths
-from ralm.retrieval.bm25.lexicon import NO_TERM, Lexicon
-from ralm.retrieval.bm25.online import Online
-from ralm.retrieval.bm25.options import cores
-from ralm.retrieval.bm25.parallel import search_streams
-from ralm.retrieval.bm25.scan import Scanned, scan, units
+from ralm.retrieval.bm25.collection import NO_TERM, PARTITION, BackgroundTask, Collection, Lexicon
+from ralm.retrieval.bm25.formula import BM25Options, Weighting, cores, impact, length_bytes, stored_lengths
+from ralm.retrieval.bm25.kernels import check_passage_count, empty_each
+from ralm.retrieval.bm25.scan import Forbidden, Scanned, scan, units
 from ralm.retrieval.bm25.segments import Segment, numbering_of, totals_of
-from ralm.retrieval.bm25.stream import Collection
-from ralm.retrieval.bm25.weighting import Weighting
+from ralm.retrieval.bm25.stream import CollectionLoader, Stream, search_streams
 from ralm.validation import check_count
 
-PARTITION: Final = 1 << 17
-"""Passages scanned at a time: 512 KiB of sums."""
 _QUERIES_A_TASK: Final = 16
 
 STREAM_PASSAGES: Final = 1 << 15
@@ -95,7 +88,7 @@ class BM25:
         self._average_length = totals.average_length
         self._impacts = [_impacts(segment, totals.average_length, self._options) for segment in self._segments]
         self._lexicon = Lexicon(self._segments, totals.with_terms, [*segments[:begin], *segments[end:]])
-        self._collecting = Collecting(self._segments, self._lexicon, self._impacts, self._ahead)
+        self._collecting = CollectionLoader(self._segments, self._lexicon, self._impacts, self._ahead)
         self._online = Online(STREAM_OVERLAP, self.beside)
         self._left_out: IntArray = np.zeros(0, np.int64)
         self._never = self._numbering.removed
@@ -130,7 +123,7 @@ class BM25:
         return self._collecting.collection()
 
     @property
-    def beside(self) -> Beside[Collection]:
+    def beside(self) -> BackgroundTask[Collection]:
         """The same data, made in a background thread."""
         return self._collecting.beside
 
@@ -325,3 +318,79 @@ def _overlap(queries: Sequence[Sequence[int]]) -> bool:
     some = [(set(queries[i - 1]), set(queries[i])) for i in range(1, len(queries), -(-len(queries) // _PAIRS))]
     shared = sum(len(before & query) for before, query in some)
     return shared >= STREAM_OVERLAP * sum(len(query) for _, query in some)
+
+
+PATIENCE: Final = 64
+"""How many recent queries are looked at; most of them must follow another one before streams are used."""
+SHARED_TERMS: Final = 4
+"""Terms that a query must share with the one that it follows."""
+_FOLLOWED: Final = 2
+"""Queries that must have followed each other before their text gets a stream; starting one takes as long as a scan."""
+_TEXTS: Final = 8
+"""How many texts in progress are kept, and as many queries that none has followed; each stream holds about 5 bytes per
+passage."""
+
+
+@dataclass(slots=True, eq=False)
+class _Text:
+    """A text in progress: the terms of its last query, how many queries followed the first, and its stream, if it has
+    one, which gives `k` hits."""
+
+    last: frozenset[int]
+    followed: int = 0
+    stream: Stream | None = None
+    k: int = 0
+
+
+class Online:
+    """The texts in progress; safe to use from several threads. `overlap` is the share of a query's terms that must
+    occur in the query before; `collection` is the data that streams need."""
+
+    def __init__(self, overlap: float, collection: BackgroundTask[Collection]) -> None:
+        self._overlap = overlap
+        self._collection = collection
+        self._texts: list[_Text] = []
+        self._lately: deque[bool] = deque(maxlen=PATIENCE)
+        self._lock = Lock()
+
+    @contextmanager
+    def stream_of(self, query: Sequence[int], k: int) -> Iterator[Stream | None]:
+        """The stream of the text that a query (term numbers) belongs to, locked for this thread; None means: use a
+        scan."""
+        text, most_follow = self._take(frozenset(query))
+        try:
+            yield self._stream(text, query, k) if most_follow and text.followed >= _FOLLOWED else None
+        finally:
+            with self._lock:
+                self._texts = _remembered([*self._texts, text])
+
+    def _take(self, terms: frozenset[int]) -> tuple[_Text, bool]:
+        """Take the text that a query belongs to out of the list; also whether most recent queries followed others."""
+        with self._lock:
+            nearest = max(self._texts, key=lambda text: len(text.last & terms), default=None)
+            least = max(self._overlap * len(terms), SHARED_TERMS)
+            if nearest is None or len(nearest.last & terms) < least:
+                nearest = _Text(terms)
+                self._lately.append(False)
+            else:
+                self._texts.remove(nearest)
+                nearest.last = terms
+                nearest.followed += 1
+                self._lately.append(True)
+            return nearest, 2 * sum(self._lately) > PATIENCE
+
+    def _stream(self, text: _Text, query: Sequence[int], k: int) -> Stream | None:
+        collection = self._collection.ready()
+        if collection is None or not collection.bears([query]):
+            return None
+        if text.stream is None or text.k != k:
+            text.stream, text.k = Stream(collection, k), k
+        return text.stream
+
+
+def _remembered(texts: list[_Text]) -> list[_Text]:
+    """The most recent texts in progress and the most recent queries without a follower; neither displaces the other."""
+    if len(texts) <= _TEXTS:
+        return texts
+    alone = [text for text in texts if text.followed == 0]
+    return [*alone[-_TEXTS:], *[text for text in texts if text.followed > 0][-_TEXTS:]]

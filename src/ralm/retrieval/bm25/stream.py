@@ -8,74 +8,37 @@ Letters of shapes: Q queries, K hits per query, V terms of the lexicon, T terms 
 table, P partitions.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain, pairwise
+from threading import Lock
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ralm.errors import DamagedFolderError
 from ralm.records import NO_PASSAGE
-from ralm.retrieval.bm25.arrays import Arrays
-from ralm.retrieval.bm25.best import empty_each
-from ralm.retrieval.bm25.common_terms import BLOCK_BITS, STEP_BITS, CommonTerms
-from ralm.retrieval.bm25.compiled import kernel
-from ralm.retrieval.bm25.forbidden import Forbidden
-from ralm.retrieval.bm25.lexicon import Lexicon
-from ralm.retrieval.bm25.points import FRACTION_BITS, UNIT, fill_points
-from ralm.retrieval.bm25.stream_kernel import ALIGNED, Postings, Queries, State, Terms, sweep
+from ralm.retrieval.bm25.collection import (
+    BLOCK_BITS,
+    PARTITION,
+    BackgroundTask,
+    Collection,
+    Lexicon,
+    StreamSegment,
+    find_common_terms,
+)
+from ralm.retrieval.bm25.formula import cores
+from ralm.retrieval.bm25.kernels import UNIT, empty_each, fill_points, kernel
+from ralm.retrieval.bm25.scan import Forbidden
+from ralm.retrieval.bm25.segments import Segment
+from ralm.retrieval.bm25.stream_kernel import ALIGNED, Postings, Queries, State, Terms, advance_partitions
 
-PARTITION: Final = 1 << 17
-"""Passages of a partition: 512 KiB of sums, which fit into a core's own cache."""
 BATCH: Final = 256
 """Queries that go through a partition together."""
-_MOST_STEPS: Final = 21_000
-_STEPS: Final = 1 << FRACTION_BITS - STEP_BITS
 _TABLE_NUMBERS: Final = 1 << 23
 _FIRST_ROWS: Final = 1 << 12
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """What streams share of one segment: its arrays and its passages, how many rows are `ahead` of it, the impacts of
-    its code table's rows, and the layout of its common terms."""
-
-    arrays: Arrays
-    passages: int
-    ahead: int
-    impact_C: NDArray[np.float64]
-    common: CommonTerms
-
-
-@dataclass(frozen=True, eq=False)
-class Collection:
-    """What streams over one index share: the terms, and the parts of the index."""
-
-    lexicon: Lexicon
-    parts: tuple[Part, ...]
-
-    def bears(self, queries: Sequence[Sequence[int]]) -> bool:
-        """Whether a stream can hold the bounds of all queries in 16 bits, with a factor of three to spare while terms
-        change."""
-        sizes_Q = np.fromiter(map(len, queries), np.int64, len(queries))
-        if sizes_Q.max(initial=0) * (self.most_steps + 1) <= _MOST_STEPS:
-            return True
-        terms = np.fromiter(chain.from_iterable(queries), np.int64, sizes_Q.sum())
-        rows = np.repeat(np.arange(len(queries)), sizes_Q)
-        idf_Q = np.bincount(rows, weights=self.lexicon.idf_V[terms], minlength=len(queries))
-        return bool((idf_Q * _STEPS + sizes_Q <= _MOST_STEPS).all())
-
-    @cached_property
-    def most_steps(self) -> float:
-        """The most that one occurrence of a term can add to a bound."""
-        return self.lexicon.most_idf * _STEPS
-
-    @cached_property
-    def codes(self) -> int:
-        """How many rows the code tables have together, at least 1."""
-        return max(1, sum(len(part.impact_C) for part in self.parts))
 
 
 class Stream:
@@ -179,7 +142,7 @@ class Stream:
 class _Advancing:
     """The state of a stream over one part of the index, with room for the terms of `rows` rows."""
 
-    def __init__(self, part: Part, rows: int, k: int, partition: int) -> None:
+    def __init__(self, part: StreamSegment, rows: int, k: int, partition: int) -> None:
         partitions = max(1, -(-part.passages // partition))
         self._part = part
         self._partition = partition
@@ -216,7 +179,7 @@ class _Advancing:
     ) -> None:
         """Answer a batch: offer the best passages of the part to the heap of each query."""
         part = self._part
-        sweep(
+        advance_partitions(
             self._postings, self._terms, batch, self._state, forbidden, self._partition, part.passages, part.ahead,
             heaps_QK, found_Q,
         )  # fmt: skip
@@ -354,3 +317,104 @@ def _changes(
             changed[m], changes[m] = row, change
             m += 1
     return m
+
+
+class CollectionLoader:
+    """Makes the collection on first use; safe to use from several threads.
+
+    `impacts`: for each segment, the impacts (float64) of its code table's rows. `ahead`: how many rows are before the
+    first segment.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], lexicon: Lexicon, impacts: Sequence[NDArray[np.float64]], ahead: int = 0
+    ) -> None:
+        self._ahead = ahead
+        self._segments = segments
+        self._lexicon = lexicon
+        self._impacts = impacts
+        self._lock = Lock()
+        self._collection: Collection | None = None
+        self.beside: BackgroundTask[Collection] = BackgroundTask(self._make_beside)
+
+    def collection(self) -> Collection:
+        """The collection; the first call makes it by reading the postings of the commonest terms."""
+        with self._lock:
+            self._collection = self._collection or self._make(cores())
+            return self._collection
+
+    def _make(self, threads: int, before_each: Callable[[], None] | None = None) -> Collection:
+        parts, ahead = [], self._ahead
+        for place, (segment, impact_C) in enumerate(zip(self._segments, self._impacts, strict=True)):
+            common = find_common_terms(
+                segment.arrays, segment.passages, partial(self._idf, place), impact_C,
+                threads, before_each,
+            )  # fmt: skip
+            parts.append(StreamSegment(segment.arrays, segment.passages, ahead, impact_C, common))
+            ahead += segment.passages
+        return Collection(self._lexicon, tuple(parts))
+
+    def _idf(self, place: int, terms: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The idf in the whole index of terms of a segment; infinite for those that no passage has any more."""
+        lexicon, arrays = self._lexicon, self._segments[place].arrays
+        numbers = np.array([lexicon.number(term) for term in arrays.spelt(terms)], np.int64)
+        if (lexicon.terms_SV[place, numbers[numbers >= 0]] != terms[numbers >= 0]).any():
+            raise DamagedFolderError(
+                f"{arrays.folder} is damaged: vocabulary.npy is not sorted; build the index again."
+            )
+        return np.where(numbers >= 0, lexicon.idf_V[numbers], np.inf)
+
+    def _make_beside(self, going_on: Callable[[], None]) -> Collection:
+        """Make it with one thread, and load the kernels of streams, so that no query waits for them."""
+        with self._lock:
+            self._collection = self._collection or self._make(1, going_on)
+        Stream(self._collection, 1).search([[]])
+        return self._collection
+
+
+def search_streams(
+    collection: Collection,
+    queries: Sequence[Sequence[int]],
+    forbidden: Forbidden,
+    numbers_QK: NDArray[np.int64],
+    scores_QK: NDArray[Any],
+    workers: int,
+) -> None:
+    """Fill in the hits of queries (term numbers), which the collection must bear, with this many threads."""
+    runs = QueryRuns(len(queries), workers)
+
+    def serve(worker: int) -> None:
+        stream = Stream(collection, numbers_QK.shape[1])
+        while some := runs.take(worker):
+            part = slice(some.start, some.stop)
+            numbers_QK[part], scores_QK[part] = stream.search(
+                queries[part], forbidden.some(some.start, some.stop), scores_QK.dtype
+            )
+
+    if workers == 1:
+        serve(0)
+    else:
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            list(pool.map(serve, range(workers)))
+
+
+class QueryRuns:
+    """The work left for each of some workers: one run each of the numbers below `count`."""
+
+    def __init__(self, count: int, workers: int, step: int = BATCH) -> None:
+        borders = [count * worker // workers for worker in range(workers + 1)]
+        self._left = [range(begin, end) for begin, end in pairwise(borders)]
+        self._step = step
+        self._lock = Lock()
+
+    def take(self, worker: int) -> range:
+        """The next piece of a worker's own run, or of the second half of the longest run; empty when all is done."""
+        with self._lock:
+            if not self._left[worker]:
+                longest = max(range(len(self._left)), key=lambda other: len(self._left[other]))
+                left = self._left[longest]
+                keeps = len(left) // 2 if len(left) > self._step else 0
+                self._left[longest], self._left[worker] = left[:keeps], left[keeps:]
+            own = self._left[worker]
+            self._left[worker] = own[self._step :]
+            return own[: self._step]

@@ -16,12 +16,22 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.retrieval.bm25.best import offer, passage_of, worst
-from ralm.retrieval.bm25.codes import PostingCodes, row_of
-from ralm.retrieval.bm25.common_terms import BLOCK_BITS, STEP_BITS, WORD_BITS
-from ralm.retrieval.bm25.compiled import kernel
-from ralm.retrieval.bm25.forbidden import Forbidden, is_in, listed_for
-from ralm.retrieval.bm25.vectors import LANES, MARKS, bound_lanes, count_bits, highest, lowest_bit, tighten
+from ralm.retrieval.bm25.arrays import PostingCodes, row_of
+from ralm.retrieval.bm25.collection import BLOCK_BITS, STEP_BITS, WORD_BITS
+from ralm.retrieval.bm25.kernels import (
+    LANES,
+    MARKS,
+    bound_lanes,
+    count_bits,
+    highest,
+    kernel,
+    lowest_bit,
+    offer,
+    passage_of,
+    tighten,
+    worst,
+)
+from ralm.retrieval.bm25.scan import Forbidden, is_in, listed_for
 
 ALIGNED: Final = LANES * MARKS
 """The passages of a partition must be a multiple of this."""
@@ -73,7 +83,7 @@ class State(NamedTuple):
     kept_P: NDArray[np.int64]
 
 
-class Wanted(NamedTuple):
+class QueryCommonTerms(NamedTuple):
     """The common terms of the current query, the heaviest first."""
 
     terms: NDArray[np.int64]
@@ -82,7 +92,7 @@ class Wanted(NamedTuple):
 
 
 @kernel
-def sweep(
+def advance_partitions(
     postings: Postings,
     terms: Terms,
     queries: Queries,
@@ -97,7 +107,7 @@ def sweep(
     """Advance the state of a segment from query to query, and add its passages to the heap of each query, if they are
     among its best. `ahead` rows are before the segment."""
     most = len(queries.terms)
-    wanted = Wanted(np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int32))
+    wanted = QueryCommonTerms(np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int32))
     floors_K = np.empty(heaps_WK.shape[1], np.int64)
     lanes = np.empty(LANES, np.int32)
     for number in range(len(state.kept_P)):
@@ -202,7 +212,7 @@ def _change_escaped(
 
 
 @kernel
-def _common_terms(terms: Terms, queries: Queries, w: int, wanted: Wanted) -> int:
+def _common_terms(terms: Terms, queries: Queries, w: int, wanted: QueryCommonTerms) -> int:
     """Put the common terms of a query into `wanted`; returns how many there are."""
     count = 0
     for i in range(queries.ends_W[w], queries.ends_W[w + 1]):
@@ -220,7 +230,7 @@ def _collect(
     postings: Postings,
     terms: Terms,
     here: State,
-    wanted: Wanted,
+    wanted: QueryCommonTerms,
     count: int,
     always: NDArray[np.int64],
     listed: NDArray[np.int64],
@@ -272,7 +282,7 @@ def _floor(
     postings: Postings,
     terms: Terms,
     here: State,
-    wanted: Wanted,
+    wanted: QueryCommonTerms,
     count: int,
     always: NDArray[np.int64],
     listed: NDArray[np.int64],
@@ -313,7 +323,7 @@ def _steps(points: int) -> int:
 
 
 @kernel
-def _common_score(postings: Postings, terms: Terms, wanted: Wanted, count: int, passage: int) -> int:
+def _common_score(postings: Postings, terms: Terms, wanted: QueryCommonTerms, count: int, passage: int) -> int:
     """What the common terms add to a passage's score."""
     word = passage >> WORD_BITS
     bit = np.uint64(1) << np.uint64(passage & 63)

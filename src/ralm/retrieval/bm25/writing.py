@@ -1,15 +1,33 @@
-"""Writes the arrays of a BM25 index (`ralm.retrieval.bm25.arrays` lists them) into a folder, in bounded memory."""
+"""Writes the arrays of a BM25 index (`ralm.retrieval.bm25.arrays` lists them) into a folder, in bounded memory.
 
-from collections.abc import Iterable, Sequence
+A run holds the postings of consecutive passages, as many as fit into the buffer, sorted by term and then by passage.
+Later runs have later passages, so merging takes each term's postings from one run after the other, for a range of terms
+at a time. The code table is written when all pairs of frequency and length have been counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ralm.retrieval.bm25.arrays import narrow
-from ralm.retrieval.bm25.codes import ESCAPE
+from ralm.retrieval.bm25.arrays import ESCAPE, narrow
+from ralm.retrieval.bm25.formula import stored_lengths
+from ralm.retrieval.bm25.kernels import kernel
 from ralm.terminal import progress_bar
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCounts:
+    """How much went into an index."""
+
+    passages: int
+    terms: int
+    postings: int
+    tokens: int
 
 
 def write_totals(folder: Path, tokens: int, with_terms: int) -> None:
@@ -68,3 +86,244 @@ def _begin_array(stream: BinaryIO, dtype: DTypeLike, length: int) -> None:
     """Write the head of an .npy file; the numbers are written after it, piece by piece."""
     descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
     np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": (length,)})
+
+
+_USUAL_FREQUENCIES: Final = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodeTable:
+    """`pairs` (int32, C x 2): the frequency, and the length as Lucene stores it, of each row.
+
+    `usual`, `rare_pairs` and `rare` map a pair, written as `frequency << 8 | length byte`, to its row.
+    """
+
+    pairs: NDArray[np.int32]
+    usual: NDArray[np.int32]
+    rare_pairs: NDArray[np.int64]
+    rare: NDArray[np.int32]
+
+    def rows_of(self, pairs: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The row of each pair, which must be in the table; 0 for a pair that is not."""
+        usual = pairs < len(self.usual)
+        rows = self.usual[np.where(usual, pairs, 0)]
+        if len(self.rare):
+            places = np.searchsorted(self.rare_pairs, pairs[~usual])
+            rows[~usual] = self.rare[np.minimum(places, len(self.rare) - 1)]
+        return rows
+
+    def rows(
+        self, passages: NDArray[np.int32], frequencies: NDArray[np.int32], lengths: NDArray[np.uint8]
+    ) -> NDArray[np.int32]:
+        """The row of each posting; `lengths` by passage."""
+        rows = np.empty(len(passages), np.int32)
+        _find_rows(passages, frequencies, lengths, self.usual, self.rare_pairs, self.rare, rows)
+        return rows
+
+
+class PairCounts:
+    """Counts pairs of term frequency and length byte: in a table, and in a counter for very high frequencies."""
+
+    def __init__(self) -> None:
+        self._usual = np.zeros(_USUAL_FREQUENCIES << 8, np.int64)
+        self._rare: Counter[int] = Counter()
+
+    def add(self, rows: NDArray[np.int32], frequencies: NDArray[np.int32], lengths: NDArray[np.uint8]) -> None:
+        """Count the pairs of postings; `lengths` by row."""
+        _count(rows, frequencies, lengths, self._usual)
+        huge = frequencies >= _USUAL_FREQUENCIES
+        if huge.any():
+            self._rare.update((frequencies[huge].astype(np.int64) << 8 | lengths[rows[huge]]).tolist())
+
+    def add_counted(self, pairs: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Add pairs, written as `frequency << 8 | length byte` and each given once, that were counted elsewhere."""
+        usual = pairs < len(self._usual)
+        self._usual[pairs[usual]] += counts[usual]
+        self._rare.update(dict(zip(pairs[~usual].tolist(), counts[~usual].tolist(), strict=True)))
+
+    def table(self) -> CodeTable:
+        """The pairs, the commonest first."""
+        rare = np.array(sorted(self._rare), np.int64)
+        seen = np.flatnonzero(self._usual)
+        pairs = np.concatenate([seen, rare])
+        counts = np.concatenate([self._usual[seen], [self._rare[pair] for pair in rare.tolist()]])
+        order = np.lexsort((pairs, -counts))
+        rows = np.empty(len(pairs), np.int32)
+        rows[order] = np.arange(len(pairs))
+        rows += rows >= ESCAPE
+        usual = np.zeros(len(self._usual), np.int32)
+        usual[seen] = rows[: len(seen)]
+        table = np.zeros((int(rows.max(initial=-1)) + 1, 2), np.int32)
+        table[rows] = np.stack([pairs >> 8, stored_lengths((pairs & 255).astype(np.uint8))], axis=1)
+        return CodeTable(table, usual, rare, rows[len(seen) :])
+
+
+@kernel
+def _count(rows: NDArray[Any], frequencies: NDArray[Any], lengths: NDArray[Any], counts: NDArray[Any]) -> None:
+    """Count the pairs of frequency and length byte that fit in the table."""
+    for i in range(len(rows)):
+        pair = np.int64(frequencies[i]) << 8 | lengths[rows[i]]
+        if pair < len(counts):
+            counts[pair] += 1
+
+
+@kernel
+def _find_rows(
+    passages: NDArray[Any],
+    frequencies: NDArray[Any],
+    lengths: NDArray[Any],
+    usual: NDArray[Any],
+    rare_pairs: NDArray[Any],
+    rare: NDArray[Any],
+    rows: NDArray[Any],
+) -> None:
+    for i in range(len(passages)):
+        pair = np.int64(frequencies[i]) << 8 | lengths[passages[i]]
+        rows[i] = usual[pair] if pair < len(usual) else rare[np.searchsorted(rare_pairs, pair)]
+
+
+_INT: Final = np.dtype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class SortedRun:
+    """Postings of one buffer in a file of int32: terms, number of postings of each, all passages, all frequencies."""
+
+    file: Path
+    terms: int
+    postings: int
+
+    def read(self, begin: int, count: int) -> NDArray[np.int32]:
+        """`count` numbers of the file, from number `begin` on."""
+        return np.fromfile(self.file, _INT, count, offset=begin * _INT.itemsize)
+
+    def terms_before(self, term: int) -> int:
+        """How many of its terms are below `term`."""
+        if not self.terms:
+            return 0
+        return int(np.searchsorted(np.memmap(self.file, _INT, "r", shape=(self.terms,)), term))
+
+
+class _Reader:
+    """Reads a run from its first term to its last, a range of terms at a time."""
+
+    def __init__(self, run: SortedRun) -> None:
+        self._run = run
+        self._term = self._posting = 0
+
+    def read_below(self, term: int) -> tuple[NDArray[np.int32], ...]:
+        """The unread terms below `term`: terms, number of postings of each, passages, frequencies."""
+        run, begin = self._run, self._posting
+        count = run.terms_before(term) - self._term
+        terms, sizes = run.read(self._term, count), run.read(run.terms + self._term, count)
+        size = int(sizes.sum(dtype=np.int64))
+        self._term, self._posting = self._term + count, begin + size
+        passages = run.read(2 * run.terms + begin, size)
+        return terms, sizes, passages, run.read(2 * run.terms + run.postings + begin, size)
+
+
+def write_sorted_run(file: Path, *parts: NDArray[np.int32]) -> SortedRun:
+    """Write the result of `sort_by_term`."""
+    with file.open("wb") as stream:
+        for part in parts:
+            stream.write(part.data)
+    return SortedRun(file, terms=len(parts[0]), postings=len(parts[2]))
+
+
+def term_offsets(runs: list[SortedRun], terms: int) -> NDArray[np.int64]:
+    """Where the postings of each term begin, and where the last ones end."""
+    offsets = np.zeros(terms + 1, np.int64)
+    for run in runs:
+        offsets[run.read(0, run.terms) + 1] += run.read(run.terms, run.terms)
+    return np.cumsum(offsets, out=offsets)
+
+
+def merge_runs(
+    runs: list[SortedRun], offsets: NDArray[np.int64], at_a_time: int
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+    """The passages and frequencies of all postings, in the order of the terms, about `at_a_time` at a time."""
+    readers = [_Reader(run) for run in runs]
+    for first, last in term_ranges(offsets, at_a_time):
+        yield _merge(readers, first, last, offsets)
+
+
+def term_ranges(offsets: NDArray[np.int64], postings: int) -> Iterator[tuple[int, int]]:
+    """Ranges of terms with at most `postings` postings, or of one term."""
+    first, terms = 0, len(offsets) - 1
+    while first < terms:
+        last = int(np.searchsorted(offsets, offsets[first] + postings, side="right")) - 1
+        last = min(max(last, first + 1), terms)
+        yield first, last
+        first = last
+
+
+def _merge(
+    readers: list[_Reader], first: int, last: int, offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Passages and frequencies of terms `first` to `last` from all runs, in the order of the runs."""
+    count = int(offsets[last] - offsets[first])
+    passages, frequencies = np.empty(count, np.int32), np.empty(count, np.int32)
+    filled = offsets[first:last] - offsets[first]
+    for reader in readers:
+        terms, *postings = reader.read_below(last)
+        _place(terms - np.int32(first), *postings, filled, passages, frequencies)
+    return passages, frequencies
+
+
+@kernel
+def sort_by_term(
+    terms: NDArray[Any], begins: NDArray[Any], vocabulary: int, first: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Sort the postings of consecutive passages, numbered from `first`, by term; returns terms, number of postings of
+    each, passages, frequencies.
+
+    Counts the passages of each term, then appends each posting to those of its term.
+    """
+    sizes = np.zeros(vocabulary, np.int32)
+    last_seen = np.full(vocabulary, -1, np.int32)
+    for passage in range(len(begins) - 1):
+        for i in range(begins[passage], begins[passage + 1]):
+            if last_seen[terms[i]] != passage:
+                last_seen[terms[i]] = passage
+                sizes[terms[i]] += 1
+    present = np.flatnonzero(sizes).astype(np.int32)
+    filled = last_seen
+    total = 0
+    for term in present:
+        filled[term] = total
+        total += sizes[term]
+    passages = np.empty(total, np.int32)
+    frequencies = np.empty(total, np.int32)
+    ends = filled.copy()
+    for passage in range(len(begins) - 1):
+        for i in range(begins[passage], begins[passage + 1]):
+            term = terms[i]
+            last = ends[term] - 1
+            if last >= filled[term] and passages[last] == first + passage:
+                frequencies[last] += 1
+            else:
+                passages[last + 1] = first + passage
+                frequencies[last + 1] = 1
+                ends[term] += 1
+    return present, sizes[present], passages, frequencies
+
+
+@kernel
+def _place(
+    terms: NDArray[Any],
+    sizes: NDArray[Any],
+    run_passages: NDArray[Any],
+    run_frequencies: NDArray[Any],
+    filled: NDArray[Any],
+    passages: NDArray[Any],
+    frequencies: NDArray[Any],
+) -> None:
+    """Append each term's postings of a run to those from earlier runs."""
+    i = 0
+    for term, size in zip(terms, sizes):  # noqa: B905 - numba does not support strict
+        to = filled[term]
+        for j in range(size):
+            passages[to + j] = run_passages[i + j]
+            frequencies[to + j] = run_frequencies[i + j]
+        filled[term] = to + size
+        i += size

@@ -1,7 +1,13 @@
-"""The vector instructions of stream search, which numba cannot generate from loops.
+"""Pieces of the kernels that search BM25: fixed-point scores, the heap of the best passages, and vector instructions.
 
-LLVM turns each operation into a few instructions if the processor has 512-bit vectors, and into more otherwise. Bounds
-are not checked: arrays must be large enough.
+Scores are integers, which are summed exactly in any order, so every way of searching gives the same hits. The heap
+holds keys: the score, followed by the inverted passage number in the low bits. The greater of two keys is the better:
+the higher score, and for equal scores the lower number. The worst key is at the top.
+
+numba cannot generate the vector instructions of stream search from loops. LLVM turns each operation into a few
+instructions if the processor has 512-bit vectors, and into more otherwise. Bounds are not checked.
+
+Letters of shapes: Q queries, K hits per query, C rows of the code table.
 """
 
 # ruff: noqa: ARG001  (an intrinsic gets the types of its arguments; the code that it generates gets their values)
@@ -9,10 +15,135 @@ are not checked: arrays must be large enough.
 from collections.abc import Callable
 from typing import Any, Final
 
+import numba as nb
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from ralm.errors import CorpusError
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function on its first call.
+
+    If neither the installation nor the user's cache folder can be written, every process compiles anew.
+    """
+    try:
+        return nb.njit(cache=True, nogil=True)(function)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        return nb.njit(nogil=True)(function)
+
+
+FRACTION_BITS: Final = 20
+"""Binary places of a fixed-point score: finer than Lucene's float32 for any score above 1."""
+UNIT: Final = 2.0**-FRACTION_BITS
+"""The score of one point, unless a query is so long that its scores would overflow."""
+
+
+@kernel
+def fill_points(weight: float, impact_C: NDArray[np.float64], unit: float, points_C: NDArray[np.int32]) -> None:
+    """Write what one occurrence of a query term of this weight adds, for each code.
+
+    It is at least 1, since a passage with the term is a hit; 0 if the impact is 0, which no posting has. `unit` must be
+    a power of two, so that dividing by it is exact.
+    """
+    for code in range(len(impact_C)):
+        points_C[code] = max(1, np.rint(weight * impact_C[code] / unit)) if impact_C[code] > 0 else 0
+
+
+NUMBER_BITS: Final = 31
+HIGHEST: Final = (1 << NUMBER_BITS) - 1
+"""The highest score and the highest passage number that a key can hold."""
+MAX_PASSAGES: Final = HIGHEST + 1
+"""The most passages that an index for BM25 can have, those that were removed and not merged away yet included."""
+
+
+def check_passage_count(passages: int) -> None:
+    """Raise CorpusError if an index for BM25 cannot have so many passages."""
+    if passages > MAX_PASSAGES:
+        raise CorpusError(
+            f"an index for BM25 can have at most {MAX_PASSAGES:,} passages, but this one would have {passages:,}, or "
+            "more; make several indexes, or longer passages."
+        )
+
+
+@kernel
+def offer(heap: NDArray[np.int64], found: int, score: int, passage: int) -> int:
+    """Add a passage to the heap if it is among the best; returns how many the heap then holds."""
+    key = np.int64(score) << NUMBER_BITS | (HIGHEST - passage)
+    if found < len(heap):
+        _sift_up(heap, found, key)
+        return found + 1
+    if key > heap[0]:
+        _sift_down(heap, found, key)
+    return found
+
+
+@kernel
+def worst(heap: NDArray[np.int64], found: int) -> int:
+    """The lowest score in the heap once it is full; until then 0."""
+    return int(heap[0] >> NUMBER_BITS) if found == len(heap) else 0
+
+
+@kernel
+def passage_of(key: int) -> int:
+    """The passage number of a key."""
+    return HIGHEST - (key & HIGHEST)
+
+
+@kernel
+def empty(
+    heap: NDArray[np.int64], found: int, numbers: NDArray[np.int64], scores: NDArray[np.float32], unit: float
+) -> None:
+    """Move the heap's content to the front of `numbers` and `scores`, best first; scores are multiplied by `unit`."""
+    for last in range(found - 1, -1, -1):
+        key = heap[0]
+        _sift_down(heap, last + 1, heap[last])
+        numbers[last] = passage_of(key)
+        scores[last] = (key >> NUMBER_BITS) * unit
+
+
+@kernel
+def empty_each(
+    heaps_QK: NDArray[np.int64],
+    found_Q: NDArray[np.int64],
+    numbers_QK: NDArray[np.int64],
+    scores_QK: NDArray[np.float32],
+    unit_Q: NDArray[np.float64],
+) -> None:
+    """Do this for the heap of each query; the rest of each row is left unchanged."""
+    for query in range(len(found_Q)):
+        empty(heaps_QK[query], found_Q[query], numbers_QK[query], scores_QK[query], unit_Q[query])
+
+
+@kernel
+def _sift_up(heap: NDArray[np.int64], place: int, key: int) -> None:
+    """Add a key at `place` and let it rise to its position."""
+    while place > 0 and heap[(place - 1) // 2] > key:
+        heap[place] = heap[(place - 1) // 2]
+        place = (place - 1) // 2
+    heap[place] = key
+
+
+@kernel
+def _sift_down(heap: NDArray[np.int64], size: int, key: int) -> None:
+    """Replace the top with a key and let it sink to its position among the first `size`."""
+    place = 0
+    while 2 * place + 1 < size:
+        child = 2 * place + 1
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= key:
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = key
+
 
 LANES: Final = 16
 """Passages that are bounded at a time."""
