@@ -111,8 +111,8 @@ def tasks(count: int) -> dict[str, Task]:
 @torch.inference_mode()
 def plain_answer(library: PreTrainedModel, model: WritingModel, asked: AskedQuestion) -> list[int]:
     """The tokens of the answer, the end of the line included: each prompt read by itself, with a cache of its own."""
-    caches = [DynamicCache() for _ in asked.fronts]
-    texts = [front.tokens for front in asked.fronts]
+    caches = [DynamicCache() for _ in asked.prompt_prefixes]
+    texts = [prompt_prefix.tokens for prompt_prefix in asked.prompt_prefixes]
     written: list[int] = []
     while len(written) < OPTIONS.new_tokens:
         log_probs_KV = np.concatenate([last(library, text, cache) for text, cache in zip(texts, caches, strict=True)])
@@ -138,8 +138,8 @@ def last(library: PreTrainedModel, text: IntArray, cache: DynamicCache) -> Float
 def plain_gold(library: PreTrainedModel, asked: AskedQuestion, gold: IntArray) -> float:
     """The log-probability of the gold answer: each prompt read with it in one pass."""
     found = []
-    for front in asked.fronts:
-        ids_1N = torch.from_numpy(np.concatenate([front.tokens, gold[:-1]]))[None]
+    for prompt_prefix in asked.prompt_prefixes:
+        ids_1N = torch.from_numpy(np.concatenate([prompt_prefix.tokens, gold[:-1]]))[None]
         logits_TV = library(input_ids=ids_1N, use_cache=False, logits_to_keep=len(gold)).logits[0]
         found.append(logits_TV.log_softmax(-1)[torch.arange(len(gold)), torch.from_numpy(gold)].numpy())
     return float(mixed(np.stack(found), asked).sum(dtype=np.float64))
@@ -147,7 +147,7 @@ def plain_gold(library: PreTrainedModel, asked: AskedQuestion, gold: IntArray) -
 
 def mixed(log_probs_KT: FloatArray, asked: AskedQuestion) -> FloatArray:
     """The ensemble of what the prompts give."""
-    return mixture(log_probs_KT, np.array([front.log_weight for front in asked.fronts]))
+    return mixture(log_probs_KT, np.array([prompt_prefix.log_weight for prompt_prefix in asked.prompt_prefixes]))
 
 
 def measured(name: str, case: str, task: Task, model: WritingModel, library: PreTrainedModel, plain: int) -> Row:
@@ -169,7 +169,9 @@ def measured(name: str, case: str, task: Task, model: WritingModel, library: Pre
         model=name,
         case=case,
         questions=len(rows),
-        tokens=float(np.mean([sum(len(front.tokens) for front in one.fronts) for one in asked])),
+        tokens=float(
+            np.mean([sum(len(prompt_prefix.tokens) for prompt_prefix in one.prompt_prefixes) for one in asked])
+        ),
         plain_seconds=plain_seconds,
         seconds=seconds,
         ratio=plain_seconds / seconds,

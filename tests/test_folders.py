@@ -22,7 +22,7 @@ from ralm.storage import manifest, outputs
 from ralm.storage.atomic import exchange
 from ralm.storage.manifest import read_manifest, write_manifest
 from ralm.storage.outputs import MANIFEST, check_output, check_output_file, new_folder, replaced_file
-from ralm.storage.work import UNFINISHED, at_work
+from ralm.storage.work import UNFINISHED_RUN, work_folder
 
 
 def write(path: Path, content: str = "some content", *, force: bool = False, format_version: int = 1) -> None:
@@ -402,7 +402,7 @@ def test_what_a_finished_run_had_scored_is_swept_too(
             os.kill(os.getpid(), signal.SIGKILL)
 
     def scores() -> None:
-        with at_work(UNFINISHED, tmp_path / "run") as work:
+        with work_folder(UNFINISHED_RUN, tmp_path / "run") as work:
             (work / "model-0.journal").write_text("scored")
             write(tmp_path / "run")
 
@@ -429,17 +429,17 @@ def test_a_partial_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> Non
 
 
 def test_nothing_but_ours_leaves_a_work_folder(tmp_path: Path) -> None:
-    with at_work(UNFINISHED, tmp_path / "run") as work:
+    with work_folder(UNFINISHED_RUN, tmp_path / "run") as work:
         for name in ("config.json", "model-0.journal", "notes.txt"):
             (work / name).write_text("some")
-        UNFINISHED.clear(work)
+        UNFINISHED_RUN.clear(work)
     assert names(tmp_path / "run.unfinished") == ["lock", "notes.txt"]
 
 
 def test_a_marker_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run.unfinished").mkdir()
     (tmp_path / "run.unfinished" / "lock").write_text("theirs")
-    with pytest.raises(UsageError, match="is in the way"), at_work(UNFINISHED, tmp_path / "run"):
+    with pytest.raises(UsageError, match="is in the way"), work_folder(UNFINISHED_RUN, tmp_path / "run"):
         pass
     assert (tmp_path / "run.unfinished" / "lock").read_text() == "theirs"
 

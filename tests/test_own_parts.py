@@ -16,7 +16,7 @@ from ralm.reading.generate import generate
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
-from ralm.records import NO_PASSAGE, Front, Hits, Passages
+from ralm.records import NO_PASSAGE, Hits, Passages, PromptPrefix
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 
 TEXT = "a b c d e a b c d e f g h a b c d e f g a a c h b"
@@ -57,9 +57,9 @@ class Sources:
     def config(self) -> dict[str, Any]:
         return {"reader": "sources"}
 
-    def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
+    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
         return [
-            Front(documents.encode(f"source : {documents.passage(number).text}"), (number,), -np.log(len(hits)))
+            PromptPrefix(documents.encode(f"source : {documents.passage(number).text}"), (number,), -np.log(len(hits)))
             for number, _ in hits
         ]
 
@@ -154,37 +154,58 @@ class Odd(Sources):
 
     given: Any = None
 
-    def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
-        return self.given(super().fronts(hits, documents))  # type: ignore[no-any-return]
+    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
+        return self.given(super().prompt_prefixes(hits, documents))  # type: ignore[no-any-return]
 
 
-def changed(fronts: Sequence[Front], **values: Any) -> list[Front]:
+def changed(prompt_prefixes: Sequence[PromptPrefix], **values: Any) -> list[PromptPrefix]:
     fields: list[dict[str, Any]] = [
-        {"tokens": one.tokens, "passages": one.passages, "log_weight": one.log_weight} for one in fronts
+        {"tokens": one.tokens, "passages": one.passages, "log_weight": one.log_weight} for one in prompt_prefixes
     ]
-    return [Front(**(field | values)) for field in fields]
+    return [PromptPrefix(**(field | values)) for field in fields]
 
 
 @pytest.mark.parametrize("use", [evaluated, generated])
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda fronts: changed(fronts, log_weight=0.5), "gives [12] fronts? whose weights sum to [13].[0-9]+, not 1"),
-        (lambda fronts: changed(fronts, log_weight=float("nan")), "gives [12] fronts? whose weights sum to nan, not 1"),
-        (lambda _: [], "gives 0 fronts whose weights sum to 0, not 1"),
-        (lambda _: None, "gives NoneType instead of fronts"),
-        (lambda fronts: [one.tokens for one in fronts], "gives ndarray instead of a Front"),
-        (lambda fronts: changed(fronts, tokens=[3, 4]), "gives a front whose tokens are not an int64 vector"),
-        (lambda fronts: changed(fronts, tokens=np.ones(3)), "gives a front whose tokens are not an int64 vector"),
-        (lambda fronts: changed(fronts, tokens=np.ones((2, 2), dtype=np.int64)), "gives a front whose tokens are no"),
-        (lambda fronts: changed(fronts, passages=(5,)), "gives a front of passage 5, which is not among the hits"),
-        (lambda fronts: changed(fronts, passages=(99,)), "gives a front of passage 99, which is not among the hits"),
         (
-            lambda fronts: changed(fronts, tokens=np.full(13, 2)),
+            lambda prompt_prefixes: changed(prompt_prefixes, log_weight=0.5),
+            "gives [12] prompt prefix(es)? whose weights sum to [13].[0-9]+, not 1",
+        ),
+        (
+            lambda prompt_prefixes: changed(prompt_prefixes, log_weight=float("nan")),
+            "gives [12] prompt prefix(es)? whose weights sum to nan, not 1",
+        ),
+        (lambda _: [], "gives 0 prompt prefixes whose weights sum to 0, not 1"),
+        (lambda _: None, "gives NoneType instead of prompt prefixes"),
+        (lambda prompt_prefixes: [one.tokens for one in prompt_prefixes], "gives ndarray instead of a PromptPrefix"),
+        (
+            lambda prompt_prefixes: changed(prompt_prefixes, tokens=[3, 4]),
+            "gives a prompt prefix whose tokens are not an int64 vector",
+        ),
+        (
+            lambda prompt_prefixes: changed(prompt_prefixes, tokens=np.ones(3)),
+            "gives a prompt prefix whose tokens are not an int64 vector",
+        ),
+        (
+            lambda prompt_prefixes: changed(prompt_prefixes, tokens=np.ones((2, 2), dtype=np.int64)),
+            "gives a prompt prefix whose tokens are no",
+        ),
+        (
+            lambda prompt_prefixes: changed(prompt_prefixes, passages=(5,)),
+            "gives a prompt prefix of passage 5, which is not among the hits",
+        ),
+        (
+            lambda prompt_prefixes: changed(prompt_prefixes, passages=(99,)),
+            "gives a prompt prefix of passage 99, which is not among the hits",
+        ),
+        (
+            lambda prompt_prefixes: changed(prompt_prefixes, tokens=np.full(13, 2)),
             "puts 13 tokens in front, and the [23] that must follow them do not fit into .* 14",
         ),
         (
-            lambda fronts: changed(fronts, tokens=np.full(50, 2)),
+            lambda prompt_prefixes: changed(prompt_prefixes, tokens=np.full(50, 2)),
             "puts 50 tokens in front, and the [23] that must follow them do not fit into .* 14",
         ),
     ],
@@ -199,7 +220,9 @@ def test_a_reader_that_breaks_its_contract(use: Any, given: Any, message: str) -
 
 def test_what_breaks_a_contract_is_one_sentence() -> None:
     reader = Odd()
-    object.__setattr__(reader, "given", lambda fronts: changed(fronts, log_weight=0.0))
+    object.__setattr__(reader, "given", lambda prompt_prefixes: changed(prompt_prefixes, log_weight=0.0))
     with pytest.raises(PartError) as raised:
         evaluated(reader=reader)
-    assert re.fullmatch(r"the reader Odd gives 2 fronts whose weights sum to 2, not 1; see .*\.", str(raised.value))
+    assert re.fullmatch(
+        r"the reader Odd gives 2 prompt prefixes whose weights sum to 2, not 1; see .*\.", str(raised.value)
+    )

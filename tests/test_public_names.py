@@ -40,7 +40,7 @@ Fields
 Forbidden
 FromFile
 FromRetriever
-Front
+PromptPrefix
 FusionOptions
 GenerationOptions
 GivenPassages

@@ -32,7 +32,7 @@ from tests.api.backings import OfModel
 from tests.api.dialects.vllm import VLLM
 from tests.api.scripted_server import ScriptedServer
 
-PARTS = ("requests", "certified", "scored", "ahead")
+UNFINISHED_INDEX = ("requests", "certified", "scored", "ahead")
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def server_of(name: str | None, material: Material) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--part", nargs="+", choices=UNFINISHED_INDEX, default=UNFINISHED_INDEX)
     parser.add_argument("--demo", type=Path)
     parser.add_argument("--strides", type=int, default=1000, help="requests: strides of the plan")
     parser.add_argument("--sample", type=int, default=640, help="requests: how many are sent, several at once")

@@ -16,11 +16,11 @@ from benchmarks.api.material import Material, percent
 from ralm.reading.ensemble import Ensemble, Weights, mixture
 from ralm.reading.in_context import stride_request
 from ralm.reading.sampling import GenerationOptions, draw_token
-from ralm.reading.score import fronts_of
+from ralm.reading.score import prompt_prefixes_of
 from ralm.reading.sources import retrieve
 from ralm.reading.tokens import PassageDocuments, first_tokens
-from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Front, IntArray, NextTokens, Request
-from ralm.validation import ask
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, IntArray, NextTokens, PromptPrefix, Request
+from ralm.validation import retrieve_checked
 
 LISTED = (5, 20, 100)
 DOCUMENTS = (2, 5, 10)
@@ -59,14 +59,16 @@ def greedy_steps(material: Material, prompt: IntArray, reader: Ensemble, options
     first = first_tokens(model.tokenizer, options.bos)
     documents = PassageDocuments(source.passages, model.tokenizer, options.document_tokens, first)
     continuations = model.continuations()
-    fronts: Sequence[Front] = []
+    prompt_prefixes: Sequence[PromptPrefix] = []
     for written in range(options.new_tokens):
         if written % options.stride == 0:
             query = model.tokenizer.decode(text[-options.query_tokens :])
-            hits = ask(source.retriever, [query], reader.hits, len(source.passages)).of(0)
-            fronts = fronts_of(reader, hits, documents)
-        given = continuations.next_tokens([np.concatenate([front.tokens, text]) for front in fronts])
-        step = Step(given.log_probs_BC, np.array([front.log_weight for front in fronts]))
+            hits = retrieve_checked(source.retriever, [query], reader.hits, len(source.passages)).of(0)
+            prompt_prefixes = prompt_prefixes_of(reader, hits, documents)
+        given = continuations.next_tokens(
+            [np.concatenate([prompt_prefix.tokens, text]) for prompt_prefix in prompt_prefixes]
+        )
+        step = Step(given.log_probs_BC, np.array([prompt_prefix.log_weight for prompt_prefix in prompt_prefixes]))
         yield step
         if step.best in model.end_tokens:
             return

@@ -76,11 +76,11 @@ from .reading.sources import FromFile as FromFile, FromRetriever as FromRetrieve
 from .records import (
     NO_PASSAGE as NO_PASSAGE,
     Document as Document,
-    Front as Front,
     Hits as Hits,
     Message as Message,
     NextTokens as NextTokens,
     Passage as Passage,
+    PromptPrefix as PromptPrefix,
     Request as Request,
     ScoredTokens as ScoredTokens,
     ScoringSequence as ScoringSequence,

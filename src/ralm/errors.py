@@ -24,7 +24,7 @@ message and exits with `exit_status`. A traceback is always a bug in ralm.
     +-- PartError                a custom part does not keep the contract of its protocol
     |   +-- RetrieverError       a retriever returned invalid hits
     |   +-- RerankerError        a reranker returned invalid hits, or hits that it was not given
-    |   +-- ReaderError          a reader returned invalid fronts or weights
+    |   +-- ReaderError          a reader returned invalid prompt prefixes or weights
     +-- ModelError               a language model, encoder or tokenizer cannot be loaded or used as asked
     |   +-- ServerError          a model's server refused a request, went away, or answered with something else
     |   +-- ChatError            messages that cannot be written in the model's chat template
@@ -134,7 +134,7 @@ class ServerError(ModelError):
         self.status = status
 
     @property
-    def says_no(self) -> bool:
+    def rejects_request(self) -> bool:
         """Whether the server is there and answers, but not what it was asked."""
         return self.status is not None and self.status not in (401, 403, 408, 409, 429) and not self.fails
 
@@ -165,7 +165,7 @@ class RerankerError(PartError):
 
 
 class ReaderError(PartError):
-    """A reader returned invalid fronts for the hits that it was given."""
+    """A reader returned invalid prompt prefixes for the hits that it was given."""
 
 
 class MissingExtraError(RalmError):

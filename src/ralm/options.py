@@ -15,18 +15,18 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from ralm.errors import UsageError
-from ralm.validation import MOST, MOST_SEEDS, check_count, check_number
+from ralm.validation import MAX_COUNT, MAX_SEED, check_count, check_number
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     """The condition for an option to have an effect.
 
-    `met` takes the record that holds the option and says whether the condition holds. `said` is the condition in words,
+    `met` takes the record that holds the option and says whether the condition holds. `text` is the condition in words,
     with arguments in backticks as in messages: `windows="blocked"`.
     """
 
-    said: str
+    text: str
     met: Callable[[Any], bool]
 
 
@@ -34,17 +34,17 @@ class Needs:
 class Option:
     """What an option declares besides its name, type and default.
 
-    `least` and `most` bound a number. `least` defaults to 1 for whole numbers and to 0 for others. With `above`, the
-    number must be above `least`. `default_said` describes the default if the value does not explain itself (mostly
-    None). `flag` is the name on the command line if it differs from the field's name; "" means no flag.
+    `minimum` and `maximum` bound a number. `minimum` defaults to 1 for whole numbers and to 0 for others. With `above`,
+    the number must be above `minimum`. `default_text` describes the default if the value does not explain itself
+    (mostly None). `flag` is the name on the command line if it differs from the field's name; "" means no flag.
     """
 
     help: str
     _: KW_ONLY
-    least: float | None = None
-    most: float = MOST
+    minimum: float | None = None
+    maximum: float = MAX_COUNT
     above: bool = False
-    default_said: str | None = None
+    default_text: str | None = None
     flag: str | None = None
     needs: Needs | None = None
 
@@ -53,8 +53,8 @@ class Option:
         schema = handler(core_schema) | {"description": self.help}
         for number in (schema, *schema.get("anyOf", ())):
             if number.get("type") in ("integer", "number"):
-                least = self._least(whole=number["type"] == "integer")
-                number |= {"exclusiveMinimum" if self.above else "minimum": least, "maximum": self.most}
+                minimum = self._minimum(whole=number["type"] == "integer")
+                number |= {"exclusiveMinimum" if self.above else "minimum": minimum, "maximum": self.maximum}
         return schema
 
     def check(self, name: str, kind: Any, value: Any) -> None:
@@ -65,17 +65,17 @@ class Option:
         if get_origin(kinds) is Literal and value not in get_args(kinds):
             raise UsageError(f"`{name}` must be one of {', '.join(get_args(kinds))}, not {value!r}.")
         if kinds is int:
-            check_count(name, value, least=int(self._least(whole=True)), most=int(self.most))
+            check_count(name, value, minimum=int(self._minimum(whole=True)), maximum=int(self.maximum))
         elif kinds is float:
-            check_number(name, value, least=self._least(whole=False), most=self.most, above=self.above)
+            check_number(name, value, minimum=self._minimum(whole=False), maximum=self.maximum, above=self.above)
 
-    def _least(self, *, whole: bool) -> float:
-        return self.least if self.least is not None else 1 if whole else 0
+    def _minimum(self, *, whole: bool) -> float:
+        return self.minimum if self.minimum is not None else 1 if whole else 0
 
 
 def seed_option(needs: Needs) -> Option:
     """The declaration of a seed, which every record that draws at random has."""
-    return Option("Seed of random draws.", least=0, most=MOST_SEEDS, needs=needs)
+    return Option("Seed of random draws.", minimum=0, maximum=MAX_SEED, needs=needs)
 
 
 class Declared(NamedTuple):
@@ -118,7 +118,7 @@ def flag_of(name: str, option: Option | None) -> str:
     return named if named.startswith("-") else "--" + named.replace("_", "-")
 
 
-def negative_of(flag: str) -> str:
+def negative_flag(flag: str) -> str:
     """The flag that means no."""
     return "--no-" + flag.removeprefix("--")
 
@@ -141,7 +141,7 @@ def _told(flag: str, value: Any) -> list[str]:
     """A flag with its value; a tuple is told one by one."""
     assert value is not None, f"{flag} has no flag that means none"
     if isinstance(value, bool):
-        return [flag if value else negative_of(flag)]
+        return [flag if value else negative_flag(flag)]
     return [part for one in (value if isinstance(value, tuple) else (value,)) for part in (flag, str(one))]
 
 
@@ -221,7 +221,7 @@ class Arguments:
                 yield _name(one), own
 
     def _lacks(self, needs: Needs | None, record: Any) -> str:
-        return "" if needs is None or needs.met(record) else self._as_arguments(needs.said, type(record))
+        return "" if needs is None or needs.met(record) else self._as_arguments(needs.text, type(record))
 
     def _as_arguments(self, message: str, record: type) -> str:
         """A message of a record, with the flat names of its options."""
@@ -232,7 +232,7 @@ class Arguments:
         return message
 
 
-def typed(name: str, kind: Any, value: Any) -> Any:
+def coerced(name: str, kind: Any, value: Any) -> Any:
     """A value as another program parsed it, of the argument's type; UsageError if it cannot be of that type."""
     if kind in (str, Path):
         return kind(str(value))

@@ -11,13 +11,13 @@ from pydantic import JsonValue
 from ralm.records import (
     EncodedPiece,
     FloatArray,
-    Front,
     Hits,
     IntArray,
     Message,
     NextTokens,
     Passage,
     Passages,
+    PromptPrefix,
     ScoringSequence,
     SpecialTokens,
 )
@@ -296,9 +296,9 @@ class Documents(Protocol):
 class Reader(Protocol):
     """Decides what stands in front of each row's context: which passages, in which layout, with which weights.
 
-    If there are several fronts, the model reads the row once after each front, and the distributions are averaged
-    (REPLUG, Eq. 2). An optional attribute `joined` is the largest number of passages in one front (default 1), so that
-    lengths that cannot fit are refused before retrieval.
+    If there are several prompt prefixes, the model reads the row once after each prompt prefix, and the distributions
+    are averaged (REPLUG, Eq. 2). An optional attribute `joined` is the largest number of passages in one prompt prefix
+    (default 1), so that lengths that cannot fit are refused before retrieval.
     """
 
     @property
@@ -309,8 +309,8 @@ class Reader(Protocol):
     def hits(self) -> int:
         """The number of passages to retrieve for a row."""
 
-    def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
-        """The fronts of one row, given the (passage number, score) pairs of its hits, best first.
+    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
+        """The prompt prefixes of one row, given the (passage number, score) pairs of its hits, best first.
 
         There is at least one hit; a row without hits is read without a passage. The weights must sum to 1.
         """

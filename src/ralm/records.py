@@ -155,7 +155,7 @@ class Hits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Front:
+class PromptPrefix:
     """What stands in front of the context in one reading of a row: one passage, several joined, or none.
 
     The model reads `tokens` (int64) first. `passages` are the numbers of the passages in them; the first one is

@@ -15,32 +15,33 @@ from ralm.errors import RetrieverError, UsageError
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import NO_PASSAGE, Hits, IntArray
 
-MOST: Final = 2**31 - 1
+MAX_COUNT: Final = 2**31 - 1
 """The largest count that an option accepts: lower layers number lengths, passages and lists in 32 bits."""
-MOST_SEEDS: Final = 2**63 - 1
+MAX_SEED: Final = 2**63 - 1
 
 
-def check_count(name: str, value: int, *, least: int = 1, most: int = MOST) -> None:
-    """Raise UsageError if a whole number is below `least` or above `most`."""
-    if not least <= value <= most:
-        bound = f"at least {least:,}" if value < least else f"at most {most:,}"
+def check_count(name: str, value: int, *, minimum: int = 1, maximum: int = MAX_COUNT) -> None:
+    """Raise UsageError if a whole number is below `minimum` or above `maximum`."""
+    if not minimum <= value <= maximum:
+        bound = f"at least {minimum:,}" if value < minimum else f"at most {maximum:,}"
         raise UsageError(f"`{name}` must be {bound}, not {value}.")
 
 
 def check_seed(name: str, value: int) -> None:
     """Raise UsageError if a number cannot seed a random generator."""
-    check_count(name, value, least=0, most=MOST_SEEDS)
+    check_count(name, value, minimum=0, maximum=MAX_SEED)
 
 
-def check_number(name: str, value: float, *, least: float, most: float, above: bool = False) -> None:
-    """Raise UsageError if a number is NaN, infinite, above `most`, or below `least` (with `above`: not above it)."""
-    enough = value > least if above else value >= least
-    if not (math.isfinite(value) and enough and value <= most):
-        lower = f"above {least:g}" if above else f"at least {least:g}"
-        raise UsageError(f"`{name}` must be {lower} and at most {most:g}, not {value}.")
+def check_number(name: str, value: float, *, minimum: float, maximum: float, above: bool = False) -> None:
+    """Raise UsageError if a number is NaN, infinite, above `maximum`, or below `minimum` (with `above`: not above
+    it)."""
+    enough = value > minimum if above else value >= minimum
+    if not (math.isfinite(value) and enough and value <= maximum):
+        lower = f"above {minimum:g}" if above else f"at least {minimum:g}"
+        raise UsageError(f"`{name}` must be {lower} and at most {maximum:g}, not {value}.")
 
 
-def ask(retriever: Retriever, queries: Sequence[str], k: int, passages: int | None = None) -> Hits:
+def retrieve_checked(retriever: Retriever, queries: Sequence[str], k: int, passages: int | None = None) -> Hits:
     """The k best passages for each query, checked, with at least one column.
 
     `passages` is the number of passages in the corpus; None if it is not known. Raises RetrieverError if the retriever
@@ -88,7 +89,7 @@ def check_length(model: LanguageModel, max_length: int) -> None:
         )
 
 
-def tells_scores(model: LanguageModel) -> bool:
+def scores_given_texts(model: LanguageModel) -> bool:
     """Whether a model tells the log-probabilities of given texts; some servers tell only what they write."""
     tier = getattr(getattr(model, "model", model), "tier", "all")
     return getattr(model, "bounds", None) is None and tier != "text"
@@ -110,8 +111,8 @@ def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str
 
 
 def _fault_of_numbers(numbers: IntArray, passages: int | None) -> str:
-    most = np.iinfo(np.int64).max if passages is None else passages
-    wrong = (numbers < NO_PASSAGE) | (numbers >= most)
+    maximum = np.iinfo(np.int64).max if passages is None else passages
+    wrong = (numbers < NO_PASSAGE) | (numbers >= maximum)
     if wrong.any():
         known = "" if passages is None else f" of {passages:,}"
         return f"gives passage {numbers[wrong][0]}{known}"

@@ -83,7 +83,7 @@ def log_probs(model: WritingModel, prompt: list[int], answer: SourcedAnswer) -> 
 
 
 @pytest.mark.parametrize(
-    ("reader", "fronts"),
+    ("reader", "prompt_prefixes"),
     [
         (InContext(), [[1]]),
         (Ensemble(documents=2, weights="uniform"), [[1], [2]]),
@@ -91,14 +91,16 @@ def log_probs(model: WritingModel, prompt: list[int], answer: SourcedAnswer) -> 
     ],
 )
 def test_an_answer_in_a_conversation_is_that_of_the_plain_loop(
-    folder: Path, model: WritingModel, source: AskedRetriever, reader: Reader, fronts: list[list[int]]
+    folder: Path, model: WritingModel, source: AskedRetriever, reader: Reader, prompt_prefixes: list[list[int]]
 ) -> None:
     stream = Answerer(model, PROMPT, source, reader=reader, options=OPTIONS).stream(Conversation(SAID))
     text = "".join(piece.text for piece in stream)
     answer = stream.sourced()
     assert answer.answer.text == text
     assert len(answer.answer.tokens) > 0
-    log_probs_KT = np.stack([log_probs(model, prompt_ids(folder, SAID, front), answer) for front in fronts])
+    log_probs_KT = np.stack(
+        [log_probs(model, prompt_ids(folder, SAID, prompt_prefix), answer) for prompt_prefix in prompt_prefixes]
+    )
     mixed_T = np.log(np.exp(log_probs_KT.astype(np.float64)).mean(axis=0))
     baseline_T = log_probs(model, prompt_ids(folder, SAID, []), answer)
     np.testing.assert_allclose(answer.text.log_probs_T, mixed_T, atol=1e-3)
@@ -106,7 +108,9 @@ def test_an_answer_in_a_conversation_is_that_of_the_plain_loop(
     assert np.abs(mixed_T - baseline_T).max() > 0.1
     expected = (np.exp(log_probs_KT) / np.exp(log_probs_KT).sum(axis=0)).T
     np.testing.assert_allclose(answer.text.provenance.posteriors_TK, expected, atol=1e-3)
-    assert [one.passage.number for one in answer.sources] == [number for front in fronts for number in front]
+    assert [one.passage.number for one in answer.sources] == [
+        number for prompt_prefix in prompt_prefixes for number in prompt_prefix
+    ]
 
 
 def test_passages_of_one_prompt_share_the_credit_as_an_ensemble_would(
@@ -238,7 +242,7 @@ def test_what_is_left_of_a_prompt_that_was_cut(model: WritingModel, source: Aske
     room = len(whole[0]) + len("\n\nQuestion: ") + 4
     answerer = Answerer(model, PROMPT, source, options=AnswerOptions(new_tokens=8, stop=(), max_length=room + 8))
     [asked], _ = answerer._ask([Conversation(SAID)])
-    text = tokenizer.decode(asked.fronts[0].tokens)
+    text = tokenizer.decode(asked.prompt_prefixes[0].tokens)
     said = "<s>(Be brief.)user: Tell me of the sea.</s>\nassistant: It is </s> deep.</s>\nuser: "
     assert text == f"{said}sea.\n\nQuestion: Who sings in the sea by night?</s>\nmodel: "
 

@@ -78,11 +78,14 @@ def answers(some: Sequence[AskedQuestion], options: AnswerOptions, journal: Jour
 def test_draws_of_an_ensemble_have_the_shares_of_the_mixture() -> None:
     """Prompts of different lengths; each token from the mixture, after temperature and among the likeliest three."""
     [one] = asked(questions=QUESTIONS[:1])
-    assert len({len(front.tokens) for front in one.fronts}) == 3
-    model, weights_K = Letters(), np.exp([front.log_weight for front in one.fronts])
+    assert len({len(prompt_prefix.tokens) for prompt_prefix in one.prompt_prefixes}) == 3
+    model, weights_K = Letters(), np.exp([prompt_prefix.log_weight for prompt_prefix in one.prompt_prefixes])
 
     def drawn_from(written: bytes) -> dict[int, float]:
-        texts = [np.concatenate([front.tokens, np.array([*written], dtype=np.int64)]) for front in one.fronts]
+        texts = [
+            np.concatenate([prompt_prefix.tokens, np.array([*written], dtype=np.int64)])
+            for prompt_prefix in one.prompt_prefixes
+        ]
         mixed_V = sum(w * np.exp(model.log_probs(text)) for w, text in zip(weights_K, texts, strict=True))
         likeliest = sorted(LETTERS, key=lambda letter: -mixed_V[letter])[:3]
         powers = {letter: mixed_V[letter] ** (1 / 1.3) for letter in likeliest}

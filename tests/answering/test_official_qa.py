@@ -58,9 +58,9 @@ def test_as_the_official_evaluation(name: str, documents: int, model: WritingMod
     asked = [asked_as_published(asker, question, documents)[0] for question in questions]
     compared = 0
     for number, answer, gold in answer_and_score(asked, prompt, model, options):
-        question, [front], [cut] = questions[number], asked[number].fronts, asked[number].cuts
+        question, [prompt_prefix], [cut] = questions[number], asked[number].prompt_prefixes, asked[number].cuts
         case = cases[question.id]
-        ids = " ".join(map(str, front.tokens.tolist()))
+        ids = " ".join(map(str, prompt_prefix.tokens.tolist()))
         assert hashlib.sha256(ids.encode()).hexdigest() == case["input_sha256"], question.id
         assert bool(cut) == case["too_long"]
         assert (gold is None) == (case["answer_logprob"] is None)

@@ -78,8 +78,8 @@ def test_an_ensemble_answers_token_by_token_as_the_plain_loop(model: WritingMode
     prompts = [model.tokenizer.encode(str(PROMPT.text(QUESTIONS[0].text, [PASSAGES[n]]))) for n, _ in hits]
     first = full_tokenizer(model.tokenizer).special_tokens.before
     texts = [np.concatenate([first, prompt]) for prompt in prompts]
-    for front, text in zip(asked.fronts, texts, strict=True):
-        assert front.tokens.tolist() == text.tolist()
+    for prompt_prefix, text in zip(asked.prompt_prefixes, texts, strict=True):
+        assert prompt_prefix.tokens.tolist() == text.tolist()
     written, log_prob = [], 0.0
     for _ in range(options.new_tokens):
         mixed = sum(w * np.exp(next_log_probs(model, text)) for w, text in zip(weights, texts, strict=True))
@@ -104,7 +104,7 @@ def test_the_gold_answer_is_scored_as_the_plain_loop(model: WritingModel) -> Non
     gold = model.tokenizer.encode(" whales")
     total = 0.0
     for place, token in enumerate(gold.tolist()):
-        texts = [np.concatenate([front.tokens, gold[:place]]) for front in asked.fronts]
+        texts = [np.concatenate([prompt_prefix.tokens, gold[:place]]) for prompt_prefix in asked.prompt_prefixes]
         total += float(np.log(np.mean([np.exp(next_log_probs(model, text)[token]) for text in texts])))
     assert found is not None
     assert found[0] == pytest.approx(total, abs=1e-3)
@@ -118,28 +118,30 @@ def test_answers_that_add_up(model: WritingModel) -> None:
     alone = [answer for _, answer in answer_all([asked], model, options)]
     single = AnswerOptions(new_tokens=4)
     sums: dict[str, float] = {}
-    for front in asked.fronts:
-        one = Asker(PROMPT, model.tokenizer, 400).ask(QUESTIONS[2], [(front.passage, 0.0)], PASSAGES)
+    for prompt_prefix in asked.prompt_prefixes:
+        one = Asker(PROMPT, model.tokenizer, 400).ask(QUESTIONS[2], [(prompt_prefix.passage, 0.0)], PASSAGES)
         [(_, answer)] = answer_all([one], model, single)
         mean = answer.log_prob / len(answer.tokens) if answer.tokens else -np.inf
-        sums[answer.text.strip()] = sums.get(answer.text.strip(), 0.0) + float(np.exp(front.log_weight + mean))
+        sums[answer.text.strip()] = sums.get(answer.text.strip(), 0.0) + float(np.exp(prompt_prefix.log_weight + mean))
     assert alone[0].text == max(sums, key=lambda text: sums[text])
 
 
 def test_several_documents_in_one_prompt_and_demonstrations(model: WritingModel) -> None:
     shown = [(Question("d", "who barks", ("dogs",)), PASSAGES[:1]), (QUESTIONS[0], PASSAGES[1:2])]
     asker = Asker(PROMPT, model.tokenizer, 400, Concatenation(documents=2), shown)
-    [front] = asker.ask(QUESTIONS[1], [(1, 2.0), (2, 1.0)], PASSAGES).fronts
-    text = model.tokenizer.decode(front.tokens)
-    assert front.passages == (1, 2)
+    [prompt_prefix] = asker.ask(QUESTIONS[1], [(1, 2.0), (2, 1.0)], PASSAGES).prompt_prefixes
+    text = model.tokenizer.decode(prompt_prefix.tokens)
+    assert prompt_prefix.passages == (1, 2)
     assert text.endswith(
         "Knowledge: The dog keeps the sheep together on the green hill.\nQuestion: who barks\nAnswer: dogs\n\n"
         "Knowledge: The whales sing in the deep blue sea by night.\nQuestion: what keeps the sheep together\n"
         "Answer: a dog\n\nKnowledge: The whales sing in the deep blue sea by night.\n"
         "Fish, wool and bread are sold in the town.\nQuestion: Who sings in the sea?\nAnswer:"
     )
-    [front] = asker.ask(QUESTIONS[0], [(1, 2.0)], PASSAGES).fronts
-    assert model.tokenizer.decode(front.tokens).count("what keeps the sheep") == 1, "it is not its own demonstration"
+    [prompt_prefix] = asker.ask(QUESTIONS[0], [(1, 2.0)], PASSAGES).prompt_prefixes
+    assert model.tokenizer.decode(prompt_prefix.tokens).count("what keeps the sheep") == 1, (
+        "it is not its own demonstration"
+    )
 
 
 @pytest.mark.parametrize("join", ["tokens", "answers"])

@@ -84,7 +84,7 @@ def prompts_of(model: WritingModel, source: AskedRetriever, question: str, k: in
     asked = Question("1", question)
     hits, passages = source.find([asked], k)
     rows = [[], *([hit] for hit in hits.of(0))]
-    prompts = [asker.ask(asked, row, passages).fronts[0].tokens.tolist() for row in rows]
+    prompts = [asker.ask(asked, row, passages).prompt_prefixes[0].tokens.tolist() for row in rows]
     return prompts, [number for number, _ in hits.of(0)]
 
 

@@ -16,7 +16,7 @@ from ralm.options import Needs, Option, check_options
 @dataclass(frozen=True, kw_only=True)
 class Inner:
     many: Annotated[int, Option("How many.", flag="inner-many")] = 3
-    seed: Annotated[int, Option("A seed.", least=0)] = 0
+    seed: Annotated[int, Option("A seed.", minimum=0)] = 0
     documents: Annotated[int, Option("Documents.")] = 10
     hidden: Annotated[int, Option("Not on the command line.", flag="")] = 1
 
@@ -31,7 +31,7 @@ class Outer:
         default_factory=Inner
     )
     documents: Annotated[int, Option("Documents.")] = 2
-    folder: Annotated[Path | None, Option("Where.", default_said="here")] = None
+    folder: Annotated[Path | None, Option("Where.", default_text="here")] = None
     stop: Annotated[tuple[str, ...], Option("Stop; may be given again.")] = ()
     titles: Annotated[bool, Option("With titles.")] = True
     skip: Annotated[bool, Option("Skip `stop`.")] = False

@@ -18,7 +18,7 @@ from ralm.distributed.searching import open_shards
 from ralm.errors import CorpusError
 from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.index import check_index, open_index
-from ralm.storage.work import PARTS
+from ralm.storage.work import UNFINISHED_INDEX
 from tests.campaign import campaign, sampled
 from tests.cli.program import ralm
 from tests.distributed.clusters import POISON, another_node, driver, node, queries, save_corpus
@@ -96,7 +96,7 @@ def test_an_index_is_that_of_one_machine(
     assert len(index.segments) == shards
     assert [*index.passages] == [*open_index(folder / "plain").passages]
     assert shards > 1 or same_index(out, folder)
-    assert not PARTS.beside(out).exists()
+    assert not UNFINISHED_INDEX.folder_of(out).exists()
     assert not any((folder / "store").glob("*"))
     same_hits(index.bm25, folder)
     by_command = [ralm("search", one, "w1 w2", "--json").out for one in (out, folder / "plain")]
@@ -116,7 +116,7 @@ def test_a_poisoned_line_is_named_or_left_out_and_what_was_done_is_kept(nodes: A
     out = folder / "poisoned"
     with pytest.raises(CorpusError, match=r"poisoned\.jsonl, line 10 ends the process that reads it"):
         build_index_on(nodes.address, CorpusPlan(sources=[str(poisoned)]), out)
-    records = sorted((PARTS.beside(out) / "parts").glob("*/record.json"))
+    records = sorted((UNFINISHED_INDEX.folder_of(out) / "parts").glob("*/record.json"))
     assert len(records) >= 4, "what is beside the poison, too"
     for record in records:  # if it were made again, it would not say so
         record.write_text(json.dumps(json.loads(record.read_text()) | {"warnings": [f"kept {record.parent.name}"]}))
@@ -162,7 +162,7 @@ def test_a_driver_that_is_killed_is_run_again(nodes: Any, folder: Path) -> None:
         answer = ralm(*building(folder, out, nodes.address), *parts, "--force")
         assert answer.status == 0, answer.err
         assert same_index(out, folder)
-        assert not PARTS.beside(out).exists()
+        assert not UNFINISHED_INDEX.folder_of(out).exists()
         assert not any((folder / "store").glob("*"))
 
 
@@ -170,7 +170,7 @@ def test_a_driver_that_is_killed_is_run_again(nodes: Any, folder: Path) -> None:
 def test_a_driver_that_is_told_to_end_says_nothing(nodes: Any, folder: Path, end: signal.Signals) -> None:
     out = folder / f"ended-{end}"
     with driver(*building(folder, out, nodes.address)) as running:
-        while not (PARTS.beside(out) / "parts").exists():  # the machines begin: the whole may take a second
+        while not (UNFINISHED_INDEX.folder_of(out) / "parts").exists():  # the machines begin
             time.sleep(0.05)
             assert running.poll() is None
         running.send_signal(end)

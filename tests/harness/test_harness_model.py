@@ -187,15 +187,18 @@ def test_endings_are_scored_as_in_the_plain_loop(
             for later, (number, _) in enumerate(hits)
         ]
         cut = [[*first, *encoded[0]][:14], *(one[:14] for one in encoded[1:])] if hits else [first]
-        fronts = [[token for one in cut for token in one]]
+        prompt_prefixes = [[token for one in cut for token in one]]
         lambdas = [1.0]
         if isinstance(reader, Ensemble) and hits:
-            fronts = [[*first, *one][:14] for one in _each_alone(model, source, hits)]
+            prompt_prefixes = [[*first, *one][:14] for one in _each_alone(model, source, hits)]
             lambdas = ensemble.weights([score for _, score in hits], 0.5)
         spaces = len(context) - len(context.rstrip())
         text = model.tokenizer.encode(context.rstrip()).tolist()
         targets = model.tokenizer.encode(context[len(context) - spaces :] + ending).tolist()
-        read = [[*front, *text[max(0, len(front) + len(text) + len(targets) - 64) :]] for front in fronts]
+        read = [
+            [*prompt_prefix, *text[max(0, len(prompt_prefix) + len(text) + len(targets) - 64) :]]
+            for prompt_prefix in prompt_prefixes
+        ]
         read = [one or [256] for one in read]
         parts = np.array(ensemble.target_probabilities(model.model, read, targets, lambdas))
         assert found == pytest.approx(float(np.log(parts.sum(axis=0)).sum()), rel=1e-4), query

@@ -22,7 +22,7 @@ from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import read
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, first_tokens, prepare_text
-from ralm.records import NO_PASSAGE, Front, Hits, SpecialTokens
+from ralm.records import NO_PASSAGE, Hits, PromptPrefix, SpecialTokens
 from ralm.reranking.zero_shot import ZeroShot
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, chosen_hits, passages_of
 from tests.reference import paper
@@ -213,9 +213,9 @@ def test_passages_cut_together_are_one_text() -> None:
     options = PlanOptions(document_tokens=8)
     documents = PassageDocuments.planned(PASSAGES, tokenizer, options)
 
-    def joined(*, cut_together: bool) -> Front:
-        (front,) = Concatenation(cut_together=cut_together).fronts([(0, 0.0), (1, 0.0)], documents)
-        return front
+    def joined(*, cut_together: bool) -> PromptPrefix:
+        (prompt_prefix,) = Concatenation(cut_together=cut_together).prompt_prefixes([(0, 0.0), (1, 0.0)], documents)
+        return prompt_prefix
 
     assert tokenizer.decode(joined(cut_together=True).tokens) == "<begin> c d c d c d e "
     assert tokenizer.decode(joined(cut_together=False).tokens) == "<begin> c d c d c d e f "

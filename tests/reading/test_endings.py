@@ -1,4 +1,4 @@
-"""Endings against a plain loop: averaged distributions of every front, one at a time, each read anew."""
+"""Endings against a plain loop: averaged distributions of every prompt prefix, one at a time, each read anew."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from ralm.errors import UsageError
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.reading.score import Ending, are_greedy, ending_log_probs
-from ralm.records import Front, IntArray, NextTokens
+from ralm.records import IntArray, NextTokens, PromptPrefix
 from tests.fakes import CountingModel, WordTokenizer
 from tests.reference import ensemble
 
@@ -29,16 +29,18 @@ def ids(*tokens: int) -> IntArray:
     return np.array(tokens, dtype=np.int64)
 
 
-def average(model: LocalLanguageModel, fronts: list[Front], context: list[int], targets: list[int]) -> Any:
+def average(
+    model: LocalLanguageModel, prompt_prefixes: list[PromptPrefix], context: list[int], targets: list[int]
+) -> Any:
     """The averaged distribution (float64, T x V) in the place of each target."""
     total = np.zeros((len(targets), model.vocabulary))
-    for front in fronts:
-        read = [*front.tokens.tolist(), *context, *targets]
+    for prompt_prefix in prompt_prefixes:
+        read = [*prompt_prefix.tokens.tolist(), *context, *targets]
         while len(read) - 1 > LENGTH:
-            del read[len(front.tokens)]
+            del read[len(prompt_prefix.tokens)]
         with torch.no_grad():
             logits_NV = model.model(input_ids=torch.tensor([read])).logits[0].double()
-        total += np.exp(front.log_weight) * logits_NV.softmax(-1)[-len(targets) - 1 : -1].numpy()
+        total += np.exp(prompt_prefix.log_weight) * logits_NV.softmax(-1)[-len(targets) - 1 : -1].numpy()
     return total
 
 
@@ -57,14 +59,19 @@ def test_endings_are_as_likely_as_in_the_plain_loop(
     similarities: list[float],
 ) -> None:
     lambdas = ensemble.weights(similarities[: len(passages)]) if passages else [1.0]
-    fronts = [Front(ids(*some), (), np.log(weight)) for some, weight in zip(passages or [[]], lambdas, strict=True)]
+    prompt_prefixes = [
+        PromptPrefix(ids(*some), (), np.log(weight)) for some, weight in zip(passages or [[]], lambdas, strict=True)
+    ]
     prefix = 5
-    ending = Ending.after(fronts, ids(*context), ids(*targets), LENGTH, prefix)
+    ending = Ending.after(prompt_prefixes, ids(*context), ids(*targets), LENGTH, prefix)
     if not context and not all(passages or [[]]):
-        each = [average(model, [front], [] if len(front.tokens) else [prefix], targets) for front in fronts]
+        each = [
+            average(model, [prompt_prefix], [] if len(prompt_prefix.tokens) else [prefix], targets)
+            for prompt_prefix in prompt_prefixes
+        ]
         expected = np.sum(each, axis=0)
     else:
-        expected = average(model, fronts, context, targets)
+        expected = average(model, prompt_prefixes, context, targets)
     (log_probs,) = ending_log_probs([ending], Scorer(model, progress=False))
     np.testing.assert_allclose(log_probs, np.log(expected[np.arange(len(targets)), targets]), rtol=1e-4)
     best = expected.argmax(axis=1).tolist()
@@ -72,13 +79,13 @@ def test_endings_are_as_likely_as_in_the_plain_loop(
 
 
 def test_greedy_endings_are_those_that_greedy_decoding_writes(model: LocalLanguageModel) -> None:
-    fronts = [Front(ids(7, 8, 9), (), np.log(0.7)), Front(ids(30), (), np.log(0.3))]
+    prompt_prefixes = [PromptPrefix(ids(7, 8, 9), (), np.log(0.7)), PromptPrefix(ids(30), (), np.log(0.3))]
     context, written = [40, 41, 42], list[int]()
     for _ in range(5):
-        written.append(int(average(model, fronts, context, [*written, 0])[-1].argmax()))
+        written.append(int(average(model, prompt_prefixes, context, [*written, 0])[-1].argmax()))
     others = [[*written[:at], (written[at] + 1) % 250, *written[at + 1 :]] for at in range(5)]
     endings = [
-        Ending.after(fronts, ids(*context), ids(*targets), LENGTH, None)
+        Ending.after(prompt_prefixes, ids(*context), ids(*targets), LENGTH, None)
         for targets in [written, *others, written[:1], written[:3]]
     ]
     assert are_greedy(endings, model) == [True, *[False] * 5, True, True]
@@ -87,31 +94,31 @@ def test_greedy_endings_are_those_that_greedy_decoding_writes(model: LocalLangua
 
 def test_a_wrong_ending_is_not_read_to_its_end() -> None:
     model = CountingModel(WordTokenizer())
-    fronts = [Front(ids(1))]
-    endings = [Ending.after(fronts, ids(2, 2), ids(first, 2, 2, 2), 64, None) for first in (3, 4, 5)]
+    prompt_prefixes = [PromptPrefix(ids(1))]
+    endings = [Ending.after(prompt_prefixes, ids(2, 2), ids(first, 2, 2, 2), 64, None) for first in (3, 4, 5)]
     assert are_greedy(endings, model) == [False, False, False]
     assert [text.tolist() for text in model.reads] == [[1, 2, 2]], "the context is shared"
 
 
 def test_the_oldest_tokens_of_a_context_are_dropped_and_counted() -> None:
-    fronts = [Front(ids(1, 2)), Front(ids(1, 2, 3, 4))]
-    ending = Ending.after(fronts, ids(*range(10, 20)), ids(8, 9), 9, None)
+    prompt_prefixes = [PromptPrefix(ids(1, 2)), PromptPrefix(ids(1, 2, 3, 4))]
+    ending = Ending.after(prompt_prefixes, ids(*range(10, 20)), ids(8, 9), 9, None)
     assert [request.context.tolist() for request in ending.requests] == [[14, 15, 16, 17, 18, 19], [16, 17, 18, 19]]
     assert [len(request) - 1 for request in ending.requests] == [9, 9]
     assert ending.dropped == 6
-    assert Ending.after(fronts, ids(10, 11, 12, 13), ids(8, 9), 9, None).dropped == 0
+    assert Ending.after(prompt_prefixes, ids(10, 11, 12, 13), ids(8, 9), 9, None).dropped == 0
 
 
-@pytest.mark.parametrize(("front", "length"), [([], 3), ([1], 3), ([1, 2, 3], 5)])
-def test_an_ending_fits_to_the_last_token(front: list[int], length: int) -> None:
-    Ending.after([Front(ids(*front))], ids(7), ids(5, 5, 5), length, None)
-    with pytest.raises(UsageError, match=f"ending of 3 tokens and the {len(front)} in front .* `max_length`"):
-        Ending.after([Front(ids(*front))], ids(7), ids(5, 5, 5), length - 1, None)
+@pytest.mark.parametrize(("prompt_prefix", "length"), [([], 3), ([1], 3), ([1, 2, 3], 5)])
+def test_an_ending_fits_to_the_last_token(prompt_prefix: list[int], length: int) -> None:
+    Ending.after([PromptPrefix(ids(*prompt_prefix))], ids(7), ids(5, 5, 5), length, None)
+    with pytest.raises(UsageError, match=f"ending of 3 tokens and the {len(prompt_prefix)} in front .* `max_length`"):
+        Ending.after([PromptPrefix(ids(*prompt_prefix))], ids(7), ids(5, 5, 5), length - 1, None)
 
 
 def test_something_must_stand_before_an_ending() -> None:
     with pytest.raises(UsageError, match="neither a BOS nor an EOS"):
-        Ending.after([Front(ids())], ids(), ids(1), 9, None)
+        Ending.after([PromptPrefix(ids())], ids(), ids(1), 9, None)
 
 
 class Likeliest:
@@ -130,10 +137,10 @@ class Likeliest:
 
 
 def test_the_likeliest_tokens_are_enough_where_they_decide() -> None:
-    endings = [Ending.after([Front(ids(1))], ids(2), ids(target), 9, None) for target in (4, 7)]
+    endings = [Ending.after([PromptPrefix(ids(1))], ids(2), ids(target), 9, None) for target in (4, 7)]
     assert are_greedy(endings, Likeliest()) == [False, True]  # type: ignore[arg-type]
-    fronts = [Front(ids(number), (), np.log(0.5)) for number in (1, 2, 3)]
-    assert are_greedy([Ending.after(fronts[::2], ids(2), ids(7), 9, None)], Likeliest()) == [True]  # type: ignore[arg-type]
-    two = Ending.after(fronts[:2], ids(2), ids(7), 9, None)
+    prompt_prefixes = [PromptPrefix(ids(number), (), np.log(0.5)) for number in (1, 2, 3)]
+    assert are_greedy([Ending.after(prompt_prefixes[::2], ids(2), ids(7), 9, None)], Likeliest()) == [True]  # type: ignore[arg-type]
+    two = Ending.after(prompt_prefixes[:2], ids(2), ids(7), 9, None)
     with pytest.raises(UsageError, match="does not decide the likeliest of the average over 2 passages"):
         are_greedy([two], Likeliest())  # type: ignore[arg-type]

@@ -122,8 +122,10 @@ def test_several_passages_in_one_context_equal_the_plain_loop(prompt: str, strid
             query = model.tokenizer.decode(text[-how.query_tokens :])
             found = [number for number, _ in SharedWordsRetriever(PASSAGES).retrieve([query], 2).of(0)]
             documents = [model.tokenizer.encode(PASSAGES[number].text)[:CUT] for number in found]
-        front = np.concatenate([text[:0], *documents])
-        log_probs_V = model.next_log_probs_V(np.concatenate([front, text[max(0, len(front) + len(text) - 15) :]]))
+        prompt_prefix = np.concatenate([text[:0], *documents])
+        log_probs_V = model.next_log_probs_V(
+            np.concatenate([prompt_prefix, text[max(0, len(prompt_prefix) + len(text) - 15) :]])
+        )
         assert token.token == log_probs_V.argmax()
         assert token.log_prob == pytest.approx(log_probs_V.max(), rel=1e-6)
         assert token.passages_K.tolist() == (found[:1] or [-1])

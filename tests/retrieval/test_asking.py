@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from ralm.errors import RetrieverError
 from ralm.records import Hits
-from ralm.validation import ask
+from ralm.validation import retrieve_checked
 
 
 class Gives:
@@ -25,11 +25,11 @@ class Gives:
 
 
 def test_fewer_columns_than_asked_for_will_do() -> None:
-    hits = ask(Gives([2, 0], [3, 2]), ["a"], 4, passages=5)
+    hits = retrieve_checked(Gives([2, 0], [3, 2]), ["a"], 4, passages=5)
     assert hits.of(0) == [(2, 3.0), (0, 2.0)]
     assert hits.numbers_QK.dtype == np.int64
     assert hits.scores_QK.dtype == np.float32
-    none = ask(Gives(np.zeros((1, 0), int), np.zeros((1, 0))), ["a"], 4, passages=5)
+    none = retrieve_checked(Gives(np.zeros((1, 0), int), np.zeros((1, 0))), ["a"], 4, passages=5)
     assert none.numbers_QK.tolist() == [[-1]]
 
 
@@ -38,7 +38,7 @@ def test_no_one_is_asked_for_more_than_there_is() -> None:
         def retrieve(self, queries: Sequence[str], k: int) -> Hits:
             return Hits.none(len(queries), k)
 
-    assert ask(Wide([], []), ["a", "b"], 1 << 60, passages=3).numbers_QK.shape == (2, 3)
+    assert retrieve_checked(Wide([], []), ["a", "b"], 1 << 60, passages=3).numbers_QK.shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_no_one_is_asked_for_more_than_there_is() -> None:
 )
 def test_what_are_no_hits(numbers: object, scores: object, message: str) -> None:
     with pytest.raises(RetrieverError, match=f"the retriever Gives .*{message}"):
-        ask(Gives(numbers, scores), ["a"], 4, passages=5)
+        retrieve_checked(Gives(numbers, scores), ["a"], 4, passages=5)
 
 
 def test_what_is_not_even_hits() -> None:
@@ -67,4 +67,4 @@ def test_what_is_not_even_hits() -> None:
             return [[1]]  # type: ignore[return-value]
 
     with pytest.raises(RetrieverError, match="Lists gives list and not Hits"):
-        ask(Lists([], []), ["a"], 1, passages=5)
+        retrieve_checked(Lists([], []), ["a"], 1, passages=5)

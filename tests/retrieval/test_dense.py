@@ -16,7 +16,7 @@ from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.options import VECTORS, DenseSearchOptions, EncoderOptions, VectorOptions
 from ralm.retrieval.dense.search import Dense, open_vectors
 from ralm.retrieval.index import open_index
-from ralm.storage.work import ENCODED, at_work
+from ralm.storage.work import UNFINISHED_VECTORS, work_folder
 from ralm.terminal import Advance
 from tests.fakes import LetterEncoder, passages_of
 from tests.reference import dense as reference
@@ -46,13 +46,13 @@ def built(
     chunk: int = CHUNK,
 ) -> Dense:
     folder.mkdir(exist_ok=True)
-    with at_work(ENCODED, folder) as work:
+    with work_folder(UNFINISHED_VECTORS, folder) as work:
         builder = DenseBuilder(folder, work, encoder, options, chunk=chunk)
         for passage in passages:
             builder.add(passage)
         builder.encode_rest()
         builder.finish()
-        ENCODED.clear(work)
+        UNFINISHED_VECTORS.clear(work)
     return searched(folder, encoder)
 
 
@@ -161,7 +161,7 @@ def test_what_was_encoded_survives_an_interruption(tmp_path: Path) -> None:
         built(tmp_path / "dense", passages, Interrupted(), chunk=10)
     resumed = built(tmp_path / "dense", passages, encoder, chunk=10)
     assert encoder.encoded == [passage.text for passage in passages[40:]]
-    assert not ENCODED.beside(tmp_path / "dense").exists()
+    assert not UNFINISHED_VECTORS.folder_of(tmp_path / "dense").exists()
     whole = built(tmp_path / "whole", passages, encoder)
     assert resumed.retrieve(["abc"], 50).of(0) == whole.retrieve(["abc"], 50).of(0)
 
@@ -170,7 +170,7 @@ def test_vectors_of_other_texts_or_another_encoder_are_not_taken(tmp_path: Path)
     def interrupted(encoder: LetterEncoder, texts: Sequence[str]) -> None:
         folder = tmp_path / "dense"
         folder.mkdir(exist_ok=True)
-        builder = DenseBuilder(folder, ENCODED.beside(folder), encoder, chunk=5)
+        builder = DenseBuilder(folder, UNFINISHED_VECTORS.folder_of(folder), encoder, chunk=5)
         for passage in passages_of(*texts):
             builder.add(passage)
 

@@ -23,7 +23,7 @@ from ralm.retrieval.retriever import passages_of
 from ralm.storage import manifest as manifests
 from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import MANIFEST
-from ralm.storage.work import ENCODED, PARTIAL, at_work
+from ralm.storage.work import PARTIAL, UNFINISHED_VECTORS, work_folder
 from tests.fakes import LetterEncoder
 from tests.fuzz.targets import HashEncoder
 
@@ -63,7 +63,7 @@ def found(index: Index, vectors: str | None, encoder: Any) -> list[Any]:
     return [hits.of(row) for row in range(len(QUERIES))]
 
 
-def beside(index: Path) -> list[str]:
+def neighbours(index: Path) -> list[str]:
     return sorted(path.name for path in index.parent.iterdir())
 
 
@@ -78,7 +78,7 @@ def test_added_vectors_find_what_those_of_a_build_find(index: Path, both: Path) 
     assert list(opened.vectors) == ["main"]
     assert found(opened, None, HashEncoder()) == found(open_index(both), None, HashEncoder())
     assert found(opened, "main", HashEncoder()) == found(opened, None, HashEncoder())
-    assert beside(index) == ["both", "index"]
+    assert neighbours(index) == ["both", "index"]
     assert strange_files(index) == set()
 
 
@@ -159,24 +159,24 @@ def test_replacing_must_be_said(both: Path) -> None:
     with pytest.raises(FolderExistsError, match="already has vectors 'main', which are kept"):
         add_vectors(both, LetterEncoder())
     assert {path: path.read_bytes() for path in both.rglob("*") if path.is_file()} == files
-    assert beside(both) == ["both"]
+    assert neighbours(both) == ["both"]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "a..b", ".hidden", "é", "a b", "a\0", "x" * 65, "-v"])
 def test_odd_names_are_refused(index: Path, name: str) -> None:
     with pytest.raises(UsageError, match="vectors cannot be called"):
         add_vectors(index, LetterEncoder(), name=name)
-    assert beside(index) == ["index"]
+    assert neighbours(index) == ["index"]
 
 
 def test_two_writers_at_once(both: Path) -> None:
-    for kind in (PARTIAL, ENCODED):
-        with at_work(kind, both), pytest.raises(FolderExistsError, match="another process is writing"):
+    for kind in (PARTIAL, UNFINISHED_VECTORS):
+        with work_folder(kind, both), pytest.raises(FolderExistsError, match="another process is writing"):
             add_vectors(both, LetterEncoder(), name="letters")
-    with at_work(PARTIAL, both), pytest.raises(FolderExistsError, match="another process is writing"):
+    with work_folder(PARTIAL, both), pytest.raises(FolderExistsError, match="another process is writing"):
         set_default_vectors(both, "main")
     assert list(open_index(both).vectors) == ["main"]
-    assert beside(both) == ["both"]
+    assert neighbours(both) == ["both"]
 
 
 def test_nothing_left_to_search(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_changed_index_can_be_built_again(both: Path) -> None:
     add_vectors(both, LetterEncoder(), name="letters")
     build_index(some_passages(9), both, force=True)
     assert open_index(both).vectors == {}
-    assert beside(both) == ["both"]
+    assert neighbours(both) == ["both"]
 
 
 def test_what_was_encoded_is_taken_after_an_interruption(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,11 +250,11 @@ def test_what_was_encoded_is_taken_after_an_interruption(index: Path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         add_vectors(index, Interrupted())
     assert (index / MANIFEST).read_bytes() == before
-    assert beside(index) == [".index.vectors", "index"]
+    assert neighbours(index) == [".index.vectors", "index"]
     encoder = LetterEncoder()
     add_vectors(index, encoder)
     assert len(encoder.encoded) == 30 - 16
-    assert beside(index) == ["index"]
+    assert neighbours(index) == ["index"]
 
 
 def _chunk() -> dict[str, Any]:
@@ -330,5 +330,5 @@ def test_killed_at_any_moment(tmp_path: Path, what: str) -> None:
             set_default_vectors(path, str(new[1]))
         assert state() == new, event
         assert strange_files(path) == set(), event
-        assert beside(path) == ["index"], event
+        assert neighbours(path) == ["index"], event
     assert killed

@@ -80,10 +80,13 @@ def test_log_probs_are_those_of_each_candidate_alone(seed: int, begins: bool) ->
     scored = score_candidates(examples, hits, document_store_factory(passages, tokenizer, options)(), model)
     first = [1] if begins else []
     for row, example in enumerate(examples):
-        fronts = [first, *([*first, *tokenizer.encode(passages[number].text)][:10] for number, _ in hits.of(row))]
-        assert len(scored[row]) == len(fronts)
-        for front, found in zip(fronts, scored[row], strict=True):
-            read = [*front, *example.prefix]
+        prompt_prefixes = [
+            first,
+            *([*first, *tokenizer.encode(passages[number].text)][:10] for number, _ in hits.of(row)),
+        ]
+        assert len(scored[row]) == len(prompt_prefixes)
+        for prompt_prefix, found in zip(prompt_prefixes, scored[row], strict=True):
+            read = [*prompt_prefix, *example.prefix]
             alone = []
             for token in example.continuation:
                 alone.append(model.next_log_probs_V(np.array(read, dtype=np.int64))[token])

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.errors import DamagedFolderError
-from ralm.storage.atomic import locked
+from ralm.storage.atomic import file_lock
 from ralm.training import signal_writer
 from ralm.training.examples import Example
 from ralm.training.signals import CANDIDATES, Signals, open_signals, signal_statistics
@@ -261,10 +261,10 @@ def test_another_process_ends_all_before_this_one_begins(
 
     @contextmanager
     def others_finish(file: Path) -> Iterator[None]:
-        monkeypatch.setattr(signal_writer, "locked", locked)
+        monkeypatch.setattr(signal_writer, "locked", file_lock)
         waited.append(file)
         succeeded(ralm(*asked, "--out", tmp_path / "out"))
-        with locked(file):
+        with file_lock(file):
             yield
 
     monkeypatch.setattr(signal_writer, "locked", others_finish)

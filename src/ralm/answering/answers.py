@@ -27,8 +27,8 @@ from ralm.reading.generate import Decoder, pieces_of
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, shares
 from ralm.reading.rows import PromptState
 from ralm.reading.sampling import GenerationOptions, Sampling
-from ralm.records import FloatArray, Front, IntArray, Request
-from ralm.validation import check_length, tells_scores
+from ralm.records import FloatArray, IntArray, PromptPrefix, Request
+from ralm.validation import check_length, scores_given_texts
 
 _NO_CONTEXT: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
@@ -57,22 +57,23 @@ class Likelihood:
         return posterior(self.log_probs_KT, self.log_weights_K).mean(axis=0, dtype=np.float64)
 
 
-def likelihoods(texts: Sequence[tuple[Sequence[Front], IntArray]], scorer: Scorer) -> list[Likelihood]:
+def likelihoods(texts: Sequence[tuple[Sequence[PromptPrefix], IntArray]], scorer: Scorer) -> list[Likelihood]:
     """The likelihood of each text (token ids, at least one) behind its prompts.
 
     Raises ModelError if a prompt and its text are longer than the model reads.
     """
     requests = [
-        Request(document=front.tokens, context=_NO_CONTEXT, targets=tokens)
-        for fronts, tokens in texts
-        for front in fronts
+        Request(document=prompt_prefix.tokens, context=_NO_CONTEXT, targets=tokens)
+        for prompt_prefixes, tokens in texts
+        for prompt_prefix in prompt_prefixes
     ]
     scored = iter(scorer.log_probs(requests))
     return [
         Likelihood(
-            np.stack([next(scored) for _ in fronts]), np.array([front.log_weight for front in fronts], dtype=np.float64)
+            np.stack([next(scored) for _ in prompt_prefixes]),
+            np.array([prompt_prefix.log_weight for prompt_prefix in prompt_prefixes], dtype=np.float64),
         )
-        for fronts, _ in texts
+        for prompt_prefixes, _ in texts
     ]
 
 
@@ -207,9 +208,9 @@ class DrawnAnswers:
         self._most = options.new_tokens
         self._decoder = _decoder(model, options)
         for seed in seeds:
-            key = _key(asked.fronts, replace(options, seed=seed))
-            self._decoder.add(PromptState(_NOTHING, None, asked.fronts), _generator(key))
-        self._texts = [StoppedText(asked.fronts[0].tokens, model.tokenizer, options.stop) for _ in seeds]
+            key = _key(asked.prompt_prefixes, replace(options, seed=seed))
+            self._decoder.add(PromptState(_NOTHING, None, asked.prompt_prefixes), _generator(key))
+        self._texts = [StoppedText(asked.prompt_prefixes[0].tokens, model.tokenizer, options.stop) for _ in seeds]
         self._pieces: list[list[GeneratedText]] = [[] for _ in seeds]
 
     def __iter__(self) -> Iterator[tuple[int, GeneratedText]]:
@@ -226,12 +227,12 @@ class DrawnAnswers:
         return self._texts[number].found or len(self.answer(number).tokens) < self._most
 
 
-def _texts(asked: AskedQuestion, options: AnswerOptions) -> list[Sequence[Front]]:
+def _texts(asked: AskedQuestion, options: AnswerOptions) -> list[Sequence[PromptPrefix]]:
     """The texts that are continued for a question: one behind all its prompts, or one behind each; none if it has no
     prompts."""
     if options.join == "tokens":
-        return [asked.fronts] if asked.fronts else []
-    return [[Front(front.tokens, front.passages)] for front in asked.fronts]
+        return [asked.prompt_prefixes] if asked.prompt_prefixes else []
+    return [[PromptPrefix(prompt_prefix.tokens, prompt_prefix.passages)] for prompt_prefix in asked.prompt_prefixes]
 
 
 def gold_log_probs(
@@ -242,15 +243,17 @@ def gold_log_probs(
     None for a question without answers or prompts, for an answer of no tokens, where prompt and answer do not fit into
     `max_length` tokens (None: the model's), and for all if the model tells no log-probabilities of given texts.
     """
-    if not tells_scores(model):
+    if not scores_given_texts(model):
         return [None] * len(asked)
     longest = max_length or model.max_length
     answers = [_gold_tokens(one, prompt, model.tokenizer) for one in asked]
     fits = [
-        0 < len(gold) <= longest + 1 - max((len(front.tokens) for front in one.fronts), default=longest + 1)
+        0
+        < len(gold)
+        <= longest + 1 - max((len(prompt_prefix.tokens) for prompt_prefix in one.prompt_prefixes), default=longest + 1)
         for one, gold in zip(asked, answers, strict=True)
     ]
-    texts = [(one.fronts, gold) for one, gold, fit in zip(asked, answers, fits, strict=True) if fit]
+    texts = [(one.prompt_prefixes, gold) for one, gold, fit in zip(asked, answers, fits, strict=True) if fit]
     found = iter(likelihoods(texts, Scorer.of(model)))
     return [_sum_and_count(next(found)) if fit else None for fit in fits]
 
@@ -260,9 +263,9 @@ def _sum_and_count(gold: Likelihood) -> GoldScore:
 
 
 def _gold_tokens(asked: AskedQuestion, prompt: QuestionPrompt, tokenizer: Tokenizer) -> IntArray:
-    if not (asked.question.answers and asked.fronts):
+    if not (asked.question.answers and asked.prompt_prefixes):
         return _NOTHING
-    return tokens_behind(asked.fronts[0].tokens, prompt.answered(asked.question.answers[0]), tokenizer)
+    return tokens_behind(asked.prompt_prefixes[0].tokens, prompt.answered(asked.question.answers[0]), tokenizer)
 
 
 def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:
@@ -281,11 +284,11 @@ def groups_of(asked: Sequence[AskedQuestion]) -> Iterator[list[int]]:
     group: list[int] = []
     texts = 0
     for number, one in enumerate(asked):
-        if group and texts + len(one.fronts) > _TEXTS_AT_ONCE:
+        if group and texts + len(one.prompt_prefixes) > _TEXTS_AT_ONCE:
             yield group
             group, texts = [], 0
         group.append(number)
-        texts += len(one.fronts)
+        texts += len(one.prompt_prefixes)
     if group:
         yield group
 
@@ -313,16 +316,16 @@ class _Writing:
         several = [[next(written) for _ in some] for some in texts]
         return [_joined(answers, one, self._options) for answers, one in zip(several, asked, strict=True)]
 
-    def _behind(self, texts: Sequence[Sequence[Front]]) -> list[Answer]:
+    def _behind(self, texts: Sequence[Sequence[PromptPrefix]]) -> list[Answer]:
         """The answer behind each group of prompts."""
-        keys = [_key(fronts, self._options) for fronts in texts]
+        keys = [_key(prompt_prefixes, self._options) for prompt_prefixes in texts]
         known = {key: found for key in keys if (found := self._known(key)) is not None}
-        new = {key: fronts for key, fronts in zip(keys, texts, strict=True) if key not in known}
+        new = {key: prompt_prefixes for key, prompt_prefixes in zip(keys, texts, strict=True) if key not in known}
         for key, drawn in zip(new, self._drawn(new) if new else [], strict=True):
             known[key] = drawn
             if self._journal is not None:
                 self._journal.add([(self._kept_as(key), drawn)])
-        return [self._answer(fronts, known[key]) for key, fronts in zip(keys, texts, strict=True)]
+        return [self._answer(prompt_prefixes, known[key]) for key, prompt_prefixes in zip(keys, texts, strict=True)]
 
     def _known(self, key: bytes) -> FloatArray | None:
         return None if self._journal is None else self._journal.get(self._kept_as(key))
@@ -332,12 +335,13 @@ class _Writing:
         ends = repr((_NUMBERS, self._options.new_tokens, self._options.stop))
         return blake2b(key + ends.encode(), digest_size=_KEY_BYTES).digest()
 
-    def _drawn(self, texts: Mapping[bytes, Sequence[Front]]) -> list[FloatArray]:
+    def _drawn(self, texts: Mapping[bytes, Sequence[PromptPrefix]]) -> list[FloatArray]:
         """The tokens behind each group of prompts as numbers: of each token its id, the numbers of a `GeneratedToken`
         and the share of each prompt. An id is below 2^24, so float32 holds it exactly. The key of a group seeds its
         draws."""
         numbers = [
-            self._decoder.add(PromptState(_NOTHING, None, fronts), _generator(key)) for key, fronts in texts.items()
+            self._decoder.add(PromptState(_NOTHING, None, prompt_prefixes), _generator(key))
+            for key, prompt_prefixes in texts.items()
         ]
         written = dict(zip(numbers, map(self._text_behind, texts.values()), strict=True))
         drawn: dict[int, list[FloatArray]] = {number: [] for number in numbers}
@@ -350,19 +354,19 @@ class _Writing:
                     self._decoder.end(number)
         return [np.concatenate(rows) if rows else np.zeros(0, dtype=np.float32) for rows in drawn.values()]
 
-    def _answer(self, fronts: Sequence[Front], drawn: FloatArray) -> Answer:
+    def _answer(self, prompt_prefixes: Sequence[PromptPrefix], drawn: FloatArray) -> Answer:
         """The answer that these tokens are."""
-        passages_K = np.array([front.passage for front in fronts], dtype=np.int64)
-        text = self._text_behind(fronts)
+        passages_K = np.array([prompt_prefix.passage for prompt_prefix in prompt_prefixes], dtype=np.int64)
+        text = self._text_behind(prompt_prefixes)
         found: list[GeneratedText] = []
-        for row in drawn.reshape(-1, _NUMBERS + len(fronts)):
+        for row in drawn.reshape(-1, _NUMBERS + len(prompt_prefixes)):
             token, log_prob, unlisted, certified = row[:_NUMBERS].tolist()
             shares_K = row[_NUMBERS:]
             found += text.add(GeneratedToken(int(token), log_prob, passages_K, shares_K, unlisted, certified == 1))
         return answer_of([*found, *text.rest()])
 
-    def _text_behind(self, fronts: Sequence[Front]) -> StoppedText:
-        return StoppedText(fronts[0].tokens, self._model.tokenizer, self._options.stop)
+    def _text_behind(self, prompt_prefixes: Sequence[PromptPrefix]) -> StoppedText:
+        return StoppedText(prompt_prefixes[0].tokens, self._model.tokenizer, self._options.stop)
 
 
 def _decoder(model: WritingModel, options: AnswerOptions, cache: SharedCache | None = None) -> Decoder:
@@ -375,16 +379,16 @@ def _generator(key: bytes) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(key, "little"))
 
 
-def _key(fronts: Sequence[Front], sampling: Sampling) -> bytes:
+def _key(prompt_prefixes: Sequence[PromptPrefix], sampling: Sampling) -> bytes:
     """A hash of prompts, their weights, and what decides the draws of an answer that is not greedy."""
     digest = blake2b(digest_size=_KEY_BYTES)
     if sampling.temperature > 0:
         drawn = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)
         digest.update(repr(drawn).encode())
-    for front in fronts:
-        digest.update(len(front.tokens).to_bytes(8, "little"))
-        digest.update(front.tokens.tobytes())
-        digest.update(np.float64(front.log_weight).tobytes())
+    for prompt_prefix in prompt_prefixes:
+        digest.update(len(prompt_prefix.tokens).to_bytes(8, "little"))
+        digest.update(prompt_prefix.tokens.tobytes())
+        digest.update(np.float64(prompt_prefix.log_weight).tobytes())
     return digest.digest()
 
 
@@ -392,30 +396,30 @@ def _joined(answers: Sequence[Answer], asked: AskedQuestion, options: AnswerOpti
     """The answer to a question, of those of its texts; an empty one if it has none."""
     if not answers:
         return Answer("", [], {})
-    return answers[0] if options.join == "tokens" else _added_up(answers, asked.fronts)
+    return answers[0] if options.join == "tokens" else _added_up(answers, asked.prompt_prefixes)
 
 
-def _added_up(answers: Sequence[Answer], fronts: Sequence[Front]) -> Answer:
+def _added_up(answers: Sequence[Answer], prompt_prefixes: Sequence[PromptPrefix]) -> Answer:
     """Of the answers of several prompts the one with the largest sum of weight x exp(mean log-probability of a token);
     of equal ones the first. Answers are equal without the white space around them; an answer of no tokens counts 0.
     All answers of a model that gives text alone are equally likely.
     """
-    worths = [_worth(answer, front) for answer, front in zip(answers, fronts, strict=True)]
+    worths = [_worth(answer, prompt_prefix) for answer, prompt_prefix in zip(answers, prompt_prefixes, strict=True)]
     totals: dict[str, float] = {}
     for answer, worth in zip(answers, worths, strict=True):
         totals[answer.text.strip()] = totals.get(answer.text.strip(), 0.0) + worth
     best = max(totals, key=lambda text: totals[text])
     first = next(answer for answer in answers if answer.text.strip() == best)
     given: dict[int, float] = {}
-    for answer, front, worth in zip(answers, fronts, worths, strict=True):
+    for answer, prompt_prefix, worth in zip(answers, prompt_prefixes, worths, strict=True):
         if answer.text.strip() == best and worth > 0:
-            given[front.passage] = given.get(front.passage, 0.0) + worth / totals[best]
+            given[prompt_prefix.passage] = given.get(prompt_prefix.passage, 0.0) + worth / totals[best]
     return Answer(best, first.pieces, dict(sorted(given.items(), key=lambda item: -item[1])))
 
 
-def _worth(answer: Answer, front: Front) -> float:
+def _worth(answer: Answer, prompt_prefix: PromptPrefix) -> float:
     """What an answer counts, by its prompt and its likelihood, if that is known."""
     if not answer.tokens:
         return 0.0
     likelihood = 0.0 if np.isnan(answer.log_prob) else answer.log_prob / len(answer.tokens)
-    return float(np.exp(front.log_weight + likelihood))
+    return float(np.exp(prompt_prefix.log_weight + likelihood))

@@ -41,7 +41,7 @@ from ralm.reading.pieces import GeneratedText, GeneratedToken, shares, texts_of_
 from ralm.reading.provenance import TracedText, attributed, gain_as_json, identified, used_passages
 from ralm.records import DoubleArray, FloatArray, IntArray, Passage, Passages, Provenance, Request
 from ralm.terminal import one_line
-from ralm.validation import tells_scores
+from ralm.validation import scores_given_texts
 
 Credit = Literal["none", "prompts", "passages"]
 """What the gain of an answer is credited to, see `Answerer`."""
@@ -130,7 +130,7 @@ class Answerer:
         room = room_for_prompts(model, self._options)
         self._with_passages = Asker(prompt, model.tokenizer, room, self._reader)
         self._alone = Asker(prompt, model.tokenizer, room)
-        self._credit = credit if tells_scores(model) else "none"
+        self._credit = credit if scores_given_texts(model) else "none"
 
     def answers(self, questions: Sequence[str | Conversation]) -> Iterator[SourcedAnswer]:
         """The answers to questions, in their order; some are answered together.
@@ -190,8 +190,8 @@ class Answerer:
 
     def _credited(self, asked: AskedQuestion, passages: Passages, answer: Answer) -> Sequence[GeneratedToken]:
         """The tokens of an answer with the passages that each came from."""
-        numbers = [number for front in asked.fronts for number in front.passages]
-        if self._credit != "passages" or not answer.tokens or len(numbers) <= len(asked.fronts):
+        numbers = [number for prompt_prefix in asked.prompt_prefixes for number in prompt_prefix.passages]
+        if self._credit != "passages" or not answer.tokens or len(numbers) <= len(asked.prompt_prefixes):
             return answer.tokens
         scored = [self._log_probs(asked, answer, [(number, 0.0)], passages) for number in numbers]
         shares_TK = posterior(np.stack(scored), np.zeros(len(numbers), dtype=np.float64))
@@ -214,9 +214,11 @@ class Answerer:
         self, asked: AskedQuestion, answer: Answer, hits: Sequence[tuple[int, float]], passages: Passages
     ) -> FloatArray:
         """The log-probabilities (float32, T) of the answer's tokens behind the prompt with at most one passage."""
-        [front] = self._alone.ask(asked.question, hits, passages, asked.conversation).fronts
+        [prompt_prefix] = self._alone.ask(asked.question, hits, passages, asked.conversation).prompt_prefixes
         tokens = np.array([token.token for token in answer.tokens], dtype=np.int64)
-        [log_probs_T] = self._scorer.log_probs([Request(document=front.tokens, context=_NOTHING, targets=tokens)])
+        [log_probs_T] = self._scorer.log_probs(
+            [Request(document=prompt_prefix.tokens, context=_NOTHING, targets=tokens)]
+        )
         return log_probs_T
 
 
@@ -267,8 +269,8 @@ def _sources(
     gains = {row.passage: row.gain for row in text.contributions}
     return [
         AnswerSource(passage=passages[number], share=given.get(number), gain=gains.get(number))
-        for front in asked.fronts
-        for number in front.passages
+        for prompt_prefix in asked.prompt_prefixes
+        for number in prompt_prefix.passages
     ]
 
 

@@ -208,7 +208,7 @@ def _judged(asked: Sequence[AskedQuestion], how: "_How", what: str) -> list[Judg
 def _judge(asked: AskedQuestion, answer: Answer, gold: GoldScore | None) -> Judged:
     """How an answer is judged; a question that was not asked is wrong, even where an empty answer would be right."""
     known = bool(asked.question.answers)
-    answers = asked.question.answers if asked.fronts else ()
+    answers = asked.question.answers if asked.prompt_prefixes else ()
     return Judged(
         answer=answer,
         exact_match=exact_match(answer.text, answers) if known else None,

@@ -28,8 +28,8 @@ from ralm.lm.journal import MemoryJournal
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import log_sum_exp
-from ralm.records import Front, IntArray
-from ralm.validation import MOST, check_length
+from ralm.records import IntArray, PromptPrefix
+from ralm.validation import MAX_COUNT, check_length
 
 Asked: TypeAlias = tuple[ChoiceQuestion, AskedQuestion]
 """A question and its prompts."""
@@ -103,7 +103,7 @@ class _ByLikelihood(ABC):
         self._prompt = prompt
         self._scorer = scorer
         self._length = length
-        self._encoder = PromptEncoder(scorer.tokenizer, MOST, chat=prompt.chat)
+        self._encoder = PromptEncoder(scorer.tokenizer, MAX_COUNT, chat=prompt.chat)
         self._known: dict[tuple[str, tuple[str, ...]], list[IntArray]] = {}
 
     @abstractmethod
@@ -124,11 +124,11 @@ class _ByLikelihood(ABC):
 
     def choose(self, asked: Sequence[Asked]) -> list[Choice]:
         """The choice with the highest worth of each question."""
-        texts = [(one.fronts, tokens) for question, one in asked for tokens in self._tokens(question)]
+        texts = [(one.prompt_prefixes, tokens) for question, one in asked for tokens in self._tokens(question)]
         found = iter(zip(*self._bounds(texts), strict=True))
         return [self._likeliest(question, one, [next(found) for _ in question.choices]) for question, one in asked]
 
-    def _bounds(self, texts: Sequence[tuple[Sequence[Front], IntArray]]) -> Sequence[Sequence[Likelihood]]:
+    def _bounds(self, texts: Sequence[tuple[Sequence[PromptPrefix], IntArray]]) -> Sequence[Sequence[Likelihood]]:
         """The lower and the upper bounds of the likelihood of each text: the same where the model tells it."""
         if self._scorer.bounds is None:
             return (likelihoods(texts, self._scorer),) * 2
@@ -149,7 +149,7 @@ class _ByLikelihood(ABC):
             gold=firsts[question.gold],
             log_probs_C=np.array([lower.log_prob for lower, _ in found]) if exact else None,
             probabilities_C=_shares_of(worths_C) if exact else None,
-            shares={} if chosen is None else _by_passage(asked.fronts, found[chosen][0]),
+            shares={} if chosen is None else _by_passage(asked.prompt_prefixes, found[chosen][0]),
             cut=asked.most_cut,
             certified=exact or (chosen is not None and worths_C[chosen] >= np.delete(uppers_C, chosen).max()),
         )
@@ -257,11 +257,11 @@ def _shares_of(worths_C: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.exp(worths_C - log_sum_exp(worths_C))
 
 
-def _by_passage(fronts: Sequence[Front], likelihood: Likelihood) -> dict[int, float]:
+def _by_passage(prompt_prefixes: Sequence[PromptPrefix], likelihood: Likelihood) -> dict[int, float]:
     """The share of a text's probability that came from each passage, largest first."""
     shares: dict[int, float] = {}
-    for front, share in zip(fronts, likelihood.shares_K.tolist(), strict=True):
-        shares[front.passage] = shares.get(front.passage, 0.0) + share
+    for prompt_prefix, share in zip(prompt_prefixes, likelihood.shares_K.tolist(), strict=True):
+        shares[prompt_prefix.passage] = shares.get(prompt_prefix.passage, 0.0) + share
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 

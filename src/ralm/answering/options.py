@@ -27,13 +27,13 @@ class AnswerOptions(Sampling):
     new_tokens: Annotated[int, Option("Most tokens of an answer.")] = 10
     stop: Annotated[
         tuple[str, ...],
-        Option("End an answer before this string; repeatable.", default_said="the end of the line"),
+        Option("End an answer before this string; repeatable.", default_text="the end of the line"),
     ] = ("\n",)
     join: Annotated[
         Joining, Option("How an ensemble answers: average every token, or let each passage answer and add up.")
     ] = "tokens"
     max_length: Annotated[
-        int | None, Option("Most tokens that the model reads at once, answer included.", default_said="the model's")
+        int | None, Option("Most tokens that the model reads at once, answer included.", default_text="the model's")
     ] = None
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class QuestionFields:
 
     question: Annotated[str, Option("Field with the question.", flag="question-field")] = "question"
     answers: Annotated[
-        str | None, Option("Field with the answers.", flag="answers-field", default_said="answers, or answer")
+        str | None, Option("Field with the answers.", flag="answers-field", default_text="answers, or answer")
     ] = None
 
 
@@ -76,7 +76,7 @@ class ChoiceOptions:
         ),
     ] = 10
     max_length: Annotated[
-        int | None, Option("Most tokens that the model reads at once, answer included.", default_said="the model's")
+        int | None, Option("Most tokens that the model reads at once, answer included.", default_text="the model's")
     ] = None
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from ralm.errors import DamagedFolderError
 from ralm.runs.run import PASSAGES, SUMMARY, damage_named
 from ralm.runs.settings import part_of, settings_of
 from ralm.runs.tables import READ_OF_PASSAGES, checked_columns
-from ralm.storage.manifest import opened_at_once, read_manifest
+from ralm.storage.manifest import open_consistently, read_manifest
 
 _DECIMALS: Final = 4
 _REMEDY: Final = "answer the questions again"
@@ -71,7 +71,7 @@ def report_of_answers(path: Path | str, shown: int | None = None) -> AnswersRepo
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
     """
     path = Path(path)
-    summary, answers, passages = opened_at_once(path, lambda: _read(path))
+    summary, answers, passages = open_consistently(path, lambda: _read(path))
     rows = {row["passage"]: row for row in passages.to_pylist()}
     shown_rows = answers.slice(0, shown).to_pylist()
     read = {number for row in shown_rows for number in row["passages"]}

@@ -17,12 +17,12 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.in_context import InContext
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.sampling import GenerationOptions
-from ralm.reading.score import chosen, fronts_of
+from ralm.reading.score import chosen, prompt_prefixes_of
 from ralm.reading.sources import FromRetriever, file_config
 from ralm.reading.tokens import PassageDocuments, first_tokens
-from ralm.records import NO_PASSAGE, Front, Hits, IntArray, Passage, Passages
+from ralm.records import NO_PASSAGE, Hits, IntArray, Passage, Passages, PromptPrefix
 from ralm.retrieval.retrieval_file import RetrievedPassage, numbered_passages
-from ralm.validation import ask, config_of
+from ralm.validation import config_of, retrieve_checked
 
 
 class QuestionSource(Protocol):
@@ -50,7 +50,7 @@ class AskedRetriever:
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
         """Ask the retriever with the questions."""
         passages = self.source.passages
-        return ask(self.source.retriever, [one.text for one in questions], k, len(passages)), passages
+        return retrieve_checked(self.source.retriever, [one.text for one in questions], k, len(passages)), passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class RerankedPassages:
         """
         passages, tokenizer = self.source.passages, self.model.tokenizer
         queries = [one.text for one in questions]
-        hits = ask(self.source.retriever, queries, self.reranker.candidates, len(passages))
+        hits = retrieve_checked(self.source.retriever, queries, self.reranker.candidates, len(passages))
         first = first_tokens(tokenizer, self.options.bos)
         documents = PassageDocuments(passages, tokenizer, self.options.document_tokens, first)
         prompts = [PromptState(tokenizer.encode(text), None, ()) for text in queries]
@@ -155,11 +155,11 @@ def given_passages(file: Path | str, fields: ChoiceFields | None = None) -> Give
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AskedQuestion:
-    """The prompts of a question: each front is a whole prompt, with its weight and the passages in it; and what was cut
-    of each. A question without prompts is not asked. It may be a message of a `conversation`."""
+    """The prompts of a question: each prompt prefix is a whole prompt, with its weight and the passages in it; and what
+    was cut of each. A question without prompts is not asked. It may be a message of a `conversation`."""
 
     question: Question
-    fronts: Sequence[Front]
+    prompt_prefixes: Sequence[PromptPrefix]
     cuts: Sequence[Cut]
     conversation: Conversation | None = None
 
@@ -221,10 +221,15 @@ class Asker:
         )
         documents = _PromptDocuments(question, passages, self._prompt, encode)
         if isinstance(self._reader, Concatenation) and hits:
-            fronts: Sequence[Front] = [documents.joined([number for number, _ in hits], self._several)]
+            prompt_prefixes: Sequence[PromptPrefix] = [documents.joined([number for number, _ in hits], self._several)]
         else:
-            fronts = fronts_of(self._reader, hits, documents)
-        return AskedQuestion(question, fronts, [documents.cut_of(front) for front in fronts], conversation)
+            prompt_prefixes = prompt_prefixes_of(self._reader, hits, documents)
+        return AskedQuestion(
+            question,
+            prompt_prefixes,
+            [documents.cut_of(prompt_prefix) for prompt_prefix in prompt_prefixes],
+            conversation,
+        )
 
     @property
     def _several(self) -> bool | None:
@@ -272,13 +277,13 @@ class _PromptDocuments:
     def encode_next(self, text: str) -> IntArray:
         raise UsageError(self._one_by_one(text))
 
-    def joined(self, numbers: Sequence[int], several: bool | None) -> Front:
+    def joined(self, numbers: Sequence[int], several: bool | None) -> PromptPrefix:
         """The prompt with several passages in it."""
-        return Front(self._encoded(tuple(numbers), several), tuple(numbers))
+        return PromptPrefix(self._encoded(tuple(numbers), several), tuple(numbers))
 
-    def cut_of(self, front: Front) -> Cut:
+    def cut_of(self, prompt_prefix: PromptPrefix) -> Cut:
         """What was cut of a prompt."""
-        return self._cuts.get(front.passages, Cut())
+        return self._cuts.get(prompt_prefix.passages, Cut())
 
     def _encoded(self, numbers: tuple[int, ...], several: bool | None) -> IntArray:
         passages = [self._passages[number] for number in numbers]

@@ -45,14 +45,14 @@ def ask(
         str | None,
         Option(
             "Prompt by name (in-context-ralm, replug, chat), or a TOML file.",
-            default_said="model with a chat template: chat; else ensemble: replug; else in-context-ralm",
+            default_text="model with a chat template: chat; else ensemble: replug; else in-context-ralm",
         ),
     ] = None,
     answering: Annotated[
         AnswerOptions,
         Flags(
             without=("join",),
-            default_said={
+            default_text={
                 "new_tokens": f"{_ANSWERING.new_tokens}; chat: {_CHAT.new_tokens}",
                 "stop": "the end of the line; chat: none",
             },

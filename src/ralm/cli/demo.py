@@ -39,7 +39,7 @@ def demo(
         Path, Option("Folder for the corpus, the text, the index and a report of every token.")
     ] = _FOLDER,
     lm: Annotated[str, Option("Causal language model to read with.")] = "ralm-tiny",
-    limit_tokens: Annotated[int, Option("Number of tokens of the held-out text to score.", least=2)] = 4000,
+    limit_tokens: Annotated[int, Option("Number of tokens of the held-out text to score.", minimum=2)] = 4000,
     model_options: Annotated[ModelOptions, Flags(without=("compile", "api"))] = _MODEL,
     json: options.Json = False,
 ) -> None:

@@ -35,7 +35,7 @@ class Job:
     ] = field(default_factory=RetrieverOptions)
     reading: Annotated[ReadingOptions, Option("How passages are read.")] = field(default_factory=ReadingOptions)
     plan: Annotated[
-        PlanOptions, Option("What is read for a stride."), Flags(default_said=options.QUERY_TOKENS_SAID)
+        PlanOptions, Option("What is read for a stride."), Flags(default_text=options.QUERY_TOKENS_SAID)
     ] = field(default_factory=PlanOptions)
     model: Annotated[ModelOptions, Option("How the models run.")] = field(default_factory=ModelOptions)
     ray: options.Ray = None

@@ -15,7 +15,7 @@ import typer
 
 from ralm.cli.process import rehearsal, with_flags
 from ralm.errors import RalmError, UsageError
-from ralm.options import Option, annotation, flag_of, negative_of, without_none
+from ralm.options import Option, annotation, flag_of, negative_flag, without_none
 
 T = TypeVar("T")
 _REQUIRED = inspect.Parameter.empty
@@ -27,7 +27,7 @@ class Flags:
     of defaults."""
 
     without: tuple[str, ...] = ()
-    default_said: Mapping[str, str] = field(default_factory=dict)
+    default_text: Mapping[str, str] = field(default_factory=dict)
 
 
 class Asked(Generic[T]):
@@ -73,7 +73,7 @@ class Part(NamedTuple):
     @property
     def negative(self) -> str:
         """The flag that means no."""
-        return negative_of(self.written)
+        return negative_flag(self.written)
 
 
 def command(function: Callable[..., None], *, rehearses: bool = True) -> Callable[..., None]:
@@ -139,8 +139,8 @@ def _flat(parts: Iterable[Part], without: tuple[str, ...] = ()) -> Iterator[Part
             continue
         changed = next((mark for mark in part.marks if isinstance(mark, Flags)), Flags())
         for one in _flat(parts_of(part.record, part.default), (*without, *changed.without)):
-            said = changed.default_said.get(one.name)
-            marks = (replace(one.option, default_said=said),) if one.option and said else one.marks
+            said = changed.default_text.get(one.name)
+            marks = (replace(one.option, default_text=said),) if one.option and said else one.marks
             default = None if one.default is _REQUIRED and _may_be_none(part) else one.default
             yield one._replace(marks=marks, default=default, within=one.within or part.name)
 
@@ -160,7 +160,7 @@ def _parameter(key: str, same: list[Part], names: Mapping[str, str]) -> inspect.
     if part.option is None:
         kind = Annotated[part.kind, *part.marks] if part.marks else part.kind
         return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=part.default, annotation=kind)
-    kind, default, said = part.kind, part.default, part.option.default_said
+    kind, default, said = part.kind, part.default, part.option.default_text
     if any(other.default != default for other in same):
         default, said = None, "; ".join(f"{other.within}: {other.default}" for other in same)
     if get_origin(without_none(kind)) is tuple:
@@ -278,7 +278,7 @@ def _needs(record: Any, needed: str | None) -> Iterator[tuple[str, str | None]]:
     names = names_of(type(record))
     for part in parts_of(type(record), record):
         needs = part.option.needs if part.option else None
-        lacks = needed or (with_flags(needs.said, names) if needs is not None and not needs.met(record) else None)
+        lacks = needed or (with_flags(needs.text, names) if needs is not None and not needs.met(record) else None)
         if part.record is not None:
             yield from _needs(part.default, lacks)
         else:

@@ -36,7 +36,7 @@ def generate(
     index: Annotated[Path | None, Option("Read with passages from this index.")] = None,
     retrieval: RetrieverOptions = _RETRIEVAL,
     reading: ReadingOptions = _READING,
-    generation: Annotated[GenerationOptions, Flags(default_said=options.QUERY_TOKENS_SAID)] = _GENERATION,
+    generation: Annotated[GenerationOptions, Flags(default_text=options.QUERY_TOKENS_SAID)] = _GENERATION,
     baseline: Annotated[
         bool, Option("Also score the generated text without passages, and show what the passages contributed.")
     ] = False,
@@ -73,14 +73,14 @@ def generate(
     from ralm.reading.sources import FromRetriever
     from ralm.runs.report import report_of_generation
     from ralm.storage.outputs import check_output_file
-    from ralm.validation import config_of, tells_scores
+    from ralm.validation import config_of, scores_given_texts
 
     if report is not None:
         check_output_file(report, force)
     texts = read_asked(prompt, prompts, "prompt")
     source = None if index is None else FromRetriever.of_index(index, retrieval)
     model = open_model(lm, model_options)
-    if (baseline or report) and not tells_scores(model):
+    if (baseline or report) and not scores_given_texts(model):
         raise UsageError(
             f"{lm} does not tell the log-probability of a given text, which `{'report' if report else 'baseline'}` "
             "needs: leave it out."

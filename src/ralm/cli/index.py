@@ -43,7 +43,7 @@ def index(
         str, Option("BM25: the language of the text, such as german; cjk for Chinese, Japanese, Korean; or standard.")
     ] = "english",
     formula: BM25Options = _FORMULA,
-    build: Annotated[BuildOptions, Flags(default_said={"workers": "one per core"})] = _BUILD,
+    build: Annotated[BuildOptions, Flags(default_text={"workers": "one per core"})] = _BUILD,
     retriever: Annotated[
         Literal["bm25", "dense", "both"], Option("Retrieval to index for; both is also needed for hybrid retrieval.")
     ] = "bm25",
@@ -56,12 +56,12 @@ def index(
         str | None,
         Option("BM25: build on the Ray cluster at this address, HOST:PORT or auto; `ralm encode` adds vectors on it."),
     ] = None,
-    shards: Annotated[int, Option("Ray: parts of the index that machines can search apart.", most=MOST_SHARDS)] = 1,
+    shards: Annotated[int, Option("Ray: parts of the index that machines can search apart.", maximum=MOST_SHARDS)] = 1,
     parts: Annotated[
         str | None,
         Option(
             "Ray: URL of a folder in an object store, such as s3://BUCKET/FOLDER, for what machines make.",
-            default_said="a folder beside the output, on a disk that all share",
+            default_text="a folder beside the output, on a disk that all share",
         ),
     ] = None,
     force: options.Force = False,
@@ -166,7 +166,7 @@ def update(
         bool, Option("Remove documents whose ids are added again; without it, such ids are an error.", flag="replace")
     ] = False,
     corpus: CorpusOptions = _CORPUS,
-    build: Annotated[BuildOptions, Flags(default_said={"workers": "one per core"})] = _BUILD,
+    build: Annotated[BuildOptions, Flags(default_text={"workers": "one per core"})] = _BUILD,
     device: Annotated[
         str, Option("Dense: where to encode: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
     ] = "auto",

@@ -30,7 +30,7 @@ Model = Annotated[
 ]
 LimitTokens = Annotated[
     int | None,
-    Option("Use only this many tokens from the beginning of the text.", least=2, default_said="the whole text"),
+    Option("Use only this many tokens from the beginning of the text.", minimum=2, default_text="the whole text"),
 ]
 SkipBad = Annotated[bool, Option("Skip broken lines of files, and count them; in folders they always are.")]
 Force = Annotated[bool, Option("Replace an existing output of ralm.")]

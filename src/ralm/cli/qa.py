@@ -94,7 +94,7 @@ class QuestionJob(AskingJob):
         str | None,
         Option(
             "Prompt by name (in-context-ralm, replug, chat), or a TOML file.",
-            default_said="ensemble: replug, else in-context-ralm",
+            default_text="ensemble: replug, else in-context-ralm",
         ),
     ] = None
     demonstrations: Annotated[
@@ -115,7 +115,7 @@ class QuestionJob(AskingJob):
     fields: Annotated[QuestionFields, Option("Where a record has the question.")] = field(
         default_factory=QuestionFields
     )
-    limit: Annotated[int | None, Option("Use only this many questions.", default_said="all")] = None
+    limit: Annotated[int | None, Option("Use only this many questions.", default_text="all")] = None
     model: Annotated[ModelOptions, Option("How the model runs.")] = field(default_factory=ModelOptions)
 
     @property
@@ -296,7 +296,7 @@ class ChoiceJob(AskingJob):
         str | None,
         Option(
             "Prompt of a paper (replug-choice, replug-choice-code, replug), chat-choice, or a TOML file.",
-            default_said="text: replug, which does not show the choices; else replug-choice",
+            default_text="text: replug, which does not show the choices; else replug-choice",
         ),
     ] = None
     demonstrations: Annotated[
@@ -317,7 +317,7 @@ class ChoiceJob(AskingJob):
             needs=Needs("records with named fields, such as JSON Lines", lambda job: job.has_fields),
         ),
     ] = field(default_factory=ChoiceFields)
-    limit: Annotated[int | None, Option("Use only this many questions of each subject.", default_said="all")] = None
+    limit: Annotated[int | None, Option("Use only this many questions of each subject.", default_text="all")] = None
     model: Annotated[ModelOptions, Option("How the model runs.")] = field(default_factory=ModelOptions)
 
     @property

@@ -85,14 +85,14 @@ def show(name: Name, json: options.Json = False) -> None:
 def run(
     context: typer.Context,
     name: Name,
-    only: Annotated[str | None, Option("Run one model of the recipe alone.", default_said="all models")] = None,
+    only: Annotated[str | None, Option("Run one model of the recipe alone.", default_text="all models")] = None,
     given: Annotated[
         tuple[str, ...],
         Option("NAME=VALUE: read this file, folder or hub name for a resource; repeatable.", flag="use"),
     ] = (),
     out: Annotated[
         Path | None,
-        Option("Folder for steps and tables, which recipes share.", default_said=f"{_OUT}; {_STAND_IN_OUT}"),
+        Option("Folder for steps and tables, which recipes share.", default_text=f"{_OUT}; {_STAND_IN_OUT}"),
     ] = None,
     stand_in: Annotated[
         bool, Option("Run the same steps on small local data and models, to see what the recipe does.")
@@ -101,8 +101,8 @@ def run(
         int | None,
         Option(
             "Use only this many tokens from the beginning of a text.",
-            least=2,
-            default_said="the whole text; 700 with --stand-in",
+            minimum=2,
+            default_text="the whole text; 700 with --stand-in",
         ),
     ] = None,
     model: Annotated[ModelOptions, Flags(without=("dry_run",))] = _MODEL,

@@ -26,12 +26,12 @@ def report(
     html: Annotated[Path | None, Option("Write a self-contained HTML page to this file instead.")] = None,
     tokens: Annotated[
         int | None,
-        Option("Number of tokens to show.", default_said=f"{_TOKENS}; a page: {_TOKENS_OF_A_PAGE}; --json: all"),
+        Option("Number of tokens to show.", default_text=f"{_TOKENS}; a page: {_TOKENS_OF_A_PAGE}; --json: all"),
     ] = None,
     questions: Annotated[
         int | None,
         Option(
-            "Number of questions to show.", default_said=f"{_QUESTIONS}; a page: {_QUESTIONS_OF_A_PAGE}; --json: all"
+            "Number of questions to show.", default_text=f"{_QUESTIONS}; a page: {_QUESTIONS_OF_A_PAGE}; --json: all"
         ),
     ] = None,
     force: options.Force = False,
@@ -103,7 +103,7 @@ def compare(
         str | None,
         Option(
             "Regular expression of the line that begins a document.",
-            default_said="512 tokens count as a document",
+            default_text="512 tokens count as a document",
         ),
     ] = None,
     json: options.Json = False,

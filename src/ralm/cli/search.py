@@ -39,14 +39,14 @@ def search(
     from ralm.cli.output import print_cache, print_json, print_passages
     from ralm.reading.provenance import hits_as_json
     from ralm.reading.sources import FromRetriever
-    from ralm.validation import ask
+    from ralm.validation import retrieve_checked
 
     if (query is None) == (queries is None):
         raise UsageError("give either a `query` or `queries` FILE.")
     asked = read_asked(query, queries, "query")
     refuse_idle(context, Use(retrieval))
     source = FromRetriever.of_index(index, retrieval)
-    hits = ask(source.retriever, asked, k, len(source.passages))
+    hits = retrieve_checked(source.retriever, asked, k, len(source.passages))
     for row, question in enumerate(asked):
         found = [(source.passages[number], score) for number, score in hits.of(row)]
         if json or queries is not None:
@@ -71,7 +71,7 @@ def retrieve(
     retrieval: RetrieverOptions = _RETRIEVAL,
     reranking: RerankOptions = _RERANKING,
     plan: Annotated[
-        PlanOptions, Flags(without=("document_tokens", "bos"), default_said=options.QUERY_TOKENS_SAID)
+        PlanOptions, Flags(without=("document_tokens", "bos"), default_text=options.QUERY_TOKENS_SAID)
     ] = _PLAN,
     limit_tokens: options.LimitTokens = None,
     force: options.Force = False,

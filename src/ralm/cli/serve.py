@@ -58,7 +58,7 @@ def serve(
         str | None,
         Option(
             "Causal language model: a hub name, a local folder, ralm-tiny, or URL#MODEL of a server's API.",
-            default_said="ralm-tiny with --demo",
+            default_text="ralm-tiny with --demo",
         ),
     ] = None,
     index: Annotated[
@@ -85,10 +85,10 @@ def serve(
     reading: ReadingOptions = _READING,
     plan: Annotated[
         PlanOptions,
-        Flags(without=("max_length", "semantics", "windows", "block"), default_said=options.QUERY_TOKENS_SAID),
+        Flags(without=("max_length", "semantics", "windows", "block"), default_text=options.QUERY_TOKENS_SAID),
     ] = _PLAN,
     max_length: Annotated[
-        int | None, Option("Most tokens that the model reads at once, passage included.", default_said="the model's")
+        int | None, Option("Most tokens that the model reads at once, passage included.", default_text="the model's")
     ] = None,
     model_options: Annotated[ModelOptions, Flags(without=("compile", "dry_run"))] = _MODEL,
 ) -> None:

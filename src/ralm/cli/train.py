@@ -43,7 +43,7 @@ def reranker(
     init: Annotated[str, Option("Language model, encoder or cross-encoder to begin from: hub name or folder.")],
     out: Annotated[Path, Option("Folder for the reranker.")],
     index: Annotated[
-        Path | None, Option("Index that the signals were measured with.", default_said="the one that they name")
+        Path | None, Option("Index that the signals were measured with.", default_text="the one that they name")
     ] = None,
     reading: RerankerOptions = _READING,
     training: TrainingOptions = _TRAINING,
@@ -93,7 +93,7 @@ def retriever(
     out: Annotated[Path, Option("Folder for the trained encoder.")],
     index: Annotated[
         Path | None,
-        Option("Index whose passages are found; training text needs it.", default_said="the one that the signals name"),
+        Option("Index whose passages are found; training text needs it.", default_text="the one that the signals name"),
     ] = None,
     lm: Annotated[
         str | None, Option("Training text: the language model that scores it, as for `ralm signals`.")
@@ -183,7 +183,7 @@ def bm25(
     lm: options.Model,
     out: Annotated[Path, Option("Folder for the weights.")],
     index: Annotated[
-        Path | None, Option("Index that the signals were measured with.", default_said="the one that they name")
+        Path | None, Option("Index that the signals were measured with.", default_text="the one that they name")
     ] = None,
     learning: WeightingOptions = _WEIGHTING,
     model: ModelOptions = _MODEL,
@@ -231,7 +231,7 @@ def signals(
     index: options.Index,
     lm: options.Model,
     out: Annotated[Path, Option("Folder to write.")],
-    sampled: Annotated[ExampleOptions, Flags(default_said=options.QUERY_TOKENS_SAID)] = _EXAMPLES,
+    sampled: Annotated[ExampleOptions, Flags(default_text=options.QUERY_TOKENS_SAID)] = _EXAMPLES,
     candidates: CandidateOptions = _CANDIDATES,
     retrieval: RetrieverOptions = _RETRIEVAL,
     model: ModelOptions = _MODEL,

@@ -49,7 +49,7 @@ class Decontamination:
     titles: frozenset[str] = frozenset()
     ngram: Annotated[int, Option("Words in a row that count as overlap.")] = NGRAM
     max_overlap: Annotated[
-        float, Option("Leave a passage out only if more than this share of its runs of words is shared.", most=1)
+        float, Option("Leave a passage out only if more than this share of its runs of words is shared.", maximum=1)
     ] = _MAX_OVERLAP
     hashes: frozenset[int] = frozenset()
     clues: frozenset[str] = frozenset()

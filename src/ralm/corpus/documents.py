@@ -36,7 +36,7 @@ class Fields:
         Option(
             "Other field to keep with its passages, such as url; repeatable.",
             flag="metadata-field",
-            default_said="every other field",
+            default_text="every other field",
         ),
     ] = None
 

@@ -29,7 +29,7 @@ from ralm.corpus.formats import SUFFIXES, is_known, reader_of
 from ralm.corpus.formats.arrow import check_datasets, dataset_documents
 from ralm.errors import CorpusError, RalmWarning, UsageError
 from ralm.records import Document
-from ralm.storage.remote import FilePath, RemoteFile, check_not_lost, is_url, remote_file
+from ralm.storage.remote import FilePath, RemoteFile, check_read_to_end, is_url, remote_file
 from ralm.terminal import path_text
 
 __all__ = ["Fields", "LeftOut", "read_documents"]
@@ -243,7 +243,7 @@ def documents_of_files(files: Sequence[File], maker: DocumentMaker, *, in_folder
     for file in files:
         documents = reader_of(file.suffix)(file, maker)
         yield from _unless_broken(documents, file.path, maker.left_out) if in_folder else documents
-        check_not_lost(file.path)
+        check_read_to_end(file.path)
 
 
 def _remote_files(url: str, begin: str, left_out: LeftOut) -> tuple[list[File], bool]:
@@ -309,7 +309,7 @@ def _unless_broken(documents: Iterator[Document], path: FilePath, left_out: Left
         for document in documents:
             yield document
     except CorpusError as error:
-        check_not_lost(path)
+        check_read_to_end(path)
         left_out.add(BROKEN_FILES, without_remedy(error))
     if document is None and left_out.counts.total() == before:
         left_out.add(EMPTY_FILES, path_text(str(path)))

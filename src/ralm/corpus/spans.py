@@ -14,7 +14,7 @@ from ralm.corpus.files import File, Lines, open_file, size_of
 from ralm.corpus.sources import documents_of_files, files_of, with_text
 from ralm.errors import CorpusError
 from ralm.records import Document
-from ralm.storage.remote import FilePath, RemoteFile, check_not_lost
+from ralm.storage.remote import FilePath, RemoteFile, check_read_to_end
 from ralm.terminal import path_text
 
 SPAN_BYTES: Final = 1 << 25
@@ -191,6 +191,6 @@ def _hash_of(file: File) -> str:
                 digest.update(block)
                 left -= len(block)
     except (CorpusError, OSError):
-        check_not_lost(file.path)
+        check_read_to_end(file.path)
         return ""
     return digest.hexdigest()

@@ -39,11 +39,11 @@ from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.build import Held, Placed, Shard, documents_of, join_parts, write_index, write_part
 from ralm.retrieval.index import INDEX_FORMAT, INDEX_KIND
 from ralm.runs.unfinished import is_begun, write_config
-from ralm.storage.atomic import storage_errors, write_whole
+from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.storage.manifest import Manifest
 from ralm.storage.outputs import check_output, output_path
 from ralm.storage.remote import RemoteFolder, is_url
-from ralm.storage.work import PARTS, at_work
+from ralm.storage.work import UNFINISHED_INDEX, work_folder
 from ralm.version import __version__
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _keeping(work: Path, plan: CorpusPlan, store: RemoteFolder | None) -> Iterat
         with Here.of(work, read) as here:
             yield OnDisk(work), here
         return
-    write_whole(work / _STORE, store.url)
+    write_atomically(work / _STORE, store.url)
     store.write(_BEGUN, b"")
     yield InStore(store), Here.reading(read)
     _remove(store)
@@ -254,7 +254,7 @@ def _working(out: Path, plan: CorpusPlan, store: RemoteFolder | None, *, force: 
 
     Raises UsageError if it was begun with other settings, unless `force` is set.
     """
-    with at_work(PARTS, out) as work:
+    with work_folder(UNFINISHED_INDEX, out) as work:
         begun = is_begun(work, plan.settings(), "an index", force=force)
         said = work / _STORE
         before = RemoteFolder(said.read_text(encoding="utf-8")) if said.exists() else None
@@ -262,7 +262,7 @@ def _working(out: Path, plan: CorpusPlan, store: RemoteFolder | None, *, force: 
             _remove(before)
             said.unlink()
         if not begun:
-            PARTS.empty(work)
+            UNFINISHED_INDEX.empty(work)
             write_config(work, plan.settings())
         for name in (_PARTS, _SHARDS):
             (work / name).mkdir(exist_ok=True)
@@ -271,7 +271,7 @@ def _working(out: Path, plan: CorpusPlan, store: RemoteFolder | None, *, force: 
             yield work
         finally:
             if not any((work / _PARTS).glob("*")) and not (work / _STORE).exists():
-                PARTS.clear(work)
+                UNFINISHED_INDEX.clear(work)
 
 
 def _run(

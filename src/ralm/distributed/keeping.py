@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from ralm.storage.atomic import locked, locked_now, storage_errors, sync, sync_one
+from ralm.storage.atomic import file_lock, storage_errors, sync, sync_one, try_file_lock
 from ralm.storage.remote import RemoteFolder
 
 _PARTIAL: Final = ".partial"
@@ -149,7 +149,7 @@ def _own_folder(place: Path | None) -> Iterator[Path]:
         _remove_if_left(left)
     with storage_errors(where), tempfile.TemporaryDirectory(prefix=_OWN, suffix=_PARTIAL, dir=where) as folder:
         held = Path(folder, _HELD)
-        with locked(held):
+        with file_lock(held):
             content = Path(folder, "content")
             content.mkdir()
             yield content
@@ -159,6 +159,6 @@ def _remove_if_left(folder: Path) -> None:
     """Remove a folder that no process holds. One that was made just now may not be held yet."""
     with suppress(OSError):
         if time.time() - folder.stat().st_mtime > _SECONDS_TO_HOLD:
-            with locked_now(folder / _HELD) as free:
+            with try_file_lock(folder / _HELD) as free:
                 if free:
                     shutil.rmtree(folder, ignore_errors=True)

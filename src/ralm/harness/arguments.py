@@ -1,4 +1,4 @@
-"""The `model_args` of the harness as options: flat names and values in, records out (`ralm.arguments`)."""
+"""The `model_args` of the harness as options: flat names and values in, records out (`ralm.options.Arguments`)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ralm.errors import UsageError
 from ralm.harness.options import HarnessOptions
-from ralm.options import Arguments, typed
+from ralm.options import Arguments, coerced
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
@@ -32,7 +32,7 @@ def options_of(given: Mapping[str, Any]) -> HarnessOptions:
     for name in given:
         if name not in known:
             raise UsageError(f"ralm has no argument `{name}`: {_instead(name, [*known])}.")
-    values = {name: typed(name, known[name], value) for name, value in _with_batch_size(given).items()}
+    values = {name: coerced(name, known[name], value) for name, value in _with_batch_size(given).items()}
     if "lm" not in values:
         raise UsageError("ralm needs the argument `lm`: the language model to evaluate, a hub name or a folder.")
     options = _ARGUMENTS.changed(HarnessOptions(lm=values["lm"]), values)

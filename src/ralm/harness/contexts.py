@@ -1,4 +1,4 @@
-"""Contexts of the harness as token ids, with the fronts that retrieval puts before them.
+"""Contexts of the harness as token ids, with the prompt prefixes that retrieval puts before them.
 
 Text becomes tokens as in the harness's `hf`, so that the same tokens are scored. Knows requests (their texts, and the
 task's document); knows nothing of models.
@@ -15,11 +15,11 @@ from ralm.harness.queries import holds, question_of
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, Tokenizer
 from ralm.reading.plan import PlanOptions
-from ralm.reading.score import Ending, fronts_of
+from ralm.reading.score import Ending, prompt_prefixes_of
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, first_tokens, without_first
-from ralm.records import Front, IntArray
-from ralm.validation import ask
+from ralm.records import IntArray, PromptPrefix
+from ralm.validation import retrieve_checked
 
 _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
@@ -103,9 +103,9 @@ class Contexts:
             self._tokenizer.decode(context[-self._plan.query_tokens :]) if question is None else question
             for context, question in zip(contexts, questions, strict=True)
         ]
-        fronts = self._fronts(queries)
+        prompt_prefixes = self._fronts(queries)
         endings = [
-            Ending.after(fronts[query], context, targets, self._plan.max_length, self.prefix)
+            Ending.after(prompt_prefixes[query], context, targets, self._plan.max_length, self.prefix)
             for query, context, (_, targets) in zip(queries, contexts, texts, strict=True)
         ]
         if cut := sum(one.dropped > 0 for one in endings):
@@ -117,18 +117,22 @@ class Contexts:
             )
         return endings
 
-    def _fronts(self, queries: Sequence[str]) -> Mapping[str, Sequence[Front]]:
-        """What stands in front for each query; for none, the front without a passage."""
-        without = fronts_of(self._reader, [], self._documents)
+    def _fronts(self, queries: Sequence[str]) -> Mapping[str, Sequence[PromptPrefix]]:
+        """What stands in front for each query; for none, the prompt prefix without a passage."""
+        without = prompt_prefixes_of(self._reader, [], self._documents)
         if self._source is None:
             return dict.fromkeys(queries, without)
         asked = [query for query in dict.fromkeys(queries) if query.strip()]
-        hits = ask(self._source.retriever, asked, self._reader.hits, len(self._source.passages)) if asked else None
-        fronts = dict.fromkeys(queries, without)
+        hits = (
+            retrieve_checked(self._source.retriever, asked, self._reader.hits, len(self._source.passages))
+            if asked
+            else None
+        )
+        prompt_prefixes = dict.fromkeys(queries, without)
         for row, query in enumerate(asked):
             assert hits is not None
-            fronts[query] = fronts_of(self._reader, hits.of(row), self._documents)
-        return fronts
+            prompt_prefixes[query] = prompt_prefixes_of(self._reader, hits.of(row), self._documents)
+        return prompt_prefixes
 
     def _split(self, context: str, ending: str) -> tuple[IntArray, IntArray]:
         """The tokens of a context and of its ending, encoded as one text: spaces between them belong to the ending.

@@ -38,7 +38,7 @@ from ralm.reading.score import Ending, are_greedy, ending_log_probs
 from ralm.reading.sources import FromRetriever
 from ralm.records import IntArray, Request
 from ralm.terminal import progress_bar, track
-from ralm.validation import MOST, MOST_SEEDS, check_length, config_of
+from ralm.validation import MAX_COUNT, MAX_SEED, check_length, config_of
 from ralm.version import __version__
 
 with lm_eval_installed():
@@ -93,7 +93,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         self._plan = _plan_of(model, plan, None if plan is None else plan.max_length, passages=source is not None)
         self._plan.check_documents(getattr(self._reader, "joined", 1))
         self._question_field = question_field
-        self._together = batch_size or max(1, min(_TEXTS_AT_ONCE // self._reader.hits, max_batch_size or MOST))
+        self._together = batch_size or max(1, min(_TEXTS_AT_ONCE // self._reader.hits, max_batch_size or MAX_COUNT))
         self._contexts = Contexts(model.tokenizer, self._plan, source, self._reader, question_field)
         self._template: str | None = None
 
@@ -243,7 +243,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         repeats: Counter[int] = Counter()
         grouped: dict[GenerationOptions, list[int]] = {}
         for number, request in enumerate(requests):
-            seed = (torch.initial_seed() + repeats[id(request)]) % MOST_SEEDS
+            seed = (torch.initial_seed() + repeats[id(request)]) % MAX_SEED
             repeats[id(request)] += 1
             options = generation_options(request.args[1], self._plan, seed, bos=self._source is not None)
             if self._cached and options.temperature > 0 and not request.args[1].get("do_sample"):
@@ -321,4 +321,6 @@ def _plan_of(model: WritingModel, plan: PlanOptions | None, max_length: int | No
     unknown = model.max_length >= UNLIMITED
     length = max_length or (_UNKNOWN_LENGTH if unknown else model.max_length)
     check_length(model, length)
-    return replace(plan or PlanOptions(max_length=MOST), max_length=length, **({} if passages else _WITHOUT_PASSAGES))
+    return replace(
+        plan or PlanOptions(max_length=MAX_COUNT), max_length=length, **({} if passages else _WITHOUT_PASSAGES)
+    )

@@ -12,7 +12,7 @@ from ralm.options import Needs, Option, check_options
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.validation import MOST
+from ralm.validation import MAX_COUNT
 
 _INDEX: Final = Needs("`index`", lambda options: options.index is not None)
 
@@ -36,17 +36,17 @@ class HarnessOptions:
         default_factory=ReadingOptions
     )
     plan: Annotated[PlanOptions, Option("What is read.", needs=_INDEX)] = field(
-        default_factory=lambda: PlanOptions(max_length=MOST)
+        default_factory=lambda: PlanOptions(max_length=MAX_COUNT)
     )
     max_length: Annotated[
-        int | None, Option("Most tokens that the model reads at once, passage included.", default_said="the model's")
+        int | None, Option("Most tokens that the model reads at once, passage included.", default_text="the model's")
     ] = None
     question_field: Annotated[
         str | None,
-        Option("Field of a task's documents that holds the question.", default_said="the usual names", needs=_INDEX),
+        Option("Field of a task's documents that holds the question.", default_text="the usual names", needs=_INDEX),
     ] = None
     batch_size: Annotated[
-        int | None, Option("Contexts that are continued together; auto: as fit.", default_said="auto")
+        int | None, Option("Contexts that are continued together; auto: as fit.", default_text="auto")
     ] = None
     max_batch_size: Annotated[
         int | None,

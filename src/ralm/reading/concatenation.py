@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from ralm.options import Option, check_options
 from ralm.protocols import Documents
-from ralm.records import Front
+from ralm.records import PromptPrefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,11 @@ class Concatenation:
 
     @property
     def joined(self) -> int:
-        """How many passages of full length one front holds."""
+        """How many passages of full length one prompt prefix holds."""
         return 1 if self.cut_together else self.documents
 
-    def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
-        """One front of all passages.
+    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
+        """One prompt prefix of all passages.
 
         The first is encoded as if it were alone, with the special tokens before it. Each further one is encoded without
         them and after a newline, which counts as part of it. With `cut_together` they are one text, joined by newlines.
@@ -65,4 +65,4 @@ class Concatenation:
             tokens = documents.encode("\n".join([documents.passage(numbers[0]).contents, *contents]))
         else:
             tokens = np.concatenate([documents[numbers[0]], *(documents.encode_next(f"\n{text}") for text in contents)])
-        return [Front(tokens, numbers)]
+        return [PromptPrefix(tokens, numbers)]

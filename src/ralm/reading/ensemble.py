@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Documents
-from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Front, Hits
+from ralm.records import NO_PASSAGE, DoubleArray, FloatArray, Hits, PromptPrefix
 
 Weights = Literal["similarity", "uniform"]
 COLDEST: Final = 1e-6
@@ -40,8 +40,8 @@ class Ensemble:
         float,
         Option(
             "Temperature of the softmax over scores.",
-            least=COLDEST,
-            most=1 / COLDEST,
+            minimum=COLDEST,
+            maximum=1 / COLDEST,
             flag="weights-temperature",
             needs=Needs('`weights="similarity"`', lambda ensemble: ensemble.weights == "similarity"),
         ),
@@ -60,12 +60,12 @@ class Ensemble:
         """How many passages are retrieved for a row."""
         return self.documents
 
-    def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
-        """One front for each of the first `documents` passages, weighted by its score."""
+    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
+        """One prompt prefix for each of the first `documents` passages, weighted by its score."""
         numbers, scores = zip(*hits[: self.documents], strict=True)
         log_weights = document_log_weights(Hits.of_rows([(numbers, scores)]), self)[0].tolist()
         return [
-            Front(documents[number], (number,), log_weight)
+            PromptPrefix(documents[number], (number,), log_weight)
             for number, log_weight in zip(numbers, log_weights, strict=True)
         ]
 

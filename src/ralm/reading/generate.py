@@ -1,9 +1,9 @@
 """Generation with passages: every s tokens retrieve, rerank, and put passages in front; then continue the text.
 
-    p(y | x) = sum over fronts d of  weight_d  p(y | [d; x])             (REPLUG, Eq. 2)
+    p(y | x) = sum over prompt prefixes d of  weight_d  p(y | [d; x])             (REPLUG, Eq. 2)
 
-Each step draws one token from this average (`ralm.reading.generate`). With one front this is In-Context RALM, without
-passages the plain model. Works on token ids; knows nothing of terminals.
+Each step draws one token from this average (`ralm.reading.generate`). With one prompt prefix this is In-Context RALM,
+without passages the plain model. Works on token ids; knows nothing of terminals.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,11 +19,11 @@ from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.rows import PromptRows, PromptState
 from ralm.reading.sampling import GenerationOptions, draw_token
-from ralm.reading.score import check_room, chosen, fronts_of, hits_wanted
+from ralm.reading.score import check_room, chosen, hits_wanted, prompt_prefixes_of
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, first_tokens, without_first
 from ralm.records import DoubleArray, IntArray, NextTokens, TextsAhead
-from ralm.validation import ask, check_length
+from ralm.validation import check_length, retrieve_checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ def generate(
 ) -> Iterator[GeneratedText]:
     """Continue a prompt; pieces come as soon as they cannot belong to a stop string.
 
-    Without a `source` no passage is put in front. `reader` and `reranker` are as for `evaluate_text`. Raises UsageError
-    if the prompt is empty, if the document and a stride do not fit into the model's length, if `max_length` exceeds it,
-    or if the reranker looks at the text to be predicted.
+    Without a `source` no passage is put in prompt_prefix. `reader` and `reranker` are as for `evaluate_text`. Raises
+    UsageError if the prompt is empty, if the document and a stride do not fit into the model's length, if `max_length`
+    exceeds it, or if the reranker looks at the text to be predicted.
     """
     pieces = generate_many([prompt], model, options, source, reader=reader, reranker=reranker)
     return (piece for _, piece in pieces)
@@ -124,7 +124,7 @@ class TokenWriter:
         if len(prompt) == 0:
             raise UsageError("the prompt is empty: give at least one token to continue.")
         text = without_first(prompt, self._first)
-        state = PromptState(text, query, fronts_of(self._reader, [], self._documents))
+        state = PromptState(text, query, prompt_prefixes_of(self._reader, [], self._documents))
         return self._decoder.add(state, None if seed is None else np.random.default_rng(seed))
 
     def end(self, number: int) -> None:
@@ -140,19 +140,19 @@ class TokenWriter:
         return []
 
     def _retrieve(self, prompts: Sequence[PromptState]) -> None:
-        """Choose the fronts of some prompts for the next stride."""
+        """Choose the prompt prefixes of some prompts for the next stride."""
         if self._source is None or not prompts:
             return
         source, tokenizer, last = self._source, self._model.tokenizer, self._options.query_tokens
         queries = [tokenizer.decode(one.text[-last:]) if one.query is None else one.query for one in prompts]
-        hits = ask(source.retriever, queries, self._hits, len(source.passages))
+        hits = retrieve_checked(source.retriever, queries, self._hits, len(source.passages))
         if self._reranker is not None:
             rows = PromptRows(prompts, queries, self._model, self._documents, source.passages, self._options)
             hits = chosen(self._reranker, rows, hits, source.passages, self._reader.hits)
         for row, prompt in enumerate(prompts):
-            prompt.fronts = fronts_of(self._reader, hits.of(row), self._documents)
-            prompt.fronts_end = prompt.written + self._options.stride
-            check_room(self._reader, prompt.fronts, self._options.stride, self._max_length)
+            prompt.prompt_prefixes = prompt_prefixes_of(self._reader, hits.of(row), self._documents)
+            prompt.prefixes_end = prompt.written + self._options.stride
+            check_room(self._reader, prompt.prompt_prefixes, self._options.stride, self._max_length)
 
 
 def length_read(model: WritingModel, options: GenerationOptions, reader: Reader | None = None) -> int:
@@ -198,16 +198,17 @@ class Decoder:
 
     @property
     def unfinished(self) -> Sequence[PromptState]:
-        """The texts that have not ended; their fronts may be changed before a step."""
+        """The texts that have not ended; their prompt prefixes may be changed before a step."""
         return [one.state for one in self._going_on.values()]
 
     def add(self, state: PromptState, generator: np.random.Generator | None = None) -> int:
-        """Add a text, to be continued from the next step on; returns its number. With its fronts it has at least one
-        token."""
-        if len(state.fronts) > 1 and self._model.tier == "text":
+        """Add a text, to be continued from the next step on; returns its number. With its prompt prefixes it has at
+        least one token."""
+        if len(state.prompt_prefixes) > 1 and self._model.tier == "text":
             raise UsageError(
                 f"{self._model.name} gives text alone, so that its predictions cannot be averaged over "
-                f"{len(state.fronts)} passages: read one passage, several in one context, or let each passage answer."
+                f"{len(state.prompt_prefixes)} passages: read one passage, several in one context, or let each passage "
+                "answer."
             )
         self._going_on[self._added] = _Drawn(state, generator or np.random.default_rng(self._options.seed))
         self._added += 1
@@ -227,8 +228,8 @@ class Decoder:
         given = self._continuations.next_tokens([text for some in texts.values() for text in some])
         written, row = [], 0
         for number, one in going_on:
-            fronts = slice(row, row := row + len(one.state.fronts))
-            token = self._write(one, texts[number], given.of(fronts))
+            prompt_prefixes = slice(row, row := row + len(one.state.prompt_prefixes))
+            token = self._write(one, texts[number], given.of(prompt_prefixes))
             if token.token not in self._model.end_tokens:
                 written.append((number, token))
             if token.token in self._model.end_tokens or one.state.written == self._options.new_tokens:
@@ -236,11 +237,16 @@ class Decoder:
         return written
 
     def _texts(self, state: PromptState) -> list[IntArray]:
-        """The texts to read: each front and the text, whose oldest tokens are dropped until both and the next token fit
-        into the model."""
-        fronts = [front.tokens for front in state.fronts]
-        begins = [max(0, len(front) + len(state.text) + 1 - self._max_length) for front in fronts]
-        return [np.concatenate([front, state.text[begin:]]) for front, begin in zip(fronts, begins, strict=True)]
+        """The texts to read: each prompt prefix and the text, whose oldest tokens are dropped until both and the next
+        token fit into the model."""
+        prompt_prefixes = [prompt_prefix.tokens for prompt_prefix in state.prompt_prefixes]
+        begins = [
+            max(0, len(prompt_prefix) + len(state.text) + 1 - self._max_length) for prompt_prefix in prompt_prefixes
+        ]
+        return [
+            np.concatenate([prompt_prefix, state.text[begin:]])
+            for prompt_prefix, begin in zip(prompt_prefixes, begins, strict=True)
+        ]
 
     def _read_ahead(self, several: Sequence[tuple[PromptState, Sequence[IntArray]]]) -> None:
         """Tell the model what it will be asked for, if it wants to know."""
@@ -250,7 +256,7 @@ class Decoder:
 
     def _ahead(self, state: PromptState, texts: Sequence[IntArray]) -> TextsAhead:
         """The texts of an average, which only grow until they are retrieved for again or fill the model's length."""
-        left = min(state.fronts_end, self._options.new_tokens) - state.written
+        left = min(state.prefixes_end, self._options.new_tokens) - state.written
         room = self._max_length - max(map(len, texts))
         return TextsAhead(texts, _log_weights(state), min(left, room), state.written)
 
@@ -268,7 +274,7 @@ class Decoder:
             chosen if self._model.tier == "chosen" else None,
         )
         one.state.append(drawn.token)
-        passages_K = np.array([front.passage for front in one.state.fronts], dtype=np.int64)
+        passages_K = np.array([prompt_prefix.passage for prompt_prefix in one.state.prompt_prefixes], dtype=np.int64)
         return GeneratedToken(
             drawn.token,
             drawn.log_prob,
@@ -281,7 +287,7 @@ class Decoder:
 
 
 def _log_weights(state: PromptState) -> DoubleArray:
-    return np.array([front.log_weight for front in state.fronts], dtype=np.float64)
+    return np.array([prompt_prefix.log_weight for prompt_prefix in state.prompt_prefixes], dtype=np.float64)
 
 
 class Writes(Protocol):

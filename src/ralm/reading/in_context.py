@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from ralm.protocols import Documents
 from ralm.reading.plan import Plan
-from ralm.records import Front, IntArray, Request
+from ralm.records import IntArray, PromptPrefix, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +26,10 @@ class InContext:
         """The name; there are no options."""
         return {"reader": "in-context"}
 
-    def fronts(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
+    def prompt_prefixes(self, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[PromptPrefix]:
         """The best passage alone."""
         number, _ = hits[0]
-        return [Front(documents[number], (number,))]
+        return [PromptPrefix(documents[number], (number,))]
 
 
 def stride_request(tokens: IntArray, plan: Plan, row: int, document: IntArray, before: int = 0) -> Request:

@@ -70,7 +70,7 @@ class PlanOptions:
     ] = "paper"
     stride: Stride = 4
     query_tokens: QueryTokens = 32
-    document_tokens: Annotated[int, Option("Most tokens of a passage; longer ones are cut.", least=0)] = 256
+    document_tokens: Annotated[int, Option("Most tokens of a passage; longer ones are cut.", minimum=0)] = 256
     max_length: Annotated[int, Option("Most tokens that the model reads at once, passage included.")] = 1024
     windows: Annotated[
         Windows,

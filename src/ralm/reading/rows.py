@@ -18,8 +18,8 @@ from ralm.reading.in_context import rows_with_targets, stride_request
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import stride_queries
 from ralm.reading.tokens import PassageDocuments, PreparedText, first_tokens
-from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Passages, Request
-from ralm.validation import MOST
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passages, PromptPrefix, Request
+from ralm.validation import MAX_COUNT
 
 _NEEDS_A_MODEL: Final = "this reranker ranks with a language model, and here is none: choose another one."
 
@@ -119,10 +119,10 @@ class StrideRows(TextRows):
             self._targets[row, number] = scored[place][len(scored[place]) - targets :]
         return [scored[place] for place in range(len(candidates))]
 
-    def ranked(self, row: int, front: Front) -> FloatArray | None:
-        """The log-probabilities of a row's targets after a front, if ranking has scored them; else None."""
-        found = self._targets.get((row, front.passage))
-        return found if front.tokens is self._documents[front.passage] else None
+    def ranked(self, row: int, prompt_prefix: PromptPrefix) -> FloatArray | None:
+        """The log-probabilities of a row's targets after a prompt prefix, if ranking has scored them; else None."""
+        found = self._targets.get((row, prompt_prefix.passage))
+        return found if prompt_prefix.tokens is self._documents[prompt_prefix.passage] else None
 
     def _by_another(self, candidates: Sequence[tuple[int, int]], tokens: int, model: LanguageModel) -> list[FloatArray]:
         """The same by another model, with its own tokenizer (Table 3)."""
@@ -198,16 +198,16 @@ class RankedText:
 
 
 class PromptState:
-    """A growing text, the query that replaces it for the retriever (or None), and its current fronts.
+    """A growing text, the query that replaces it for the retriever (or None), and its current prompt prefixes.
 
-    The fronts stay as they are until `fronts_end` tokens are written.
+    The prompt prefixes stay as they are until `prefixes_end` tokens are written.
     """
 
-    def __init__(self, text: IntArray, query: str | None, fronts: Sequence[Front]) -> None:
+    def __init__(self, text: IntArray, query: str | None, prompt_prefixes: Sequence[PromptPrefix]) -> None:
         self.text = text
         self.query = query
-        self.fronts = fronts
-        self.fronts_end = MOST
+        self.prompt_prefixes = prompt_prefixes
+        self.prefixes_end = MAX_COUNT
         self.written = 0
 
     def append(self, token: int) -> None:

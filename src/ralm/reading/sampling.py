@@ -27,22 +27,22 @@ class Sampling:
     Raises UsageError if a value is out of range.
     """
 
-    temperature: Annotated[float, Option("Temperature of the draws; 0 is greedy.", most=1 / COLDEST)] = 0.0
+    temperature: Annotated[float, Option("Temperature of the draws; 0 is greedy.", maximum=1 / COLDEST)] = 0.0
     top_k: Annotated[
-        int | None, Option("Draw from this many of the likeliest tokens.", default_said="all", needs=_DRAWN)
+        int | None, Option("Draw from this many of the likeliest tokens.", default_text="all", needs=_DRAWN)
     ] = None
     top_p: Annotated[
         float,
         Option(
             "Draw from the likeliest tokens that together have this probability.",
-            least=0,
-            most=1,
+            minimum=0,
+            maximum=1,
             above=True,
             needs=_DRAWN,
         ),
     ] = 1.0
     seed: Annotated[int, seed_option(_DRAWN)] = 0
-    likeliest: Annotated[int, Option("How many likeliest tokens are recorded with each token.", least=0, flag="")] = 0
+    likeliest: Annotated[int, Option("How many likeliest tokens are recorded with each token.", minimum=0, flag="")] = 0
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -68,7 +68,7 @@ class GenerationOptions(Sampling):
     query_tokens: QueryTokens = 32
     document_tokens: Annotated[int, Option("Most tokens of a passage; longer ones are cut.")] = 256
     max_length: Annotated[
-        int | None, Option("Most tokens that the model reads at once, passage included.", default_said="the model's")
+        int | None, Option("Most tokens that the model reads at once, passage included.", default_text="the model's")
     ] = None
     stop: Annotated[tuple[str, ...], Option("Stop before this string; repeatable.")] = ()
     bos: BosOption = "auto"

@@ -1,9 +1,9 @@
-"""Reading a prepared text: each row after the fronts of its reader, and the average of the predictions.
+"""Reading a prepared text: each row after the prompt prefixes of its reader, and the average of the predictions.
 
-    p(y | x) = sum over fronts d of  weight_d  p(y | [d; x])              (REPLUG, Eq. 2)
+    p(y | x) = sum over prompt prefixes d of  weight_d  p(y | [d; x])              (REPLUG, Eq. 2)
 
-With one front this is In-Context RALM, without passages the plain model. Letters of shapes: R rows, K fronts of a row,
-T targets.
+With one prompt prefix this is In-Context RALM, without passages the plain model. Letters of shapes: R rows, K prompt
+prefixes of a row, T targets.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,11 @@ from ralm.records import (
     NO_PASSAGE,
     DoubleArray,
     FloatArray,
-    Front,
     Hits,
     IntArray,
     NextTokens,
     Passages,
+    PromptPrefix,
     Provenance,
     Request,
     ScoredTokens,
@@ -70,19 +70,20 @@ def read(
     Raises ReaderError or RerankerError if one of them breaks its contract, UsageError if lengths do not fit.
     """
     scorer = Scorer.of(model)
-    rows, fronts_R = rows_and_fronts(prepared, scorer, hits, passages, reader, reranker)
-    return _scored(prepared, scorer, rows, fronts_R)
+    rows, prefixes_R = rows_and_prompt_prefixes(prepared, scorer, hits, passages, reader, reranker)
+    return _scored(prepared, scorer, rows, prefixes_R)
 
 
-def rows_and_fronts(
+def rows_and_prompt_prefixes(
     prepared: PreparedText,
     model: LanguageModel,
     hits: Hits | None = None,
     passages: Passages = (),
     reader: Reader | None = None,
     reranker: Reranker | None = None,
-) -> tuple[StrideRows, list[Sequence[Front]]]:
-    """The rows of a text, and the fronts of each row that has targets; arguments and errors are those of `read`."""
+) -> tuple[StrideRows, list[Sequence[PromptPrefix]]]:
+    """The rows of a text, and the prompt prefixes of each row that has targets; arguments and errors are those of
+    `read`."""
     scorer, reader = Scorer.of(model), reader or InContext()
     options = prepared.plan.options
     documents = PassageDocuments.planned(passages, scorer.tokenizer, options)
@@ -90,9 +91,14 @@ def rows_and_fronts(
     rows = StrideRows(prepared, scorer, documents, hits, passages)
     if reranker is not None:
         hits = chosen(reranker, rows, hits, passages, reader.hits)
-    fronts_R = [fronts_of(reader, hits.of(row), documents) for row in rows_with_targets(prepared.plan)]
-    check_room(reader, [front for fronts in fronts_R for front in fronts], options.after_document, options.max_length)
-    return rows, fronts_R
+    prefixes_R = [prompt_prefixes_of(reader, hits.of(row), documents) for row in rows_with_targets(prepared.plan)]
+    check_room(
+        reader,
+        [prompt_prefix for prompt_prefixes in prefixes_R for prompt_prefix in prompt_prefixes],
+        options.after_document,
+        options.max_length,
+    )
+    return rows, prefixes_R
 
 
 def chosen(reranker: Reranker, rows: Rows, hits: Hits, passages: Passages, k: int) -> Hits:
@@ -117,45 +123,52 @@ def _fault_of_choice(best: Hits, hits: Hits) -> str:
     return ""
 
 
-def fronts_of(reader: Reader, hits: Sequence[tuple[int, float]], documents: Documents) -> Sequence[Front]:
-    """The fronts of one row, checked; without hits, the front without a passage.
+def prompt_prefixes_of(
+    reader: Reader, hits: Sequence[tuple[int, float]], documents: Documents
+) -> Sequence[PromptPrefix]:
+    """The prompt prefixes of one row, checked; without hits, the prompt prefix without a passage.
 
-    Raises ReaderError if the reader does not return fronts of these hits, or the weights do not sum to 1.
+    Raises ReaderError if the reader does not return prompt prefixes of these hits, or the weights do not sum to 1.
     """
     if not hits:
-        return [Front(documents[NO_PASSAGE])]
-    fronts = reader.fronts(hits, documents)
-    if fault := _fault_of_fronts(fronts, hits):
+        return [PromptPrefix(documents[NO_PASSAGE])]
+    prompt_prefixes = reader.prompt_prefixes(hits, documents)
+    if fault := _fault_of_prompt_prefixes(prompt_prefixes, hits):
         raise ReaderError(f"the reader {type(reader).__name__} {fault}; see `Reader` for what it should give.")
-    return fronts
+    return prompt_prefixes
 
 
-def _fault_of_fronts(fronts: Sequence[Front], hits: Sequence[tuple[int, float]]) -> str:
-    if not isinstance(fronts, Sequence):
-        return f"gives {type(fronts).__name__} instead of fronts"
+def _fault_of_prompt_prefixes(prompt_prefixes: Sequence[PromptPrefix], hits: Sequence[tuple[int, float]]) -> str:
+    if not isinstance(prompt_prefixes, Sequence):
+        return f"gives {type(prompt_prefixes).__name__} instead of prompt prefixes"
     found = {number for number, _ in hits}
-    if faults := [fault for front in fronts if (fault := _fault_of_front(front, found))]:
+    if faults := [
+        fault for prompt_prefix in prompt_prefixes if (fault := _fault_of_prompt_prefix(prompt_prefix, found))
+    ]:
         return faults[0]
-    total = float(np.exp(np.array([front.log_weight for front in fronts], dtype=np.float64)).sum())
+    total = float(
+        np.exp(np.array([prompt_prefix.log_weight for prompt_prefix in prompt_prefixes], dtype=np.float64)).sum()
+    )
     if not abs(total - 1) < _ROUNDING:
-        return f"gives {len(fronts)} {'front' if len(fronts) == 1 else 'fronts'} whose weights sum to {total:g}, not 1"
+        several = "prompt_prefix" if len(prompt_prefixes) == 1 else "prompt_prefixes"
+        return f"gives {len(prompt_prefixes)} {several} whose weights sum to {total:g}, not 1"
     return ""
 
 
-def _fault_of_front(front: Front, found: set[int]) -> str:
-    if not isinstance(front, Front):
-        return f"gives {type(front).__name__} instead of a Front"
-    tokens = front.tokens
+def _fault_of_prompt_prefix(prompt_prefix: PromptPrefix, found: set[int]) -> str:
+    if not isinstance(prompt_prefix, PromptPrefix):
+        return f"gives {type(prompt_prefix).__name__} instead of a PromptPrefix"
+    tokens = prompt_prefix.tokens
     if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype != np.int64:
-        return "gives a front whose tokens are not an int64 vector"
-    if foreign := [number for number in front.passages if number not in found]:
-        return f"gives a front of passage {foreign[0]}, which is not among the hits of its row"
+        return "gives a prompt prefix whose tokens are not an int64 vector"
+    if foreign := [number for number in prompt_prefix.passages if number not in found]:
+        return f"gives a prompt prefix of passage {foreign[0]}, which is not among the hits of its row"
     return ""
 
 
-def check_room(reader: Reader, fronts: Sequence[Front], after: int, max_length: int) -> None:
-    """Raise UsageError if the longest front leaves no room for the `after` tokens that must follow it."""
-    longest = max((len(front.tokens) for front in fronts), default=0)
+def check_room(reader: Reader, prompt_prefixes: Sequence[PromptPrefix], after: int, max_length: int) -> None:
+    """Raise UsageError if the longest prompt prefix leaves no room for the `after` tokens that must follow it."""
+    longest = max((len(prompt_prefix.tokens) for prompt_prefix in prompt_prefixes), default=0)
     if longest + after > max_length:
         raise UsageError(
             f"the reader {type(reader).__name__} puts {longest} tokens in front, and the {after} that must follow them "
@@ -164,25 +177,30 @@ def check_room(reader: Reader, fronts: Sequence[Front], after: int, max_length: 
 
 
 def _scored(
-    prepared: PreparedText, scorer: Scorer, seen: StrideRows, fronts_R: Sequence[Sequence[Front]]
+    prepared: PreparedText, scorer: Scorer, seen: StrideRows, prefixes_R: Sequence[Sequence[PromptPrefix]]
 ) -> ScoredTokens:
-    """Score the targets of rows after each of their fronts, except those that ranking has scored, and average."""
+    """Score the targets of rows after each of their prompt prefixes, except those that ranking has scored, and
+    average."""
     plan, rows = prepared.plan, rows_with_targets(prepared.plan)
-    readings = [(row, front) for row, fronts in zip(rows, fronts_R, strict=True) for front in fronts]
-    known = [seen.ranked(row, front) for row, front in readings]
+    readings = [
+        (row, prompt_prefix)
+        for row, prompt_prefixes in zip(rows, prefixes_R, strict=True)
+        for prompt_prefix in prompt_prefixes
+    ]
+    known = [seen.ranked(row, prompt_prefix) for row, prompt_prefix in readings]
     requests = [
-        stride_request(prepared.tokens, plan, row, front.tokens)
-        for (row, front), found in zip(readings, known, strict=True)
+        stride_request(prepared.tokens, plan, row, prompt_prefix.tokens)
+        for (row, prompt_prefix), found in zip(readings, known, strict=True)
         if found is None
     ]
     new = iter(scorer.log_probs(requests))
     scored = iter([next(new) if found is None else found for found in known])
     log_probs: list[FloatArray] = []
     sources: list[tuple[IntArray, FloatArray]] = []
-    for fronts in fronts_R:
-        log_probs_KT = np.stack([next(scored) for _ in fronts])
-        log_weights_K = np.array([front.log_weight for front in fronts], dtype=np.float64)
-        passages_K = np.array([front.passage for front in fronts], dtype=np.int64)
+    for prompt_prefixes in prefixes_R:
+        log_probs_KT = np.stack([next(scored) for _ in prompt_prefixes])
+        log_weights_K = np.array([prompt_prefix.log_weight for prompt_prefix in prompt_prefixes], dtype=np.float64)
+        passages_K = np.array([prompt_prefix.passage for prompt_prefix in prompt_prefixes], dtype=np.int64)
         log_probs.append(mixture(log_probs_KT, log_weights_K))
         sources += [(passages_K, posteriors_K) for posteriors_K in posterior(log_probs_KT, log_weights_K)]
     provenance = Provenance.of_rows(sources)
@@ -203,9 +221,10 @@ _TEXTS_AT_ONCE: Final = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ending:
-    """An ending as it is read: a request for each of its K fronts, and the logarithms of their weights (float64, K).
+    """An ending as it is read: a request for each of its K prompt prefixes, and the logarithms of their weights
+    (float64, K).
 
-    `dropped` is how many tokens of the context the longest front pushed out.
+    `dropped` is how many tokens of the context the longest prompt prefix pushed out.
     """
 
     requests: Sequence[Request]
@@ -219,26 +238,37 @@ class Ending:
 
     @classmethod
     def after(
-        cls, fronts: Sequence[Front], context: IntArray, targets: IntArray, max_length: int, prefix: int | None
+        cls,
+        prompt_prefixes: Sequence[PromptPrefix],
+        context: IntArray,
+        targets: IntArray,
+        max_length: int,
+        prefix: int | None,
     ) -> "Ending":
-        """The ending `targets` (int64, not empty) of a context (int64) that stands behind each of the fronts.
+        """The ending `targets` (int64, not empty) of a context (int64) that stands behind each of the prompt prefixes.
 
         Of a context that is too long for a model that reads `max_length` tokens, the oldest tokens are dropped, never
-        those of a front. If nothing stands before the targets, the token `prefix` does. Raises UsageError if a front
-        and the targets do not fit, or if there is no `prefix` and one is needed.
+        those of a prompt prefix. If nothing stands before the targets, the token `prefix` does. Raises UsageError if a
+        prompt prefix and the targets do not fit, or if there is no `prefix` and one is needed.
         """
-        rooms = [max_length + 1 - len(targets) - len(front.tokens) for front in fronts]  # the last target is not read
+        rooms = [
+            max_length + 1 - len(targets) - len(prompt_prefix.tokens) for prompt_prefix in prompt_prefixes
+        ]  # the last target is not read
         begins = [max(0, len(context) - room) for room in rooms]
         requests = []
-        for front, room, begin in zip(fronts, rooms, begins, strict=True):
-            before = context if len(context) + len(front.tokens) else _prefix(prefix)
-            if room < 0 or room + len(front.tokens) < 1:
+        for prompt_prefix, room, begin in zip(prompt_prefixes, rooms, begins, strict=True):
+            before = context if len(context) + len(prompt_prefix.tokens) else _prefix(prefix)
+            if room < 0 or room + len(prompt_prefix.tokens) < 1:
                 raise UsageError(
-                    f"an ending of {len(targets)} tokens and the {len(front.tokens)} in front of it do not fit "
+                    f"an ending of {len(targets)} tokens and the {len(prompt_prefix.tokens)} in front of it do not fit "
                     f"into `max_length` {max_length}: lower `document_tokens` or raise `max_length`."
                 )
-            requests.append(Request(document=front.tokens, context=before[begin:], targets=targets))
-        return cls(requests, np.array([front.log_weight for front in fronts], dtype=np.float64), max(begins))
+            requests.append(Request(document=prompt_prefix.tokens, context=before[begin:], targets=targets))
+        return cls(
+            requests,
+            np.array([prompt_prefix.log_weight for prompt_prefix in prompt_prefixes], dtype=np.float64),
+            max(begins),
+        )
 
 
 def _prefix(token: int | None) -> IntArray:

@@ -22,7 +22,7 @@ from ralm.retrieval.retrieval_file import (
 )
 from ralm.retrieval.retriever import RetrieverOptions, open_retriever
 from ralm.terminal import path_text
-from ralm.validation import ask, config_of
+from ralm.validation import config_of, retrieve_checked
 
 
 class PassageSource(Protocol):
@@ -143,7 +143,7 @@ def retrieve(
     """
     rows = np.flatnonzero(prepared.plan.retrieves_R)
     queries = stride_queries(prepared, tokenizer)
-    return ask(retriever, [queries[row] for row in rows], k, passages).spread(rows, len(queries))
+    return retrieve_checked(retriever, [queries[row] for row in rows], k, passages).spread(rows, len(queries))
 
 
 def retrieved_strides(

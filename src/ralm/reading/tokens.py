@@ -71,7 +71,8 @@ class PassageDocuments:
         return self._texts[text]
 
     def encode_next(self, text: str) -> IntArray:
-        """The token ids (int64) of a text that follows another one in the same front, without special tokens."""
+        """The token ids (int64) of a text that follows another one in the same prompt prefix, without special
+        tokens."""
         if text not in self._next:
             self._next[text] = self._tokenizer.encode(text)[: self._document_tokens]
         return self._next[text]

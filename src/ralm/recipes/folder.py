@@ -32,7 +32,7 @@ from ralm.recipes.measures import Measure
 from ralm.recipes.recipe import Cell, Order, Recipe
 from ralm.recipes.resources import Resource
 from ralm.recipes.steps import Argument, NameOf, Step
-from ralm.storage.atomic import locked_now
+from ralm.storage.atomic import try_file_lock
 from ralm.storage.manifest import whole_checksum
 from ralm.storage.outputs import replaced_file
 from ralm.storage.remote import is_url
@@ -198,7 +198,7 @@ class RecipeFolder:
             self._provide(one)
         file = self._file(resource)
         file.parent.mkdir(parents=True, exist_ok=True)
-        with locked_now(file.with_suffix(".lock"), wait=True):
+        with try_file_lock(file.with_suffix(".lock"), wait=True):
             if file.exists():
                 return
             if resource.writes == "titles":

@@ -53,7 +53,7 @@ class RerankOptions:
         Option(
             "Number of last tokens of the prefix to rank by (zero-shot, predictive).",
             flag="rerank-tokens",
-            default_said=f"zero-shot: {ZeroShot().tokens}; predictive: as the cross-encoder was trained",
+            default_text=f"zero-shot: {ZeroShot().tokens}; predictive: as the cross-encoder was trained",
             needs=Needs(
                 '`method="zero-shot"` or `"predictive"`',
                 lambda reranking: reranking.method in ("zero-shot", "predictive"),

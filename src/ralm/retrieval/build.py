@@ -24,7 +24,7 @@ from ralm.retrieval.layout import BM25, BUILT, SEGMENTS, SEGMENTS_SETTING, Segme
 from ralm.storage.atomic import link_file, storage_errors
 from ralm.storage.manifest import FileEntry, Manifest, file_entries, write_manifest
 from ralm.storage.outputs import new_folder, output_path
-from ralm.storage.work import ENCODED, at_work
+from ralm.storage.work import UNFINISHED_VECTORS, work_folder
 from ralm.terminal import Advance, progress_bar
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def dense_builder(
     with dense_extra():
         from ralm.retrieval.dense.build import DenseBuilder
     folder.mkdir(parents=True)
-    return DenseBuilder(folder, ENCODED.beside(out), encoder, vectors, advance=advance)
+    return DenseBuilder(folder, UNFINISHED_VECTORS.folder_of(out), encoder, vectors, advance=advance)
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def _vectors_kept(out: Path, encoder: Encoder | None) -> Iterator[None]:
     if encoder is None:
         yield
         return
-    with storage_errors(out), at_work(ENCODED, out):
+    with storage_errors(out), work_folder(UNFINISHED_VECTORS, out):
         yield
 
 

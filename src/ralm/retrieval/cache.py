@@ -21,7 +21,7 @@ from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from ralm.retrieval.random import RandomRetriever
 from ralm.storage.store import create_entries, entry_errors, open_entries, read_entries, write_entries
-from ralm.validation import ask, check_count, config_of, stable_hits
+from ralm.validation import check_count, config_of, retrieve_checked, stable_hits
 
 _LOG: Final = logging.getLogger(__name__)
 _HIT_BYTES: Final = 12
@@ -72,7 +72,7 @@ class CachedRetriever:
         self.found += sum(address in known for address in addresses)
         missing = {address: query for address, query in zip(addresses, queries, strict=True) if address not in known}
         if missing:
-            hits = ask(self._retriever, list(missing.values()), k)
+            hits = retrieve_checked(self._retriever, list(missing.values()), k)
             counts = np.count_nonzero(hits.numbers_QK != NO_PASSAGE, axis=1)
             fresh = {
                 address: numbers[:count].astype("<i8").tobytes() + scores[:count].astype("<f4").tobytes()

@@ -31,7 +31,7 @@ from ralm.retrieval.layout import (
 from ralm.retrieval.writer import changing
 from ralm.storage.atomic import storage_errors
 from ralm.storage.manifest import Manifest, file_checksum, whole_checksum, write_changed_manifest
-from ralm.storage.work import ENCODED, at_work
+from ralm.storage.work import UNFINISHED_VECTORS, work_folder
 from ralm.terminal import progress_bar
 
 _NEW: Final = "new-vectors"
@@ -71,7 +71,7 @@ def add_vectors(
         from ralm.retrieval.dense.build import segment_file
     path = Path(index).resolve()
     opened = open_index(path)  # fails before anything is written beside a folder that is not an index
-    with storage_errors(path), at_work(ENCODED, path) as work, changing(opened) as folder:
+    with storage_errors(path), work_folder(UNFINISHED_VECTORS, path) as work, changing(opened) as folder:
         check_can_add(opened, name, force=force)
         sets = opened.vector_sets
         ends = [*accumulate(segment.entry.passages for segment in opened.segments)]

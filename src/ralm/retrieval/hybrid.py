@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits
-from ralm.validation import ask, check_count, config_of
+from ralm.validation import check_count, config_of, retrieve_checked
 
 FusionMethod = Literal["rrf", "interpolation"]
 
@@ -38,8 +38,8 @@ class FusionOptions:
         float,
         Option(
             "Hybrid: weight of dense in interpolation; BM25 gets the rest.",
-            least=0,
-            most=1,
+            minimum=0,
+            maximum=1,
             needs=Needs('`method="interpolation"`', lambda fusion: fusion.method == "interpolation"),
         ),
     ] = 0.5
@@ -77,7 +77,7 @@ class Hybrid:
         """
         check_count("k", k)
         options = self._options
-        rankings = [ask(retriever, queries, max(k, options.depth)) for retriever in self._retrievers]
+        rankings = [retrieve_checked(retriever, queries, max(k, options.depth)) for retriever in self._retrievers]
         if options.method == "rrf":
             return reciprocal_ranks(rankings, k)
         return interpolated_scores(rankings, [1 - options.dense_weight, options.dense_weight], k)

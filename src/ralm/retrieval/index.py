@@ -37,7 +37,7 @@ from ralm.retrieval.layout import (
     segment_entries,
     vector_sets,
 )
-from ralm.storage.manifest import HeldFile, Manifest, opened_at_once, read_every_byte, read_manifest
+from ralm.storage.manifest import HeldFile, Manifest, check_every_byte, open_consistently, read_manifest
 from ralm.version import __version__
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
     Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError.
     """
     path = Path(path)
-    return opened_at_once(path, lambda: _open(path, options))
+    return open_consistently(path, lambda: _open(path, options))
 
 
 def check_index(path: Path | str) -> tuple[list[str], list[str]]:
@@ -185,7 +185,7 @@ def check_index(path: Path | str) -> tuple[list[str], list[str]]:
     if the manifest itself is invalid.
     """
     path = Path(path)
-    damaged, sampled = read_every_byte(path, INDEX_KIND)
+    damaged, sampled = check_every_byte(path, INDEX_KIND)
     if not damaged:
         try:
             index = open_index(path)

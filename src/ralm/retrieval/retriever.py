@@ -56,11 +56,11 @@ class RetrieverOptions:
     ] = None
     vectors: Annotated[
         str | None,
-        Option("Dense: search the vectors of this name.", default_said="the default ones of the index", needs=_DENSE),
+        Option("Dense: search the vectors of this name.", default_text="the default ones of the index", needs=_DENSE),
     ] = None
     query_encoder: Annotated[
         str | None,
-        Option("Dense: encode queries with this.", default_said="the encoder that the index names", needs=_DENSE),
+        Option("Dense: encode queries with this.", default_text="the encoder that the index names", needs=_DENSE),
     ] = None
     any_encoder: Annotated[
         bool, Option("Dense: allow another encoder than the index was built with.", needs=_DENSE)

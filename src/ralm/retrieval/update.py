@@ -46,7 +46,7 @@ from ralm.retrieval.layout import (
 from ralm.retrieval.writer import Draft, Piece, changing, merge_some
 from ralm.storage.atomic import storage_errors
 from ralm.storage.manifest import Manifest, whole_checksum
-from ralm.storage.work import ENCODED, at_work
+from ralm.storage.work import UNFINISHED_VECTORS, work_folder
 from ralm.terminal import Advance, progress_bar
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def update_index(
     with ExitStack() as stack:
         stack.enter_context(storage_errors(path))
         if chosen:
-            stack.enter_context(at_work(ENCODED, path))
+            stack.enter_context(work_folder(UNFINISHED_VECTORS, path))
         draft = Draft.of(opened, stack.enter_context(changing(opened)))
         gone, added = _documents(opened, remove, [], replace=replace), None  # fails before hours of encoding
         if coming:

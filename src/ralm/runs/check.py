@@ -9,7 +9,7 @@ from pathlib import Path
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.retrieval import index
 from ralm.runs import run
-from ralm.storage.manifest import kind_of, read_every_byte
+from ralm.storage.manifest import check_every_byte, kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ def check_folder(folder: Path | str) -> Checked:
     if kind == index.INDEX_KIND:
         damaged, sampled = index.check_index(folder)
     else:
-        damaged, sampled = read_every_byte(folder, kind)
+        damaged, sampled = check_every_byte(folder, kind)
         if kind == run.KIND and not damaged:
             damaged = _opening(folder)
     return Checked(kind=kind, damaged=tuple(damaged), sampled=tuple(sampled))

@@ -31,7 +31,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import TracedText
 from ralm.reading.sources import PassageSource
 from ralm.runs.tables import TokensOfRun, passage_table, token_table, tokens_of_run, traced_text
-from ralm.storage.manifest import opened_at_once, read_manifest, write_manifest
+from ralm.storage.manifest import open_consistently, read_manifest, write_manifest
 from ralm.storage.outputs import new_folder
 from ralm.terminal import path_text, printable_json
 from ralm.validation import config_of
@@ -79,7 +79,7 @@ def open_run(path: Path | str) -> Run:
     or was written before runs kept their passages.
     """
     path = Path(path)
-    return opened_at_once(path, lambda: _open(path))
+    return open_consistently(path, lambda: _open(path))
 
 
 def read_tokens(path: Path | str) -> TokensOfRun:
@@ -88,7 +88,7 @@ def read_tokens(path: Path | str) -> TokensOfRun:
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
     """
     path = Path(path)
-    return opened_at_once(path, lambda: _read_tokens(path))
+    return open_consistently(path, lambda: _read_tokens(path))
 
 
 def _read_tokens(path: Path) -> TokensOfRun:

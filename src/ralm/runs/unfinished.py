@@ -15,9 +15,9 @@ from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.runs.run import to_json
-from ralm.storage.atomic import storage_errors, write_whole
+from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.storage.outputs import output_path
-from ralm.storage.work import UNFINISHED, at_work
+from ralm.storage.work import UNFINISHED_RUN, work_folder
 
 CONFIG: Final = "config.json"
 JOURNAL: Final = ".journal"
@@ -39,27 +39,27 @@ def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> I
     FolderExistsError if another process is using it.
     """
     out = output_path(out)
-    with storage_errors(UNFINISHED.beside(out)), at_work(UNFINISHED, out) as folder:
+    with storage_errors(UNFINISHED_RUN.folder_of(out)), work_folder(UNFINISHED_RUN, out) as folder:
         _begin_or_go_on(folder, config, force)
         try:
             yield folder
         except BaseException:
             if not any(file.stat().st_size for pattern in _KEPT for file in folder.glob(pattern)):
-                UNFINISHED.clear(folder)
+                UNFINISHED_RUN.clear(folder)
             raise
-        UNFINISHED.clear(folder)
+        UNFINISHED_RUN.clear(folder)
 
 
 def _begin_or_go_on(folder: Path, config: dict[str, JsonValue], force: bool) -> None:
     """Check that a run begun earlier has these settings, or write them for a new run."""
     if not is_begun(folder, config, "a run", force=force):
-        UNFINISHED.empty(folder)
+        UNFINISHED_RUN.empty(folder)
         write_config(folder, config)
 
 
 def write_config(folder: Path, config: dict[str, JsonValue]) -> None:
     """Record the settings of what is begun in a work folder."""
-    write_whole(folder / CONFIG, to_json(config, indent=2))
+    write_atomically(folder / CONFIG, to_json(config, indent=2))
 
 
 def is_begun(folder: Path, config: dict[str, JsonValue], what: str, *, force: bool) -> bool:

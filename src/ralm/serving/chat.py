@@ -21,7 +21,7 @@ from ralm.serving.model import Check, Watched
 from ralm.serving.options import Limits, generation_of
 from ralm.serving.prompts import TOO_LONG, check_size
 from ralm.serving.scoring import check_scores
-from ralm.validation import MOST_SEEDS
+from ralm.validation import MAX_SEED
 
 _SHARE: Final = 4
 """An answer has at most one of so many parts of what the model reads at once, if a request does not say."""
@@ -80,7 +80,7 @@ def answered(
             options=options,
             credit="passages" if asked.measured else "none",
         )
-        seeds = [(options.seed + time) % (MOST_SEEDS + 1) for time in range(asked.times)]
+        seeds = [(options.seed + time) % (MAX_SEED + 1) for time in range(asked.times)]
         streams = answerer.streams(asked.conversation, seeds)
     except LengthError as error:
         raise RequestError(str(error), param="messages", code=TOO_LONG) from None

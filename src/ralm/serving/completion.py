@@ -24,7 +24,7 @@ from ralm.serving.model import Check, Watched
 from ralm.serving.options import Limits, Settings, generation_of
 from ralm.serving.prompts import ServedPrompt, check_prompt, read_prompt
 from ralm.serving.scoring import ScoredToken, check_scores, score_prompt
-from ralm.validation import MOST_SEEDS
+from ralm.validation import MAX_SEED
 
 Reason: TypeAlias = Literal["stop", "length"]
 
@@ -68,7 +68,7 @@ def write(
     texts = []
     for prompt in prompts:
         for time in range(times):
-            writer.add(prompt, query, (options.seed + time) % (MOST_SEEDS + 1))
+            writer.add(prompt, query, (options.seed + time) % (MAX_SEED + 1))
             texts.append(StoppedText(prompt, model.tokenizer, options.stop))
     for choice, piece in pieces_of(writer, texts):
         yield Wrote(choice, _without_end(piece, told_ends, model.tokenizer))

@@ -12,7 +12,7 @@ from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
 from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
-from ralm.validation import MOST, check_length
+from ralm.validation import MAX_COUNT, check_length
 
 CHOICES: Final = (
     "index",
@@ -45,13 +45,13 @@ class Limits:
         int | None,
         Option(
             "Most tokens of a prompt and what is written after it.",
-            default_said="as many as the model reads",
+            default_text="as many as the model reads",
             flag="most-tokens",
         ),
     ] = None
     new_tokens: Annotated[
         int | None,
-        Option("Most tokens that a request may have written.", default_said="as --most-tokens", flag="most-new-tokens"),
+        Option("Most tokens that a request may have written.", default_text="as --most-tokens", flag="most-new-tokens"),
     ] = None
     texts: Annotated[int, Option("Most texts of a request: prompts times n.", flag="most-texts")] = 128
     likeliest: Annotated[int, Option("Most likely tokens that are listed for a token.", flag="most-logprobs")] = 20
@@ -60,7 +60,7 @@ class Limits:
     )
     requests_at_once: Annotated[int, Option("Requests that are answered at once.", flag="most-requests")] = 16
     requests_waiting: Annotated[
-        int, Option("Requests that wait for that; more are refused (429).", least=0, flag="most-waiting")
+        int, Option("Requests that wait for that; more are refused (429).", minimum=0, flag="most-waiting")
     ] = 64
     seconds: Annotated[float, Option("Most seconds for a request.", above=True, flag="request-seconds")] = 600.0
 
@@ -98,15 +98,15 @@ class ServeOptions:
     host: Annotated[
         str, Option("Address to listen on; any other than this computer's own needs a key in RALM_SERVE_KEY.")
     ] = "127.0.0.1"
-    port: Annotated[int, Option("Port to listen on; 0: any that is free.", least=0, most=65535)] = 8000
+    port: Annotated[int, Option("Port to listen on; 0: any that is free.", minimum=0, maximum=65535)] = 8000
     name: Annotated[
-        str | None, Option("What requests call the model.", default_said="the last part of --lm", flag="model-name")
+        str | None, Option("What requests call the model.", default_text="the last part of --lm", flag="model-name")
     ] = None
     allow: Annotated[
         tuple[str, ...],
         Option(
             f"A choice that requests have: {', '.join(CHOICES)}, or none; repeatable.",
-            default_said="all of these",
+            default_text="all of these",
         ),
     ] = CHOICES
     prompt: Annotated[
@@ -143,7 +143,9 @@ class Settings:
     reading: Annotated[ReadingOptions, Option("How passages are read.", needs=_INDEX)] = field(
         default_factory=ReadingOptions
     )
-    plan: Annotated[PlanOptions, Option("What is read.")] = field(default_factory=lambda: PlanOptions(max_length=MOST))
+    plan: Annotated[PlanOptions, Option("What is read.")] = field(
+        default_factory=lambda: PlanOptions(max_length=MAX_COUNT)
+    )
 
     @property
     def config(self) -> dict[str, Any]:

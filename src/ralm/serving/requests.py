@@ -16,7 +16,7 @@ from ralm.serving.chat import Chat
 from ralm.serving.completion import Completion
 from ralm.serving.errors import RequestError
 from ralm.serving.options import Limits, choices
-from ralm.validation import MOST_SEEDS
+from ralm.validation import MAX_SEED
 
 
 class Body(BaseModel):
@@ -185,13 +185,13 @@ def completion_of(body: CompletionRequest, limits: Limits) -> Completion:
 def sampling_of(body: Any, temperature: float) -> dict[str, Any]:
     """The options of sampling and stopping of a request, by the names of `GenerationOptions`; `temperature` is the
     default one. Raises RequestError if a value is wrong."""
-    if body.seed is not None and abs(body.seed) > MOST_SEEDS:
+    if body.seed is not None and abs(body.seed) > MAX_SEED:
         raise RequestError("`seed` must be a whole number of 64 bits.", param="seed")
     given: dict[str, Any] = {
         "temperature": float(temperature if body.temperature is None else body.temperature),
         "top_k": body.top_k,
         "top_p": 1.0 if body.top_p is None else float(body.top_p),
-        "seed": randbits(63) if body.seed is None else body.seed % (MOST_SEEDS + 1),
+        "seed": randbits(63) if body.seed is None else body.seed % (MAX_SEED + 1),
     }
     try:
         Sampling(**given)

@@ -24,7 +24,7 @@ from ralm.serving.model import Check
 from ralm.serving.prompts import check_text, read_prompt
 from ralm.serving.requests import Body, ChatRequest, CompletionRequest, chat_of, completion_of, prompts_of
 from ralm.serving.service import Service
-from ralm.validation import ask
+from ralm.validation import retrieve_checked
 
 router = APIRouter()
 
@@ -167,7 +167,7 @@ def _found(service: Service, query: str, k: int, given: dict[str, str | None]) -
         raise RequestError("no index is served here, so that there is nothing to search.", status=404)
     reads = service.reads({name: value for name, value in given.items() if value is not None})
     assert reads.source is not None
-    hits = ask(reads.source.retriever, [query], k, len(reads.passages))
+    hits = retrieve_checked(reads.source.retriever, [query], k, len(reads.passages))
     found = [(reads.passages[number], score) for number, score in hits.of(0)]
     return {"query": query, "index": reads.settings.index, "hits": hits_as_json(found)}
 

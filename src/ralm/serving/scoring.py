@@ -1,9 +1,9 @@
 """The tokens of a prompt, scored as `ralm eval` scores a text, with the likeliest tokens in each place if asked.
 
-    p(y | x) = sum over fronts d of  weight_d  p(y | [d; x])             (REPLUG, Eq. 2)
+    p(y | x) = sum over prompt prefixes d of  weight_d  p(y | [d; x])             (REPLUG, Eq. 2)
 
-Works on token ids; knows nothing of HTTP. Shapes: K fronts, T targets, N tokens of a prompt, P targets of a pass, V
-vocabulary.
+Works on token ids; knows nothing of HTTP. Shapes: K prompt prefixes, T targets, N tokens of a prompt, P targets of a
+pass, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,13 +22,23 @@ from ralm.reading.in_context import InContext, rows_with_targets
 from ralm.reading.pieces import GeneratedToken, Pieces
 from ralm.reading.plan import PlanOptions, make_plan
 from ralm.reading.provenance import provenance_of
-from ralm.reading.score import hits_wanted, read, rows_and_fronts
+from ralm.reading.score import hits_wanted, read, rows_and_prompt_prefixes
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PreparedText, prepare_text
-from ralm.records import NO_PASSAGE, FloatArray, Front, Hits, IntArray, Passages, Request, ScoredTokens, ScoringSequence
+from ralm.records import (
+    NO_PASSAGE,
+    FloatArray,
+    Hits,
+    IntArray,
+    Passages,
+    PromptPrefix,
+    Request,
+    ScoredTokens,
+    ScoringSequence,
+)
 from ralm.serving.errors import RequestError
 from ralm.serving.prompts import ServedPrompt
-from ralm.validation import tells_scores
+from ralm.validation import scores_given_texts
 
 Likeliest: TypeAlias = tuple[tuple[int, float], ...]
 """Token ids with their log-probabilities, the likeliest first."""
@@ -203,15 +213,15 @@ def _listed(
     """Each target by its place: its log-probability, passages and their shares, and the likeliest tokens there."""
     scorer = Scorer(model, progress=False)
     distributions = distributions_of(model)
-    _, fronts_R = rows_and_fronts(prepared, scorer, hits, passages, reader, reranker)
-    rows = [*zip(rows_with_targets(prepared.plan), fronts_R, strict=True)]
+    _, prefixes_R = rows_and_prompt_prefixes(prepared, scorer, hits, passages, reader, reranker)
+    rows = [*zip(rows_with_targets(prepared.plan), prefixes_R, strict=True)]
     for some in _chunks(rows, prepared, getattr(model, "vocabulary", 1)):
         by_front = _read(some, prepared, distributions, merges=getattr(model, "merges_prefixes", True))
-        for row, fronts in some:
-            log_weights_K = np.array([front.log_weight for front in fronts], dtype=np.float64)
-            passages_K = np.array([front.passage for front in fronts], dtype=np.int64)
+        for row, prompt_prefixes in some:
+            log_weights_K = np.array([prompt_prefix.log_weight for prompt_prefix in prompt_prefixes], dtype=np.float64)
+            passages_K = np.array([prompt_prefix.passage for prompt_prefix in prompt_prefixes], dtype=np.int64)
             for place in _targets(prepared, row):
-                log_probs_KV = np.stack([by_front[row, number][place] for number in range(len(fronts))])
+                log_probs_KV = np.stack([by_front[row, number][place] for number in range(len(prompt_prefixes))])
                 token = int(prepared.tokens[place])
                 log_probs_V = mixture(log_probs_KV, log_weights_K)
                 posteriors_K = posterior(log_probs_KV[:, [token]], log_weights_K)[0]
@@ -219,19 +229,19 @@ def _listed(
                 yield place, _Found(float(log_probs_V[token]), passages_K, posteriors_K, listed)
 
 
-_Rows: TypeAlias = Sequence[tuple[int, Sequence[Front]]]
+_Rows: TypeAlias = Sequence[tuple[int, Sequence[PromptPrefix]]]
 
 
 def _chunks(rows: _Rows, prepared: PreparedText, vocabulary: int) -> Iterator[_Rows]:
     """Rows in order, as many at a time as there is room for their distributions, at least one."""
-    some: list[tuple[int, Sequence[Front]]] = []
+    some: list[tuple[int, Sequence[PromptPrefix]]] = []
     held = 0
-    for row, fronts in rows:
-        needed = len(_targets(prepared, row)) * len(fronts) * vocabulary
+    for row, prompt_prefixes in rows:
+        needed = len(_targets(prepared, row)) * len(prompt_prefixes) * vocabulary
         if some and held + needed > _NUMBERS_AT_ONCE:
             yield some
             some, held = [], 0
-        some.append((row, fronts))
+        some.append((row, prompt_prefixes))
         held += needed
     yield some
 
@@ -247,18 +257,19 @@ def _read(
     *,
     merges: bool,
 ) -> dict[tuple[int, int], dict[int, FloatArray]]:
-    """The distributions (float32, V) at the targets of each row behind each of its fronts, by row and front, and place.
+    """The distributions (float32, V) at the targets of each row behind each of its prompt prefixes, by row and prompt
+    prefix, and place.
 
-    Where the model `merges` prefixes, rows that read the same front and the same context share a pass: the shorter one
-    is the beginning of the longer.
+    Where the model `merges` prefixes, rows that read the same prompt prefix and the same context share a pass: the
+    shorter one is the beginning of the longer.
     """
     passes: dict[tuple[bytes, int, int], list[tuple[int, int, int]]] = {}
     tokens_of: dict[tuple[bytes, int, int], IntArray] = {}
-    for row, fronts in rows:
-        for number, front in enumerate(fronts):
-            begin = prepared.plan.context_begins(row, len(front.tokens))
-            key = front.tokens.tobytes(), begin, -1 if merges else row
-            tokens_of[key] = front.tokens
+    for row, prompt_prefixes in rows:
+        for number, prompt_prefix in enumerate(prompt_prefixes):
+            begin = prepared.plan.context_begins(row, len(prompt_prefix.tokens))
+            key = prompt_prefix.tokens.tobytes(), begin, -1 if merges else row
+            tokens_of[key] = prompt_prefix.tokens
             passes.setdefault(key, []).extend((row, number, place) for place in _targets(prepared, row))
     keys = sorted(passes, key=lambda key: -(len(tokens_of[key]) + passes[key][-1][2] - key[1]))  # the longest first
     asked = []
@@ -277,7 +288,7 @@ def _read(
 
 def check_scores(model: LanguageModel) -> None:
     """Raise RequestError if a model does not tell the log-probabilities of given texts."""
-    if not tells_scores(model):
+    if not scores_given_texts(model):
         raise RequestError(
             f"{model.name} is behind an API that does not tell the log-probabilities of given texts: leave out `echo` "
             "with `logprobs`, and `ralm.gain`."

@@ -167,10 +167,10 @@ def _values(name: str, service: Service) -> JsonValue:
         return {"values": [*get_args(kind)]}
     if kind is not int:
         return {}
-    most = declared.option.most
+    most = declared.option.maximum
     if name in ("documents", "candidates"):
         most = min(most, service.options.limits.documents)
-    return {"least": 1 if declared.option.least is None else int(declared.option.least), "most": int(most)}
+    return {"least": 1 if declared.option.minimum is None else int(declared.option.minimum), "most": int(most)}
 
 
 _ENDS: Final = (signal.SIGTERM, signal.SIGINT)

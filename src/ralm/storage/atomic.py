@@ -18,7 +18,7 @@ _LINUX_EXCHANGE: Final = 2  # RENAME_EXCHANGE of renameat2
 _MACOS_SWAP: Final = 2  # RENAME_SWAP of renamex_np
 
 
-def write_whole(file: Path, text: str) -> None:
+def write_atomically(file: Path, text: str) -> None:
     """Write a file of a work folder atomically."""
     partial = file.with_name(f"{file.name}.partial")
     with partial.open("w", encoding="utf-8") as stream:
@@ -29,16 +29,16 @@ def write_whole(file: Path, text: str) -> None:
 
 
 @contextmanager
-def locked(file: Path) -> Iterator[None]:
+def file_lock(file: Path) -> Iterator[None]:
     """Wait until no other process holds this file, which is created if missing, and hold it. The lock ends with the
     process, for whatever reason. Raises FileNotFoundError if the folder is gone."""
-    with locked_now(file, wait=True):
+    with try_file_lock(file, wait=True):
         file.stat()
         yield
 
 
 @contextmanager
-def locked_now(file: Path, *, wait: bool = False) -> Iterator[bool]:
+def try_file_lock(file: Path, *, wait: bool = False) -> Iterator[bool]:
     """The same without waiting: whether this process got the lock."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:

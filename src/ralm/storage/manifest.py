@@ -19,7 +19,7 @@ from ralm.errors import (
     NotAFolderOfThisKindError,
     OlderFormatError,
 )
-from ralm.storage.outputs import MANIFEST, bring_back
+from ralm.storage.outputs import MANIFEST, restore
 from ralm.version import __version__
 
 _BLOCK_BYTES: Final = 1 << 20
@@ -139,7 +139,7 @@ def read_manifest(folder: Path, *, kind: str, format_version: int, oldest: int =
     Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError.
     """
     if not folder.exists():
-        bring_back(folder)
+        restore(folder)
     manifest, content = _parsed(folder, kind)
     if manifest.kind != kind:
         raise NotAFolderOfThisKindError(f"{folder} is a ralm {manifest.kind}, not a ralm {kind}.")
@@ -174,7 +174,7 @@ def kind_of(folder: Path) -> str:
     return _parsed(folder, "folder")[0].kind
 
 
-def read_every_byte(folder: Path, kind: str) -> tuple[list[str], list[str]]:
+def check_every_byte(folder: Path, kind: str) -> tuple[list[str], list[str]]:
     """Check every byte: the damaged files with a few words each, and the files of which only samples could be compared.
 
     The latter have a manifest from before it held checksums of whole files. Raises NotAFolderOfThisKindError, and
@@ -187,7 +187,7 @@ def read_every_byte(folder: Path, kind: str) -> tuple[list[str], list[str]]:
     return [f"{name} {what}" for name, what in damaged.items() if what], sampled
 
 
-def opened_at_once(folder: Path, open_all: Callable[[], _Opened]) -> _Opened:
+def open_consistently(folder: Path, open_all: Callable[[], _Opened]) -> _Opened:
     """Open the files of a folder with `open_all`, all from the same version of the folder: if the folder is replaced
     in the meantime, the new one is opened."""
     while True:

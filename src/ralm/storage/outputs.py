@@ -17,8 +17,16 @@ from typing import Any, Final, Literal, TextIO
 from pydantic import BaseModel, ValidationError
 
 from ralm.errors import FolderExistsError, StorageError, UsageError
-from ralm.storage.atomic import exchange, storage_errors, sync, sync_one, write_whole
-from ralm.storage.work import ENCODED, PARTIAL, PARTS, UNFINISHED, WorkKind, at_work, is_work_folder
+from ralm.storage.atomic import exchange, storage_errors, sync, sync_one, write_atomically
+from ralm.storage.work import (
+    PARTIAL,
+    UNFINISHED_INDEX,
+    UNFINISHED_RUN,
+    UNFINISHED_VECTORS,
+    WorkKind,
+    is_work_folder,
+    work_folder,
+)
 
 _NEW: Final = "new"
 _OLD: Final = "old"
@@ -43,7 +51,7 @@ def new_folder(path: Path, *, kind: str, force: bool, also: Sequence[str] = ()) 
     with storage_errors(path):
         check_output(path, kind=kind, force=force, also=also)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with at_work(PARTIAL, path) as work:
+        with work_folder(PARTIAL, path) as work:
             _recover(path, work)
             try:
                 (work / _NEW).mkdir()
@@ -67,7 +75,7 @@ def changed_folder(path: Path) -> Iterator[Path]:
     a mount point.
     """
     path = path.resolve()
-    with storage_errors(path), at_work(PARTIAL, path) as work:
+    with storage_errors(path), work_folder(PARTIAL, path) as work:
         if _device(path) != _device(work):
             raise StorageError(
                 f"{path} is a disk of its own, so files cannot be moved into it in one step; move what is in it to a "
@@ -81,7 +89,7 @@ def changed_folder(path: Path) -> Iterator[Path]:
             held = _note_finished(path, work)
             _make_change(path, work / _NEW, work)
             for other in held:
-                other.clear(other.beside(path))
+                other.clear(other.folder_of(path))
         finally:
             _recover(path, work)
 
@@ -124,8 +132,8 @@ def recover(path: Path) -> None:
 
     Raises FolderExistsError if another process is writing it, UsageError if something else is in the way.
     """
-    if PARTIAL.beside(path).exists():
-        with at_work(PARTIAL, path) as work:
+    if PARTIAL.folder_of(path).exists():
+        with work_folder(PARTIAL, path) as work:
             _recover(path, work)
 
 
@@ -154,7 +162,7 @@ def replaced_file(path: Path) -> Iterator[TextIO]:
     path = path.resolve()
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with at_work(PARTIAL, path) as work:
+        with work_folder(PARTIAL, path) as work:
             try:
                 with (work / _NEW).open("w", encoding="utf-8") as stream:
                     yield stream
@@ -198,9 +206,9 @@ def _files(folder: Path) -> Iterator[str]:
             yield from (f"{entry.name}/{inner}" for inner in _files(entry))
 
 
-def bring_back(path: Path) -> None:
+def restore(path: Path) -> None:
     """Restore, if possible, a folder that a killed process moved away while replacing it."""
-    work = PARTIAL.beside(path.resolve())
+    work = PARTIAL.folder_of(path.resolve())
     if (work / _OLD).exists() and is_work_folder(work):
         with suppress(FolderExistsError, OSError):
             recover(path.resolve())
@@ -223,14 +231,16 @@ def _take_place(path: Path, work: Path, *, kind: str, force: bool, also: Sequenc
         ) from error
     sync_one(path.parent)
     for other in held:
-        other.clear(other.beside(path))
+        other.clear(other.folder_of(path))
 
 
 def _note_finished(path: Path, work: Path) -> list[WorkKind]:
     """Record that a folder is finished, and which other work folders beside it are no longer needed; return those."""
-    held = [other for other in (UNFINISHED, ENCODED, PARTS) if other.is_held_here(path)]
+    held = [
+        other for other in (UNFINISHED_RUN, UNFINISHED_VECTORS, UNFINISHED_INDEX) if other.is_held_by_this_process(path)
+    ]
     record = _Finished(manifest=_hash(work / _NEW), of_no_use=[other.name for other in held])
-    write_whole(work / _FINISHED, record.model_dump_json())
+    write_atomically(work / _FINISHED, record.model_dump_json())
     return held
 
 
@@ -257,9 +267,9 @@ def _recover(path: Path, work: Path) -> None:
         finished = None
     _end_change(path, work)
     if finished and finished.manifest == _hash(path):
-        for kind in (UNFINISHED, ENCODED, PARTS):
-            if kind.name in finished.of_no_use and kind.beside(path).exists():
-                with suppress(FolderExistsError, UsageError), at_work(kind, path) as other:
+        for kind in (UNFINISHED_RUN, UNFINISHED_VECTORS, UNFINISHED_INDEX):
+            if kind.name in finished.of_no_use and kind.folder_of(path).exists():
+                with suppress(FolderExistsError, UsageError), work_folder(kind, path) as other:
                     kind.clear(other)
     PARTIAL.empty(work)
 
@@ -320,7 +330,7 @@ def _make_change(folder: Path, new: Path, work: Path) -> None:
     for name in come:
         if os.path.lexists(folder / name):
             raise FolderExistsError(f"{folder / name} is in the way, and ralm did not write it; move it elsewhere.")
-    write_whole(work / _CHANGE, _Change(files=sorted(before ^ after)).model_dump_json())
+    write_atomically(work / _CHANGE, _Change(files=sorted(before ^ after)).model_dump_json())
     sync_one(work)  # a file must not survive a power failure without the record that names it
     for name in come:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ _lost: Final[dict[str, str]] = {}
 """What went wrong when a file was last read, by URL. Whoever reads a format may take it for a damaged file."""
 
 
-def check_not_lost(path: FilePath) -> None:
+def check_read_to_end(path: FilePath) -> None:
     """Raise StorageError if a file behind a URL could not be read to its end, or not at all, since the other side
     failed or refused: what was read of it must not pass for all that there is."""
     if isinstance(path, RemoteFile) and path.url in _lost:

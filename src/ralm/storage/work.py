@@ -33,7 +33,7 @@ class WorkKind:
     name: str
     holds: tuple[str, ...]
 
-    def beside(self, out: Path) -> Path:
+    def folder_of(self, out: Path) -> Path:
         """The work folder of an output."""
         return out.with_name(self.name.format(out.name))
 
@@ -51,16 +51,16 @@ class WorkKind:
                 else:
                     entry.unlink(missing_ok=True)
 
-    def is_held_here(self, out: Path) -> bool:
+    def is_held_by_this_process(self, out: Path) -> bool:
         """Whether this process holds the work folder of an output."""
-        return _marker(self.beside(out)).get("process") == _process()
+        return _marker(self.folder_of(out)).get("process") == _process()
 
 
 PARTIAL: Final = WorkKind(
     name=".{}.partial", holds=("new", "old", "finished", "finished.partial", "change", "change.partial")
 )
 """The output being written, and what it replaces."""
-UNFINISHED: Final = WorkKind(
+UNFINISHED_RUN: Final = WorkKind(
     name="{}.unfinished",
     holds=(
         *("config.json", "config.json.partial", "*.journal"),
@@ -69,14 +69,14 @@ UNFINISHED: Final = WorkKind(
     ),
 )
 """The scores of an unfinished run, or the checkpoints of an unfinished training."""
-ENCODED: Final = WorkKind(name=".{}.vectors", holds=("*.npy", "*.npy.partial", "seen-*"))
+UNFINISHED_VECTORS: Final = WorkKind(name=".{}.vectors", holds=("*.npy", "*.npy.partial", "seen-*"))
 """The vectors encoded for an unfinished index."""
-PARTS: Final = WorkKind(
+UNFINISHED_INDEX: Final = WorkKind(
     name=".{}.parts",
     holds=("parts", "shards", "seen-*", "store", "store.partial", "config.json", "config.json.partial"),
 )
 """The parts of an unfinished index that several machines make."""
-MEASURED: Final = WorkKind(
+UNFINISHED_SIGNALS: Final = WorkKind(
     name="{}.unfinished", holds=("parts", "sampled.parquet*", "config.json", "config.json.partial", "finished", "turn")
 )
 """The measured parts of unfinished signals. They are removed in this order: what was computed before the settings that
@@ -85,14 +85,14 @@ it was computed with, so that a process that is killed meanwhile leaves nothing 
 
 
 @contextmanager
-def at_work(kind: WorkKind, out: Path, *, shared: bool = False) -> Iterator[Path]:
+def work_folder(kind: WorkKind, out: Path, *, shared: bool = False) -> Iterator[Path]:
     """Hold the work folder of an output. It is created if missing, and removed at the end if it is empty.
 
     With `shared`, other processes may hold it at the same time if they share it too. Raises FolderExistsError if
     another process holds it, UsageError if ralm did not make it, StorageError if it exists on a disk without file
     locks.
     """
-    folder = kind.beside(out)
+    folder = kind.folder_of(out)
     marker = _locked_marker(folder, out, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     try:
         yield folder

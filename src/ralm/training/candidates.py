@@ -31,7 +31,7 @@ from ralm.storage.atomic import storage_errors
 from ralm.terminal import track
 from ralm.training.examples import Example, begins_with_source, sample_examples, text_config
 from ralm.training.options import CandidateOptions, ExampleOptions
-from ralm.validation import ask, config_of
+from ralm.validation import config_of, retrieve_checked
 
 _MORE: Final = 8
 """How many more hits are asked for at first, since some may be left out."""
@@ -58,12 +58,12 @@ def find_candidates(
     whether it is of the example's own document.
     """
     if not exclude:
-        return ask(retriever, queries, k, len(passages))
+        return retrieve_checked(retriever, queries, k, len(passages))
     gives_away = _GivesAway(passages)
     found: dict[int, list[tuple[int, float]]] = {}
     asked, wanted = list(range(len(examples))), k + _MORE
     while asked:
-        hits = ask(retriever, [queries[i] for i in asked], wanted, len(passages))
+        hits = retrieve_checked(retriever, [queries[i] for i in asked], wanted, len(passages))
         for row, i in enumerate(asked):
             found[i] = list(islice((hit for hit in hits.of(row) if not gives_away(examples[i], hit[0])), k))
         exhausted = wanted >= len(passages)

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from ralm.errors import UsageError, extra
 from ralm.options import Needs, Option, check_options, seed_option
 from ralm.reading.plan import BosOption
-from ralm.validation import MOST_SEEDS
+from ralm.validation import MAX_SEED
 
 Precision = Literal["float32", "bfloat16"]
 EncoderInput = Literal["query", "prefix"]
@@ -36,9 +36,9 @@ class TrainingOptions:
     steps: Annotated[int, Option("Most optimiser steps.")] = 10_000
     batch: Annotated[int, Option("Examples per step.")] = 32
     learning_rate: Annotated[float, Option("Peak learning rate.", above=True)] = 1e-5
-    warmup: Annotated[float, Option("Share of the steps in which the learning rate rises.", most=1)] = 0.1
+    warmup: Annotated[float, Option("Share of the steps in which the learning rate rises.", maximum=1)] = 0.1
     held_out: Annotated[
-        float, Option("Share of the examples, whole documents, held out for evaluation; 0: no evaluation.", most=0.9)
+        float, Option("Share of the examples, whole documents, held out for evaluation; 0: no evaluation.", maximum=0.9)
     ] = 0.1
     evaluated: Annotated[int, Option("Most held-out examples that an evaluation reads.", needs=_HELD_OUT)] = 256
     evaluate_every: Annotated[int, Option("Steps between evaluations.")] = 100
@@ -51,7 +51,7 @@ class TrainingOptions:
         bool, Option("Train with the dropout of the model, or with none: faster in bfloat16 on a CPU.")
     ] = True
     seed: Annotated[
-        int, Option("Seed of the order of examples, of new weights and of dropout.", least=0, most=MOST_SEEDS)
+        int, Option("Seed of the order of examples, of new weights and of dropout.", minimum=0, maximum=MAX_SEED)
     ] = 0
     device: Annotated[str, Option("Where to train: cpu, cuda, cuda:N, or auto (a GPU if there is one).")] = "auto"
 
@@ -74,10 +74,10 @@ class RerankerOptions:
 
     tokens: Annotated[int, Option("Number of last tokens of the prefix that the reranker reads.")] = 64
     max_length: Annotated[
-        int | None, Option("Most tokens of prefix and passage together.", default_said="as many as the model takes")
+        int | None, Option("Most tokens of prefix and passage together.", default_text="as many as the model takes")
     ] = None
     candidates: Annotated[
-        int | None, Option("Candidates of an example, drawn at random for each step.", least=2, default_said="all")
+        int | None, Option("Candidates of an example, drawn at random for each step.", minimum=2, default_text="all")
     ] = None
     rank_prior: Annotated[
         bool, Option("Let the retriever's rank count, too, with a weight that is fitted to the signals.")
@@ -131,9 +131,9 @@ class RetrieverTrainingOptions:
 
     vectors: Annotated[
         str | None,
-        Option("Begin from the encoders that made the vectors of this name.", default_said="the default ones"),
+        Option("Begin from the encoders that made the vectors of this name.", default_text="the default ones"),
     ] = None
-    candidates: Annotated[int, Option("Passages retrieved for an example.", least=2)] = 20
+    candidates: Annotated[int, Option("Passages retrieved for an example.", minimum=2)] = 20
     refresh_every: Annotated[
         int | None, Option("Steps between snapshots with which the passages are encoded again.")
     ] = 3000
@@ -141,7 +141,7 @@ class RetrieverTrainingOptions:
         str, Option("Where the passages are encoded again: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
     ] = "auto"
     save_as: Annotated[
-        str | None, Option("Name of the new vectors in the index.", default_said="the name of the output folder")
+        str | None, Option("Name of the new vectors in the index.", default_text="the name of the output folder")
     ] = None
     loss: Annotated[LSROptions, Option("The two temperatures.")] = field(default_factory=LSROptions)
 
@@ -160,10 +160,10 @@ class QueryEncoderOptions:
 
     init: Annotated[
         str | None,
-        Option("Query encoder to begin from: a hub name or folder.", default_said="the one that the index names"),
+        Option("Query encoder to begin from: a hub name or folder.", default_text="the one that the index names"),
     ] = None
     vectors: Annotated[
-        str | None, Option("Train for the vectors of this name.", default_said="the default ones of the index")
+        str | None, Option("Train for the vectors of this name.", default_text="the default ones of the index")
     ] = None
     reads: Annotated[EncoderInput, Option("What the encoder reads of an example: its query, or the whole prefix.")] = (
         "query"
@@ -183,11 +183,11 @@ class WeightingOptions:
     the draws of the bootstrap. Raises UsageError if a value is invalid.
     """
 
-    most_examples: Annotated[int, Option("Most examples to learn from.", least=2)] = 20_000
+    most_examples: Annotated[int, Option("Most examples to learn from.", minimum=2)] = 20_000
     held_out: Annotated[
-        float, Option("Share of the examples, whole documents, held out to test the weights.", most=0.9, above=True)
+        float, Option("Share of the examples, whole documents, held out to test the weights.", maximum=0.9, above=True)
     ] = 0.3
-    seed: Annotated[int, Option("Seed of what is held out, and of the bootstrap.", least=0, most=MOST_SEEDS)] = 0
+    seed: Annotated[int, Option("Seed of what is held out, and of the bootstrap.", minimum=0, maximum=MAX_SEED)] = 0
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -216,7 +216,7 @@ class ExampleOptions:
         int, Option("Tokens of a continuation: the text that a passage should make likely.")
     ] = 4
     prefix_tokens: Annotated[int, Option("Least number of tokens before a continuation.")] = 128
-    sequence_tokens: Annotated[int, Option("Tokens of a sequence: a prefix and its continuations.", least=2)] = 256
+    sequence_tokens: Annotated[int, Option("Tokens of a sequence: a prefix and its continuations.", minimum=2)] = 256
     per_sequence: Annotated[
         int, Option("Consecutive examples per sequence; they share forward passes of the language model.")
     ] = 32

@@ -29,10 +29,10 @@ from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
 from ralm.runs.run import environment
 from ralm.runs.unfinished import CONFIG, is_begun, write_config
-from ralm.storage.atomic import link_file, locked, locked_now, storage_errors
+from ralm.storage.atomic import file_lock, link_file, storage_errors, try_file_lock
 from ralm.storage.manifest import read_manifest, write_manifest
 from ralm.storage.outputs import check_output, new_folder, output_path
-from ralm.storage.work import MEASURED, at_work
+from ralm.storage.work import UNFINISHED_SIGNALS, work_folder
 from ralm.terminal import path_text, progress_bar, track
 from ralm.training.candidates import (
     check_fits,
@@ -118,7 +118,7 @@ def make_signals(
 def check_early(out: Path, *, force: bool) -> None:
     """Raise FolderExistsError, before anything is loaded, if signals cannot be written there for certain: not if work
     was left beside it, which `make_signals` knows how to end."""
-    if not MEASURED.beside(output_path(out)).exists():
+    if not UNFINISHED_SIGNALS.folder_of(output_path(out)).exists():
         check_output(out, kind=KIND, force=force)
 
 
@@ -126,13 +126,13 @@ def _checked_output(out: Path, config: dict[str, JsonValue], *, force: bool) -> 
     """The path of the output. Removes what is left if a process was killed after it had written the output: unless
     `force` says to write it again, for then it may be what was measured for that."""
     out = output_path(out)
-    work = MEASURED.beside(out)
+    work = UNFINISHED_SIGNALS.folder_of(out)
     # the settings of the work go when the output gets its name
     is_its_own = not (work / CONFIG).exists() or is_begun(work, config, "signals", force=True)
     is_left = not force and is_its_own and work.exists() and _is_of(out, config)
     if out.exists() and (is_left or (work / _FINISHED).exists()):
-        with at_work(MEASURED, out):
-            MEASURED.clear(work)
+        with work_folder(UNFINISHED_SIGNALS, out):
+            UNFINISHED_SIGNALS.clear(work)
     check_output(out, kind=KIND, force=force)
     return out
 
@@ -150,19 +150,19 @@ def _is_of(out: Path, config: dict[str, JsonValue]) -> bool:
 @contextmanager
 def _work(out: Path, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
     """The work folder of signals with these settings, shared with other processes that measure the same."""
-    if force and not is_begun(MEASURED.beside(out), config, "signals", force=True):
-        with at_work(MEASURED, out) as work:  # nobody else is in it
-            MEASURED.empty(work)
-    with at_work(MEASURED, out, shared=True) as work:
+    if force and not is_begun(UNFINISHED_SIGNALS.folder_of(out), config, "signals", force=True):
+        with work_folder(UNFINISHED_SIGNALS, out) as work:  # nobody else is in it
+            UNFINISHED_SIGNALS.empty(work)
+    with work_folder(UNFINISHED_SIGNALS, out, shared=True) as work:
         with _turn(work, out, config):
             if not is_begun(work, config, "signals", force=False):
                 write_config(work, config)
         try:
             yield work
         except BaseException:
-            with suppress(FileNotFoundError), locked_now(work / _TURN) as free:
+            with suppress(FileNotFoundError), try_file_lock(work / _TURN) as free:
                 if free and not (work / _SAMPLED).exists():  # nobody else is sampling
-                    MEASURED.clear(work)
+                    UNFINISHED_SIGNALS.clear(work)
             raise
 
 
@@ -174,7 +174,7 @@ class _AlreadyMeasuredError(Exception):
 def _turn(work: Path, out: Path, config: dict[str, JsonValue]) -> Iterator[None]:
     """Hold the lock of what only one process may do."""
     try:
-        with locked(work / _TURN):
+        with file_lock(work / _TURN):
             yield
     except FileNotFoundError:
         if work.exists():
@@ -247,7 +247,7 @@ def _measure_all(work: Path, measure: _Measurer) -> None:
 def _measure_if_free(work: Path, part: int, sampled: pq.ParquetFile, measure: _Measurer) -> None:
     """Measure a part unless another process does."""
     done = _done(work, part)
-    with locked_now(done.with_suffix(".lock")) as free:
+    with try_file_lock(done.with_suffix(".lock")) as free:
         if not free or done.exists():
             return
         table = measure(from_table(sampled.read_row_group(part)), part * _PART)
@@ -264,7 +264,7 @@ def _finish(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Meas
             return
         _write(work, out, config, measurer, force=force)
         (work / _FINISHED).touch()
-        MEASURED.clear(work)
+        UNFINISHED_SIGNALS.clear(work)
 
 
 def _write(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Measurer, *, force: bool) -> None:

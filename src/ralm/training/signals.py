@@ -28,7 +28,7 @@ from ralm.errors import DamagedFolderError, FolderError, NotAFolderOfThisKindErr
 from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from ralm.retrieval.index import Index, open_index
 from ralm.runs.unfinished import first_difference, flat
-from ralm.storage.manifest import Manifest, kind_of, opened_at_once, read_manifest
+from ralm.storage.manifest import Manifest, kind_of, open_consistently, read_manifest
 
 KIND: Final = "signals"
 FORMAT_VERSION: Final = 1
@@ -217,7 +217,7 @@ def open_signals(path: Path | str, *more: Path | str) -> Signals:
 
 
 def _open_now(path: Path) -> Signals:
-    return opened_at_once(path, lambda: _open(path))
+    return open_consistently(path, lambda: _open(path))
 
 
 def _check_together(one: SignalsFolder, other: SignalsFolder) -> None:

@@ -23,44 +23,46 @@ class ApiOptions:
 
     tokenizer: Annotated[
         str | None,
-        Option("API: tokenizer of the model: hub name, folder, or tiktoken:NAME.", default_said="the server's own"),
+        Option("API: tokenizer of the model: hub name, folder, or tiktoken:NAME.", default_text="the server's own"),
     ] = None
     likeliest: Annotated[
         int | None,
         Option(
-            "API: ask for this many of the likeliest next tokens.", most=1_000_000, default_said="as many as it lists"
+            "API: ask for this many of the likeliest next tokens.",
+            maximum=1_000_000,
+            default_text="as many as it lists",
         ),
     ] = None
     context_length: Annotated[
         int | None,
-        Option("API: most tokens of the model, new ones included.", least=3, default_said="what the server says"),
+        Option("API: most tokens of the model, new ones included.", minimum=3, default_text="what the server says"),
     ] = None
-    requests_at_once: Annotated[int, Option("API: most requests that are under way at once.", most=1000)] = 16
+    requests_at_once: Annotated[int, Option("API: most requests that are under way at once.", maximum=1000)] = 16
     timeout: Annotated[
         float,
-        Option("API: seconds that a server may be silent before a request is sent again.", above=True, most=86_400),
+        Option("API: seconds that a server may be silent before a request is sent again.", above=True, maximum=86_400),
     ] = 120.0
-    retries: Annotated[int, Option("API: most times that a request is sent again.", least=0, most=100)] = 5
+    retries: Annotated[int, Option("API: most times that a request is sent again.", minimum=0, maximum=100)] = 5
     max_requests: Annotated[
-        int | None, Option("API: stop before more requests than this are sent.", default_said="no limit")
+        int | None, Option("API: stop before more requests than this are sent.", default_text="no limit")
     ] = None
     max_cost: Annotated[
         float | None,
         Option(
             "API: stop before more than this is spent, in the currency of `prices`.",
-            default_said="no limit",
+            default_text="no limit",
             needs=Needs("`prices`", lambda options: options.prices is not None),
         ),
     ] = None
     prices: Annotated[
-        Path | None, Option("API: TOML file with the price of a million tokens for each model.", default_said="none")
+        Path | None, Option("API: TOML file with the price of a million tokens for each model.", default_text="none")
     ] = None
     dry_run: Annotated[
         bool, Option("API: say how many requests and tokens the job would take at most, and send none of them.")
     ] = False
     answers: Annotated[
         Path | None,
-        Option("API: file that keeps the answers, so that none is paid for twice.", default_said="in the cache"),
+        Option("API: file that keeps the answers, so that none is paid for twice.", default_text="in the cache"),
     ] = None
 
     def __post_init__(self) -> None:

@@ -92,7 +92,7 @@ class _Probe:
             try:
                 capabilities = self._capabilities(self._trials.settled(asking))
             except ServerError as error:
-                if not (error.says_no or error.fails):
+                if not (error.rejects_request or error.fails):
                     raise
                 self._ruled_out.append((_described(asking), error))
                 continue

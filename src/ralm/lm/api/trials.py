@@ -95,7 +95,7 @@ class Trials:
             try:
                 listed = self.written(replace(asking, likeliest=count), 1)[0].tokens_C
             except ServerError as error:
-                if count == counts[-1] or error.status == 200 or not (error.says_no or error.fails):
+                if count == counts[-1] or error.status == 200 or not (error.rejects_request or error.fails):
                     raise
                 continue
             return replace(asking, likeliest=min(count, len(listed)))

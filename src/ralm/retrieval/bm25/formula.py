@@ -24,7 +24,7 @@ from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.options import Option, check_options
-from ralm.storage.manifest import opened_at_once, read_manifest
+from ralm.storage.manifest import open_consistently, read_manifest
 
 _MAX_K1: Final = 1000.0
 """With a higher k1, one occurrence adds less than the resolution of a fixed-point score."""
@@ -38,8 +38,8 @@ class BM25Options:
     The defaults are Anserini's, which the papers use. Raises UsageError if a value is invalid.
     """
 
-    k1: Annotated[float, Option("BM25: how slowly repeated terms stop counting.", most=_MAX_K1)] = 0.9
-    b: Annotated[float, Option("BM25: how strongly long passages are penalised.", most=1)] = 0.4
+    k1: Annotated[float, Option("BM25: how slowly repeated terms stop counting.", maximum=_MAX_K1)] = 0.9
+    b: Annotated[float, Option("BM25: how strongly long passages are penalised.", maximum=1)] = 0.4
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -100,12 +100,12 @@ class BuildOptions:
         float,
         Option(
             "BM25: megabytes for buffered postings; the vocabulary needs more on top.",
-            most=_MAX_MEGABYTES,
+            maximum=_MAX_MEGABYTES,
             above=True,
             flag="memory",
         ),
     ] = 256
-    workers: Annotated[int, Option("BM25: processes that analyse a large corpus.", most=_MAX_WORKERS)] = 1
+    workers: Annotated[int, Option("BM25: processes that analyse a large corpus.", maximum=_MAX_WORKERS)] = 1
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -168,7 +168,9 @@ def open_weighting(path: Path | str) -> Weighting:
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
     """
     path = Path(path)
-    manifest = opened_at_once(path, lambda: read_manifest(path, kind=WEIGHTING_KIND, format_version=WEIGHTING_FORMAT))
+    manifest = open_consistently(
+        path, lambda: read_manifest(path, kind=WEIGHTING_KIND, format_version=WEIGHTING_FORMAT)
+    )
     match manifest.settings.get(_SETTING):
         case {"weights": [*weights], "analysis": str() as analysis}:
             try:

@@ -100,7 +100,8 @@ def passage_of(key: int) -> int:
 def empty(
     heap: NDArray[np.int64], found: int, numbers: NDArray[np.int64], scores: NDArray[np.float32], unit: float
 ) -> None:
-    """Move the heap's content to the front of `numbers` and `scores`, best first; scores are multiplied by `unit`."""
+    """Move the heap's content to the prompt prefix of `numbers` and `scores`, best first; scores are multiplied by
+    `unit`."""
     for last in range(found - 1, -1, -1):
         key = heap[0]
         _sift_down(heap, last + 1, heap[last])

@@ -12,7 +12,7 @@ from ralm.errors import FolderError, extra
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Encoder
 from ralm.storage.manifest import kind_of, read_manifest
-from ralm.validation import MOST_SEEDS
+from ralm.validation import MAX_SEED
 
 QUERY_TOKENS: Final = 64
 """The papers' query length l for dense retrieval, in tokens of the language model."""
@@ -77,10 +77,10 @@ class EncoderOptions:
     normalize: Annotated[bool, Option("Dense: use cosines, not the encoder's own inner products.")] = False
     titles: Annotated[bool, Option("Dense: encode the title with the text.")] = True
     query_length: Annotated[
-        int | None, Option("Dense: most tokens of a query that are read.", default_said="the encoder's")
+        int | None, Option("Dense: most tokens of a query that are read.", default_text="the encoder's")
     ] = None
     passage_length: Annotated[
-        int | None, Option("Dense: most tokens of a passage that are read.", default_said="the encoder's")
+        int | None, Option("Dense: most tokens of a passage that are read.", default_text="the encoder's")
     ] = None
     query_keeps: Annotated[
         QueryEnd, Option("Dense: which end of a longer query to keep; REPLUG's code keeps the first.")
@@ -111,7 +111,7 @@ class VectorOptions:
             needs=Needs("a `faiss` index that is trained", lambda vectors: vectors.faiss != "Flat"),
         ),
     ] = 1 << 18
-    seed: Annotated[int, Option("Seed of that draw.", least=0, most=MOST_SEEDS, flag="")] = 0
+    seed: Annotated[int, Option("Seed of that draw.", minimum=0, maximum=MAX_SEED, flag="")] = 0
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -136,9 +136,9 @@ class DenseSearchOptions:
     Raises UsageError if one is below 1.
     """
 
-    nprobe: Annotated[int | None, Option("Dense: lists that an IVF index reads for a query.", default_said="16")] = None
+    nprobe: Annotated[int | None, Option("Dense: lists that an IVF index reads for a query.", default_text="16")] = None
     ef_search: Annotated[
-        int | None, Option("Dense: candidates that an HNSW index keeps for a query.", default_said="128")
+        int | None, Option("Dense: candidates that an HNSW index keeps for a query.", default_text="128")
     ] = None
 
     def __post_init__(self) -> None:
