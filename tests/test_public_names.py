@@ -50,7 +50,6 @@ InContext
 Index
 LSROptions
 LanguageModel
-LeftOut
 Measures
 Message
 ModelOptions
@@ -86,6 +85,7 @@ ScoredTokens
 Scorer
 ScoringSequence
 Signals
+Skipped
 SourcedAnswer
 Splitting
 SweepPoint

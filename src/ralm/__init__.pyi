@@ -38,7 +38,7 @@ from .answering.sources import (
     given_passages as given_passages,
 )
 from .corpus.decontamination import Decontamination as Decontamination, Removals as Removals
-from .corpus.documents import LeftOut as LeftOut
+from .corpus.documents import Skipped as Skipped
 from .corpus.sources import Fields as Fields, read_documents as read_documents
 from .corpus.splitting import Splitting as Splitting, make_passages as make_passages
 from .errors import RalmError as RalmError, RalmWarning as RalmWarning

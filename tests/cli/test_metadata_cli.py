@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ralm.corpus.documents import to_json
+from ralm.corpus.documents import metadata_to_json
 from ralm.retrieval.index import open_index
 from ralm.runs.run import open_run
 from ralm.storage.manifest import write_manifest
@@ -126,11 +126,11 @@ def test_the_fields_that_are_kept(work: Path, tmp_path: Path) -> None:
     def kept(*options: str) -> list[str]:
         out = tmp_path / "index"
         assert ralm("index", work / "corpus.jsonl", "--out", out, "--force", *options).status == 0
-        return [to_json(passage.metadata) for passage in open_index(out).passages]
+        return [metadata_to_json(passage.metadata) for passage in open_index(out).passages]
 
     assert kept("--metadata-field", "page", "--metadata-field", "note") == [
         '{"page":3}',
-        to_json({"note": METADATA["hill"]["note"]}),
+        metadata_to_json({"note": METADATA["hill"]["note"]}),
         "{}",
     ]
     assert kept("--no-metadata") == ["{}"] * 3
@@ -155,6 +155,6 @@ def test_fields_that_json_cannot_hold_are_named_once(tmp_path: Path) -> None:
     assert "left out: fields of metadata that JSON cannot hold: 2, such as image (bytes); raw (bytes)\n" in answer.out
     index = open_index(tmp_path / "index")
     assert [passage.metadata for passage in index.passages] == [{"n": 1}] * 3
-    assert index.manifest.settings["left_out"] == {
+    assert index.manifest.settings["skipped"] == {
         "fields of metadata that JSON cannot hold": {"count": 2, "examples": ["image (bytes)", "raw (bytes)"]}
     }

@@ -103,9 +103,9 @@ def test_every_document_is_there_or_named(folder: Path, tmp_path: Path) -> None:
     ):
         assert re.search(line, answer.out), answer.out
     assert answer.out.count("left out:") == 5
-    left_out = open_index(tmp_path / "index").manifest.settings["left_out"]
-    assert isinstance(left_out, dict)
-    assert left_out["files of an unknown kind"] == {
+    skipped = open_index(tmp_path / "index").manifest.settings["skipped"]
+    assert isinstance(skipped, dict)
+    assert skipped["files of an unknown kind"] == {
         "count": 1,
         "examples": [f"{folder}/unknown.xyz"],
         "kinds": {".xyz": 1},

@@ -14,7 +14,6 @@ from ralm.corpus.decontamination import (
     BY_TITLE,
     Decontamination,
     Removals,
-    Removed,
     normal_title,
     read_titles,
 )
@@ -160,7 +159,7 @@ def test_passages_are_left_out_counted_and_listed() -> None:
 def test_the_list_in_memory_is_bounded_and_the_counts_are_exact() -> None:
     removals = Removals()
     for number in range(30_000):
-        removals.add(Removed(reason=BY_TITLE, document_id=str(number), title=f"t{number % 15_000}", passages=2))
+        removals.add(BY_TITLE, str(number), f"t{number % 15_000}", 2)
     assert removals.count(BY_TITLE) == 60_000
     assert len(removals.listed()) == 10_000
     assert removals.unlisted == 20_000

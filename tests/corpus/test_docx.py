@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ralm.corpus.sources import LeftOut, read_documents
+from ralm.corpus.sources import Skipped, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
 
@@ -42,7 +42,7 @@ def with_body(body: str) -> bytes:
 
 
 def read(path: Path) -> Document:
-    [document] = read_documents(str(path), left_out=LeftOut())
+    [document] = read_documents(str(path), skipped=Skipped())
     return document
 
 

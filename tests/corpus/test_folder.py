@@ -11,7 +11,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from ralm.corpus.documents import BROKEN_LINES, EMPTY_FILES, HIDDEN, LINKS, NO_TEXT, UNKNOWN
-from ralm.corpus.sources import LeftOut, read_documents
+from ralm.corpus.sources import Skipped, read_documents
 from ralm.errors import CorpusError, MissingExtraError
 
 
@@ -20,8 +20,8 @@ def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def ids(*sources: Path | str, left_out: LeftOut | None = None) -> list[str]:
-    documents = read_documents([*map(str, sources)], left_out=LeftOut() if left_out is None else left_out)
+def ids(*sources: Path | str, skipped: Skipped | None = None) -> list[str]:
+    documents = read_documents([*map(str, sources)], skipped=Skipped() if skipped is None else skipped)
     return [document.id for document in documents]
 
 
@@ -61,7 +61,7 @@ def test_kinds_are_mixed_and_ids_are_unique(tmp_path: Path) -> None:
         f"hf:{folder}/y:0",
         f"hf:{folder}/y:1",
     ]
-    titles = {document.id: document.title for document in read_documents(str(folder), left_out=LeftOut())}
+    titles = {document.id: document.title for document in read_documents(str(folder), skipped=Skipped())}
     assert (titles["b/x.md.gz"], titles["b/x.txt"]) == ("Title", "x")
 
 
@@ -86,9 +86,9 @@ def test_a_single_file_keeps_its_short_ids(tmp_path: Path) -> None:
 def test_all_splits_of_a_saved_dataset_below_a_folder(tmp_path: Path) -> None:
     splits = {split: Dataset.from_dict({"text": [f"of {split}"]}) for split in ("train", "test")}
     DatasetDict(splits).save_to_disk(tmp_path / "folder" / "saved")
-    left_out = LeftOut()
-    assert ids(tmp_path / "folder", left_out=left_out) == ["saved/test:0", "saved/train:0"]
-    assert not left_out.counts
+    skipped = Skipped()
+    assert ids(tmp_path / "folder", skipped=skipped) == ["saved/test:0", "saved/train:0"]
+    assert not skipped.counts
 
 
 def test_what_is_left_out_is_named(tmp_path: Path) -> None:
@@ -106,11 +106,11 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    left_out = LeftOut()
-    assert ids(tmp_path, left_out=left_out) == ["a.txt", "broken.jsonl:1", "broken.jsonl:3"]
-    [broken] = left_out.examples[BROKEN_LINES]
+    skipped = Skipped()
+    assert ids(tmp_path, skipped=skipped) == ["a.txt", "broken.jsonl:1", "broken.jsonl:3"]
+    [broken] = skipped.examples[BROKEN_LINES]
     assert broken.startswith(f"{tmp_path}/broken.jsonl, line 2 is not JSON")
-    assert left_out.examples == {
+    assert skipped.examples == {
         BROKEN_LINES: [broken],
         HIDDEN: [f"{tmp_path}/.git", f"{tmp_path}/.hidden.txt"],
         NO_TEXT: ["blank.txt"],
@@ -118,18 +118,18 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
         UNKNOWN: [f"{tmp_path}/no-suffix", f"{tmp_path}/x.png", f"{tmp_path}/y.PNG"],
     }
     assert f"files of an unknown kind: 3 (.png 2, without suffix 1), such as {tmp_path}/no-suffix;" in "\n".join(
-        left_out.lines()
+        skipped.lines()
     )
 
 
 def test_kinds_and_examples_are_bounded() -> None:
-    left_out = LeftOut()
+    skipped = Skipped()
     for number in range(1000):
-        left_out.add_unknown(f"x.{number}", f".{number}")
-    assert left_out.counts == {UNKNOWN: 1000}
-    assert len(left_out.examples[UNKNOWN]) == 5
-    assert len(left_out.kinds) == 21
-    assert left_out.kinds.total() == 1000
+        skipped.add_unknown(f"x.{number}", f".{number}")
+    assert skipped.counts == {UNKNOWN: 1000}
+    assert len(skipped.examples[UNKNOWN]) == 5
+    assert len(skipped.kinds) == 21
+    assert skipped.kinds.total() == 1000
 
 
 def test_links(tmp_path: Path) -> None:
@@ -159,20 +159,20 @@ def test_links(tmp_path: Path) -> None:
     }.items():
         (folder / name).symlink_to(target)
     (outside / "back").symlink_to(folder)
-    left_out = LeftOut()
-    assert ids(folder, left_out=left_out) == [
+    skipped = Skipped()
+    assert ids(folder, skipped=skipped) == [
         "1-outside/b.txt",
         "1-outside/deeper/c.txt",
         "7-hidden/d.txt",
         "9-file.txt",
         "sub/a.txt",
     ]
-    assert left_out.counts == {HIDDEN: 1, LINKS: 9}
-    links = LeftOut()
+    assert skipped.counts == {HIDDEN: 1, LINKS: 9}
+    links = Skipped()
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
         patch.setattr("ralm.corpus.documents._EXAMPLES_KEPT", 100)
-        ids(folder, left_out=links)
+        ids(folder, skipped=links)
     assert links.examples[LINKS] == [
         f"{folder}/1-outside/back (leads to a folder that is read anyway)",
         f"{folder}/2-again (was read already)",
@@ -206,10 +206,10 @@ def test_pipes_in_a_folder_are_named_and_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     os.mkfifo(tmp_path / "b.txt")
     os.mkfifo(tmp_path / "pipe")
-    left_out = LeftOut()
-    assert ids(tmp_path, left_out=left_out) == ["a.txt"]
-    assert "b.txt is a pipe, not a file" in "\n".join(left_out.lines())
-    assert left_out.counts[UNKNOWN] == 1
+    skipped = Skipped()
+    assert ids(tmp_path, skipped=skipped) == ["a.txt"]
+    assert "b.txt is a pipe, not a file" in "\n".join(skipped.lines())
+    assert skipped.counts[UNKNOWN] == 1
 
 
 def test_a_folder_without_documents_says_what_is_in_it(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_packed_files_that_unpack_to_too_much(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "a.txt").write_text("text")
     for name in ("x.txt.gz", "x.jsonl.gz", "x.csv.gz"):
         (tmp_path / name).write_bytes(bomb)
-    left_out = LeftOut()
-    assert ids(tmp_path, left_out=left_out) == ["a.txt"]
-    assert "x.txt.gz unpacks to more than 1 MiB; unpack it first" in "\n".join(left_out.lines())
-    assert "x.jsonl.gz, line 1 is longer than 1 MiB" in "\n".join(left_out.lines())
+    skipped = Skipped()
+    assert ids(tmp_path, skipped=skipped) == ["a.txt"]
+    assert "x.txt.gz unpacks to more than 1 MiB; unpack it first" in "\n".join(skipped.lines())
+    assert "x.jsonl.gz, line 1 is longer than 1 MiB" in "\n".join(skipped.lines())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ralm.corpus.sources import Fields, LeftOut, read_documents
+from ralm.corpus.sources import Fields, Skipped, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
 
@@ -41,7 +41,7 @@ of it"""
 
 
 def read(path: Path, fields: Fields | None = None) -> Document:
-    [document] = read_documents(str(path), fields, left_out=LeftOut())
+    [document] = read_documents(str(path), fields, skipped=Skipped())
     return document
 
 

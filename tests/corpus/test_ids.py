@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.corpus import sources
-from ralm.corpus.sources import LeftOut, SharedIds, read_documents
+from ralm.corpus.sources import SharedIds, Skipped, read_documents
 from ralm.errors import RalmWarning
 from ralm.records import Document
 
@@ -38,6 +38,6 @@ def test_two_files_with_the_same_ids_are_kept_and_said(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         rows = [{"id": number, "text": f"{name} {number}"} for number in range(4)]
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    documents = read_documents(str(tmp_path), left_out=LeftOut())
+    documents = read_documents(str(tmp_path), skipped=Skipped())
     with pytest.warns(RalmWarning, match="share an id, such as 0, 1, 2 .4 have that of an earlier document."):
         assert [document.id for document in documents] == ["0", "1", "2", "3"] * 2

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES
 from ralm.corpus.formats import json_records
 from ralm.corpus.formats.json_records import _Ahead, _values
-from ralm.corpus.sources import LeftOut, read_documents
+from ralm.corpus.sources import Skipped, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
 
@@ -72,8 +72,8 @@ def test_an_array_that_is_cut_or_changed_is_refused_or_read_as_json_does(
         assert repr(values_of(path, piece)) == repr(expected)
 
 
-def read(path: Path, left_out: LeftOut | None = None, skip_bad: bool = False) -> list[Document]:
-    return list(read_documents(str(path), left_out=left_out or LeftOut(), skip_bad=skip_bad))
+def read(path: Path, skipped: Skipped | None = None, skip_bad: bool = False) -> list[Document]:
+    return list(read_documents(str(path), skipped=skipped or Skipped(), skip_bad=skip_bad))
 
 
 @pytest.mark.parametrize("name", ["x.json", "x.json.gz", "X.JSON"])
@@ -98,9 +98,9 @@ def test_elements_that_are_no_documents(tmp_path: Path) -> None:
     path.write_text('[{"text": "one"}, 17, {"body": "x"}, {"text": "\\ud800"}, {"text": "five"}]')
     with pytest.raises(CorpusError, match="x.json, object 2 is JSON but not an object with fields. Fix it, or skip"):
         read(path)
-    left_out = LeftOut()
-    assert [document.id for document in read(path, left_out, skip_bad=True)] == ["1", "5"]
-    assert left_out.counts == {BROKEN_LINES: 3}
+    skipped = Skipped()
+    assert [document.id for document in read(path, skipped, skip_bad=True)] == ["1", "5"]
+    assert skipped.counts == {BROKEN_LINES: 3}
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_elements_that_are_no_documents(tmp_path: Path) -> None:
 def test_where_an_array_is_broken(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
-    documents = read_documents(str(path), left_out=LeftOut())
+    documents = read_documents(str(path), skipped=Skipped())
     assert next(documents).text == "one"
     with pytest.raises(CorpusError, match=f"x.json is not JSON: .*{says}"):
         list(documents)
-    left_out = LeftOut()
-    assert [document.text for document in read(tmp_path, left_out)] == ["one"]
-    assert left_out.counts == {BROKEN_FILES: 1}
+    skipped = Skipped()
+    assert [document.text for document in read(tmp_path, skipped)] == ["one"]
+    assert skipped.counts == {BROKEN_FILES: 1}
 
 
 def test_bytes_that_are_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_an_array_takes_the_memory_of_its_largest_object(tmp_path: Path) -> None
     path.write_text(json.dumps([{"text": "word " * 1000}] * rows))
     assert path.stat().st_size > 16 << 20
     tracemalloc.start()
-    count = sum(1 for _ in read_documents(str(path), left_out=LeftOut()))
+    count = sum(1 for _ in read_documents(str(path), skipped=Skipped()))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert count == rows

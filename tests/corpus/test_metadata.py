@@ -14,8 +14,8 @@ import pytest
 from datasets import Dataset, Features, Image, Value
 from pydantic import JsonValue
 
-from ralm.corpus.documents import NOT_JSON, from_json, json_value, to_json
-from ralm.corpus.sources import Fields, LeftOut, read_documents
+from ralm.corpus.documents import NOT_JSON, json_value, metadata_from_json, metadata_to_json
+from ralm.corpus.sources import Fields, Skipped, read_documents
 from ralm.corpus.splitting import Splitting, make_passages
 from ralm.errors import CorpusError
 from ralm.records import Metadata
@@ -49,7 +49,7 @@ VALUES: list[tuple[object, JsonValue]] = [
 def test_values_as_json(value: object, expected: JsonValue) -> None:
     found = json_value(value)
     assert (found, type(found)) == (expected, type(expected))
-    assert from_json(to_json({"field": found})) == {"field": expected}
+    assert metadata_from_json(metadata_to_json({"field": found})) == {"field": expected}
 
 
 def nested(levels: int) -> object:
@@ -66,8 +66,8 @@ def test_values_that_json_lacks(value: object) -> None:
     json_value(nested(100))
 
 
-def read(path: Path, fields: Fields | None = None, left_out: LeftOut | None = None) -> Sequence[Metadata]:
-    documents = read_documents(str(path), fields, left_out=LeftOut() if left_out is None else left_out)
+def read(path: Path, fields: Fields | None = None, skipped: Skipped | None = None) -> Sequence[Metadata]:
+    documents = read_documents(str(path), fields, skipped=Skipped() if skipped is None else skipped)
     return [document.metadata for document in documents]
 
 
@@ -76,12 +76,12 @@ def test_jsonl(tmp_path: Path) -> None:
         '{"id": 1, "title": "A", "text": "one", "url": "https://a", "page": 2, "none": null, "empty": "", "n": NaN}\n'
         '{"text": "two", "big": Infinity, "tags": ["a", {"b": 1.5}]}\n'
     )
-    left_out = LeftOut()
-    assert read(tmp_path / "x.jsonl", left_out=left_out) == [
+    skipped = Skipped()
+    assert read(tmp_path / "x.jsonl", skipped=skipped) == [
         {"url": "https://a", "page": 2},
         {"tags": ["a", {"b": 1.5}]},
     ]
-    assert left_out.as_json() == {NOT_JSON: {"count": 1, "examples": ["big (float)"]}}
+    assert skipped.as_json() == {NOT_JSON: {"count": 1, "examples": ["big (float)"]}}
 
 
 def test_half_a_character_in_a_nested_value_is_a_broken_line(tmp_path: Path) -> None:
@@ -117,10 +117,10 @@ def test_parquet_reads_only_the_columns_that_it_needs(tmp_path: Path, monkeypatc
         return whole(self, batch_size=batch_size, columns=columns)
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
-    left_out = LeftOut()
+    skipped = Skipped()
     everything = {"date": "2024-02-29", "price": 1.5, "vector": [0.5, 1.5], "kind": "k"}
-    assert read(tmp_path / "x.parquet", left_out=left_out) == [everything]
-    assert left_out.examples == {NOT_JSON: ["picture (bytes)", "raw (bytes)", "pairs (bytes)"]}
+    assert read(tmp_path / "x.parquet", skipped=skipped) == [everything]
+    assert skipped.examples == {NOT_JSON: ["picture (bytes)", "raw (bytes)", "pairs (bytes)"]}
     assert read(tmp_path / "x.parquet", Fields(metadata=("kind", "date"))) == [{"kind": "k", "date": "2024-02-29"}]
     assert read(tmp_path / "x.parquet", Fields(metadata=())) == [{}]
     assert asked == [["text", "date", "price", "vector", "kind"], ["text", "date", "kind"], ["text"]]
@@ -135,9 +135,9 @@ def test_datasets_decode_no_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyP
     }
     features = Features({"text": Value("string"), "at": Value("timestamp[s]"), "picture": Image()})
     Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "saved")
-    left_out = LeftOut()
-    assert read(tmp_path / "saved", left_out=left_out) == [{"at": "2024-02-29T00:00:00"}]
-    assert left_out.examples == {NOT_JSON: ["picture (bytes)"]}
+    skipped = Skipped()
+    assert read(tmp_path / "saved", skipped=skipped) == [{"at": "2024-02-29T00:00:00"}]
+    assert skipped.examples == {NOT_JSON: ["picture (bytes)"]}
 
 
 def test_a_named_field_that_no_record_has(tmp_path: Path) -> None:

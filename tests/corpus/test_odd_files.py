@@ -20,15 +20,15 @@ import pytest
 from ralm.corpus.decontamination import read_titles
 from ralm.corpus.documents import BROKEN_FILES, HIDDEN, LINKS
 from ralm.corpus.files import read_text
-from ralm.corpus.sources import LeftOut, read_documents
+from ralm.corpus.sources import Skipped, read_documents
 from ralm.corpus.store import PassageStore, write_passages
 from ralm.errors import CorpusError, InputError, RalmWarning, RetrievalFileError, TextError
 from ralm.records import Document, Passage
 from ralm.retrieval.retrieval_file import read_retrieval_file
 
 
-def read(path: Path, left_out: LeftOut | None = None) -> list[Document]:
-    return list(read_documents(str(path), left_out=LeftOut() if left_out is None else left_out))
+def read(path: Path, skipped: Skipped | None = None) -> list[Document]:
+    return list(read_documents(str(path), skipped=Skipped() if skipped is None else skipped))
 
 
 READERS: list[Callable[[Path], object]] = [read, read_text, read_titles, read_retrieval_file]
@@ -71,9 +71,9 @@ def test_a_folder_leaves_out_no_file_without_a_word(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / ".hidden.txt").symlink_to(tmp_path / "gone")
     (tmp_path / "b.txt").symlink_to(tmp_path / "gone")
-    left_out = LeftOut()
-    assert [document.text for document in read(tmp_path, left_out)] == ["one"]
-    assert left_out.examples == {
+    skipped = Skipped()
+    assert [document.text for document in read(tmp_path, skipped)] == ["one"]
+    assert skipped.examples == {
         HIDDEN: [f"{tmp_path}/.hidden.txt"],
         LINKS: [f"{tmp_path}/b.txt (a link to nothing)"],
     }
@@ -85,9 +85,9 @@ def test_a_folder_leaves_out_no_file_without_a_word(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b").mkdir(mode=0)
-    left_out = LeftOut()
-    assert [document.text for document in read(tmp_path, left_out)] == ["one"]
-    assert left_out.examples == {BROKEN_FILES: [f"{tmp_path}/b cannot be read: Permission denied"]}
+    skipped = Skipped()
+    assert [document.text for document in read(tmp_path, skipped)] == ["one"]
+    assert skipped.examples == {BROKEN_FILES: [f"{tmp_path}/b cannot be read: Permission denied"]}
     with pytest.raises(CorpusError, match="b cannot be read: Permission denied"):
         read(tmp_path / "b")
 
@@ -103,9 +103,9 @@ def test_a_folder_that_vanishes_while_it_is_listed(tmp_path: Path, monkeypatch: 
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    left_out = LeftOut()
-    assert [document.text for document in read(tmp_path, left_out)] == ["one"]
-    assert left_out.examples == {BROKEN_FILES: [f"{tmp_path}/b cannot be read: No such file or directory"]}
+    skipped = Skipped()
+    assert [document.text for document in read(tmp_path, skipped)] == ["one"]
+    assert skipped.examples == {BROKEN_FILES: [f"{tmp_path}/b cannot be read: No such file or directory"]}
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.tsv"])

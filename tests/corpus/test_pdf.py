@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES, NO_TEXT_PAGES
-from ralm.corpus.sources import Fields, LeftOut, read_documents
+from ralm.corpus.sources import Fields, Skipped, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
 
@@ -50,19 +50,19 @@ def encrypted(file: bytes, password: str, algorithm: str) -> bytes:
     return out.getvalue()
 
 
-def read(path: Path, left_out: LeftOut | None = None, fields: Fields | None = None) -> list[Document]:
-    return list(read_documents(str(path), fields, left_out=left_out or LeftOut()))
+def read(path: Path, skipped: Skipped | None = None, fields: Fields | None = None) -> list[Document]:
+    return list(read_documents(str(path), fields, skipped=skipped or Skipped()))
 
 
 def test_a_document_per_page(tmp_path: Path) -> None:
     path = tmp_path / "x.pdf"
     path.write_bytes(pdf("First page", "", "Café (third)", title=" The  title "))
-    left_out = LeftOut()
-    assert read(path, left_out) == [
+    skipped = Skipped()
+    assert read(path, skipped) == [
         Document(id="x.pdf", title="The title", text="First page", metadata={"page": 1}),
         Document(id="x.pdf", title="The title", text="Café (third)", metadata={"page": 3}),
     ]
-    assert left_out.as_json() == {NO_TEXT_PAGES: {"count": 1, "examples": [f"{path}, page 2"]}}
+    assert skipped.as_json() == {NO_TEXT_PAGES: {"count": 1, "examples": [f"{path}, page 2"]}}
     path.write_bytes(pdf("First page"))
     [document] = read(path, fields=Fields(metadata=()))
     assert (document.title, document.metadata) == ("x", {})
@@ -84,9 +84,9 @@ def test_scanned_files(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"x.pdf has no text on any page; if it is scanned, run OCR on it\."):
         read(path)
     (tmp_path / "a.txt").write_text("one")
-    left_out = LeftOut()
-    assert [document.text for document in read(tmp_path, left_out)] == ["one"]
-    assert left_out.examples[BROKEN_FILES] == [f"{path} has no text on any page; if it is scanned, run OCR on it"]
+    skipped = Skipped()
+    assert [document.text for document in read(tmp_path, skipped)] == ["one"]
+    assert skipped.examples[BROKEN_FILES] == [f"{path} has no text on any page; if it is scanned, run OCR on it"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"%PDF-1.4", b"PK\x03\x04", b"no pdf\n" * 99, pdf("x")[:-200]])
@@ -124,9 +124,9 @@ def test_a_broken_page_is_named_and_the_others_are_read(tmp_path: Path, monkeypa
     monkeypatch.setattr(pypdf.PageObject, "extract_text", broken)
     with pytest.raises(CorpusError, match=r"x.pdf, page 2 cannot be read: a font of itself\.$"):
         read(tmp_path / "x.pdf")
-    left_out = LeftOut()
-    assert [document.metadata["page"] for document in read(tmp_path, left_out)] == [1, 3]
-    assert left_out.counts == {BROKEN_LINES: 1}
+    skipped = Skipped()
+    assert [document.metadata["page"] for document in read(tmp_path, skipped)] == [1, 3]
+    assert skipped.counts == {BROKEN_LINES: 1}
 
 
 def test_damage_anywhere_ends_in_a_sentence_or_in_pages(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES
-from ralm.corpus.sources import Fields, LeftOut, read_documents
+from ralm.corpus.sources import Fields, Skipped, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
 from tests.shared_data import shared
@@ -22,10 +22,10 @@ ROWS = [{"id": "a", "title": "A", "text": "one"}, {"id": "b", "title": "B", "tex
 DOCUMENTS = [Document(id="a", title="A", text="one"), Document(id="b", title="B", text="two\nlines")]
 
 
-def read(path: Path | str, fields: Fields | None = None, left_out: LeftOut | None = None) -> list[Document]:
+def read(path: Path | str, fields: Fields | None = None, skipped: Skipped | None = None) -> list[Document]:
     """The documents of a source; broken lines are passed over if what is left out is counted."""
-    counted = LeftOut() if left_out is None else left_out
-    return list(read_documents(str(path), fields, left_out=counted, skip_bad=left_out is not None))
+    counted = Skipped() if skipped is None else skipped
+    return list(read_documents(str(path), fields, skipped=counted, skip_bad=skipped is not None))
 
 
 def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
@@ -85,10 +85,10 @@ def test_a_broken_line_of_jsonl_is_named_or_passed_over(line: bytes, says: str, 
     path.write_bytes(b'{"text": "one"}\n' + line + b'\n{"text": "three"}\n')
     with pytest.raises(CorpusError, match=re.escape(f"{path}, {says}")):
         read(path)
-    left_out = LeftOut()
-    assert [document.text for document in read(path, left_out=left_out)] == ["one", "three"]
-    assert left_out.counts == {BROKEN_LINES: 1}
-    assert says in left_out.examples[BROKEN_LINES][0]
+    skipped = Skipped()
+    assert [document.text for document in read(path, skipped=skipped)] == ["one", "three"]
+    assert skipped.counts == {BROKEN_LINES: 1}
+    assert says in skipped.examples[BROKEN_LINES][0]
 
 
 def test_the_byte_that_is_not_utf8_is_counted_from_the_beginning_of_the_file(tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_the_byte_that_is_not_utf8_is_counted_from_the_beginning_of_the_file(tmp
 def test_only_the_first_few_broken_lines_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text("broken\n" * 1000 + '{"text": "one"}\n')
-    left_out = LeftOut()
-    assert len(read(path, left_out=left_out)) == 1
-    assert (left_out.counts[BROKEN_LINES], len(left_out.examples[BROKEN_LINES])) == (1000, 5)
+    skipped = Skipped()
+    assert len(read(path, skipped=skipped)) == 1
+    assert (skipped.counts[BROKEN_LINES], len(skipped.examples[BROKEN_LINES])) == (1000, 5)
 
 
 def test_all_lines_broken_is_an_error_even_when_they_may_be_passed_over(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_all_lines_broken_is_an_error_even_when_they_may_be_passed_over(tmp_path
         CorpusError,
         match="x.jsonl holds no document; left out: broken lines, objects or pages: 2, such as .* id, title, text;",
     ):
-        read(path, Fields(text="body"), LeftOut())
+        read(path, Fields(text="body"), Skipped())
 
 
 def test_a_damaged_gzip_file(tmp_path: Path) -> None:
@@ -167,10 +167,10 @@ def test_a_broken_line_of_tsv_is_named_or_passed_over_alone(line: str, says: str
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(CorpusError, match=re.escape(f"{path}, {says}")):
         read(path)
-    left_out = LeftOut()
-    assert [document.text for document in read(path, left_out=left_out)] == ["one", "three", "four", "five"]
-    assert left_out.counts == {BROKEN_LINES: 1}
-    assert says in left_out.examples[BROKEN_LINES][0]
+    skipped = Skipped()
+    assert [document.text for document in read(path, skipped=skipped)] == ["one", "three", "four", "five"]
+    assert skipped.counts == {BROKEN_LINES: 1}
+    assert says in skipped.examples[BROKEN_LINES][0]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -225,10 +225,10 @@ def test_a_broken_line_of_csv_is_named_or_passed_over_alone(line: str, says: str
     with pytest.raises(CorpusError, match=re.escape(f"{tmp_path}/x.csv, {says}")):
         read(tmp_path / "x.csv")
     for source in (tmp_path / "x.csv", tmp_path):
-        left_out = LeftOut()
-        assert [document.text for document in read(source, left_out=left_out)] == ["one", "three", "four"]
-        assert left_out.counts == {BROKEN_LINES: 1}
-        assert says in left_out.examples[BROKEN_LINES][0]
+        skipped = Skipped()
+        assert [document.text for document in read(source, skipped=skipped)] == ["one", "three", "four"]
+        assert skipped.counts == {BROKEN_LINES: 1}
+        assert says in skipped.examples[BROKEN_LINES][0]
 
 
 def test_parquet_file_and_folder(tmp_path: Path) -> None:
@@ -306,10 +306,10 @@ def test_a_text_file_that_is_not_utf8_is_named_or_passed_over(tmp_path: Path) ->
     message = f"{tmp_path}/a.txt is not UTF-8: byte 3 is 0xe9"
     with pytest.raises(CorpusError, match=re.escape(message)):
         read(tmp_path / "a.txt")
-    left_out = LeftOut()
-    assert [document.id for document in read(tmp_path, left_out=left_out)] == ["b.txt"]
-    assert left_out.counts == {BROKEN_FILES: 1}
-    assert left_out.examples[BROKEN_FILES][0].startswith(message)
+    skipped = Skipped()
+    assert [document.id for document in read(tmp_path, skipped=skipped)] == ["b.txt"]
+    assert skipped.counts == {BROKEN_FILES: 1}
+    assert skipped.examples[BROKEN_FILES][0].startswith(message)
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.tsv", "x.jsonl.gz"])

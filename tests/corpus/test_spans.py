@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ralm.corpus.documents import DocumentMaker, Fields, LeftOut
+from ralm.corpus.documents import DocumentBuilder, Fields, Skipped
 from ralm.corpus.sources import read_documents
-from ralm.corpus.spans import Span, cut, grouped, list_files, read_span
+from ralm.corpus.spans import CorpusSpan, cut_span, group_files, list_files, read_span
 from ralm.errors import CorpusError, UsageError
 from ralm.records import Document
 
@@ -25,15 +25,15 @@ LINES = st.lists(
 )
 
 
-def spans_of(sources: list[str], span_bytes: int, *, named: bool = False) -> list[Span]:
-    files = list_files(sources, LeftOut(), named=named)
-    return [span for group in grouped(files, span_bytes) for span in cut(group, span_bytes)]
+def spans_of(sources: list[str], span_bytes: int, *, named: bool = False) -> list[CorpusSpan]:
+    files = list_files(sources, Skipped(), source_in_ids=named)
+    return [span for group in group_files(files, span_bytes) for span in cut_span(group, span_bytes)]
 
 
-def read(spans: list[Span]) -> tuple[list[Document], LeftOut]:
-    left_out = LeftOut()
-    maker = DocumentMaker(Fields(), left_out, skip_bad=True)
-    return [document for span in spans for document in read_span(span, maker)], left_out
+def read(spans: list[CorpusSpan]) -> tuple[list[Document], Skipped]:
+    skipped = Skipped()
+    builder = DocumentBuilder(Fields(), skipped, skip_bad=True)
+    return [document for span in spans for document in read_span(span, builder)], skipped
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -43,10 +43,10 @@ def test_lines_are_those_of_the_file_wherever_it_is_cut(
 ) -> None:
     file = tmp_path / "c.jsonl"
     file.write_text(("\ufeff" if bom else "") + (end or "\n").join([json.dumps({"text": "first"}), *lines]) + end)
-    left_out = LeftOut()
-    expected = list(read_documents(str(file), left_out=left_out, skip_bad=True))
+    skipped = Skipped()
+    expected = list(read_documents(str(file), skipped=skipped, skip_bad=True))
     spans = spans_of([str(file)], span_bytes)
-    assert read(spans) == (expected, left_out)
+    assert read(spans) == (expected, skipped)
 
     pieces = spans
     while any(span.halves() for span in pieces):
@@ -61,13 +61,13 @@ def test_files_of_a_folder_are_read_together_and_halved(tmp_path: Path) -> None:
     (tmp_path / "4.txt").write_bytes(b"\xff\xff")
     with gzip.open(tmp_path / "packed.jsonl.gz", "wt") as stream:
         stream.write("".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(50)))
-    left_out = LeftOut()
-    expected = list(read_documents(str(tmp_path), left_out=left_out))
+    skipped = Skipped()
+    expected = list(read_documents(str(tmp_path), skipped=skipped))
     spans = spans_of([str(tmp_path)], 300)
     assert [len(span.files) for span in spans] == [5, 4, 1]
     documents, lacking = read(spans)
     assert documents == expected
-    assert lacking.counts == left_out.counts
+    assert lacking.counts == skipped.counts
     one, other = spans[0].halves() or (spans[0], spans[0])
     assert read([one, other])[0] == expected[:4]
     assert spans[-1].halves() is None, "what is packed is not cut"
@@ -109,4 +109,4 @@ def test_datasets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     Path("saved").mkdir()
     Path("saved/state.json").write_text("{}")
     with pytest.raises(UsageError, match=f"^{source} is a dataset, and several machines can only read files"):
-        list_files([source], LeftOut(), named=False)
+        list_files([source], Skipped(), source_in_ids=False)

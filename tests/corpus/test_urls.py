@@ -16,10 +16,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
 
-from ralm.corpus.documents import DocumentMaker, Fields, LeftOut
+from ralm.corpus.documents import DocumentBuilder, Fields, Skipped
 from ralm.corpus.folder import fingerprint_of
 from ralm.corpus.sources import read_documents
-from ralm.corpus.spans import cut, grouped, list_files, read_span
+from ralm.corpus.spans import cut_span, group_files, list_files, read_span
 from ralm.errors import CorpusError, MissingExtraError, StorageError
 from ralm.records import Document
 from tests.cli.program import ralm
@@ -94,19 +94,19 @@ def remote(folder: Path, root: str) -> str:
     return f"memory://{root}"
 
 
-def read(*sources: str) -> tuple[list[Document], LeftOut]:
-    left_out = LeftOut()
-    return list(read_documents(sources, left_out=left_out)), left_out
+def read(*sources: str) -> tuple[list[Document], Skipped]:
+    skipped = Skipped()
+    return list(read_documents(sources, skipped=skipped)), skipped
 
 
 def test_a_folder_gives_the_documents_of_the_same_on_a_disk(folder: Path) -> None:
     url = remote(folder, "whole")
-    documents, left_out = read(str(folder))
+    documents, skipped = read(str(folder))
     for same in (url, f"{url}/", f"file://{folder}"):
         assert read(same)[0] == documents
-        assert read(same)[1].counts == left_out.counts
+        assert read(same)[1].counts == skipped.counts
     assert any("memory://whole/broken.json" in one for some in read(url)[1].examples.values() for one in some)
-    named = [one.id for one in read_documents(url, left_out=LeftOut(), named=True)]
+    named = [one.id for one in read_documents(url, skipped=Skipped(), source_in_ids=True)]
     assert "memory://whole/b/plain.txt" in named
 
 
@@ -125,18 +125,18 @@ def test_a_file_is_read_alone(folder: Path) -> None:
 def test_spans_are_cut_from_it(folder: Path) -> None:
     url = remote(folder, "spans")
     documents, counted = read(url)
-    files = list_files([url], LeftOut(), named=False)
-    spans = [span for group in grouped(files, 300) for span in cut(group, 300)]
+    files = list_files([url], Skipped(), source_in_ids=False)
+    spans = [span for group in group_files(files, 300) for span in cut_span(group, 300)]
     assert len([span for span in spans if span.files[0].lines]) > 3
     assert spans[0].name == "memory://spans/a.jsonl, lines 1 to 8"
-    left_out = LeftOut()
-    maker = DocumentMaker(Fields(), left_out, skip_bad=True)
+    skipped = Skipped()
+    builder = DocumentBuilder(Fields(), skipped, skip_bad=True)
     pieces = [half for span in spans for half in span.halves() or (span,)]
-    assert [one for span in pieces for one in read_span(span, maker)] == documents
+    assert [one for span in pieces for one in read_span(span, builder)] == documents
     fsspec.filesystem("memory").pipe("/spans/a.jsonl", LINES.replace(b"text 1", b"text X"))
     with pytest.raises(CorpusError, match=r"memory://spans/a\.jsonl, lines 1 to 8 was changed since it was first read"):
-        list(read_span(spans[0], maker))
-    assert counted.counts["files that are broken"] == left_out.counts["files that are broken"]
+        list(read_span(spans[0], builder))
+    assert counted.counts["files that are broken"] == skipped.counts["files that are broken"]
 
 
 def test_the_fingerprint_is_of_names_and_content(folder: Path) -> None:
@@ -176,9 +176,9 @@ def test_a_connection_that_is_lost_is_no_damaged_file(name: str, tmp_path: Path)
     url = f"flaky://{name}-lost"
     with pytest.raises(StorageError, match=rf"{url}/\S+ was not read completely: 'the connection was lost'"):
         read(url)
-    for span in grouped(list_files([url], LeftOut(), named=False), 9):
+    for span in group_files(list_files([url], Skipped(), source_in_ids=False), 9):
         with pytest.raises(StorageError, match="was not read completely"):
-            list(read_span(span, DocumentMaker(Fields(), LeftOut(), skip_bad=True)))
+            list(read_span(span, DocumentBuilder(Fields(), Skipped(), skip_bad=True)))
 
 
 def test_names_that_look_like_urls_and_sizes_that_are_not_told() -> None:

@@ -36,7 +36,7 @@ from ralm.recipes.replug_figure_7 import (
 from ralm.recipes.resources import GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN
 from ralm.recipes.results import MeasuredOrder, measure_recipe
 from ralm.recipes.steps import Step, eval_step, index_step
-from ralm.retrieval.analysis import Analyser, analysis_named
+from ralm.retrieval.analysis import Analyser, analysis_by_name
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import new_folder
@@ -189,7 +189,7 @@ def test_gains_by_class_are_those_of_a_loop(folders: dict[Step, Path]) -> None:
 
 
 def test_gains_by_frequency_are_those_of_a_loop(folders: dict[Step, Path]) -> None:
-    opened, analyse = open_index(folders[CORPUS]), Analyser(analysis_named("english"))
+    opened, analyse = open_index(folders[CORPUS]), Analyser(analysis_by_name("english"))
     passages = [{*analyse(f"{one.title} {one.text}")} for one in opened.passages]
     words = words_of_tokens([str(row["text"]) for row in tokens(folders[WITH])])
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from ralm.errors import OtherAnalyserError, UsageError
 from ralm.records import Passage
 from ralm.retrieval import analysis
-from ralm.retrieval.analysis import Analyser, analysis_named, analysis_recorded, snowball
+from ralm.retrieval.analysis import Analyser, analysis_as_recorded, analysis_by_name, snowball
 from ralm.retrieval.analysis.lucene import lower_case
 from ralm.retrieval.bm25 import build
 from ralm.retrieval.bm25.build import BM25Builder
@@ -31,20 +31,20 @@ SNOWBALL_3 = int(version("PyStemmer").split(".")[0]) >= 3
 
 
 def terms(name: str, text: str) -> list[str]:
-    return Analyser(analysis_named(name))(text)
+    return Analyser(analysis_by_name(name))(text)
 
 
 def test_lucenes_terms() -> None:
     rows = [json.loads(line) for line in (DATA / "lucene_terms.jsonl").read_text("utf-8").splitlines()]
     assert len(rows) == 570
-    analysers = {name: Analyser(analysis_named(name)) for name in {row["analyser"] for row in rows}}
+    analysers = {name: Analyser(analysis_by_name(name)) for name in {row["analyser"] for row in rows}}
     assert len(analysers) == 29
     assert [row for row in rows if analysers[row["analyser"]](row["text"]) != row["tokens"]] == []
 
 
 def test_the_stems_of_snowballs_vocabularies() -> None:
     rows = [line.split("\t") for line in (DATA / "snowball_words.tsv").read_text("utf-8").splitlines()]
-    analysers = {name: Analyser(analysis_named(name)) for name in {row[0] for row in rows}}
+    analysers = {name: Analyser(analysis_by_name(name)) for name in {row[0] for row in rows}}
     assert {"german", "french", "spanish", "russian", "arabic", "hindi"} <= set(analysers)
     wrong = [row for row in rows if analysers[row[0]](row[1]) != [row[-1] if SNOWBALL_3 else row[2]]]
     assert len(rows) > 2000
@@ -140,8 +140,8 @@ def test_languages_of_newer_stemming_libraries(name: str, texts: list[str], monk
 
 def test_every_language_of_the_library_has_a_name() -> None:
     for language in set(Stemmer.algorithms()) - {"porter", "dutch_porter"}:
-        analysis = analysis_named(language)
-        assert analysis_recorded(analysis.recorded) is analysis
+        analysis = analysis_by_name(language)
+        assert analysis_as_recorded(analysis.recorded) is analysis
         assert all(isinstance(term, str) and term for term in Analyser(analysis)("Don't stop 1st, a b c d'x l'x 2.5"))
 
 
@@ -163,7 +163,7 @@ SCRIPTS = (
 )
 def test_any_text_has_the_terms_of_its_runs(name: str, text: str) -> None:
     """No term goes beyond white space: a text analysed as a whole has the same."""
-    analysis = analysis_named(name)
+    analysis = analysis_by_name(name)
     expected = list(analysis.prepare()(text))
     assert Analyser(analysis)(text) == expected
     assert all(expected)
@@ -179,7 +179,7 @@ def test_decomposed_characters_are_those_that_they_make(name: str, text: str) ->
 def test_long_runs_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sentences without white space would fill the caches and never come again."""
     monkeypatch.setattr(analysis, "MOST_TERMS_REMEMBERED", 3)
-    analyse = Analyser(analysis_named("cjk"))
+    analyse = Analyser(analysis_by_name("cjk"))
     assert [len(analyse(text)) for text in ("一二三四", "一二三四五", "一二三四五")] == [3, 4, 4]
     assert list(analyse._remembered) == ["一二三四"]
 
@@ -209,7 +209,7 @@ def test_retrieval_finds_other_forms(
     build_index(passages, tmp_path / "index", analyser=name)
     opened = open_index(tmp_path / "index")
     assert [number for number, _ in opened.bm25.retrieve([query], 3).of(0)] == expected
-    assert opened.bm25.config["analysis"] == analysis_named(name).recorded
+    assert opened.bm25.config["analysis"] == analysis_by_name(name).recorded
 
 
 @pytest.mark.parametrize("name", ["french", "cjk"])
@@ -220,7 +220,7 @@ def test_the_same_arrays_with_other_processes(tmp_path: Path, monkeypatch: pytes
     for workers in (1, 2):
         folder = tmp_path / str(workers)
         folder.mkdir()
-        with BM25Builder(folder, BuildOptions(workers=workers), analysis_named(name)) as builder:
+        with BM25Builder(folder, BuildOptions(workers=workers), analysis_by_name(name)) as builder:
             for text in texts:
                 builder.add(text)
             builder.finish()

@@ -8,7 +8,7 @@ from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.random import RandomRetriever
-from ralm.retrieval.retriever import passages_of
+from ralm.retrieval.retriever import matching_passages
 
 TITLES = ("The Sea", "'The Hill'", "", "Town")
 
@@ -25,10 +25,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 
 def test_passages_by_title_and_document(index: Index) -> None:
-    assert passages_of(index.passages, ["the hill", "TOWN", "unknown"]).tolist() == [2, 3, 6, 7]
-    assert passages_of(index.passages, document_ids=["d0", "d", "D2"]).tolist() == [0, 1]
-    assert passages_of(index.passages, ["the sea"], ["d3"]).tolist() == [0, 1, 6, 7]
-    assert passages_of(index.passages, ["", " "]).tolist() == [], "no title is not a title"
+    assert matching_passages(index.passages, ["the hill", "TOWN", "unknown"]).tolist() == [2, 3, 6, 7]
+    assert matching_passages(index.passages, document_ids=["d0", "d", "D2"]).tolist() == [0, 1]
+    assert matching_passages(index.passages, ["the sea"], ["d3"]).tolist() == [0, 1, 6, 7]
+    assert matching_passages(index.passages, ["", " "]).tolist() == [], "no title is not a title"
 
 
 def test_bm25_without_passages(index: Index) -> None:

@@ -12,7 +12,7 @@ import ralm
 from ralm.errors import UsageError
 from ralm.protocols import Retriever
 from ralm.reading.sources import FromRetriever
-from ralm.retrieval.retriever import RetrieverName, passages_of as numbers_of
+from ralm.retrieval.retriever import RetrieverName, matching_passages as numbers_of
 from tests.fakes import CountingModel, LetterEncoder, WordTokenizer, passages_of
 
 TEXTS = ("sheep on the hill", "the sea and the sheep", "a town by the sea", "the hill above the town")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ralm.records import Hits
-from ralm.retrieval.retriever import SharedRetriever
+from ralm.retrieval.retriever import MemoizedRetriever
 from tests.fakes import SharedWordsRetriever, passages_of
 
 PASSAGES = passages_of("a b", "a", "b c", "c", *["a b c"] * 20)
@@ -27,7 +27,7 @@ def same(one: Hits, other: Hits) -> None:
 
 
 def test_hits_are_shared_as_far_as_they_are_stable() -> None:
-    shared = SharedRetriever(StableTo(PASSAGES), 12)
+    shared = MemoizedRetriever(StableTo(PASSAGES), 12)
     for k in (3, 7, 1, 8, 12, 8):
         same(shared.retrieve(["a b", "c"], k), StableTo(PASSAGES).retrieve(["a b", "c"], k))
     assert shared.retrievals == 3, "one for up to 7, one for 8, one for 12"
@@ -37,7 +37,7 @@ def test_hits_are_shared_as_far_as_they_are_stable() -> None:
 
 def test_a_retriever_that_says_nothing_is_asked_for_every_number_of_hits() -> None:
     retriever = SharedWordsRetriever(PASSAGES)
-    shared = SharedRetriever(retriever, 7)
+    shared = MemoizedRetriever(retriever, 7)
     for k in (3, 7, 3):
         same(shared.retrieve(["a b", "c"], k), SharedWordsRetriever(PASSAGES).retrieve(["a b", "c"], k))
     assert (shared.retrievals, len(retriever.queries)) == (2, 4)

@@ -20,7 +20,7 @@ from ralm.terminal import path_text
 
 if TYPE_CHECKING:
     from ralm.corpus.decontamination import Removals
-    from ralm.corpus.documents import LeftOut
+    from ralm.corpus.documents import Skipped
 
 KINDS = "text, Markdown, JSON Lines, JSON, CSV, DPR's TSV, Parquet, HTML, PDF, DOCX"
 _FIELDS: Final = TypeAdapter(Fields)
@@ -77,7 +77,7 @@ class ReadCorpus:
 
     passages: Iterator[Passage]
     removals: "Removals"
-    left_out: "LeftOut"
+    skipped: "Skipped"
     sources: Sequence[str]
     fields: Fields
     decontamination: Decontamination
@@ -97,7 +97,7 @@ class ReadCorpus:
             "fields": _as_json(self.fields),
             "decontamination": self.decontamination.settings,
             "removed": {"counts": self.removals.counts(), **removed},
-            "left_out": self.left_out.as_json(),
+            "skipped": self.skipped.as_json(),
         }
 
 
@@ -124,7 +124,7 @@ def read_corpus(
     """The passages of sources. `lm` is the language model whose tokens `splitting` counts; `named` makes the ids of
     documents begin with their source."""
     from ralm.corpus.decontamination import Removals
-    from ralm.corpus.sources import LeftOut, read_documents
+    from ralm.corpus.sources import Skipped, read_documents
     from ralm.corpus.splitting import make_passages
 
     tokenizer = None
@@ -132,10 +132,10 @@ def read_corpus(
         from ralm.lm.named import load_tokenizer
 
         tokenizer = load_tokenizer(lm)
-    removals, left_out = Removals(), LeftOut()
+    removals, skipped = Removals(), Skipped()
     fields = replace(options.fields, metadata=()) if options.no_metadata else options.fields
-    documents = read_documents(sources, fields, left_out=left_out, skip_bad=options.skip_bad, named=named)
+    documents = read_documents(sources, fields, skipped=skipped, skip_bad=options.skip_bad, source_in_ids=named)
     passages = make_passages(
         documents, splitting, tokenizer=tokenizer, decontamination=decontamination, removals=removals
     )
-    return ReadCorpus(passages, removals, left_out, sources, fields, decontamination)
+    return ReadCorpus(passages, removals, skipped, sources, fields, decontamination)

@@ -73,7 +73,7 @@ def index(
     """
     from ralm.cli.output import print_index
     from ralm.distributed.loading import ray_extra
-    from ralm.retrieval.analysis import analysis_named
+    from ralm.retrieval.analysis import analysis_by_name
     from ralm.retrieval.build import build_index
     from ralm.retrieval.dense.options import load_encoder
     from ralm.retrieval.index import INDEX_KIND
@@ -99,7 +99,7 @@ def index(
         Use("workers", ray is None, "one machine; a cluster has its own"),
         Use("ray", not dense, '`retriever="bm25"`: `ralm encode` adds vectors on the cluster afterwards'),
     )
-    analysis_named(analyser)
+    analysis_by_name(analyser)
     if "workers" not in given_options(context):
         build = replace(build, workers=cores())
     check_output(out, kind=INDEX_KIND, force=force)
@@ -146,7 +146,7 @@ def index(
             parts=parts,
             describe=describe,
             removals=read.removals,
-            left_out=read.left_out,
+            skipped=read.skipped,
             build=build,
             force=force,
         )

@@ -44,14 +44,14 @@ def print_index(out: Path, manifest: Manifest, read: ReadCorpus) -> None:
     print_line(f"{out}: {', '.join(parts)}")
     if isinstance(dense := manifest.settings.get("dense"), dict):
         print_vectors(dense, counts["passages"])
-    _print_left_out(out, read)
+    _print_skipped(out, read)
 
 
-def _print_left_out(out: Path, read: ReadCorpus) -> None:
+def _print_skipped(out: Path, read: ReadCorpus) -> None:
     for reason in (BY_TITLE, BY_OVERLAP):
         if removed := read.removals.count(reason):
             print_line(f"left out for {reason}: {removed:,} passages, see {out / MANIFEST}")
-    for line in read.left_out.lines():
+    for line in read.skipped.lines():
         print_line(f"left out: {one_line(line)}")
 
 
@@ -64,7 +64,7 @@ def print_update(index: Path, manifest: Manifest, read: ReadCorpus | None) -> No
         f"segment{'s' if segments > 1 else ''}"
     )
     if read is not None:
-        _print_left_out(index, read)
+        _print_skipped(index, read)
 
 
 def print_encoded(index: Path, manifest: Manifest, name: str) -> None:

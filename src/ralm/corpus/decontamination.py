@@ -129,16 +129,6 @@ class Decontamination:
                         yield begin
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
-    """What was left out of one document: the number of passages, and the reason."""
-
-    reason: str
-    document_id: str
-    title: str
-    passages: int
-
-
 class Removals:
     """What was left out of a corpus, for its manifest: exact counts, and a list with one row per reason and title.
 
@@ -150,11 +140,11 @@ class Removals:
         self._documents: Counter[str] = Counter()
         self._rows: dict[tuple[str, str, str], int] = {}
 
-    def add(self, removed: Removed) -> None:
-        """Count what was left out of a document."""
-        self._passages[removed.reason] += removed.passages
-        self._documents[removed.reason] += 1
-        self._list((removed.reason, removed.title, "" if removed.title else removed.document_id), removed.passages)
+    def add(self, reason: str, document_id: str, title: str, passages: int) -> None:
+        """Count the removed passages of a document."""
+        self._passages[reason] += passages
+        self._documents[reason] += 1
+        self._list((reason, title, "" if title else document_id), passages)
 
     def take_in(self, counts: Mapping[str, Mapping[str, int]], listed: Iterable[Mapping[str, Any]]) -> None:
         """Add what was left out of another part of the corpus: its `counts` and what it `listed`."""

@@ -71,7 +71,7 @@ _SHOWN: Final = 3
 
 
 @dataclass(slots=True)
-class LeftOut:
+class Skipped:
     """Counts what was left out of a corpus by reason, and keeps the first few examples of each reason: the name of a
     file or field, or a sentence that says what is wrong where. `kinds` counts the files of unknown kinds by suffix."""
 
@@ -91,7 +91,7 @@ class LeftOut:
         self.add(UNKNOWN, name)
         self._add_kind(suffix, 1)
 
-    def take_in(self, other: "LeftOut") -> None:
+    def take_in(self, other: "Skipped") -> None:
         """Add what another part of the corpus lacks."""
         self.counts += other.counts
         for reason, examples in other.examples.items():
@@ -156,7 +156,7 @@ def json_value(value: object, *, depth: int = 0) -> JsonValue:
     return _nested(value, depth + 1)
 
 
-def to_json(metadata: Metadata) -> str:
+def metadata_to_json(metadata: Metadata) -> str:
     """Metadata as compact JSON.
 
     Raises TypeError, ValueError or RecursionError if it is not JSON.
@@ -168,7 +168,7 @@ def to_json(metadata: Metadata) -> str:
     return text
 
 
-def from_json(text: str) -> Metadata:
+def metadata_from_json(text: str) -> Metadata:
     """Metadata from JSON.
 
     Raises ValueError or RecursionError if it is not a JSON object.
@@ -211,15 +211,15 @@ _NOT_NAMES: Final = (bytes, list, dict, tuple, set)
 _FIELDS_COUNTED: Final = 1000
 
 
-class DocumentMaker:
-    """Makes documents of records by `fields`, and counts in `left_out` what it leaves out.
+class DocumentBuilder:
+    """Makes documents of records by `fields`, and counts in `skipped` what it leaves out.
 
     With `skip_bad`, broken lines are counted instead of raising an error.
     """
 
-    def __init__(self, fields: Fields, left_out: LeftOut, *, skip_bad: bool = False) -> None:
+    def __init__(self, fields: Fields, skipped: Skipped, *, skip_bad: bool = False) -> None:
         self.fields = fields
-        self.left_out = left_out
+        self.skipped = skipped
         self.skip_bad = skip_bad
         self._never_seen = set(fields.metadata or ())
         self._no_json: dict[str, str] = {}
@@ -247,8 +247,8 @@ class DocumentMaker:
         """A document that is a whole file or page, with those of its metadata that are kept."""
         return Document(id=identifier, title=title, text=text, metadata=self._metadata(metadata or {}))
 
-    def skipping_bad(self) -> "DocumentMaker":
-        """This maker, counting broken lines instead of raising an error."""
+    def skipping_bad(self) -> "DocumentBuilder":
+        """This builder, counting broken lines instead of raising an error."""
         tolerant = copy.copy(self)  # shares what was seen and counted
         tolerant.skip_bad = True
         return tolerant
@@ -262,14 +262,14 @@ class DocumentMaker:
         """Count a broken line, or raise its error."""
         if not self.skip_bad:
             raise error
-        self.left_out.add(BROKEN_LINES, without_remedy(error))
+        self.skipped.add(BROKEN_LINES, without_remedy(error))
 
     def no_json(self, name: str, kind: str) -> None:
         """Count a field of metadata with values that JSON cannot hold, once."""
         self._never_seen.discard(name)
         if name not in self._no_json and len(self._no_json) < _FIELDS_COUNTED:
             self._no_json[name] = kind
-            self.left_out.add(NOT_JSON, f"{name} ({kind})")
+            self.skipped.add(NOT_JSON, f"{name} ({kind})")
 
     @property
     def never_seen(self) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ralm.corpus.documents import BROKEN_FILES, EMPTY_FILES, HIDDEN, LINKS, LeftOut
+from ralm.corpus.documents import BROKEN_FILES, EMPTY_FILES, HIDDEN, LINKS, Skipped
 from ralm.corpus.files import suffix_of
 from ralm.corpus.formats import is_known
 from ralm.errors import CorpusError
@@ -35,14 +35,14 @@ class Found(NamedTuple):
     is_dataset: bool
 
 
-def found_below(folder: str, left_out: LeftOut) -> Iterator[Found]:
+def found_below(folder: str, skipped: Skipped) -> Iterator[Found]:
     """The files of known kinds and the saved datasets below a folder, in the order of their paths, part by part.
 
-    Links are followed, except links to folders that contain the link or that are read anyway. Counts in `left_out` the
+    Links are followed, except links to folders that contain the link or that are read anyway. Counts in `skipped` the
     links that lead to nothing new, hidden files and folders, empty files, files of unknown kinds, and what cannot be
     read. Raises CorpusError if the folder itself cannot be read.
     """
-    walk = _Walk(folder, left_out)
+    walk = _Walk(folder, skipped)
     try:
         below = [walk.entries(folder)]
     except OSError as error:
@@ -63,23 +63,23 @@ def found_below(folder: str, left_out: LeftOut) -> Iterator[Found]:
                 below.append(walk.entries_of(entry))
 
 
-def found_behind(url: str, left_out: LeftOut) -> Iterator[tuple[str, RemoteFile]]:
+def found_behind(url: str, skipped: Skipped) -> Iterator[tuple[str, RemoteFile]]:
     """The files of known kinds below a folder behind a URL, each with its path in the folder, in the same order.
 
-    Counts in `left_out` the same as `found_below`; there are no links. Raises CorpusError if the folder cannot be
+    Counts in `skipped` the same as `found_below`; there are no links. Raises CorpusError if the folder cannot be
     listed, or holds a dataset that `datasets` saved.
     """
     for path, file in remote_files_below(url):
         if any(part.startswith(".") for part in path.split("/")):
-            left_out.add(HIDDEN, path_text(str(file)))
+            skipped.add(HIDDEN, path_text(str(file)))
         elif file.name in (SAVED_DATASET, SAVED_SPLITS):
             raise CorpusError(
                 f"{file}: a dataset that `datasets` saved is read from a disk only; copy its folder there."
             )
         elif not is_known(file.name):
-            left_out.add_unknown(path_text(str(file)), suffix_of(file.name))
+            skipped.add_unknown(path_text(str(file)), suffix_of(file.name))
         elif file.size == 0:
-            left_out.add(EMPTY_FILES, path_text(str(file)))
+            skipped.add(EMPTY_FILES, path_text(str(file)))
         else:
             yield path, file
 
@@ -87,9 +87,9 @@ def found_behind(url: str, left_out: LeftOut) -> Iterator[tuple[str, RemoteFile]
 class _Walk:
     """Decides about the entries of folders, in order, and counts what is left out."""
 
-    def __init__(self, folder: str, left_out: LeftOut) -> None:
+    def __init__(self, folder: str, skipped: Skipped) -> None:
         self._root = os.path.realpath(folder)
-        self._left_out = left_out
+        self._skipped = skipped
         self._seen = {_identity(Path(folder).stat())}
 
     @staticmethod
@@ -101,22 +101,22 @@ class _Walk:
         try:
             return self.entries(folder.path)
         except OSError as error:
-            self._left_out.add(BROKEN_FILES, f"{path_text(folder.path)} cannot be read: {error.strerror}")
+            self._skipped.add(BROKEN_FILES, f"{path_text(folder.path)} cannot be read: {error.strerror}")
             return iter(())
 
     def status(self, entry: "os.DirEntry[str]") -> os.stat_result | None:
         """What an entry is or leads to; None if it is hidden or cannot be read."""
         name = path_text(entry.path)
         if entry.name.startswith("."):
-            self._left_out.add(HIDDEN, name)
+            self._skipped.add(HIDDEN, name)
             return None
         try:
             return entry.stat()
         except OSError as error:
             if what := _BROKEN_LINKS.get(error.errno or 0):
-                self._left_out.add(LINKS, f"{name} ({what})")
+                self._skipped.add(LINKS, f"{name} ({what})")
             else:
-                self._left_out.add(BROKEN_FILES, f"{name} cannot be read: {error.strerror}")
+                self._skipped.add(BROKEN_FILES, f"{name} cannot be read: {error.strerror}")
             return None
 
     def enters(self, entry: "os.DirEntry[str]", status: os.stat_result) -> bool:
@@ -131,10 +131,10 @@ class _Walk:
     def reads(self, entry: "os.DirEntry[str]", status: os.stat_result) -> bool:
         """Whether a file is to be read."""
         if not is_known(entry.name):
-            self._left_out.add_unknown(path_text(entry.path), suffix_of(entry.name))
+            self._skipped.add_unknown(path_text(entry.path), suffix_of(entry.name))
             return False
         if stat.S_ISREG(status.st_mode) and status.st_size == 0:
-            self._left_out.add(EMPTY_FILES, path_text(entry.path))
+            self._skipped.add(EMPTY_FILES, path_text(entry.path))
             return False
         return entry.name != SAVED_SPLITS  # the datasets beside it are found without it
 
@@ -148,7 +148,7 @@ class _Walk:
         return "" if hidden else "leads to a folder that is read anyway"
 
     def _leave_link(self, entry: "os.DirEntry[str]", why: str) -> bool:
-        self._left_out.add(LINKS, f"{path_text(entry.path)} ({why})")
+        self._skipped.add(LINKS, f"{path_text(entry.path)} ({why})")
         return False
 
 
@@ -183,7 +183,7 @@ def _content(file: FilePath) -> str:
 def _files(source: str) -> Iterator[FilePath]:
     if is_url(source):
         file = remote_file(source)
-        yield from [one for _, one in found_behind(source, LeftOut())] if file is None else [file]
+        yield from [one for _, one in found_behind(source, Skipped())] if file is None else [file]
         return
     path = Path(source)
     if source.startswith(HUB_PREFIX):
@@ -193,7 +193,7 @@ def _files(source: str) -> Iterator[FilePath]:
     if not path.is_dir():
         yield path
         return
-    for found in found_below(str(path), LeftOut()):
+    for found in found_below(str(path), Skipped()):
         if found.is_dataset:
             yield from sorted(Path(found.path).rglob("*"))
         else:

@@ -17,22 +17,22 @@ from ralm.corpus.documents import (
     BROKEN_FILES,
     EMPTY_FILES,
     NO_TEXT,
-    DocumentMaker,
+    DocumentBuilder,
     Fields,
-    LeftOut,
+    Skipped,
     check_metadata,
     without_remedy,
 )
 from ralm.corpus.files import File, suffix_of
 from ralm.corpus.folder import HUB_PREFIX, SAVED_DATASET, SAVED_SPLITS, Found, found_behind, found_below
-from ralm.corpus.formats import SUFFIXES, is_known, reader_of
+from ralm.corpus.formats import SUFFIXES, document_reader, is_known
 from ralm.corpus.formats.arrow import check_datasets, dataset_documents
 from ralm.errors import CorpusError, RalmWarning, UsageError
 from ralm.records import Document
 from ralm.storage.remote import FilePath, RemoteFile, check_read_to_end, is_url, remote_file
 from ralm.terminal import path_text
 
-__all__ = ["Fields", "LeftOut", "read_documents"]
+__all__ = ["Fields", "Skipped", "read_documents"]
 
 _IDS_AT_ONCE: Final = 1 << 16
 _MOST_IDS: Final = 1 << 23
@@ -91,9 +91,9 @@ def read_documents(
     sources: str | Sequence[str],
     fields: Fields | None = None,
     *,
-    left_out: LeftOut | None = None,
+    skipped: Skipped | None = None,
     skip_bad: bool = False,
-    named: bool | None = None,
+    source_in_ids: bool | None = None,
 ) -> Iterator[Document]:
     """The documents of a source, or of several, in order, except those without text.
 
@@ -110,12 +110,12 @@ def read_documents(
 
     The id of a document is that of its record. Without one it is the path of the file below the folder, followed for
     records by a colon and the number of the line or object (from 1) or row (from 0). For a single file it is only the
-    file name or the number; with several sources, or if `named` is true, it begins with the source.
+    file name or the number; with several sources, or if `source_in_ids` is true, it begins with the source.
 
     The ids of records are kept as they are; a RalmWarning says at the end if several documents share one (the first
     eight million are compared).
 
-    `left_out` counts what is left out of the sources; without it, a RalmWarning says so at the end. What is broken or
+    `skipped` counts what is left out of the sources; without it, a RalmWarning says so at the end. What is broken or
     unknown in a folder is left out, down to single lines. A broken file that is itself a source is an error. With
     `skip_bad`, its broken lines, objects and pages are left out too.
 
@@ -125,17 +125,17 @@ def read_documents(
     a file behind a URL is lost.
     """
     sources = [sources] if isinstance(sources, str) else sources
-    named = len(sources) > 1 if named is None else named
-    counted = LeftOut() if left_out is None else left_out
-    maker = DocumentMaker(fields or Fields(), counted, skip_bad=skip_bad)
-    opened = [(source, _open(source, source if named else "", maker)) for source in sources]
+    source_in_ids = len(sources) > 1 if source_in_ids is None else source_in_ids
+    counted = Skipped() if skipped is None else skipped
+    builder = DocumentBuilder(fields or Fields(), counted, skip_bad=skip_bad)
+    opened = [(source, _open(source, source if source_in_ids else "", builder)) for source in sources]
     shared = SharedIds()
     yield from shared.watched(
         document for source, documents in opened for document in _with_text(source, documents, counted)
     )
-    check_metadata(maker.never_seen)
+    check_metadata(builder.never_seen)
     warn_of_shared(shared)
-    if left_out is None and counted.counts:
+    if skipped is None and counted.counts:
         warnings.warn(f"left out of {', '.join(sources)}: {'; '.join(counted.lines())}", RalmWarning, stacklevel=2)
 
 
@@ -150,63 +150,63 @@ def warn_of_shared(ids: SharedIds) -> None:
         )
 
 
-def _with_text(source: str, documents: Iterator[Document], left_out: LeftOut) -> Iterator[Document]:
+def _with_text(source: str, documents: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
     """The documents that have text.
 
     Raises CorpusError, with what was left out, if there is none.
     """
     document = None
-    before = Counter(left_out.counts)
-    for document in with_text(documents, left_out):
+    before = Counter(skipped.counts)
+    for document in with_text(documents, skipped):
         yield document
     if document is None:
-        raise no_document(source, left_out, left_out.counts - before)
+        raise no_document(source, skipped, skipped.counts - before)
 
 
-def with_text(documents: Iterator[Document], left_out: LeftOut) -> Iterator[Document]:
+def with_text(documents: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
     """The documents that have text; the others are counted."""
     for document in documents:
         if document.text and not document.text.isspace():
             yield document
         else:
-            left_out.add(NO_TEXT, document.id)
+            skipped.add(NO_TEXT, document.id)
 
 
-def no_document(source: str, left_out: LeftOut, reasons: Collection[str]) -> CorpusError:
+def no_document(source: str, skipped: Skipped, reasons: Collection[str]) -> CorpusError:
     """The error for a source without documents, with what was left out for these reasons."""
-    lines = [line for reason, line in zip(left_out.counts, left_out.lines(), strict=True) if reason in reasons]
+    lines = [line for reason, line in zip(skipped.counts, skipped.lines(), strict=True) if reason in reasons]
     return CorpusError(f"{source} holds no document" + (f"; left out: {'; '.join(lines)}" if lines else "."))
 
 
-def _open(source: str, begin: str, maker: DocumentMaker) -> Iterator[Document]:
+def _open(source: str, begin: str, builder: DocumentBuilder) -> Iterator[Document]:
     """The documents of a source; ids begin with `begin`, unless it is empty."""
     if is_url(source):
-        return _remote_documents(source, begin, maker)
+        return _remote_documents(source, begin, builder)
     if source.startswith(HUB_PREFIX):
-        return dataset_documents(source.removeprefix(HUB_PREFIX), _prefix(begin), maker)
+        return dataset_documents(source.removeprefix(HUB_PREFIX), _prefix(begin), builder)
     path = _existing(source)
     if not path.is_dir():
         file = _file_of(path, begin)
-        return reader_of(file.suffix)(file, maker)
+        return document_reader(file.suffix)(file, builder)
     if _is_saved(path):
-        return dataset_documents(source, _prefix(path_text(Path(begin)) if begin else ""), maker)
-    return _folder_documents(path, maker.skipping_bad(), begin)
+        return dataset_documents(source, _prefix(path_text(Path(begin)) if begin else ""), builder)
+    return _folder_documents(path, builder.skipping_bad(), begin)
 
 
-def files_of(source: str, begin: str, left_out: LeftOut) -> tuple[list[File], bool]:
+def files_of(source: str, begin: str, skipped: Skipped) -> tuple[list[File], bool]:
     """The files that a source names or holds, for reading them apart, and whether it is a folder; ids begin with
     `begin`, unless it is empty.
 
     Raises CorpusError as `read_documents` does, UsageError if the source is a dataset or holds one.
     """
     if is_url(source):
-        return _remote_files(source, begin, left_out)
+        return _remote_files(source, begin, skipped)
     path = Path(source) if source.startswith(HUB_PREFIX) else _existing(source)
     if source.startswith(HUB_PREFIX) or _is_saved(path):
         raise _only_files(source)
     if not path.is_dir():
         return [_file_of(path, begin)], False
-    everything = list(found_below(str(path), left_out))
+    everything = list(found_below(str(path), skipped))
     _check_extras(everything)
     for found in everything:
         if found.is_dataset:
@@ -230,34 +230,34 @@ def _is_saved(folder: Path) -> bool:
     return any((folder / saved).is_file() for saved in (SAVED_DATASET, SAVED_SPLITS))
 
 
-def _remote_documents(url: str, begin: str, maker: DocumentMaker) -> Iterator[Document]:
-    files, in_folder = _remote_files(url, begin, maker.left_out)
-    return documents_of_files(files, maker.skipping_bad() if in_folder else maker, in_folder=in_folder)
+def _remote_documents(url: str, begin: str, builder: DocumentBuilder) -> Iterator[Document]:
+    files, in_folder = _remote_files(url, begin, builder.skipped)
+    return documents_of_files(files, builder.skipping_bad() if in_folder else builder, in_folder=in_folder)
 
 
-def documents_of_files(files: Sequence[File], maker: DocumentMaker, *, in_folder: bool) -> Iterator[Document]:
+def documents_of_files(files: Sequence[File], builder: DocumentBuilder, *, in_folder: bool) -> Iterator[Document]:
     """The documents of files, one after another; what is broken in a folder is left out.
 
     Raises StorageError if a file behind a URL cannot be read to its end.
     """
     for file in files:
-        documents = reader_of(file.suffix)(file, maker)
-        yield from _unless_broken(documents, file.path, maker.left_out) if in_folder else documents
+        documents = document_reader(file.suffix)(file, builder)
+        yield from _unless_broken(documents, file.path, builder.skipped) if in_folder else documents
         check_read_to_end(file.path)
 
 
-def _remote_files(url: str, begin: str, left_out: LeftOut) -> tuple[list[File], bool]:
+def _remote_files(url: str, begin: str, skipped: Skipped) -> tuple[list[File], bool]:
     """The files behind a URL, and whether it is a folder of them. Raises CorpusError if there is nothing."""
     file = remote_file(url)
     if file is not None:
         return [_file_of(file, begin)], False
     found = [
         File(one, name, _prefix(name))
-        for path, one in found_behind(url, left_out)
+        for path, one in found_behind(url, skipped)
         for name in ["/".join([*([begin] if begin else []), path])]
     ]
     for suffix in sorted({one.suffix for one in found}):
-        reader_of(suffix)
+        document_reader(suffix)
     return found, True
 
 
@@ -277,42 +277,42 @@ def _file_below(folder: Path, found: Found, begin: str) -> File:
     return File(path, name, _prefix(name))
 
 
-def _folder_documents(folder: Path, maker: DocumentMaker, begin: str) -> Iterator[Document]:
+def _folder_documents(folder: Path, builder: DocumentBuilder, begin: str) -> Iterator[Document]:
     """The documents of everything below a folder; what is broken is left out."""
-    everything = list(found_below(str(folder), maker.left_out))
+    everything = list(found_below(str(folder), builder.skipped))
     _check_extras(everything)
     for found in everything:
         file = _file_below(folder, found, begin)
         documents = (
-            dataset_documents(found.path, file.prefix, maker)
+            dataset_documents(found.path, file.prefix, builder)
             if found.is_dataset
-            else reader_of(file.suffix)(file, maker)
+            else document_reader(file.suffix)(file, builder)
         )
-        yield from _unless_broken(documents, Path(found.path), maker.left_out)
+        yield from _unless_broken(documents, Path(found.path), builder.skipped)
 
 
 def _check_extras(everything: list[Found]) -> None:
     """Raise MissingExtraError if a package is missing that one of the files needs: none is left out for that."""
     for suffix in sorted({suffix_of(found.path) for found in everything if not found.is_dataset}):
-        reader_of(suffix)
+        document_reader(suffix)
     for found in everything:
         if found.is_dataset:
             check_datasets(found.path)
             break
 
 
-def _unless_broken(documents: Iterator[Document], path: FilePath, left_out: LeftOut) -> Iterator[Document]:
+def _unless_broken(documents: Iterator[Document], path: FilePath, skipped: Skipped) -> Iterator[Document]:
     """The documents of a file in a folder, up to where it is broken; a file without any is counted too."""
-    before = left_out.counts.total()
+    before = skipped.counts.total()
     document = None
     try:
         for document in documents:
             yield document
     except CorpusError as error:
         check_read_to_end(path)
-        left_out.add(BROKEN_FILES, without_remedy(error))
-    if document is None and left_out.counts.total() == before:
-        left_out.add(EMPTY_FILES, path_text(str(path)))
+        skipped.add(BROKEN_FILES, without_remedy(error))
+    if document is None and skipped.counts.total() == before:
+        skipped.add(EMPTY_FILES, path_text(str(path)))
 
 
 def _prefix(name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from ralm.corpus.documents import DocumentMaker, LeftOut
+from ralm.corpus.documents import DocumentBuilder, Skipped
 from ralm.corpus.files import File, Lines, open_file, size_of
 from ralm.corpus.sources import documents_of_files, files_of, with_text
 from ralm.errors import CorpusError
@@ -25,7 +25,7 @@ _BLOCK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class CorpusSpan:
     """Consecutive files of the source with number `source`, or lines of one of them. `in_folder`: the source is a
     folder, in which what is broken is left out. `sha256` is a hash of the bytes; empty until it was computed."""
 
@@ -47,7 +47,7 @@ class Span:
             f"line {begin}" if count == 1 else f"lines {begin} to {begin + count - 1}"
         )
 
-    def halves(self) -> "tuple[Span, Span] | None":
+    def halves(self) -> "tuple[CorpusSpan, CorpusSpan] | None":
         """Two spans that hold the same together; None for a single line, or a file that is not cut."""
         if len(self.files) > 1:
             middle = len(self.files) // 2
@@ -60,7 +60,7 @@ class Span:
         first, second = _halved(file.path, lines)
         return _hashed(self._of(first)), _hashed(self._of(second))
 
-    def _of(self, lines: Lines) -> "Span":
+    def _of(self, lines: Lines) -> "CorpusSpan":
         return replace(self, files=(replace(self.files[0], lines=lines),))
 
     def check(self) -> None:
@@ -71,7 +71,7 @@ class Span:
             raise CorpusError(f"{self.name} was changed since it was first read; run this again.")
 
 
-class Listed(NamedTuple):
+class SourceFile(NamedTuple):
     """A file of the source with number `source`, and its size."""
 
     source: int
@@ -80,24 +80,24 @@ class Listed(NamedTuple):
     bytes: int
 
 
-def list_files(sources: Sequence[str], left_out: LeftOut, *, named: bool) -> list[Listed]:
-    """The files of sources, in order, by their absolute paths; ids begin with their source if `named`.
+def list_files(sources: Sequence[str], skipped: Skipped, *, source_in_ids: bool) -> list[SourceFile]:
+    """The files of sources, in order, by their absolute paths; ids begin with their source if `source_in_ids`.
 
     Raises CorpusError and UsageError as `files_of` does.
     """
     listed = []
     for number, source in enumerate(sources):
-        files, in_folder = files_of(source, source if named else "", left_out)
+        files, in_folder = files_of(source, source if source_in_ids else "", skipped)
         for file in files:
             path = file.path.absolute()
             readable = isinstance(path, RemoteFile) or path.is_file()  # reading another one says what is wrong
-            listed.append(Listed(number, replace(file, path=path), in_folder, size_of(path) if readable else 0))
+            listed.append(SourceFile(number, replace(file, path=path), in_folder, size_of(path) if readable else 0))
     return listed
 
 
-def grouped(files: Sequence[Listed], span_bytes: int) -> Iterator[Span]:
+def group_files(files: Sequence[SourceFile], span_bytes: int) -> Iterator[CorpusSpan]:
     """The files in order as spans without hashes, to be cut: small ones of a source together."""
-    group: list[Listed] = []
+    group: list[SourceFile] = []
     for one in files:
         full = sum(other.bytes for other in group) + one.bytes > span_bytes or len(group) == _MOST_FILES
         if group and (full or one.source != group[0].source):
@@ -108,8 +108,8 @@ def grouped(files: Sequence[Listed], span_bytes: int) -> Iterator[Span]:
         yield _together(group)
 
 
-def cut(files: Span, span_bytes: int) -> list[Span]:
-    """The spans, with their hashes, of files that were grouped; reads every byte.
+def cut_span(files: CorpusSpan, span_bytes: int) -> list[CorpusSpan]:
+    """The spans, with their hashes, of files that were group_files; reads every byte.
 
     Raises CorpusError if a file to be cut cannot be read.
     """
@@ -119,18 +119,18 @@ def cut(files: Span, span_bytes: int) -> list[Span]:
     return [replace(files._of(lines), sha256=digest) for lines, digest in _cut_lines(path, span_bytes)]
 
 
-def read_span(span: Span, maker: DocumentMaker) -> Iterator[Document]:
+def read_span(span: CorpusSpan, builder: DocumentBuilder) -> Iterator[Document]:
     """The documents of a span that have text.
 
     Raises CorpusError as `read_documents` does, and if the span was changed since it was hashed.
     """
     span.check()
-    chosen = maker.skipping_bad() if span.in_folder else maker
-    yield from with_text(documents_of_files(span.files, chosen, in_folder=span.in_folder), maker.left_out)
+    chosen = builder.skipping_bad() if span.in_folder else builder
+    yield from with_text(documents_of_files(span.files, chosen, in_folder=span.in_folder), builder.skipped)
 
 
-def _together(group: Sequence[Listed]) -> Span:
-    return Span(group[0].source, tuple(one.file for one in group), group[0].in_folder)
+def _together(group: Sequence[SourceFile]) -> CorpusSpan:
+    return CorpusSpan(group[0].source, tuple(one.file for one in group), group[0].in_folder)
 
 
 def _is_cut(path: FilePath) -> bool:
@@ -168,7 +168,7 @@ def _count_lines(content: bytes) -> int:
     return content.count(b"\n") + (not content.endswith(b"\n"))
 
 
-def _hashed(span: Span) -> Span:
+def _hashed(span: CorpusSpan) -> CorpusSpan:
     return replace(span, sha256=_hash(span.files))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Final
 
-from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, Removals, Removed
+from ralm.corpus.decontamination import BY_OVERLAP, BY_TITLE, Decontamination, Removals
 from ralm.options import Needs, Option, check_options
 from ralm.protocols import Tokenizer
 from ralm.records import Document, IntArray, Passage
@@ -134,19 +134,16 @@ def _allowed(
 ) -> Iterator[str]:
     """The texts that are kept; the others are added to `removals` in one entry per document."""
     if decontamination.forbids(document):
-        _remove(BY_TITLE, document, sum(1 for _ in texts), removals)
+        if removed := sum(1 for _ in texts):
+            removals.add(BY_TITLE, document.id, document.title, removed)
     elif not decontamination.hashes:
         yield from texts
     else:
-        left_out = 0
+        removed = 0
         for text in texts:
             if decontamination.overlaps(text):
-                left_out += 1
+                removed += 1
             else:
                 yield text
-        _remove(BY_OVERLAP, document, left_out, removals)
-
-
-def _remove(reason: str, document: Document, passages: int, removals: Removals) -> None:
-    if passages:
-        removals.add(Removed(reason=reason, document_id=document.id, title=document.title, passages=passages))
+        if removed:
+            removals.add(BY_OVERLAP, document.id, document.title, removed)

@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ralm.corpus.documents import from_json, to_json
+from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.errors import CorpusError, DamagedFolderError, UsageError
 from ralm.records import IntArray, Metadata, Passage
 from ralm.storage.manifest import file_checksum
 
-PASSAGES: Final = "passages.arrow"
+PASSAGES_FILE: Final = "passages.arrow"
 ROWS_A_BATCH: Final = 8192
 # the texts of a batch may exceed the 2 GiB limit of `string` offsets, for example if they are whole books
 _SCHEMA: Final = pa.schema(
@@ -37,7 +37,7 @@ _SCHEMA: Final = pa.schema(
 )
 _WITHOUT_METADATA: Final = _SCHEMA.names[:3]
 _AS_BEFORE: Final = b""
-_NOTHING: Final = to_json({}).encode()
+_NOTHING: Final = metadata_to_json({}).encode()
 
 _Column: TypeAlias = tuple[memoryview, memoryview]
 """The string offsets of a column, and its bytes."""
@@ -262,7 +262,7 @@ class PassageStore(Sequence[Passage]):
         if self._last_parsed[:2] == (batch, row):
             return self._last_parsed[2]
         try:
-            metadata = from_json(_string(stored, row))
+            metadata = metadata_from_json(_string(stored, row))
         except (ValueError, RecursionError):
             self._damaged(f"the metadata of passage {batch * ROWS_A_BATCH + row} is not a JSON object")
         self._last_parsed = (batch, row, metadata)
@@ -379,6 +379,6 @@ def _once(metadata: Iterable[bytes]) -> Iterator[bytes]:
 
 def _json(passage: Passage) -> str:
     try:
-        return to_json(passage.metadata)
+        return metadata_to_json(passage.metadata)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"the metadata of the document {passage.document_id!r} is not JSON: {error}.") from None

@@ -10,8 +10,8 @@ from ralm.distributed.machines import check_device, machines
 from ralm.distributed.work import TRIES
 from ralm.errors import ClusterError, UsageError
 from ralm.protocols import Encoder
-from ralm.retrieval.dense.build import CHUNK, ChunkEncoder, check_text
-from ralm.retrieval.dense.options import NOTHING_ENCODED, Encoded, EncoderOptions, load_encoder
+from ralm.retrieval.dense.build import CHUNK, ChunkEncoder, check_passage_text
+from ralm.retrieval.dense.options import NOTHING_ENCODED, EncoderOptions, EncodingStats, load_encoder
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import options_of_config
 from ralm.storage.atomic import storage_errors
@@ -72,7 +72,7 @@ class EncodeOn:
         if self.device == "map":
             raise UsageError("an encoder is not spread over several GPUs: give another `device` than 'map'.")
 
-    def __call__(self, index: Index, encoder: Encoder, work: Path) -> Encoded:
+    def __call__(self, index: Index, encoder: Encoder, work: Path) -> EncodingStats:
         """Leave the vectors of its passages in the folder `work`."""
         options = options_of_config(encoder.config)
         folders = [Path(name) for name in (options.encoder, options.query_encoder) if name and Path(name).is_dir()]
@@ -97,16 +97,16 @@ class EncodeOn:
         return done
 
 
-def _encode(loaded: _Loaded, span: tuple[int, int]) -> Encoded:
+def _encode(loaded: _Loaded, span: tuple[int, int]) -> EncodingStats:
     """Save the vectors of consecutive passages, unless they are there."""
     passages = [loaded.index.passages[number] for number in range(*span)]
     for one in passages:
-        check_text(loaded.encoder, one)
+        check_passage_text(loaded.encoder, one)
     before = loaded.chunks.done
     with storage_errors(loaded.index.path):
         loaded.chunks.encode(passages)
     after = loaded.chunks.done
-    return Encoded(after.passages - before.passages, after.seconds - before.seconds)
+    return EncodingStats(after.passages - before.passages, after.seconds - before.seconds)
 
 
 def _said(span: tuple[int, int]) -> str:

@@ -21,11 +21,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from ralm.corpus.decontamination import Decontamination, Removals
-from ralm.corpus.documents import BROKEN_LINES, CRASHES, MEND, NOT_JSON, DocumentMaker, Fields, LeftOut, check_metadata
+from ralm.corpus.documents import (
+    BROKEN_LINES,
+    CRASHES,
+    MEND,
+    NOT_JSON,
+    DocumentBuilder,
+    Fields,
+    Skipped,
+    check_metadata,
+)
 from ralm.corpus.sources import SharedIds, no_document, warn_of_shared
-from ralm.corpus.spans import SPAN_BYTES, Span, cut, grouped, list_files, read_span
+from ralm.corpus.spans import SPAN_BYTES, CorpusSpan, cut_span, group_files, list_files, read_span
 from ralm.corpus.splitting import Splitting, make_passages
-from ralm.corpus.store import PASSAGES, PassageStore
+from ralm.corpus.store import PASSAGES_FILE, PassageStore
 from ralm.distributed.cluster import Here, connected
 from ralm.distributed.keeping import InStore, Keeping, OnDisk, remove_partial
 from ralm.distributed.tasks import run_tasks
@@ -33,7 +42,7 @@ from ralm.distributed.work import TRIES
 from ralm.errors import ClusterError, CorpusError, RalmWarning, StorageError, UsageError, WorkerError
 from ralm.protocols import Tokenizer
 from ralm.records import Document
-from ralm.retrieval.analysis import analysis_named
+from ralm.retrieval.analysis import analysis_by_name
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.build import Held, Placed, Shard, documents_of, join_parts, write_index, write_part
@@ -91,7 +100,7 @@ class CorpusPlan:
 
     def settings(self) -> dict[str, JsonValue]:
         """Everything that decides what becomes of a span, but for what is bad in it."""
-        analysis = analysis_named(self.analyser)
+        analysis = analysis_by_name(self.analyser)
         forbidden: list[JsonValue] = [*sorted(self.decontamination.titles), *sorted(self.decontamination.hashes)]
         return {
             "ralm": __version__,
@@ -114,7 +123,7 @@ class _Record(BaseModel):
     held: Held
     documents: int
     """Documents with text that were read."""
-    left_out: dict[str, tuple[int, list[str]]]
+    skipped: dict[str, tuple[int, list[str]]]
     """For each reason the count and the first examples."""
     not_json: dict[str, str]
     never_seen: list[str]
@@ -160,7 +169,7 @@ def build_index_on(
     parts: str | None = None,
     describe: Callable[[], dict[str, JsonValue]] = dict,
     removals: Removals | None = None,
-    left_out: LeftOut | None = None,
+    skipped: Skipped | None = None,
     build: BuildOptions | None = None,
     force: bool = False,
 ) -> Manifest:
@@ -170,7 +179,7 @@ def build_index_on(
     Sources that are no URLs must be on disks that all machines share, and so must `out`, unless `parts` is the URL of a
     folder of an object store, in which machines keep what they make until the index is complete.
 
-    `removals` and `left_out` are filled with what is left out; `describe` is called afterwards. `build` bounds the
+    `removals` and `skipped` are filled with what is left out; `describe` is called afterwards. `build` bounds the
     memory of each task. A line, or a file that is not cut, that ends the process that reads it is an error that names
     it, or is left out if the plan skips what is bad.
 
@@ -180,10 +189,10 @@ def build_index_on(
     """
     options, build = options or BM25Options(), replace(build or BuildOptions(), workers=1)
     plan = plan.settled()
-    removals, left_out = removals if removals is not None else Removals(), LeftOut() if left_out is None else left_out
+    removals, skipped = removals if removals is not None else Removals(), Skipped() if skipped is None else skipped
     out = output_path(Path(out))
     check_output(out, kind=INDEX_KIND, force=force)
-    files = list_files(plan.sources, left_out, named=plan.named)
+    files = list_files(plan.sources, skipped, source_in_ids=plan.named)
     span_bytes = min(SPAN_BYTES, max(1, sum(one.bytes for one in files) // (_LEAST_SPANS * shards)))
     store = _store(parts, plan)
     with (
@@ -193,16 +202,16 @@ def build_index_on(
         _keeping(work, plan, store) as (kept, here),
     ):
         job = _Job(plan, _short(plan.settings()), kept, here, build, span_bytes)
-        cuts = _run(_cut, job, grouped(files, span_bytes), "Reading the corpus", _name)
-        made = _make_parts(job, [span for some in cuts for span in some], left_out)
-        _take_in(job, made, removals, left_out)
+        cuts = _run(_cut, job, group_files(files, span_bytes), "Reading the corpus", _name)
+        made = _make_parts(job, [span for some in cuts for span in some], skipped)
+        _take_in(job, made, removals, skipped)
         names = _make_shards(job, made, shards)
         own = replace(kept, place=work / _SHARDS) if isinstance(kept, InStore) else kept
         with own.here(names) as folders:
             placed = [Placed(folder, _shard(job, name)) for folder, name in zip(folders, names, strict=True)]
             _warn_of_shared(placed)
             documents = documents_of(part.held for part in made)
-            analysis = analysis_named(plan.analyser)
+            analysis = analysis_by_name(plan.analyser)
             return write_index(out, placed, documents, options, analysis, describe(), force=force)
 
 
@@ -288,20 +297,20 @@ def _run(
     return [result for _, result in run_tasks(function, job, tasks, shown=shown, name=name, bad=bad)]
 
 
-def _cut(job: _Job, files: Span) -> list[Span]:
+def _cut(job: _Job, files: CorpusSpan) -> list[CorpusSpan]:
     job.here.check()
-    return cut(files, job.span_bytes)
+    return cut_span(files, job.span_bytes)
 
 
-def _make_parts(job: _Job, spans: Sequence[Span], left_out: LeftOut) -> list[_Part]:
+def _make_parts(job: _Job, spans: Sequence[CorpusSpan], skipped: Skipped) -> list[_Part]:
     """Have a part made of every span; those that end their process are left out, or an error."""
 
-    def bad(span: Span) -> None:
+    def bad(span: CorpusSpan) -> None:
         if not job.plan.skip_bad:
             raise CorpusError(f"{span.name} ends the process that reads it, each of {TRIES} times.{MEND}")
-        left_out.add(CRASHES, span.name)
+        skipped.add(CRASHES, span.name)
 
-    def halves(span: Span) -> tuple[Span, Span] | None:
+    def halves(span: CorpusSpan) -> tuple[CorpusSpan, CorpusSpan] | None:
         both = span.halves()
         if both:
             job.kept.note(_halved(job, span))
@@ -312,12 +321,12 @@ def _make_parts(job: _Job, spans: Sequence[Span], left_out: LeftOut) -> list[_Pa
     return [_Part(span.source, *part) for span, part in made]
 
 
-def _halved(job: _Job, span: Span) -> str:
+def _halved(job: _Job, span: CorpusSpan) -> str:
     """The note that a span was halved, so that it need not crash again."""
     return f"{_PARTS}/{_key(job, span)}.halved"
 
 
-def _as_halved(job: _Job, span: Span) -> Iterator[Span]:
+def _as_halved(job: _Job, span: CorpusSpan) -> Iterator[CorpusSpan]:
     """The parts that a span was cut into before."""
     halves = span.halves() if job.kept.noted(_halved(job, span)) else None
     for half in halves or ():
@@ -326,21 +335,21 @@ def _as_halved(job: _Job, span: Span) -> Iterator[Span]:
         yield span
 
 
-def _make_part(job: _Job, span: Span) -> tuple[str, Held]:
+def _make_part(job: _Job, span: CorpusSpan) -> tuple[str, Held]:
     """Make the part of a span, unless it is there; returns its name and what it holds."""
     job.here.check()
     key = _key(job, span)
     job.kept.make(f"{_PARTS}/{key}", lambda new: _write_part(new, job, span))
     record = _record(job, key)
     skips = job.plan.skip_bad or span.in_folder
-    if BROKEN_LINES in record.left_out and not skips:  # the part was made when they were to be skipped
-        raise CorpusError(f"{record.left_out[BROKEN_LINES][1][0]}.{MEND}")
+    if BROKEN_LINES in record.skipped and not skips:  # the part was made when they were to be skipped
+        raise CorpusError(f"{record.skipped[BROKEN_LINES][1][0]}.{MEND}")
     return key, record.held
 
 
-def _write_part(folder: Path, job: _Job, span: Span) -> None:
-    plan, left_out, removals, read = job.plan, LeftOut(), Removals(), Counter[str]()
-    maker = DocumentMaker(plan.fields, left_out, skip_bad=plan.skip_bad)
+def _write_part(folder: Path, job: _Job, span: CorpusSpan) -> None:
+    plan, skipped, removals, read = job.plan, Skipped(), Removals(), Counter[str]()
+    maker = DocumentBuilder(plan.fields, skipped, skip_bad=plan.skip_bad)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", RalmWarning)
         passages = make_passages(
@@ -350,12 +359,12 @@ def _write_part(folder: Path, job: _Job, span: Span) -> None:
             decontamination=plan.decontamination,
             removals=removals,
         )
-        held = write_part(folder, passages, analysis_named(plan.analyser), job.build)
-    reasons = {name: (count, left_out.examples[name]) for name, count in left_out.counts.items() if name != NOT_JSON}
+        held = write_part(folder, passages, analysis_by_name(plan.analyser), job.build)
+    reasons = {name: (count, skipped.examples[name]) for name, count in skipped.counts.items() if name != NOT_JSON}
     record = {
         "held": held,
         "documents": read.total(),
-        "left_out": reasons,
+        "skipped": reasons,
         "not_json": maker.not_json,
         "never_seen": maker.never_seen,
         "removed": removals.counts(),
@@ -365,7 +374,7 @@ def _write_part(folder: Path, job: _Job, span: Span) -> None:
     (folder / _RECORD).write_text(_Record.model_validate(record).model_dump_json(), encoding="utf-8")
 
 
-def _take_in(job: _Job, parts: Sequence[_Part], removals: Removals, left_out: LeftOut) -> None:
+def _take_in(job: _Job, parts: Sequence[_Part], removals: Removals, skipped: Skipped) -> None:
     """Add up what is left out of the parts, and say what `read_documents` says of a corpus.
 
     Raises CorpusError if a source has no documents, or no document has a field that is named for metadata.
@@ -376,10 +385,10 @@ def _take_in(job: _Job, parts: Sequence[_Part], removals: Removals, left_out: Le
     for part in parts:
         record = _record(job, part.key)
         documents[part.source] += record.documents
-        left_out.take_in(
-            LeftOut(
-                Counter({name: count for name, (count, _) in record.left_out.items()}),
-                {name: examples for name, (_, examples) in record.left_out.items()},
+        skipped.take_in(
+            Skipped(
+                Counter({name: count for name, (count, _) in record.skipped.items()}),
+                {name: examples for name, (_, examples) in record.skipped.items()},
             )
         )
         removals.take_in(record.removed, record.removed_list)
@@ -388,10 +397,10 @@ def _take_in(job: _Job, parts: Sequence[_Part], removals: Removals, left_out: Le
         for said in record.warnings:
             warnings.warn(said, RalmWarning, stacklevel=2)
     for name, kind in not_json.items():
-        left_out.add(NOT_JSON, f"{name} ({kind})")
+        skipped.add(NOT_JSON, f"{name} ({kind})")
     for number, source in enumerate(job.plan.sources):
         if not documents[number]:
-            raise no_document(source, left_out, left_out.counts)
+            raise no_document(source, skipped, skipped.counts)
     check_metadata(sorted(never_seen))
 
 
@@ -451,7 +460,9 @@ def _name_of_share(share: Sequence[_Folder]) -> str:
 def _warn_of_shared(shards: Sequence[Placed]) -> None:
     """Give a RalmWarning if several documents share an id, as far as `read_documents` compares ids."""
     shared = SharedIds()
-    shared.watch(document for placed in shards for _, document, _ in PassageStore(placed.folder / PASSAGES).origins())
+    shared.watch(
+        document for placed in shards for _, document, _ in PassageStore(placed.folder / PASSAGES_FILE).origins()
+    )
     warn_of_shared(shared)
 
 
@@ -479,7 +490,7 @@ def _loaded_tokenizer(lm: str) -> "ModelTokenizer":
     return load_tokenizer(lm)
 
 
-def _name(span: Span) -> str:
+def _name(span: CorpusSpan) -> str:
     return span.name
 
 
@@ -487,7 +498,7 @@ def _record(job: _Job, part: str) -> _Record:
     return _Record.model_validate_json(job.kept.read(f"{_PARTS}/{part}", _RECORD))
 
 
-def _key(job: _Job, span: Span) -> str:
+def _key(job: _Job, span: CorpusSpan) -> str:
     """The name of the part of a span: a hash of its content, of the names in it, and of what is made of it."""
     files: list[JsonValue] = [[file.id, file.prefix, file.lines.first if file.lines else 0] for file in span.files]
     return _short([job.settings, span.in_folder, span.sha256, files])

@@ -16,7 +16,7 @@ from ralm.protocols import LanguageModel, Reader, Reranker, Retriever
 from ralm.reading.plan import PlanOptions
 from ralm.reading.score import hits_wanted
 from ralm.reading.sources import FromRetriever, PassageSource
-from ralm.retrieval.retriever import SharedRetriever
+from ralm.retrieval.retriever import MemoizedRetriever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +101,14 @@ def _shared_sources(points: Sequence[SweepPoint]) -> dict[int, FromRetriever]:
     for point in points:
         most[id(point.source)] = max(most.get(id(point.source), 0), hits_wanted(point.reader, point.reranker))
     return {
-        id(point.source): point.source.asking(SharedRetriever(point.source.retriever, most[id(point.source)]))
+        id(point.source): point.source.asking(MemoizedRetriever(point.source.retriever, most[id(point.source)]))
         for point in points
         if isinstance(point.source, FromRetriever)
     }
 
 
 def _retrievals(retriever: Retriever) -> int:
-    assert isinstance(retriever, SharedRetriever)
+    assert isinstance(retriever, MemoizedRetriever)
     return retriever.retrievals
 
 

@@ -9,18 +9,26 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from ralm.corpus.store import PASSAGES, join_passages, write_passages
+from ralm.corpus.store import PASSAGES_FILE, join_passages, write_passages
 from ralm.errors import CorpusError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import Passage
-from ralm.retrieval.analysis import Analysis, analysis_named
+from ralm.retrieval.analysis import Analysis, analysis_by_name
 from ralm.retrieval.bm25.build import BM25Builder
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.bm25.segments import merge_arrays
 from ralm.retrieval.dense.options import VectorOptions, dense_extra
 from ralm.retrieval.index import INDEX_FORMAT, INDEX_KIND, STEMMER
-from ralm.retrieval.layout import BM25, BUILT, SEGMENTS, SEGMENTS_SETTING, SegmentEntries, SegmentEntry, open_segment
+from ralm.retrieval.layout import (
+    BM25_FOLDER,
+    BUILT,
+    SEGMENTS,
+    SEGMENTS_SETTING,
+    SegmentEntries,
+    SegmentEntry,
+    open_segment,
+)
 from ralm.storage.atomic import link_file, storage_errors
 from ralm.storage.manifest import FileEntry, Manifest, file_entries, write_manifest
 from ralm.storage.outputs import new_folder, output_path
@@ -59,13 +67,13 @@ def build_index(
     """
     if not (bm25 or encoder):
         raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
-    options, analysis = options or BM25Options(), analysis_named(analyser)
+    options, analysis = options or BM25Options(), analysis_by_name(analyser)
     out = output_path(Path(out))
     with _vectors_kept(out, encoder), new_folder(out, kind=INDEX_KIND, force=force) as folder, ExitStack() as stack:
-        terms = stack.enter_context(bm25_builder(folder / BM25, build, analysis)) if bm25 else None
+        terms = stack.enter_context(bm25_builder(folder / BM25_FOLDER, build, analysis)) if bm25 else None
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
             dense = dense_builder(folder / BUILT, out, encoder, vectors, advance) if encoder else None
-            written = write_passages(folder / PASSAGES, passages)
+            written = write_passages(folder / PASSAGES_FILE, passages)
             counts = add_all(written, terms, [dense] if dense else [], advance)
         settings: dict[str, JsonValue] = {}
         if terms:
@@ -168,8 +176,8 @@ def write_part(folder: Path, passages: Iterable[Passage], analysis: Analysis, bu
     Raises StorageError and what reading the passages raises.
     """
     ends: list[str] = []
-    with bm25_builder(folder / BM25, build, analysis) as terms, progress_bar("", shown=False) as unseen:
-        counts = add_all(_noting(write_passages(folder / PASSAGES, passages), ends), terms, [], unseen)
+    with bm25_builder(folder / BM25_FOLDER, build, analysis) as terms, progress_bar("", shown=False) as unseen:
+        counts = add_all(_noting(write_passages(folder / PASSAGES_FILE, passages), ends), terms, [], unseen)
         if not ends:
             return Held()
         terms.finish()
@@ -182,9 +190,9 @@ def join_parts(parts: Sequence[tuple[Path, int]], folder: Path, build: BuildOpti
     Raises DamagedFolderError if a part is damaged.
     """
     segments = [open_segment(part, SegmentEntry(passages=passages), bm25=True) for part, passages in parts]
-    (folder / BM25).mkdir()
-    join_passages(folder / PASSAGES, [part / PASSAGES for part, _ in parts])
-    counts = merge_arrays([one.for_bm25() for one in segments], folder / BM25, build.buffered_terms)
+    (folder / BM25_FOLDER).mkdir()
+    join_passages(folder / PASSAGES_FILE, [part / PASSAGES_FILE for part, _ in parts])
+    counts = merge_arrays([one.for_bm25() for one in segments], folder / BM25_FOLDER, build.buffered_terms)
     return Shard(
         passages=counts.passages,
         terms=counts.terms,
@@ -232,7 +240,7 @@ def write_index(
     files: dict[str, FileEntry] = {}
     with new_folder(out, kind=INDEX_KIND, force=force) as folder:
         for entry, (place, shard) in zip(entries, shards, strict=True):
-            (folder / entry.folder / BM25).mkdir(parents=True)
+            (folder / entry.folder / BM25_FOLDER).mkdir(parents=True)
             for name, file in shard.files.items():
                 link_file(place / name, folder / entry.file(name))
                 files[entry.file(name)] = file

@@ -11,10 +11,10 @@ from typing import Final, Protocol
 
 from pydantic import JsonValue
 
-from ralm.corpus.store import PASSAGES
+from ralm.corpus.store import PASSAGES_FILE
 from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Encoder
-from ralm.retrieval.dense.options import NOTHING_ENCODED, Encoded, VectorOptions, dense_extra
+from ralm.retrieval.dense.options import NOTHING_ENCODED, EncodingStats, VectorOptions, dense_extra
 from ralm.retrieval.index import INDEX_FORMAT, Index, open_index
 from ralm.retrieval.layout import (
     BUILT,
@@ -40,7 +40,7 @@ _NEW: Final = "new-vectors"
 class Ahead(Protocol):
     """Encodes passages elsewhere, such as on a cluster. It can be sent to another process."""
 
-    def __call__(self, index: Index, encoder: Encoder, work: Path) -> Encoded:
+    def __call__(self, index: Index, encoder: Encoder, work: Path) -> EncodingStats:
         """Leave the vectors of the passages of an index in a folder, as `ChunkEncoder` does for each `CHUNK` of them.
         The folder need not be there yet. Returns what was encoded, and not found there."""
 
@@ -176,4 +176,4 @@ def _files(sets: VectorSets) -> set[str]:
 
 def _passages_checksums(index: Index) -> list[str]:
     """The checksums of the passages of each segment."""
-    return [index.manifest.files[segment.entry.file(PASSAGES)].checksum for segment in index.segments]
+    return [index.manifest.files[segment.entry.file(PASSAGES_FILE)].checksum for segment in index.segments]

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import JsonValue
 
 from ralm.corpus.numbering import StoredPassages
-from ralm.corpus.store import PASSAGES
+from ralm.corpus.store import PASSAGES_FILE
 from ralm.errors import DamagedFolderError, NewerFormatError, OtherAnalyserError, UsageError
 from ralm.protocols import Encoder
-from ralm.retrieval.analysis import ENGLISH, Analysis, analysis_recorded
+from ralm.retrieval.analysis import ENGLISH, Analysis, analysis_as_recorded
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.segments import Segment, changed_word
@@ -209,7 +209,9 @@ def _open(path: Path, options: BM25Options | None) -> Index:
     if missing := [name for name in needed if name not in manifest.files]:
         raise DamagedFolderError(f"{path} is damaged: its manifest does not name {missing[0]}; build the index again.")
     segments = tuple(
-        open_segment(path, entry, bm25=constants is not None, checksum=manifest.files[entry.file(PASSAGES)].checksum)
+        open_segment(
+            path, entry, bm25=constants is not None, checksum=manifest.files[entry.file(PASSAGES_FILE)].checksum
+        )
         for entry in entries
     )
     passages = StoredPassages([one.store for one in segments], removed_rows(segments))
@@ -260,7 +262,7 @@ def _analysis(path: Path, manifest: Manifest) -> Analysis:
     recorded = _bm25_settings(manifest).get("analysis")
     if not isinstance(recorded, str):
         raise DamagedFolderError(f"{path} is damaged: its manifest does not name the analyser; build the index again.")
-    found = analysis_recorded(recorded)
+    found = analysis_as_recorded(recorded)
     if found is None:
         raise NewerFormatError(
             f"{path} was built by ralm {manifest.ralm_version} with the analyser {recorded!r}, which this version, "

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from ralm.corpus.numbering import rise_within
-from ralm.corpus.store import PASSAGES, PassageStore
+from ralm.corpus.store import PASSAGES_FILE, PassageStore
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import IntArray
 from ralm.retrieval.bm25.arrays import ARRAY_NAMES, MappedArrays, checked_arrays, map_arrays, map_numbers
@@ -33,7 +33,7 @@ from ralm.storage.manifest import Manifest
 
 SEGMENTS_SETTING: Final = "segments"
 """The key of the segments in a manifest's settings."""
-BM25: Final = "bm25"
+BM25_FOLDER: Final = "bm25"
 """The folder of the BM25 arrays of a segment."""
 SEGMENTS: Final = "segments"
 """The folder of all segments that were added."""
@@ -67,8 +67,8 @@ class SegmentEntry(BaseModel):
         """The files of the segment, except those of vectors, by their paths in the index."""
         removed = _OF_REMOVED if bm25 else (_ROWS,)
         return [
-            self.file(PASSAGES),
-            *(self.file(f"{BM25}/{name}.npy") for name in ARRAY_NAMES if bm25),
+            self.file(PASSAGES_FILE),
+            *(self.file(f"{BM25_FOLDER}/{name}.npy") for name in ARRAY_NAMES if bm25),
             *(f"{self.removed.folder}/{name}.npy" for name in removed if self.removed),
         ]
 
@@ -103,7 +103,7 @@ class OpenSegment:
         Raises DamagedFolderError.
         """
         assert self.mapped is not None, "the index was not built for BM25"
-        arrays = checked_arrays(self.root / self.entry.folder / BM25, self.mapped)
+        arrays = checked_arrays(self.root / self.entry.folder / BM25_FOLDER, self.mapped)
         return Segment(arrays, self.entry.passages, self.removed)
 
     @property
@@ -133,13 +133,13 @@ def open_segment(root: Path, entry: SegmentEntry, *, bm25: bool, checksum: str |
 
     Raises DamagedFolderError.
     """
-    store = PassageStore(root / entry.file(PASSAGES), checksum)
+    store = PassageStore(root / entry.file(PASSAGES_FILE), checksum)
     if entry.passages != len(store):
         raise DamagedFolderError(
-            f"{root} is damaged: {entry.file(PASSAGES)} has {len(store):,} passages but the manifest disagrees; build "
-            "the index again."
+            f"{root} is damaged: {entry.file(PASSAGES_FILE)} has {len(store):,} passages but the manifest "
+            "disagrees; build the index again."
         )
-    mapped = map_arrays(root / entry.folder / BM25) if bm25 else None
+    mapped = map_arrays(root / entry.folder / BM25_FOLDER) if bm25 else None
     return OpenSegment(root, entry, store, mapped, _open_removed(root, entry, bm25))
 
 
@@ -330,7 +330,7 @@ def fingerprint_after(fingerprint: str, change: dict[str, str]) -> str:
 
 def set_fingerprint(passages: str, checksum: str) -> str:
     """A short hash of a file of vectors, given by its checksum, and of the passages, given by theirs."""
-    return short_hash({PASSAGES: passages, VECTORS: checksum})
+    return short_hash({PASSAGES_FILE: passages, VECTORS: checksum})
 
 
 def joined_hash(hashes: Sequence[str]) -> str:

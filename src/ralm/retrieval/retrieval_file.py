@@ -14,7 +14,7 @@ from typing import Annotated, Final, TypeAlias
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
-from ralm.corpus.documents import from_json, to_json
+from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.corpus.files import read_bytes
 from ralm.errors import RetrievalFileError
 from ralm.records import Hits, Passage
@@ -22,7 +22,9 @@ from ralm.storage.outputs import replaced_file
 
 _HIGHEST: Final = float(np.finfo(np.float32).max)
 _Score: TypeAlias = Annotated[float, Field(ge=-_HIGHEST, le=_HIGHEST, allow_inf_nan=False)]
-_Metadata: TypeAlias = Annotated[dict[str, JsonValue], AfterValidator(lambda found: from_json(to_json(found)))]
+_Metadata: TypeAlias = Annotated[
+    dict[str, JsonValue], AfterValidator(lambda found: metadata_from_json(metadata_to_json(found)))
+]
 """JSON without the infinity and NaN that Python's JSON may have."""
 _Place: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
 

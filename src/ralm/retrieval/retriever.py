@@ -92,7 +92,9 @@ class RetrieverOptions:
         return self.retriever in ("dense", "hybrid")
 
 
-def passages_of(passages: StoredPassages, titles: Iterable[str] = (), document_ids: Iterable[str] = ()) -> IntArray:
+def matching_passages(
+    passages: StoredPassages, titles: Iterable[str] = (), document_ids: Iterable[str] = ()
+) -> IntArray:
     """The numbers (int64, rising) of the passages of documents with one of these titles or ids.
 
     Titles are compared after `normal_title`, ids exactly.
@@ -105,7 +107,7 @@ def passages_of(passages: StoredPassages, titles: Iterable[str] = (), document_i
     return np.array(found, dtype=np.int64)
 
 
-class SharedRetriever:
+class MemoizedRetriever:
     """Asks another retriever once for repeated queries, with `k`, the most hits that any caller will ask for.
 
     `retrievals` counts how often it was asked. The hits are those that the other retriever gives. Up to its `stable`,
@@ -167,7 +169,7 @@ def _forbidden(index: "Index", options: RetrieverOptions) -> IntArray | None:
     from ralm.corpus.decontamination import read_lines, read_titles
 
     titles, documents = options.forbidden_titles, options.forbidden_documents
-    numbers = passages_of(
+    numbers = matching_passages(
         index.passages,
         [] if titles is None else read_titles(Path(titles)),
         [] if documents is None else read_lines(Path(documents), "document ids"),

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.corpus.numbering import are_in, hash_of_numbers, union
-from ralm.corpus.store import PASSAGES, write_passages
+from ralm.corpus.store import PASSAGES_FILE, write_passages
 from ralm.errors import CorpusError, DamagedFolderError, OtherEncoderError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import IntArray, Passage
@@ -31,7 +31,7 @@ from ralm.retrieval.build import add_all, bm25_builder, dense_builder
 from ralm.retrieval.dense.options import dense_extra, load_encoder
 from ralm.retrieval.index import Index, check_stemmer, open_index
 from ralm.retrieval.layout import (
-    BM25,
+    BM25_FOLDER,
     REMOVED,
     SEGMENTS,
     OpenSegment,
@@ -164,12 +164,14 @@ def _add(
     documents: list[str] = []
     with ExitStack() as stack, progress_bar("Encoding passages" if encoders else "Indexing passages") as advance:
         analysis = draft.index.analysis
-        terms = stack.enter_context(bm25_builder(draft.folder / place / BM25, build, analysis)) if analysis else None
+        terms = (
+            stack.enter_context(bm25_builder(draft.folder / place / BM25_FOLDER, build, analysis)) if analysis else None
+        )
         shown: list[Advance | None] = [advance, *(None for _ in encoders)]  # each passage is counted once
         vectors = [
             _vectors_builder(draft, files[name], name, encoder, shown.pop(0)) for name, encoder in encoders.items()
         ]
-        written = write_passages(draft.folder / place / PASSAGES, _noting(passages, documents))
+        written = write_passages(draft.folder / place / PASSAGES_FILE, _noting(passages, documents))
         counts = add_all(written, terms, vectors, advance)
         if terms:
             terms.finish()
@@ -286,7 +288,7 @@ def _fingerprints(index: Index, gone: IntArray, added: _Added | None) -> tuple[s
     vectors: Mapping[str, str] = {}
     if added is not None:
         root, entry = added.piece.segment.root, added.piece.segment.entry
-        change["added"] = whole_checksum(root / entry.file(PASSAGES))
+        change["added"] = whole_checksum(root / entry.file(PASSAGES_FILE))
         vectors = {name: whole_checksum(root / file) for name, file in added.piece.vectors.items()}
     sets = {
         name: one.model_copy(

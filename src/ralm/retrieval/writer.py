@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 from pydantic import JsonValue
 
 from ralm.corpus.numbering import StoredPassages
-from ralm.corpus.store import PASSAGES, write_passages
+from ralm.corpus.store import PASSAGES_FILE, write_passages
 from ralm.errors import FolderExistsError, UsageError
 from ralm.retrieval.bm25.formula import BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
@@ -18,7 +18,7 @@ from ralm.retrieval.bm25.segments import merge_arrays
 from ralm.retrieval.dense.options import dense_extra
 from ralm.retrieval.index import INDEX_FORMAT, Index, open_index
 from ralm.retrieval.layout import (
-    BM25,
+    BM25_FOLDER,
     BUILT,
     FINGERPRINT,
     SEGMENTS,
@@ -235,11 +235,11 @@ def _merged(draft: Draft, pieces: Sequence[Piece], build: BuildOptions, *, first
     folder.mkdir(parents=True)
     segments = [piece.segment for piece in pieces]
     passages = StoredPassages([one.store for one in segments], removed_rows(segments))
-    for _ in track(write_passages(folder / PASSAGES, passages), "Merging passages", len(passages)):
+    for _ in track(write_passages(folder / PASSAGES_FILE, passages), "Merging passages", len(passages)):
         pass
     if draft.for_bm25:
-        (folder / BM25).mkdir()
-        merge_arrays([one.for_bm25() for one in segments], folder / BM25, build.buffered_terms)
+        (folder / BM25_FOLDER).mkdir()
+        merge_arrays([one.for_bm25() for one in segments], folder / BM25_FOLDER, build.buffered_terms)
     vectors = {name: _merge_vectors(draft, pieces, name, place, first) for name in pieces[0].vectors}
     entry = SegmentEntry(folder=place, passages=len(passages))
     return Piece(open_segment(draft.folder, entry, bm25=draft.for_bm25), vectors)

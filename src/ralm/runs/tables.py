@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ralm.corpus.documents import from_json, to_json
+from ralm.corpus.documents import metadata_from_json, metadata_to_json
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.evaluation.perplexity import Evaluation, Reading
 from ralm.reading.provenance import TracedText, contributions, gains, provenance_of, used_passages
@@ -154,7 +154,7 @@ def _before(tokens: pa.Table) -> str:
 def _passage(run: Path, row: dict[str, Any]) -> Passage:
     """A passage of a run; those of early versions have no metadata."""
     try:
-        metadata = from_json(row.get("metadata", "{}"))
+        metadata = metadata_from_json(row.get("metadata", "{}"))
     except (ValueError, RecursionError):
         raise _damaged(run, f"the metadata of passage {row['passage']} is not a JSON object") from None
     return Passage(row["passage"], row["document_id"], row["title"], row["text"], metadata=metadata)
@@ -171,7 +171,7 @@ def passage_columns(passages: Passages) -> dict[str, pa.Array]:
         "document_id": pa.array([passage.document_id for passage in passages], pa.string()),
         "title": pa.array([passage.title for passage in passages], pa.string()),
         "text": pa.array([passage.text for passage in passages], pa.string()),
-        "metadata": pa.array([to_json(passage.metadata) for passage in passages], pa.string()),
+        "metadata": pa.array([metadata_to_json(passage.metadata) for passage in passages], pa.string()),
     }
 
 

@@ -244,7 +244,7 @@ class OnlineExamples:
         self._passages, self._model = index.passages, model
         self._text = text_config(self._sources, fields, skip_bad=skip_bad)
         documents = read_documents(
-            self._sources, fields, skip_bad=skip_bad, named=begins_with_source(index, self._sources)
+            self._sources, fields, skip_bad=skip_bad, source_in_ids=begins_with_source(index, self._sources)
         )
         self._examples = sample_examples(track(documents, "Reading"), model.tokenizer, self.options)
         self._documents = document_store_factory(index.passages, model.tokenizer, self.reading)

@@ -23,7 +23,7 @@ from typing import Final
 from ralm.errors import RalmError, UsageError, WorkerError
 from ralm.processes import end_with_parent, starting_processes
 from ralm.protocols import Encoder
-from ralm.retrieval.dense.options import VECTORS, EncoderOptions, VectorOptions, load_encoder, options_of
+from ralm.retrieval.dense.options import VECTORS, EncoderOptions, VectorOptions, load_encoder, trained_options
 from ralm.retrieval.encode import Ahead, write_vectors
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.atomic import storage_errors, sync, sync_one
@@ -219,7 +219,7 @@ def _refresh(
         if opened.fingerprint != fingerprint:
             raise UsageError(f"{index} was changed while it was trained on; train again with the index as it is now.")
         with storage_errors(folder):
-            encoder = load_encoder(options_of(versions.snapshot(number), like), device=device)
+            encoder = load_encoder(trained_options(versions.snapshot(number), like), device=device)
             versions.encode(number, opened, encoder, stored, ahead)
     except RalmError as error:
         answer.send(error)

@@ -158,8 +158,8 @@ def train_retriever(
         raise UsageError("there are no examples to train on: give more text, or hold out less.")
     with training_extra():
         from ralm.retrieval.dense.encoder import SentenceEncoder
-        from ralm.retrieval.dense.models import check_device
-        from ralm.retrieval.dense.options import ENCODER_KIND, is_trained, options_of
+        from ralm.retrieval.dense.models import check_encoder_device
+        from ralm.retrieval.dense.options import ENCODER_KIND, is_trained, trained_options
         from ralm.training.encoders import TrainableEncoders
         from ralm.training.loop import (
             check_out,
@@ -173,7 +173,7 @@ def train_retriever(
     if force or not is_trained(Path(out)):
         check_out(out, ENCODER_KIND, force=force)
     if ahead is None and options.refresh_every is not None:
-        check_device(options.refresh_device)  # else it fails after thousands of steps
+        check_encoder_device(options.refresh_device)  # else it fails after thousands of steps
     named = index.encoder_options(options.vectors)
     with own_randomness(training.seed):
         encoder = SentenceEncoder(named, device=training.device)
@@ -184,7 +184,7 @@ def train_retriever(
         config |= {"examples": examples.config, "options": deciding}
         results: dict[str, Any]
         ended = read_trained(out, ENCODER_KIND, config)
-        if ended is not None and force and _are_encoded(index, name, load_encoder(options_of(Path(out), named))):
+        if ended is not None and force and _are_encoded(index, name, load_encoder(trained_options(Path(out), named))):
             ended = None  # all of it was done, and shall be done again
         if ended is not None:  # it was killed while it encoded the passages
             recover(Path(out).resolve())
@@ -201,7 +201,7 @@ def train_retriever(
                     trainable.close()
                 results = {"refreshes": trainable.refreshes}
                 write_trained(out, ENCODER_KIND, trainable, trained, config, results=results, force=force)
-    tuned = load_encoder(options_of(Path(out), named), device=training.device)
+    tuned = load_encoder(trained_options(Path(out), named), device=training.device)
     add_vectors(index.path, tuned, vector_options(chosen), name=name, default=False, force=force, ahead=ahead)
     return TrainedRetriever(**_outcome(out, trained), refreshes=results["refreshes"])
 

@@ -106,7 +106,7 @@ def make_signals(
         with _turn(work, out, config):
             if not (work / _SAMPLED).exists():
                 documents = read_documents(
-                    sources, fields, skip_bad=skip_bad, named=begins_with_source(opened, sources)
+                    sources, fields, skip_bad=skip_bad, source_in_ids=begins_with_source(opened, sources)
                 )
                 _sample(work, sample_examples(track(documents, "Reading"), model.tokenizer, options))
         measurer = _Measurer(opened.passages, retriever, model, options, candidates)

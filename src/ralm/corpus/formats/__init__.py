@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Final, NamedTuple, TypeAlias
 
-from ralm.corpus.documents import DocumentMaker
+from ralm.corpus.documents import DocumentBuilder
 from ralm.corpus.files import GZIP, File, suffix_of
 from ralm.errors import MissingExtraError
 from ralm.records import Document
 
-DocumentReader: TypeAlias = Callable[[File, DocumentMaker], Iterator[Document]]
+DocumentReader: TypeAlias = Callable[[File, DocumentBuilder], Iterator[Document]]
 """Yields the documents of a file."""
 
 
@@ -49,7 +49,7 @@ def is_known(name: str) -> bool:
     return found is not None and (found.gzip or not name.lower().endswith(GZIP))
 
 
-def reader_of(suffix: str) -> DocumentReader:
+def document_reader(suffix: str) -> DocumentReader:
     """The reader of files with this suffix, which must be of a known format.
 
     Raises MissingExtraError if it needs a package that is not installed.

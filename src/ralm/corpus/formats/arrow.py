@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ralm.corpus.documents import DocumentMaker
+from ralm.corpus.documents import DocumentBuilder
 from ralm.corpus.files import File, open_file
 from ralm.errors import CorpusError, MissingExtraError
 from ralm.records import Document
@@ -31,16 +31,16 @@ _SAVED_FILES: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
 _DEFAULT_SPLIT: Final = "train"
 
 
-def parquet_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+def parquet_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     """One document per row, a batch of rows in memory; rows are numbered from 0."""
-    for row, record in enumerate(_parquet_records(file, maker)):
-        yield maker.document(record, f"{file.path}, row {row}", f"{file.prefix}{row}")
+    for row, record in enumerate(_parquet_records(file, builder)):
+        yield builder.document(record, f"{file.path}, row {row}", f"{file.prefix}{row}")
 
 
-def dataset_documents(name: str, prefix: str, maker: DocumentMaker) -> Iterator[Document]:
+def dataset_documents(name: str, prefix: str, builder: DocumentBuilder) -> Iterator[Document]:
     """One document per record of a dataset; `prefix` comes before the number of a record without an id."""
-    for row, record in enumerate(dataset_records(name, lambda schema: _needed_columns(schema, maker, name))):
-        yield maker.document(record, f"{name}, row {row}", f"{prefix}{row}")
+    for row, record in enumerate(dataset_records(name, lambda schema: _needed_columns(schema, builder, name))):
+        yield builder.document(record, f"{name}, row {row}", f"{prefix}{row}")
 
 
 def dataset_records(source: str, needed: Callable[[pa.Schema], list[str]]) -> Iterator[_Record]:
@@ -76,17 +76,17 @@ def check_datasets(source: str) -> None:
         raise MissingExtraError(f"reading {source} needs the package datasets: pip install 'ralm[datasets]'.") from None
 
 
-def _needed_columns(schema: pa.Schema, maker: DocumentMaker, where: str) -> list[str]:
+def _needed_columns(schema: pa.Schema, builder: DocumentBuilder, where: str) -> list[str]:
     """The columns of a table that documents are made of; metadata of bytes, such as pictures, is not even read.
 
     Raises CorpusError, naming `where`, if there is no column with text.
     """
-    if maker.fields.text not in schema.names:
-        raise maker.no_text(where, schema.names)
+    if builder.fields.text not in schema.names:
+        raise builder.no_text(where, schema.names)
     needed = []
-    for name in maker.fields.needed(schema.names):
-        if _has_bytes(schema.field(name).type) and name in maker.fields.metadata_of([name]):
-            maker.no_json(name, "bytes")
+    for name in builder.fields.needed(schema.names):
+        if _has_bytes(schema.field(name).type) and name in builder.fields.metadata_of([name]):
+            builder.no_json(name, "bytes")
         else:
             needed.append(name)
     return needed
@@ -99,12 +99,12 @@ def _has_bytes(kind: pa.DataType) -> bool:
     return _has_bytes(value) if value is not None else any(is_bytes(kind) for is_bytes in _BYTES)
 
 
-def _parquet_records(file: File, maker: DocumentMaker) -> Iterator[Mapping[str, object]]:
+def _parquet_records(file: File, builder: DocumentBuilder) -> Iterator[Mapping[str, object]]:
     path = file.path
     with open_file(path) as stream:
         try:
             with pq.ParquetFile(stream) as table:
-                columns = _needed_columns(table.schema_arrow, maker, str(path))
+                columns = _needed_columns(table.schema_arrow, builder, str(path))
                 for batch in table.iter_batches(batch_size=_rows_a_batch(table.metadata), columns=columns):
                     yield from batch.to_pylist()
         except (pa.ArrowException, OSError) as error:

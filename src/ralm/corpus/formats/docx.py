@@ -10,7 +10,7 @@ from typing import Any, Final
 import docx
 from docx.oxml.ns import qn
 
-from ralm.corpus.documents import DocumentMaker
+from ralm.corpus.documents import DocumentBuilder
 from ralm.corpus.files import File, open_file
 from ralm.errors import CorpusError
 from ralm.records import Document
@@ -35,7 +35,7 @@ _NOT_SHOWN: Final = frozenset(
 _SAID: Final = 200
 
 
-def docx_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+def docx_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     """The file as a document. The title is that of its properties, otherwise its first heading, otherwise its name.
 
     Raises CorpusError if the file is damaged, encrypted, or unpacks to more than a document should.
@@ -53,7 +53,7 @@ def docx_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
     except Exception as error:
         said = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise CorpusError(f"{file.path} is not a DOCX file, or damaged: {said[:_SAID]}.") from error
-    yield maker.whole(file.id, " ".join(title.split()), text)
+    yield builder.whole(file.id, " ".join(title.split()), text)
 
 
 def _check_size(path: FilePath) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from lxml import etree
 
-from ralm.corpus.documents import DocumentMaker
+from ralm.corpus.documents import DocumentBuilder
 from ralm.corpus.files import File, content_of, decode
 from ralm.errors import CorpusError
 from ralm.records import Document
@@ -41,7 +41,7 @@ _MEANT: Final = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gbk", "utf
 """The encodings that browsers use for pages that name these."""
 
 
-def html_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+def html_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     """The page as a document. Its title is that of the page, otherwise its first h1, otherwise the file name; its
     canonical address becomes the metadata `url`."""
     try:
@@ -50,7 +50,7 @@ def html_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
         page = _read(_EMPTY.sub(_opened_and_closed, text) if is_xml else text)
     except etree.LxmlError as error:
         raise CorpusError(f"{file.path} cannot be read as HTML: {error}.") from None
-    yield maker.whole(file.id, page.title or page.heading or file.title, page.text, page.metadata)
+    yield builder.whole(file.id, page.title or page.heading or file.title, page.text, page.metadata)
 
 
 class _Page:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final, NoReturn
 
-from ralm.corpus.documents import MEND, DocumentMaker
+from ralm.corpus.documents import MEND, DocumentBuilder
 from ralm.corpus.files import BYTE_ORDER_MARK, File, decode, lines_of, unpacked
 from ralm.errors import CorpusError
 from ralm.records import Document
@@ -26,21 +26,21 @@ _LONGEST_VALUE: Final = 1 << 26
 _CUT_STRING: Final = "Unterminated string"
 
 
-def jsonl_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+def jsonl_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     """One document per line, each a JSON object; blank lines are ignored."""
     for number, offset, line in lines_of(file.path, file.lines):
         if not line.strip():
             continue
         where = f"{file.path}, line {number}"
         try:
-            document = maker.document(record_of_line(line, where, offset), where, f"{file.prefix}{number}")
+            document = builder.document(record_of_line(line, where, offset), where, f"{file.prefix}{number}")
         except CorpusError as error:
-            maker.broken_line(error)
+            builder.broken_line(error)
             continue
         yield document
 
 
-def json_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+def json_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     """One document per object: of an array, or one after another. Objects are numbered from 1.
 
     Raises CorpusError, naming the character, where the file is not JSON: what follows cannot be read.
@@ -48,9 +48,9 @@ def json_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
     for number, (value, text) in enumerate(_values(_Ahead(file.path)), 1):
         where = f"{file.path}, object {number}"
         try:
-            document = maker.document(_record(value, text, where), where, f"{file.prefix}{number}")
+            document = builder.document(_record(value, text, where), where, f"{file.prefix}{number}")
         except CorpusError as error:
-            maker.broken_line(error)
+            builder.broken_line(error)
             continue
         yield document
 

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import pypdf
 from pypdf.errors import DependencyError
 
-from ralm.corpus.documents import NO_TEXT_PAGES, DocumentMaker
+from ralm.corpus.documents import NO_TEXT_PAGES, DocumentBuilder
 from ralm.corpus.files import File, open_file
 from ralm.errors import CorpusError, MissingExtraError
 from ralm.records import Document
@@ -23,7 +23,7 @@ _SAID: Final = 200
 logging.getLogger("pypdf").addHandler(logging.NullHandler())
 
 
-def pdf_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+def pdf_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     """A document for each page with text, all with the id and title of the file; the metadata `page` counts from 1.
 
     The title is that in the file's properties, otherwise the file name. Raises CorpusError if the file is damaged,
@@ -40,17 +40,17 @@ def pdf_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
             try:
                 text = _page(reader, place, file)
             except CorpusError as error:
-                maker.broken_line(error)
+                builder.broken_line(error)
                 continue
             if text:
                 found = True
-                yield maker.whole(file.id, title, text, {"page": place + 1})
+                yield builder.whole(file.id, title, text, {"page": place + 1})
             else:
                 blank.append(place + 1)
         if not found:
             raise CorpusError(f"{file.path} has no text on any page; if it is scanned, run OCR on it.")
         for page in blank:
-            maker.left_out.add(NO_TEXT_PAGES, f"{file.path}, page {page}")
+            builder.skipped.add(NO_TEXT_PAGES, f"{file.path}, page {page}")
 
 
 def _decrypt(reader: pypdf.PdfReader, file: File) -> None:

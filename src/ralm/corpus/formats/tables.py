@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-from ralm.corpus.documents import MEND, DocumentMaker, Fields
+from ralm.corpus.documents import MEND, DocumentBuilder, Fields
 from ralm.corpus.files import File, decode, lines_of
 from ralm.errors import CorpusError
 from ralm.records import Document
@@ -21,38 +21,38 @@ _LONGEST_FIELD: Final = 1 << 27
 _SEPARATORS: Final = {"\t": "tab", ",": "comma"}
 
 
-def tsv_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+def tsv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     """DPR's passages: id, text and title separated by tabs, quoted as in CSV.
 
     If the first line is a header, `fields` names the columns to use; without a header the columns are DPR's.
     """
-    fields = maker.fields
-    rows = _rows(file.path, "\t", maker)
+    fields = builder.fields
+    rows = _rows(file.path, "\t", builder)
     first = next(rows, None)
     if first is None:
         return
     if _is_header(first[1], fields):
-        yield from _documents(rows, first[1], file, maker, "\t")
+        yield from _documents(rows, first[1], file, builder, "\t")
     else:
-        yield from _documents(chain([first], rows), [fields.id, fields.text, fields.title], file, maker, "\t")
+        yield from _documents(chain([first], rows), [fields.id, fields.text, fields.title], file, builder, "\t")
 
 
-def csv_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+def csv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     """One document per row; the first row names the columns.
 
     Raises CorpusError if two columns have one name, or if there is no column with text.
     """
-    rows = _rows(file.path, ",", maker)
+    rows = _rows(file.path, ",", builder)
     _, columns = next(rows, (0, []))
-    if maker.fields.text not in columns:
-        raise maker.no_text(str(file.path), columns)
+    if builder.fields.text not in columns:
+        raise builder.no_text(str(file.path), columns)
     if twice := {name for name in columns if columns.count(name) > 1}:
         raise CorpusError(f"{file.path} has two columns with the name {min(twice)!r}.")
-    yield from _documents(rows, columns, file, maker, ",")
+    yield from _documents(rows, columns, file, builder, ",")
 
 
 def _documents(
-    rows: Iterator[tuple[int, list[str]]], columns: list[str], file: File, maker: DocumentMaker, separator: str
+    rows: Iterator[tuple[int, list[str]]], columns: list[str], file: File, builder: DocumentBuilder, separator: str
 ) -> Iterator[Document]:
     for line, row in rows:
         where = f"{file.path}, line {line}"
@@ -62,9 +62,9 @@ def _documents(
                     f"{where} has {len(row)} {_SEPARATORS[separator]}-separated fields where {', '.join(columns)} are "
                     f"expected.{MEND}"
                 )
-            document = maker.document(dict(zip(columns, row, strict=False)), where, f"{file.prefix}{line}")
+            document = builder.document(dict(zip(columns, row, strict=False)), where, f"{file.prefix}{line}")
         except CorpusError as error:
-            maker.broken_line(error)
+            builder.broken_line(error)
             continue
         yield document
 
@@ -74,12 +74,12 @@ def _is_header(row: list[str], fields: Fields) -> bool:
     return named or (len(row) > 1 and row == _DPR_COLUMNS[: len(row)])
 
 
-def _rows(path: FilePath, separator: str, maker: DocumentMaker) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: FilePath, separator: str, builder: DocumentBuilder) -> Iterator[tuple[int, list[str]]]:
     """The non-blank rows of a file, each with the number of its first line.
 
     After a row with broken quotes, reading resumes at the line after the row's first line.
     """
-    lines = _LinesOfARow(_decoded_lines(path, maker))
+    lines = _LinesOfARow(_decoded_lines(path, builder))
     rows = csv.reader(lines, delimiter=separator, strict=True)
     while True:
         lines.begin_row()
@@ -90,7 +90,7 @@ def _rows(path: FilePath, separator: str, maker: DocumentMaker) -> Iterator[tupl
         except csv.Error as error:
             where = f"{path}, line {lines.number}"
             message = f"{where} is not quoted like CSV ({error}): a quote within quotes must be doubled.{MEND}"
-            maker.broken_line(CorpusError(message))
+            builder.broken_line(CorpusError(message))
             lines.go_back()
             continue
         if row:
@@ -132,12 +132,12 @@ class _LinesOfARow(Iterator[str]):
         del self._row[1:]
 
 
-def _decoded_lines(path: FilePath, maker: DocumentMaker) -> Iterator[str]:
+def _decoded_lines(path: FilePath, builder: DocumentBuilder) -> Iterator[str]:
     """The lines of a file as text; a skipped line that is not UTF-8 becomes blank."""
     for number, offset, line in lines_of(path):
         try:
             text = decode(line, f"{path}, line {number}", offset=offset)
         except CorpusError as error:
-            maker.broken_line(error)
+            builder.broken_line(error)
             text = "\n"
         yield text

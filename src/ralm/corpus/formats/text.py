@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Final
 
-from ralm.corpus.documents import DocumentMaker
+from ralm.corpus.documents import DocumentBuilder
 from ralm.corpus.files import BYTE_ORDER_MARK, File, content_of, decode
 from ralm.records import Document
 
 
-def text_documents(file: File, maker: DocumentMaker) -> Iterator[Document]:
+def text_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     """The whole file as a document; its title is the first heading or the file name (`title_of`)."""
     text = decode(content_of(file.path), str(file.path)).removeprefix(BYTE_ORDER_MARK)
-    yield maker.whole(file.id, title_of(text, file.suffix, file.title), text)
+    yield builder.whole(file.id, title_of(text, file.suffix, file.title), text)
 
 
 _MARKDOWN: Final = (".md", ".markdown")

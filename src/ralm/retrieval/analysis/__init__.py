@@ -117,7 +117,7 @@ _ALL: Final = (
 )
 
 
-def analysis_named(name: str) -> Analysis:
+def analysis_by_name(name: str) -> Analysis:
     """The analyser with this name.
 
     Raises UsageError if there is none.
@@ -129,6 +129,6 @@ def analysis_named(name: str) -> Analysis:
     return found
 
 
-def analysis_recorded(recorded: str) -> Analysis | None:
+def analysis_as_recorded(recorded: str) -> Analysis | None:
     """The analyser that an index records as this; None if this version of ralm has none."""
     return next((analysis for analysis in _ALL if analysis.recorded == recorded), None)

@@ -26,7 +26,7 @@ from pydantic import JsonValue
 from ralm.errors import CorpusError, DamagedFolderError, ModelError, UsageError
 from ralm.protocols import Encoder
 from ralm.records import FloatArray, IntArray, Passage
-from ralm.retrieval.dense.options import NOTHING_ENCODED, VECTORS, Encoded, VectorOptions
+from ralm.retrieval.dense.options import NOTHING_ENCODED, VECTORS, EncodingStats, VectorOptions
 from ralm.storage.atomic import storage_errors
 from ralm.terminal import Advance, progress_bar
 
@@ -62,7 +62,7 @@ class ChunkEncoder:
         if not _is_whole(file):
             begin = perf_counter()
             vectors_PD = self._encoder.encode_passages(passages, self._advance)
-            self.done = self.done.plus(Encoded(len(passages), perf_counter() - begin))
+            self.done = self.done.plus(EncodingStats(len(passages), perf_counter() - begin))
             _check_finite(vectors_PD, passages)
             _save(file, vectors_PD)
         elif self._advance:
@@ -112,12 +112,12 @@ class DenseBuilder:
 
         Raises CorpusError if it has no text to encode, ModelError if its vector is invalid.
         """
-        check_text(self._encoder, passage)
+        check_passage_text(self._encoder, passage)
         self._waiting.append(passage)
         if len(self._waiting) == self._chunk:
             self.encode_rest()
 
-    def finish(self, ends: Sequence[int] = (), before: Encoded = NOTHING_ENCODED) -> dict[str, JsonValue]:
+    def finish(self, ends: Sequence[int] = (), before: EncodingStats = NOTHING_ENCODED) -> dict[str, JsonValue]:
         """Write the vectors; returns what the manifest records about them.
 
         `ends`: how many of the passages are in the first segment, in the first two, and so on; each has a file, see
@@ -129,7 +129,7 @@ class DenseBuilder:
         if not self._count:
             raise CorpusError("the corpus has no passages: nothing to index.")
         if not self._index.is_trained:
-            train(self._index, self._sample(), self._options.faiss)
+            train_faiss(self._index, self._sample(), self._options.faiss)
         try:
             with progress_bar("Adding vectors", self._count) as advance:
                 for number, (first, end) in enumerate(pairwise([0, *(ends or [self._count])])):
@@ -189,7 +189,7 @@ def segment_file(number: int) -> str:
     return f"{number}/{VECTORS}" if number else VECTORS
 
 
-def check_text(encoder: Encoder, passage: Passage) -> None:
+def check_passage_text(encoder: Encoder, passage: Passage) -> None:
     """Raise CorpusError if a passage has no text to encode."""
     if not encoder.text_of(passage).strip():
         raise CorpusError(
@@ -250,7 +250,7 @@ def _fault(index: faiss.Index) -> str:
     return ""
 
 
-def train(index: faiss.Index, vectors_PD: FloatArray, string: str) -> None:
+def train_faiss(index: faiss.Index, vectors_PD: FloatArray, string: str) -> None:
     """Train an index on these vectors (float32).
 
     Raises UsageError if there are too few of them.
@@ -352,7 +352,7 @@ def _empty_index(parts: Sequence[faiss.Index], kept: Sequence[IntArray], options
     if index.is_trained:
         return index
     try:
-        train(index, _sample(parts, kept, options), options.faiss)
+        train_faiss(index, _sample(parts, kept, options), options.faiss)
     except UsageError:
         return new_faiss_index(parts[0].d, FLAT)
     return index

@@ -22,17 +22,17 @@ from ralm.lm.local.files import first_line
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.models import (
     dimension_of,
+    encoder_fingerprint,
     is_dpr,
     load_model,
     model_reading,
     model_settings,
     save_model,
-    weights_fingerprint,
 )
-from ralm.retrieval.dense.options import PASSAGE_ENCODER, SEPARATOR, EncoderOptions, reading_of, trained_for
+from ralm.retrieval.dense.options import PASSAGE_ENCODER, SEPARATOR, EncoderOptions, recorded_reading, trained_for
 from ralm.terminal import Advance
 
-BATCH: Final = 32
+_BATCH: Final = 32
 """Texts encoded at once."""
 _BATCHES_A_CALL: Final = 16
 _NOT_OF_QUERIES: Final = ("encoder", "query_encoder", "titles", "passage_length")
@@ -49,7 +49,7 @@ class SentenceEncoder:
     vectors.
     """
 
-    def __init__(self, options: EncoderOptions, *, device: str = "auto", batch: int = BATCH) -> None:
+    def __init__(self, options: EncoderOptions, *, device: str = "auto", batch: int = _BATCH) -> None:
         self._options = options
         self._device = None if device == "auto" else device
         self._batch = batch
@@ -78,7 +78,7 @@ class SentenceEncoder:
     @cached_property
     def query_fingerprint(self) -> str:
         """A short hash of the weights that encode queries."""
-        return weights_fingerprint(self.query_model)
+        return encoder_fingerprint(self.query_model)
 
     @cached_property
     def trained_for(self) -> str | None:
@@ -116,7 +116,7 @@ class SentenceEncoder:
         return {
             **asdict(self._options),
             **names,
-            "passage_fingerprint": self.query_fingerprint if own else weights_fingerprint(self.passage_model),
+            "passage_fingerprint": self.query_fingerprint if own else encoder_fingerprint(self.passage_model),
             "query_fingerprint": self.query_fingerprint,
         }
 
@@ -165,7 +165,7 @@ class SentenceEncoder:
 
     @cached_property
     def _separator(self) -> str:
-        recorded = reading_of(self._options.encoder).get(SEPARATOR)
+        recorded = recorded_reading(self._options.encoder).get(SEPARATOR)
         if recorded is not None:
             return recorded
         return f" {self.passage_model.tokenizer.sep_token} " if is_dpr(self._options.encoder) else "\n"

@@ -23,7 +23,7 @@ from transformers.utils import cached_file
 
 from ralm.errors import ModelError
 from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading, whole_loading
-from ralm.retrieval.dense.options import SEPARATOR, EncoderOptions, reading_of, write_reading
+from ralm.retrieval.dense.options import SEPARATOR, EncoderOptions, recorded_reading, write_reading
 
 _CLASSES: Final = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
 _DPR_SETTINGS: Final = ("model_type", "architectures", "projection_dim")
@@ -46,7 +46,7 @@ def load_model(name: str, options: EncoderOptions, device: str | None) -> Senten
     with loading_errors("encoder", name), whole_loading(name, _is_unused):
         if is_dpr(name):
             return SentenceTransformer(modules=load_dpr(name, weights), device=device)
-        if options.pooling == "auto" or reading_of(name):  # ours holds its pooling, and what follows it
+        if options.pooling == "auto" or recorded_reading(name):  # ours holds its pooling, and what follows it
             return SentenceTransformer(name, device=device, model_kwargs=weights)
         transformer = Transformer(name, model_kwargs=weights)
         pooling = Pooling(transformer.get_embedding_dimension(), options.pooling)
@@ -58,7 +58,7 @@ def _is_unused(weight: str) -> bool:
     return "pooler." in weight
 
 
-def check_device(name: str) -> None:
+def check_encoder_device(name: str) -> None:
     """Raise ModelError if no encoder can be computed on a device of this name."""
     try:
         torch.zeros(1, device=None if name == "auto" else name)
@@ -84,7 +84,7 @@ def dimension_of(model: SentenceTransformer) -> int:
     return dimension
 
 
-def weights_fingerprint(model: SentenceTransformer) -> str:
+def encoder_fingerprint(model: SentenceTransformer) -> str:
     """A hash of all weights except BERT's pooler, which no vector depends on and many folders lack."""
     digest = hashlib.sha256()
     for name, weights in sorted(model.state_dict().items()):

@@ -25,9 +25,9 @@ ENCODER_FORMAT: Final = 1
 TRAINED_FOR: Final = "trained_for"
 """The key, in the results of a training, of the fingerprint of the weights that encoded the passages."""
 
-READING: Final = "ralm.json"
+_READING: Final = "ralm.json"
 SEPARATOR: Final = "title_separator"
-"""The key, in `READING`, of what stands between the title and the text of a passage."""
+"""The key, in `_READING`, of what stands between the title and the text of a passage."""
 
 PASSAGE_ENCODER: Final = "passages"
 """The encoder of passages within the folder of a trained pair, which is that of the encoder of queries."""
@@ -37,18 +37,18 @@ QueryEnd = Literal["last", "first"]
 EncoderDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-class Encoded(NamedTuple):
+class EncodingStats(NamedTuple):
     """Passages that were encoded, and the seconds that it took, added up over machines."""
 
     passages: int
     seconds: float
 
-    def plus(self, other: "Encoded") -> "Encoded":
+    def plus(self, other: "EncodingStats") -> "EncodingStats":
         """Both together."""
-        return Encoded(self.passages + other.passages, self.seconds + other.seconds)
+        return EncodingStats(self.passages + other.passages, self.seconds + other.seconds)
 
 
-NOTHING_ENCODED: Final = Encoded(0, 0.0)
+NOTHING_ENCODED: Final = EncodingStats(0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ def is_trained(folder: Path) -> bool:
         return False
 
 
-def options_of(folder: Path, like: EncoderOptions) -> EncoderOptions:
+def trained_options(folder: Path, like: EncoderOptions) -> EncoderOptions:
     """The encoder, or the pair, in the folder of a training; everything else as in `like`."""
     passages = folder / PASSAGE_ENCODER
     if not passages.is_dir():
@@ -182,13 +182,13 @@ def options_of(folder: Path, like: EncoderOptions) -> EncoderOptions:
 
 def write_reading(folder: Path, reading: dict[str, str]) -> None:
     """Write how texts are put together for the encoder in a folder."""
-    (folder / READING).write_text(json.dumps(reading) + "\n", encoding="utf-8")
+    (folder / _READING).write_text(json.dumps(reading) + "\n", encoding="utf-8")
 
 
-def reading_of(name: str) -> dict[str, str]:
+def recorded_reading(name: str) -> dict[str, str]:
     """What `write_reading` wrote into a folder; empty for any other encoder."""
     try:
-        reading = json.loads((Path(name) / READING).read_bytes())
+        reading = json.loads((Path(name) / _READING).read_bytes())
     except (OSError, ValueError):
         return {}
     return reading if isinstance(reading, dict) else {}
