@@ -163,7 +163,7 @@ def evaluate_text(
     """Score a text stride by stride, each read with the passages of `source` (In-Context RALM, section 5; REPLUG).
 
     `reranker` chooses among the hits (`ZeroShot`, `Oracle`, `RandomChoice`); without one, the retriever's order is
-    kept. `reader` decides what is in prompt_prefix: the best passage (`InContext`, the default), each of several alone
+    kept. `reader` decides what is in front: the best passage (`InContext`, the default), each of several alone
     (`Ensemble`) or several together (`Concatenation`). You can write your own of both: see docs/extending.md. `model`
     may be a `Scorer`, so that evaluations share its cache. With `baseline` the same targets are scored without passages
     too. If the model lists its likeliest tokens only, the measures are bounds (`Reading.upper`).

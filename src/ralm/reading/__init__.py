@@ -17,7 +17,7 @@ ReaderName = Literal["in-context", "ensemble", "concatenation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingOptions:
-    """How the passages of a row are read: chosen as `reranking` says, and put in prompt_prefix as `reader` says.
+    """How the passages of a row are read: chosen as `reranking` says, and put in front as `reader` says.
 
     `rerank_lm` names the language model that ranks for zero-shot reranking; None is the reading model. `ensemble` and
     `concatenation` are the options of these readers. Raises UsageError if a reranker chooses from fewer passages than

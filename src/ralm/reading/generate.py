@@ -48,7 +48,7 @@ def generate(
 ) -> Iterator[GeneratedText]:
     """Continue a prompt; pieces come as soon as they cannot belong to a stop string.
 
-    Without a `source` no passage is put in prompt_prefix. `reader` and `reranker` are as for `evaluate_text`. Raises
+    Without a `source` no passage is put in front. `reader` and `reranker` are as for `evaluate_text`. Raises
     UsageError if the prompt is empty, if the document and a stride do not fit into the model's length, if `max_length`
     exceeds it, or if the reranker looks at the text to be predicted.
     """

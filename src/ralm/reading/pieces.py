@@ -57,7 +57,7 @@ class GeneratedToken:
 class GeneratedText:
     """A piece of generated text, and the tokens it is made of.
 
-    `passage` is the passage in prompt_prefix (or `NO_PASSAGE`); of several, the one that contributed most of the
+    `passage` is the passage in front (or `NO_PASSAGE`); of several, the one that contributed most of the
     probability of the piece's last token. If a stop string cuts a token, the token belongs to the piece that has the
     beginning of its text.
     """
