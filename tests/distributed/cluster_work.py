@@ -16,7 +16,7 @@ class Loads:
     """Loads a model that gives each token its id as its log-probability. Its process ends at token 13."""
 
     name: str = "a fake model"
-    said: str = "the model a fake model"
+    label: str = "the model a fake model"
 
     def __call__(self) -> "Loads":
         return self
@@ -35,7 +35,7 @@ class Loads:
 class Differs:
     """Loads something else in every process."""
 
-    said: str = "the model here"
+    label: str = "the model here"
 
     def __call__(self) -> dict[str, int]:
         return {"weights": os.getpid(), "layers": 2}
@@ -48,7 +48,7 @@ class Differs:
 class EndsAsItLoads:
     """Ends the process that loads it."""
 
-    said: str = "a model that is too large"
+    label: str = "a model that is too large"
 
     def __call__(self) -> None:
         os._exit(1)

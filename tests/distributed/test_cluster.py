@@ -10,9 +10,9 @@ import pytest
 
 from ralm.corpus.splitting import Splitting
 from ralm.distributed import indexing
-from ralm.distributed.cluster import Here, connected
+from ralm.distributed.cluster import Requirements, connected
 from ralm.distributed.indexing import CorpusPlan
-from ralm.distributed.machines import shares_of
+from ralm.distributed.workers import worker_resources
 from ralm.errors import ClusterError, RalmWarning, StorageError, UsageError
 from ralm.storage.remote import RemoteFolder
 from tests.cli.program import ralm
@@ -56,13 +56,13 @@ def test_what_is_no_address(address: str) -> None:
 
 
 def test_a_machine_that_has_all(tmp_path: Path) -> None:
-    with Here.of(tmp_path, [tmp_path]) as here:
+    with Requirements.of(tmp_path, [tmp_path]) as here:
         here.check()
     assert [*tmp_path.iterdir()] == []
 
 
 def test_other_versions(tmp_path: Path) -> None:
-    with Here.of(tmp_path, []) as here:
+    with Requirements.of(tmp_path, []) as here:
         for name, _ in here.versions:
             other = replace(here, versions=((name, "0.0.1"),))
             with pytest.raises(
@@ -73,7 +73,7 @@ def test_other_versions(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    with Here.of(tmp_path, []) as here:
+    with Requirements.of(tmp_path, []) as here:
         elsewhere = replace(here, shared=tmp_path / "other")
         with pytest.raises(ClusterError, match=r"does not see .*other as this one does: use a folder on a disk"):
             elsewhere.check()
@@ -81,7 +81,7 @@ def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
 
 def test_a_source_that_cannot_be_read(tmp_path: Path) -> None:
     with (
-        Here.of(tmp_path, [tmp_path / "corpus"]) as here,
+        Requirements.of(tmp_path, [tmp_path / "corpus"]) as here,
         pytest.raises(ClusterError, match=r"cannot read .*corpus: put it on a disk that all share"),
     ):
         here.check()
@@ -136,7 +136,7 @@ def test_options_that_do_not_go_together(corpus: Path, options: list[str], said:
 def test_what_actors_of_a_machine_take(
     has: dict[str, float], how: dict[str, bool], shares: list[tuple[int, int]]
 ) -> None:
-    assert [(one["num_cpus"], one["num_gpus"]) for one in shares_of(has, **how)] == shares
+    assert [(one["num_cpus"], one["num_gpus"]) for one in worker_resources(has, **how)] == shares
 
 
 def test_a_store_of_another_job_is_removed_and_one_that_stays_is_named(

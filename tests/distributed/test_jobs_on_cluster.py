@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ralm.cli import models as cli_models
-from ralm.distributed import encoding
-from ralm.distributed.machines import Machines, machines
-from ralm.distributed.models import ClusterModel, ModelMaker
+from ralm.distributed import retrieval
+from ralm.distributed.models import ClusterModel, ModelLoader
+from ralm.distributed.workers import WorkerPool, open_workers
 from ralm.errors import ClusterError, UsageError
 from ralm.lm.named import load_local_model
 from ralm.lm.options import ModelOptions
@@ -32,17 +32,17 @@ OWN = ModelOptions(dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")
-def found(nodes: Any) -> Iterator[Machines]:
+def found(nodes: Any) -> Iterator[WorkerPool]:
     """Machines that all tests share, since loading torch takes them long."""
-    with machines(nodes.address) as found:
+    with open_workers(nodes.address) as found:
         yield found
 
 
 @pytest.fixture
-def shared(found: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+def shared(found: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have commands use these machines."""
     monkeypatch.setattr(cli_models, "open_machines", lambda *_: found)
-    monkeypatch.setattr(encoding, "machines", lambda *_: nullcontext(found))
+    monkeypatch.setattr(retrieval, "machines", lambda *_: nullcontext(found))
 
 
 @pytest.fixture(scope="module")
@@ -131,23 +131,23 @@ def test_vectors(nodes: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_model_that_machines_cannot_load(found: Machines, tmp_path: Path) -> None:
+def test_a_model_that_machines_cannot_load(found: WorkerPool, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"on the machine \S+ of the cluster: .*config\.json"):
-        ClusterModel(found, ModelMaker.of(str(tmp_path), OWN))
+        ClusterModel(found, ModelLoader.of(str(tmp_path), OWN))
 
 
-def test_machines_that_load_different_things(found: Machines) -> None:
+def test_machines_that_load_different_things(found: WorkerPool) -> None:
     said = r"the model here is not the same on the machines \S+ and \S+ of the cluster.* \(weights \d+ and \d+\)"
     with pytest.raises(ClusterError, match=said):
         list(found.run(Differs(), wait, range(50), name=str, bad=print))
 
 
 @pytest.mark.campaign
-def test_scores_are_those_of_one_machine_even_if_one_is_killed_and_one_joins(nodes: Any, found: Machines) -> None:
+def test_scores_are_those_of_one_machine_even_if_one_is_killed_and_one_joins(nodes: Any, found: WorkerPool) -> None:
     own = load_local_model("ralm-tiny", OWN)
-    maker = ModelMaker.of("ralm-tiny", OWN)
-    assert maker == ModelMaker.of("ralm-tiny", OWN), "equal makers share what is loaded"
-    model = ClusterModel(found, maker)
+    loader = ModelLoader.of("ralm-tiny", OWN)
+    assert loader == ModelLoader.of("ralm-tiny", OWN), "equal loaders share what is loaded"
+    model = ClusterModel(found, loader)
     assert model.config == own.config
     asked = passes(own.vocabulary)
     expected = [*own.score(asked)]
@@ -161,11 +161,11 @@ def test_scores_are_those_of_one_machine_even_if_one_is_killed_and_one_joins(nod
     others += other
     same_scores([*scored, *given], expected)
     same_scores(others, expected[::-1])
-    while joined.node_id not in {hand.node for hand in found._hands if hand.ready}:
+    while joined.node_id not in {worker.node for worker in found._workers if worker.ready}:
         same_scores([*model.score(asked)], expected)
 
 
-def test_a_text_that_ends_its_process_is_an_error_that_names_it(found: Machines) -> None:
+def test_a_text_that_ends_its_process_is_an_error_that_names_it(found: WorkerPool) -> None:
     loads: Any = Loads()
     model = ClusterModel(found, loads)
     poisoned = ScoringSequence(np.array([12, 13]), np.array([1]))
@@ -174,8 +174,8 @@ def test_a_text_that_ends_its_process_is_an_error_that_names_it(found: Machines)
         list(model.score([poisoned]))
 
 
-def test_machines_that_end_while_they_load(found: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ralm.distributed.machines.TRIES", 1)
+def test_machines_that_end_while_they_load(found: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ralm.distributed.workers.MAX_CRASHES", 1)
     said = "every machine of the cluster ends while it loads a model that is too large: they may have too little memory"
     with pytest.raises(ClusterError, match=said):
         found.facts(EndsAsItLoads())
@@ -183,7 +183,7 @@ def test_machines_that_end_while_they_load(found: Machines, monkeypatch: pytest.
 
 def test_a_gpu_has_no_number_on_a_cluster(nodes: Any) -> None:
     with pytest.raises(UsageError, match="on a cluster `device` is one of auto, all, cpu, cuda, map, not 'cuda:1'"):
-        machines(nodes.address, "cuda:1").__enter__()
+        open_workers(nodes.address, "cuda:1").__enter__()
 
 
 def never(*_: object) -> None:

@@ -11,8 +11,8 @@ from threading import Barrier
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ralm.distributed.keeping import InStore, OnDisk, remove_partial
-from ralm.distributed.work import TRIES, Job, Work
+from ralm.distributed.artifact_store import DiskStore, ObjectStore, remove_partial
+from ralm.distributed.cluster import MAX_CRASHES, ClusterJob, TaskQueue
 from ralm.errors import StorageError
 from ralm.storage.remote import RemoteFolder
 
@@ -26,10 +26,10 @@ def halves(task: range) -> Sequence[range] | None:
     return None if len(task) < 2 else (range(task.start, middle), range(middle, task.stop))
 
 
-def run(work: Work[range, int], poison: set[int], most: int = 3) -> tuple[list[range], int]:
+def run(work: TaskQueue[range, int], poison: set[int], most: int = 3) -> tuple[list[range], int]:
     """Run the tasks, several at a time, of which the last one ends first; returns those left out, and all tries."""
     bad: list[range] = []
-    running: list[Job[range]] = []
+    running: list[ClusterJob[range]] = []
     tries = 0
     while not work.is_done:
         while len(running) < most and (job := work.begin(0)):
@@ -43,24 +43,24 @@ def run(work: Work[range, int], poison: set[int], most: int = 3) -> tuple[list[r
 
 
 def test_results_are_in_order() -> None:
-    work = Work[range, int]([range(5), range(5, 9), range(9, 10)], halves)
+    work = TaskQueue[range, int]([range(5), range(5, 9), range(9, 10)], halves)
     assert run(work, set()) == ([], 3)
     assert [task for task, _ in work.results()] == [range(5), range(5, 9), range(9, 10)]
 
 
 @pytest.mark.parametrize("poison", [{0}, {63}, {31, 32}, {70}, {5, 70, 99}])
 def test_what_is_poisoned_is_left_out_and_nothing_else(poison: set[int]) -> None:
-    work = Work[range, int]([range(64), range(64, 100)], halves)
+    work = TaskQueue[range, int]([range(64), range(64, 100)], halves)
     bad, tries = run(work, poison)
     assert sorted(number for one in bad for number in one) == sorted(poison)
     assert all(len(one) == 1 for one in bad)
     assert [number for task, _ in work.results() for number in task] == [n for n in range(100) if n not in poison]
-    assert tries <= len(poison) * (2 * TRIES + 2 * 7) + 2, "halving, not trying each"
+    assert tries <= len(poison) * (2 * MAX_CRASHES + 2 * 7) + 2, "halving, not trying each"
 
 
 def test_a_task_that_crashes_by_chance_is_not_halved() -> None:
-    work = Work[range, int]([range(8)], halves)
-    for _ in range(TRIES - 1):
+    work = TaskQueue[range, int]([range(8)], halves)
+    for _ in range(MAX_CRASHES - 1):
         job = work.begin(0)
         assert job is not None
         assert work.crashed(job)
@@ -70,23 +70,23 @@ def test_a_task_that_crashes_by_chance_is_not_halved() -> None:
 
 
 def test_a_task_without_halves_is_left_out() -> None:
-    work = Work[range, int]([range(8)], lambda _: None)
-    assert run(work, {3}) == ([range(8)], TRIES)
+    work = TaskQueue[range, int]([range(8)], lambda _: None)
+    assert run(work, {3}) == ([range(8)], MAX_CRASHES)
     assert work.results() == []
 
 
 def test_a_lost_machine_is_not_the_tasks_fault_unless_it_always_is() -> None:
-    work = Work[range, int]([range(1)], halves)
+    work = TaskQueue[range, int]([range(1)], halves)
     losses = 0
     while (job := work.begin(0)) is not None and work.lost(job):
         losses += 1
         assert losses < 50
-    assert losses > 2 * TRIES
+    assert losses > 2 * MAX_CRASHES
     assert work.is_done
 
 
 def test_stragglers_are_named_once() -> None:
-    work = Work[range, int]([range(n, n + 1) for n in range(5)], halves)
+    work = TaskQueue[range, int]([range(n, n + 1) for n in range(5)], halves)
     jobs = [job for _ in range(5) if (job := work.begin(100.0))]
     for job in jobs[:3]:
         work.done(job, 0, 110.0)
@@ -102,8 +102,8 @@ def test_a_folder_is_made_once(tmp_path: Path) -> None:
         made.append(folder)
         (folder / "content").write_text("x")
 
-    OnDisk(tmp_path).make("part", make)
-    OnDisk(tmp_path).make("part", make)
+    DiskStore(tmp_path).make("part", make)
+    DiskStore(tmp_path).make("part", make)
     assert len(made) == 1
     assert names(tmp_path) == ["part"]
 
@@ -115,7 +115,7 @@ def test_nothing_has_the_name_of_a_folder_that_was_not_finished(tmp_path: Path) 
         raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011
-        OnDisk(tmp_path).make("part", fail)
+        DiskStore(tmp_path).make("part", fail)
     assert names(tmp_path) == []
     (tmp_path / "part.0.partial").mkdir()  # of a process that was killed
     remove_partial(tmp_path)
@@ -130,15 +130,15 @@ def test_of_two_that_make_a_folder_the_first_counts(tmp_path: Path) -> None:
         both.wait(10)
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: OnDisk(tmp_path).make("part", make), range(2)))
+        list(pool.map(lambda _: DiskStore(tmp_path).make("part", make), range(2)))
     assert names(tmp_path) == ["part"]
     assert (tmp_path / "part" / "content").read_text() == "x"
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest) -> InStore:
+def store(request: pytest.FixtureRequest) -> ObjectStore:
     """An object store, empty, in memory."""
-    return InStore(RemoteFolder(f"memory://{request.node.name}"))
+    return ObjectStore(RemoteFolder(f"memory://{request.node.name}"))
 
 
 def fill(folder: Path) -> None:
@@ -147,11 +147,11 @@ def fill(folder: Path) -> None:
     (folder / "within" / "more").write_bytes(bytes(range(256)) * 9000)
 
 
-def test_a_folder_of_a_store_is_made_once_and_copied(store: InStore, tmp_path: Path) -> None:
+def test_a_folder_of_a_store_is_made_once_and_copied(store: ObjectStore, tmp_path: Path) -> None:
     store.make("parts/a", fill)
     store.make("parts/a", lambda _: pytest.fail("it is there"))
     store.make("parts/b", lambda folder: None)
-    with InStore(store.folder, tmp_path).here(["parts/a", "parts/b"]) as copies:
+    with ObjectStore(store.folder, tmp_path).here(["parts/a", "parts/b"]) as copies:
         assert (copies[0] / "content").read_text() == "x"
         assert (copies[0] / "within" / "more").read_bytes() == bytes(range(256)) * 9000
         assert len(names(tmp_path)) == 1
@@ -166,7 +166,7 @@ def test_a_folder_of_a_store_is_made_once_and_copied(store: InStore, tmp_path: P
 
 
 def test_a_folder_of_a_store_that_was_not_finished_is_made_again(
-    store: InStore, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was killed between two files, or as it was being made."""
     with monkeypatch.context() as patch:
@@ -185,11 +185,11 @@ def failing_second(system: MemoryFileSystem, put: Callable[..., None], source: s
     put(system, source, to)
 
 
-def test_what_a_killed_process_leaves_on_its_machine_goes(store: InStore, tmp_path: Path) -> None:
+def test_what_a_killed_process_leaves_on_its_machine_goes(store: ObjectStore, tmp_path: Path) -> None:
     for name in ("left", "new"):
         (tmp_path / f"ralm-{name}.partial" / "content").mkdir(parents=True)
     os.utime(tmp_path / "ralm-left.partial", (0, 0))
-    own = InStore(store.folder, tmp_path)
+    own = ObjectStore(store.folder, tmp_path)
     own.make("a", lambda _: None)
     assert names(tmp_path) == ["ralm-new.partial"], "one that was made just now may not be held yet"
 
@@ -203,8 +203,8 @@ def test_what_a_killed_process_leaves_on_its_machine_goes(store: InStore, tmp_pa
 
 def test_a_store_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    store = InStore(RemoteFolder(f"file://{tmp_path}/file/below"))
+    store = ObjectStore(RemoteFolder(f"file://{tmp_path}/file/below"))
     with pytest.raises(StorageError, match=r"file://\S+/file/below\S* cannot be used: .*Not a directory"):
         store.note("x")
     with pytest.raises(StorageError, match=r"file://\S+/nothing/a does not exist"):
-        InStore(RemoteFolder(f"file://{tmp_path}/nothing")).read("a", "x")
+        ObjectStore(RemoteFolder(f"file://{tmp_path}/nothing")).read("a", "x")

@@ -7,16 +7,15 @@ import pytest
 from lm_eval.utils import simple_parse_args_string
 
 from ralm.errors import UsageError
-from ralm.harness.arguments import kinds_of_arguments, options_of
 from ralm.harness.model import RalmLM
-from ralm.harness.options import HarnessOptions
-from ralm.harness.queries import QUESTION_FIELDS, holds, question_of
+from ralm.harness.options import HarnessOptions, argument_types, parse_arguments
+from ralm.harness.requests import QUESTION_FIELDS, holds, question_of
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 
 
 def of(text: str) -> HarnessOptions:
-    return options_of(simple_parse_args_string(text))
+    return parse_arguments(simple_parse_args_string(text))
 
 
 def test_flat_arguments_are_put_into_records() -> None:
@@ -39,7 +38,7 @@ def test_a_name_goes_to_every_record_that_has_it() -> None:
 def test_values_are_of_their_types_whatever_the_harness_makes_of_them() -> None:
     assert of("lm=7,index=2024").lm == "7"
     assert of("lm=7,index=2024").index == Path("2024")
-    assert options_of({"lm": "gpt2", "index": None}).index is None
+    assert parse_arguments({"lm": "gpt2", "index": None}).index is None
 
 
 def test_dense_retrieval_asks_with_more_tokens() -> None:
@@ -49,8 +48,8 @@ def test_dense_retrieval_asks_with_more_tokens() -> None:
 
 @pytest.mark.parametrize("size", ["auto", "auto:4", None])
 def test_a_batch_size_may_be_automatic(size: str | None) -> None:
-    assert options_of({"lm": "gpt2", "batch_size": size, "max_batch_size": 9}).batch_size is None
-    assert options_of({"lm": "gpt2", "batch_size": 4}).batch_size == 4
+    assert parse_arguments({"lm": "gpt2", "batch_size": size, "max_batch_size": 9}).batch_size is None
+    assert parse_arguments({"lm": "gpt2", "batch_size": 4}).batch_size == 4
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_an_argument_that_comes_twice_is_refused() -> None:
 
 def test_every_argument_is_listed_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "lm-evaluation-harness.md").read_text(encoding="utf-8")
-    assert [name for name in kinds_of_arguments() if f"`{name}`" not in page] == []
+    assert [name for name in argument_types() if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize(
@@ -131,4 +130,4 @@ def test_a_prompt_holds_a_question_with_other_white_space() -> None:
 )
 def test_arguments_of_servers_go_with_servers(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        options_of(arguments)
+        parse_arguments(arguments)

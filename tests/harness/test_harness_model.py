@@ -433,13 +433,13 @@ def test_the_program_of_the_harness_runs_with_the_model(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from ralm.harness.__main__ import main
+    from ralm.harness.__main__ import run_harness
 
     arguments = f"lm={tiny_folders['bloom']},index={index},reader=ensemble,documents=3"
     command = ["run", "--model", "ralm", "--model_args", arguments, "--tasks", "local_choosing,local_writing"]
     more = ["--include_path", str(tasks), "--output_path", str(tmp_path / "out.json"), "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["lm-eval", *command, *more])
-    main()
+    run_harness()
     assert "local_choosing" in capsys.readouterr().out
     (written,) = tmp_path.glob("out*.json")
     assert json.loads(written.read_text())["config"]["ralm"]["reader"]["documents"] == 3
@@ -449,12 +449,12 @@ def test_the_program_of_the_harness_runs_with_the_model(
 def test_an_error_of_the_program_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tasks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ralm.harness.__main__ import main
+    from ralm.harness.__main__ import run_harness
 
     command = ["run", "--model", "ralm", "--model_args", "lm=gpt2,documents=3", "--tasks", "local_choosing"]
     monkeypatch.setattr(sys, "argv", ["lm-eval", *command, "--include_path", str(tasks)])
     with pytest.raises(SystemExit) as stopped:
-        main()
+        run_harness()
     assert stopped.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("ralm: `documents` does nothing here: it goes with `index`")

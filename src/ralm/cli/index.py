@@ -72,7 +72,7 @@ def index(
     complete. Rerun the command after an interruption to resume.
     """
     from ralm.cli.output import print_index
-    from ralm.distributed.loading import ray_extra
+    from ralm.distributed import ray_extra
     from ralm.retrieval.analysis import analysis_by_name
     from ralm.retrieval.build import build_index
     from ralm.retrieval.dense.options import load_encoder

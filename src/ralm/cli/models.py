@@ -10,13 +10,13 @@ from ralm.lm.api.endpoint import is_api
 from ralm.lm.options import ModelOptions
 
 if TYPE_CHECKING:
-    from ralm.distributed.machines import Machines
+    from ralm.distributed.workers import WorkerPool
     from ralm.lm.scoring import Scorer
     from ralm.protocols import WritingModel
     from ralm.retrieval.encode import Ahead
 
 _opened: "list[WritingModel]" = []
-_clusters: "dict[tuple[str, str], Machines]" = {}
+_clusters: "dict[tuple[str, str], WorkerPool]" = {}
 _connections: Final = ExitStack()
 _sharing: "list[dict[tuple[str, ModelOptions, str | None], Scorer]]" = []
 
@@ -35,9 +35,9 @@ def open_model(name: str, options: ModelOptions, ray: str | None = None) -> "Wri
         model = load_language_model(name, options)
     else:
         found = open_machines(ray, options.device)
-        from ralm.distributed.models import ClusterModel, ModelMaker
+        from ralm.distributed.models import ClusterModel, ModelLoader
 
-        model = ClusterModel(found, ModelMaker.of(name, options))
+        model = ClusterModel(found, ModelLoader.of(name, options))
     _opened.append(model)
     gc.freeze()
     return model
@@ -81,14 +81,14 @@ def release_models(needed: Container[str] = ()) -> None:
     gc.collect()  # of what a step leaves, such as an encoder; looks through what is loaded only if a model goes
 
 
-def open_machines(address: str, device: str) -> "Machines":
+def open_machines(address: str, device: str) -> "WorkerPool":
     """The machines of a cluster, the same for all models of a command."""
-    from ralm.distributed.loading import ray_extra
+    from ralm.distributed import ray_extra
 
     with ray_extra():
-        from ralm.distributed.machines import machines
+        from ralm.distributed.workers import open_workers
     if (address, device) not in _clusters:
-        _clusters[address, device] = _connections.enter_context(machines(address, device))
+        _clusters[address, device] = _connections.enter_context(open_workers(address, device))
     return _clusters[address, device]
 
 
@@ -96,11 +96,11 @@ def encoding_on(address: str | None, device: str) -> "Ahead | None":
     """What encodes passages on the cluster at an address, if one is given; raises ClusterError if there is none."""
     if address is None:
         return None
-    from ralm.distributed.loading import ray_extra
+    from ralm.distributed import ray_extra
 
     with ray_extra():
         from ralm.distributed.cluster import connected
-        from ralm.distributed.encoding import EncodeOn
+        from ralm.distributed.retrieval import EncodeOn
     with connected(address):
         return EncodeOn(address, device)
 

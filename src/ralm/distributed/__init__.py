@@ -1,14 +1,22 @@
-"""Long jobs on a Ray cluster of many machines; the only package that knows Ray, except for `keeping` and `work`.
+"""Long jobs on a Ray cluster of many machines; only this package uses Ray.
 
-cluster.py     connects to a cluster, and checks that its machines can do the job
-tasks.py       runs tasks on it, a bounded number at a time
-  work.py        what is to be done: again, in halves, or not at all (without Ray)
-  keeping.py     folders made once, on a shared disk or in an object store, whoever dies meanwhile (without Ray)
-indexing.py    builds an index: parts of the corpus, joined into shards
-searching.py   searches an index whose shards are on several machines
-machines.py    actors that hold what takes long to load, one for each machine or GPU, and tasks for them
-models.py      a language model whose copies on the machines share the scoring
-  answering.py   questions that they answer
-encoding.py    passages that are encoded on the machines
-loading.py     the message for an installation without Ray
+cluster.py         connects to a cluster, checks its machines, and runs tasks on it
+artifact_store.py  folders that machines make once, on a shared disk or in an object store
+indexing.py        builds an index: parts of the corpus, joined into shards
+retrieval.py       searches an index whose shards are on several machines; encodes passages
+workers.py         actors that hold what takes long to load, one for each machine or GPU
+models.py          a language model whose copies on the machines share the scoring and the answering
 """
+
+import os
+from contextlib import AbstractContextManager
+
+from ralm.errors import extra
+
+# Ray reads this when it is imported. Otherwise it prints to standard output that workers died.
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
+
+
+def ray_extra() -> AbstractContextManager[None]:
+    """Turn a missing package of the extra `ray` into MissingExtraError."""
+    return extra("ray", "work on a Ray cluster needs", ("ray",))

@@ -1,26 +1,143 @@
-"""Connects to a Ray cluster, and checks that its machines can do the job: their versions, and the shared folders."""
+"""Connects to a Ray cluster, checks its machines, and runs tasks on it.
+
+Tasks are done in order, a bounded number at a time. A task is done again if its machine is lost. A task that ends its
+process again and again holds something bad: it is done in halves, and these in halves, until the bad part stands alone.
+"""
 
 import logging
-import os
 import platform
 import signal
 import socket
+import time
 import uuid
-from collections.abc import Iterator, Sequence
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from threading import current_thread, main_thread
-from typing import Any, Final
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
-os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
-"""Ray reads it when it is imported. Otherwise it prints on standard output that workers died, which is not ours."""
+import ray
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayError,
+    RaySystemError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
-import ray  # noqa: E402
+from ralm.errors import ClusterError, RalmWarning
+from ralm.terminal import no_progress, progress_bar
+from ralm.version import __version__
 
-from ralm.errors import ClusterError  # noqa: E402
-from ralm.version import __version__  # noqa: E402
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+MAX_CRASHES: Final = 3
+"""How often a task may end its process before it is halved or given up."""
+_MACHINES: Final = 10
+"""How many machines may be lost under a task before it is taken for the cause."""
+_LATE: Final = 4.0
+_LATE_SECONDS: Final = 30.0
+_ENOUGH: Final = 3
+
+
+@dataclass(slots=True, eq=False)
+class ClusterJob(Generic[_T]):
+    """A task, and its place in the order: a half of a task has the place of the task and 0 or 1."""
+
+    task: _T
+    place: tuple[int, ...]
+    crashes: int = 0
+    lost: int = 0
+    begun: float = 0.0
+    named: bool = False
+
+
+class TaskQueue(Generic[_T, _R]):
+    """The tasks, in order. `halves` gives two tasks that do the same as one; None if it cannot be halved."""
+
+    def __init__(self, tasks: Iterable[_T], halves: Callable[[_T], Sequence[_T] | None]) -> None:
+        self._waiting = deque(ClusterJob(task, (number,)) for number, task in enumerate(tasks))
+        self._halves = halves
+        self._running: list[ClusterJob[_T]] = []
+        self._results: dict[tuple[int, ...], tuple[_T, _R]] = {}
+        self._seconds: list[float] = []
+        self.total = len(self._waiting)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left."""
+        return not self._waiting and not self._running
+
+    def begin(self, now: float) -> ClusterJob[_T] | None:
+        """The next task to be run; None if none waits. `now` is in seconds."""
+        if not self._waiting:
+            return None
+        job = self._waiting.popleft()
+        job.begun = now
+        self._running.append(job)
+        return job
+
+    def done(self, job: ClusterJob[_T], result: _R, now: float) -> None:
+        """A task is done; its result is kept for `results`."""
+        self.given(job, now)
+        self._results[job.place] = job.task, result
+
+    def given(self, job: ClusterJob[_T], now: float) -> None:
+        """A task is done, and its result was given to whoever wanted it."""
+        self._running.remove(job)
+        self._seconds.append(now - job.begun)
+
+    def lost(self, job: ClusterJob[_T]) -> bool:
+        """The machine of a task was lost: it is done again. Returns False if that has happened too often."""
+        job.lost += 1
+        return self._again(job) if job.lost < _MACHINES else self.crashed(job)
+
+    def crashed(self, job: ClusterJob[_T]) -> bool:
+        """A task has ended its process: it is done again, or in halves. Returns False if it can be neither: then it is
+        dropped."""
+        job.crashes += 1
+        is_half = len(job.place) > 1
+        if not is_half and job.crashes < MAX_CRASHES:
+            return self._again(job)
+        halves = self._halves(job.task)
+        if halves is not None:
+            self._running.remove(job)
+            self._waiting.extendleft(
+                ClusterJob(half, (*job.place, number)) for number, half in reversed([*enumerate(halves)])
+            )
+            return True
+        if job.crashes < MAX_CRASHES:
+            return self._again(job)
+        self._running.remove(job)
+        return False
+
+    def late(self, now: float) -> list[tuple[_T, float, float]]:
+        """The tasks that have become stragglers: each with the seconds that it runs, and those of the median task."""
+        if len(self._seconds) < _ENOUGH:
+            return []
+        usual = median(self._seconds)
+        late = [job for job in self._running if not job.named and now - job.begun > max(_LATE * usual, _LATE_SECONDS)]
+        for job in late:
+            job.named = True
+        return [(job.task, now - job.begun, usual) for job in late]
+
+    def results(self) -> list[tuple[_T, _R]]:
+        """The tasks that were done, in order, with their results."""
+        return [self._results[place] for place in sorted(self._results)]
+
+    def _again(self, job: ClusterJob[_T]) -> bool:
+        self._running.remove(job)
+        self._waiting.appendleft(job)
+        return True
+
 
 AUTO: Final = "auto"
 SEEN: Final = "seen"
@@ -79,7 +196,7 @@ def processors() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class Requirements:
     """What every machine must have: these versions, each with its name; files or folders to `read`; and if something is
     written, the folder `shared` with the file `marker`, to be written to."""
 
@@ -89,13 +206,13 @@ class Here:
     shared: Path | None = None
 
     @classmethod
-    def reading(cls, read: Sequence[Path], packages: Sequence[str] = ()) -> "Here":
+    def reading(cls, read: Sequence[Path], packages: Sequence[str] = ()) -> "Requirements":
         """What this machine has, if nothing is written. Versions of `packages` matter, besides the usual ones."""
         return cls(_versions(packages), tuple(read))
 
     @classmethod
     @contextmanager
-    def of(cls, shared: Path, read: Sequence[Path], packages: Sequence[str] = ()) -> "Iterator[Here]":
+    def of(cls, shared: Path, read: Sequence[Path], packages: Sequence[str] = ()) -> "Iterator[Requirements]":
         """The same with a folder to be written to. The marker is there within the block."""
         marker = shared / f"{SEEN}-{uuid.uuid4().hex}"
         marker.touch()
@@ -135,7 +252,7 @@ class Here:
         return ""
 
 
-_checked: set[Here] = set()
+_checked: set[Requirements] = set()
 """What this process has been found to have."""
 
 
@@ -167,3 +284,97 @@ def _check_answers(address: str) -> None:
         raise ClusterError(
             f"there is no Ray cluster at {address} ({error}). {_START}, or give another address."
         ) from None
+
+
+_S = TypeVar("_S")
+
+_AHEAD: Final = 2
+"""Tasks that are handed to the cluster, for each of its processors."""
+_NOT_IMPORTED: Final = "failed to import on the worker"
+"""What Ray says where a machine cannot import our code."""
+PAUSE: Final = 1.0
+"""The most seconds to wait for an answer before looking around."""
+
+
+def run_tasks(
+    function: Callable[[_S, _T], _R],
+    shared: _S,
+    tasks: Iterable[_T],
+    *,
+    shown: str,
+    name: Callable[[_T], str],
+    bad: Callable[[_T], None],
+    halves: Callable[[_T], Sequence[_T] | None] = lambda _: None,
+) -> list[tuple[_T, _R]]:
+    """The results of `function(shared, task)` for tasks, in order, each with its task; of halves where one was halved.
+
+    `shown` is the title of the progress bar, `name` what a task is called in messages. `bad` is called for a task that
+    ends its process each time and cannot be halved; unless it raises an error, the task is left out. Raises what the
+    function raises.
+    """
+    work: TaskQueue[_T, _R] = TaskQueue(tasks, halves)
+    remote: Any = ray.remote(num_cpus=1, max_retries=0)(without_progress)
+    held = ray.put(shared)
+    running: dict[Any, Any] = {}
+    with progress_bar(shown, work.total) as advance:
+        while not work.is_done:
+            room = _AHEAD * processors() - len(running)
+            while room > 0 and (job := work.begin(time.monotonic())):
+                running[remote.remote(function, held, job.task)] = job
+                room -= 1
+            ready, _ = ray.wait([*running], timeout=PAUSE)
+            for one in ready:
+                job = running.pop(one)
+                whole = len(job.place) == 1
+                if _take(work, job, one, bad) and whole:
+                    advance()
+            name_late(work, name)
+    return work.results()
+
+
+def _take(work: TaskQueue[_T, _R], job: Any, answer: Any, bad: Callable[[_T], None]) -> bool:
+    """Take the answer of a task; returns whether it was done."""
+    try:
+        result = ray.get(answer)
+    except RayTaskError as error:
+        raise_cause(error)
+    except (NodeDiedError, ObjectLostError):
+        going_on = work.lost(job)
+    except (WorkerCrashedError, OutOfMemoryError):
+        going_on = work.crashed(job)
+    except RayError as error:
+        raise ClusterError(f"the cluster has failed: {error}. Run this again to go on where it stopped.") from error
+    else:
+        work.done(job, result, time.monotonic())
+        return True
+    if not going_on:
+        bad(job.task)
+    return False
+
+
+def raise_cause(error: RayTaskError) -> NoReturn:
+    """Raise the error of a function as if it had been called here."""
+    if isinstance(error.cause, ImportError | RaySystemError) or _NOT_IMPORTED in str(error.cause):
+        why = str(error.cause).splitlines()[0]
+        raise ClusterError(
+            f"a machine of the cluster does not have what this one has ({why}): install the same on all."
+        )
+    if isinstance(error.cause, Exception):
+        raise error.cause from None
+    raise error
+
+
+def name_late(work: TaskQueue[_T, _R], name: Callable[[_T], str]) -> None:
+    """Give a RalmWarning for each task that has become a straggler."""
+    for task, seconds, usual in work.late(time.monotonic()):
+        warnings.warn(
+            f"{name(task)} has taken {seconds:,.0f} s so far, where others took {usual:,.0f} s.",
+            RalmWarning,
+            stacklevel=3,
+        )
+
+
+def without_progress(function: Callable[[_S, _T], _R], shared: _S, task: _T) -> _R:
+    """Call a function on a machine of the cluster, which shows no progress."""
+    with no_progress():
+        return function(shared, task)

@@ -35,10 +35,8 @@ from ralm.corpus.sources import SharedIds, no_document, warn_of_shared
 from ralm.corpus.spans import SPAN_BYTES, CorpusSpan, cut_span, group_files, list_files, read_span
 from ralm.corpus.splitting import Splitting, make_passages
 from ralm.corpus.store import PASSAGES_FILE, PassageStore
-from ralm.distributed.cluster import Here, connected
-from ralm.distributed.keeping import InStore, Keeping, OnDisk, remove_partial
-from ralm.distributed.tasks import run_tasks
-from ralm.distributed.work import TRIES
+from ralm.distributed.artifact_store import ArtifactStore, DiskStore, ObjectStore, remove_partial
+from ralm.distributed.cluster import MAX_CRASHES, Requirements, connected, run_tasks
 from ralm.errors import ClusterError, CorpusError, RalmWarning, StorageError, UsageError, WorkerError
 from ralm.protocols import Tokenizer
 from ralm.records import Document
@@ -58,8 +56,8 @@ from ralm.version import __version__
 if TYPE_CHECKING:
     from ralm.lm.local.tokenization import ModelTokenizer
 
-T = TypeVar("T")
-R = TypeVar("R")
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 _PARTS: Final = "parts"
 _SHARDS: Final = "shards"
@@ -153,8 +151,8 @@ class _Job:
 
     plan: CorpusPlan
     settings: str
-    kept: Keeping
-    here: Here
+    kept: ArtifactStore
+    here: Requirements
     build: BuildOptions
     span_bytes: int
 
@@ -199,14 +197,14 @@ def build_index_on(
         connected(address),
         storage_errors(out),
         _working(out, plan, store, force=force) as work,
-        _keeping(work, plan, store) as (kept, here),
+        _open_store(work, plan, store) as (kept, here),
     ):
         job = _Job(plan, _short(plan.settings()), kept, here, build, span_bytes)
         cuts = _run(_cut, job, group_files(files, span_bytes), "Reading the corpus", _name)
         made = _make_parts(job, [span for some in cuts for span in some], skipped)
         _take_in(job, made, removals, skipped)
         names = _make_shards(job, made, shards)
-        own = replace(kept, place=work / _SHARDS) if isinstance(kept, InStore) else kept
+        own = replace(kept, place=work / _SHARDS) if isinstance(kept, ObjectStore) else kept
         with own.here(names) as folders:
             placed = [Placed(folder, _shard(job, name)) for folder, name in zip(folders, names, strict=True)]
             _warn_of_shared(placed)
@@ -231,7 +229,9 @@ def _store(parts: str | None, plan: CorpusPlan) -> RemoteFolder | None:
 
 
 @contextmanager
-def _keeping(work: Path, plan: CorpusPlan, store: RemoteFolder | None) -> Iterator[tuple[OnDisk | InStore, Here]]:
+def _open_store(
+    work: Path, plan: CorpusPlan, store: RemoteFolder | None
+) -> Iterator[tuple[DiskStore | ObjectStore, Requirements]]:
     """Where parts and shards are kept, and what every machine must have: the folder `work` on a disk that all share, or
     a folder of an object store, which is removed if the block ends without an error.
 
@@ -239,12 +239,12 @@ def _keeping(work: Path, plan: CorpusPlan, store: RemoteFolder | None) -> Iterat
     """
     read = [Path(source).absolute() for source in plan.sources if not is_url(source)]
     if store is None:
-        with Here.of(work, read) as here:
-            yield OnDisk(work), here
+        with Requirements.of(work, read) as here:
+            yield DiskStore(work), here
         return
     write_atomically(work / _STORE, store.url)
     store.write(_BEGUN, b"")
-    yield InStore(store), Here.reading(read)
+    yield ObjectStore(store), Requirements.reading(read)
     _remove(store)
 
 
@@ -284,14 +284,14 @@ def _working(out: Path, plan: CorpusPlan, store: RemoteFolder | None, *, force: 
 
 
 def _run(
-    function: Callable[[_Job, T], R], job: _Job, tasks: Iterable[T], shown: str, name: Callable[[T], str]
-) -> list[R]:
+    function: Callable[[_Job, _T], _R], job: _Job, tasks: Iterable[_T], shown: str, name: Callable[[_T], str]
+) -> list[_R]:
     """The results for tasks that are never halved."""
 
-    def bad(task: T) -> NoReturn:
+    def bad(task: _T) -> NoReturn:
         raise WorkerError(
-            f"{name(task)}: the process has ended {TRIES} times, perhaps because memory ran out; use machines with "
-            "more, or more `shards`."
+            f"{name(task)}: the process has ended {MAX_CRASHES} times, perhaps because memory ran out; use machines "
+            "with more memory, or more `shards`."
         )
 
     return [result for _, result in run_tasks(function, job, tasks, shown=shown, name=name, bad=bad)]
@@ -307,7 +307,7 @@ def _make_parts(job: _Job, spans: Sequence[CorpusSpan], skipped: Skipped) -> lis
 
     def bad(span: CorpusSpan) -> None:
         if not job.plan.skip_bad:
-            raise CorpusError(f"{span.name} ends the process that reads it, each of {TRIES} times.{MEND}")
+            raise CorpusError(f"{span.name} ends the process that reads it, each of {MAX_CRASHES} times.{MEND}")
         skipped.add(CRASHES, span.name)
 
     def halves(span: CorpusSpan) -> tuple[CorpusSpan, CorpusSpan] | None:

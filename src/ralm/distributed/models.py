@@ -1,27 +1,131 @@
-"""A language model whose copies on the machines of a cluster share the scoring."""
+"""A language model whose copies on the machines of a cluster share the scoring and the answering of questions.
 
-from collections.abc import Iterator, Sequence
+A machine answers the questions that are answered together on one machine, too. Its scores and answers go to where this
+process keeps them; from there the answers are made, as after a run that was killed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
-from ralm.answering.answers import Answering, KeptAnswers
+from ralm.answering.answers import Answering, KeptAnswers, groups_of
 from ralm.answering.sources import AskedQuestion
-from ralm.distributed.answering import Answered, answer_on
-from ralm.distributed.cluster import Here
-from ralm.distributed.machines import Machines
-from ralm.distributed.work import TRIES
-from ralm.errors import ClusterError, UsageError
+from ralm.distributed.cluster import MAX_CRASHES, Requirements
+from ralm.distributed.workers import Loader, WorkerPool
+from ralm.errors import ClusterError, RalmError, UsageError
+from ralm.lm.journal import MemoryJournal
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.named import TINY, load_local_model, load_tokenizer
 from ralm.lm.options import ModelOptions
 from ralm.lm.scoring import chunks_of
-from ralm.protocols import Continuations
+from ralm.protocols import Continuations, WritingModel
 from ralm.records import FloatArray, ScoringSequence
+
+_Answered = TypeVar("_Answered", bound=tuple[Any, ...])
+_Entries: TypeAlias = Sequence[tuple[bytes, FloatArray]]
+
+
+class _NotKeptError(RalmError):
+    """Something is not kept: the model would have to read."""
+
+
+class _OnlyKept:
+    """A model of which all is known already: it is not read, but raises _NotKeptError."""
+
+    def __init__(self, model: WritingModel) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def score(self, _: Sequence[ScoringSequence]) -> NoReturn:
+        raise _NotKeptError
+
+    def continuations(self) -> Continuations:
+        raise _NotKeptError
+
+
+class _Work(NamedTuple):
+    """What a machine is told: a way of answering, and questions with their numbers."""
+
+    way: Answering[Any]
+    asked: Sequence[tuple[int, AskedQuestion]]
+
+
+def answer_on(
+    machines: WorkerPool,
+    loader: Loader[WritingModel],
+    model: WritingModel,
+    way: Answering[_Answered],
+    asked: Sequence[AskedQuestion],
+    kept: KeptAnswers,
+) -> Iterator[_Answered]:
+    """What `way(asked, model, kept)` gives, with the model that the loader loads on each machine; `model` describes it
+    here.
+
+    Raises ClusterError if a question ends the process that answers it again and again, or the cluster fails.
+    """
+    scores, answers = (MemoryJournal() if one is None else one for one in (kept.scores, kept.answers))
+    only: Any = _OnlyKept(model)
+
+    def known(group: Sequence[int]) -> list[_Answered]:
+        return [*way([asked[number] for number in group], only, KeptAnswers(scores, answers))]
+
+    groups = [*groups_of(asked)]
+    new = [[number for number in group if not _is_known(known, [number])] for group in groups]
+    work = [_Work(way, [(number, asked[number]) for number in group]) for group in new if group]
+    left = {number for one in work for number, _ in one.asked}
+    with closing(
+        machines.run(
+            loader, _answer_questions, work, name=_describe_questions, bad=_reject_questions, halves=_halve_questions
+        )
+    ) as done:
+        for group in groups:
+            while not left.isdisjoint(group):
+                task, found = next(done)
+                scores.add(found[0])
+                answers.add(found[1])
+                left -= {number for number, _ in task.asked}
+            for number, one in zip(group, known(group), strict=True):
+                yield cast("_Answered", (number, *one[1:]))
+
+
+def _answer_questions(model: WritingModel, work: _Work) -> tuple[_Entries, _Entries]:
+    """Answer questions; returns the scores and the answers that a later process can go on with."""
+    scores, answers = MemoryJournal(), MemoryJournal()
+    for _ in work.way([one for _, one in work.asked], model, KeptAnswers(scores, answers)):
+        pass
+    return scores.items(), answers.items()
+
+
+def _is_known(known: Callable[[Sequence[int]], object], group: Sequence[int]) -> bool:
+    try:
+        known(group)
+    except _NotKeptError:
+        return False
+    return True
+
+
+def _describe_questions(work: _Work) -> str:
+    return f"answering {len(work.asked)} questions from {work.asked[0][1].question.id} on"
+
+
+def _reject_questions(work: _Work) -> NoReturn:
+    raise ClusterError(
+        f"question {work.asked[0][1].question.id} ends the process that answers it, each of {MAX_CRASHES} times; the "
+        "machines may have too little memory."
+    )
+
+
+def _halve_questions(work: _Work) -> tuple[_Work, _Work] | None:
+    middle = len(work.asked) // 2
+    return (_Work(work.way, work.asked[:middle]), _Work(work.way, work.asked[middle:])) if middle else None
+
 
 PACKAGES: Final = ("torch", "transformers")
 """Packages whose versions decide what a model computes."""
@@ -33,21 +137,21 @@ _Chunk: TypeAlias = Sequence[tuple[int, ScoringSequence]]
 
 
 @dataclass(frozen=True)
-class ModelMaker:
+class ModelLoader:
     """Loads a model by name on any machine that has what is `here`. A folder is read under its absolute path."""
 
     name: str
     options: ModelOptions
-    here: Here
+    here: Requirements
 
     @classmethod
-    def of(cls, name: str, options: ModelOptions) -> "ModelMaker":
+    def of(cls, name: str, options: ModelOptions) -> "ModelLoader":
         """What loads the model on other machines as it is loaded here."""
         folder = [Path(name).absolute()] if name != TINY and Path(name).is_dir() else []
-        return cls(name, options, Here.reading(folder, PACKAGES))
+        return cls(name, options, Requirements.reading(folder, PACKAGES))
 
     @property
-    def said(self) -> str:
+    def label(self) -> str:
         """What it loads, in messages."""
         return f"the model {self.name}"
 
@@ -79,11 +183,11 @@ class ClusterModel:
 
     tier: Final = "all"
 
-    def __init__(self, machines: Machines, maker: ModelMaker) -> None:
-        self.name = maker.name
+    def __init__(self, machines: WorkerPool, loader: ModelLoader) -> None:
+        self.name = loader.name
         self.machines = machines
-        self.maker = maker
-        self._facts: dict[str, Any] = dict(machines.facts(maker))
+        self.loader = loader
+        self._facts: dict[str, Any] = dict(machines.facts(loader))
         self.max_length: int = self._facts.pop("max_length")
         self.vocabulary: int = self._facts.pop("vocabulary")
         self.merges_prefixes: bool = self._facts.pop("merges_prefixes")
@@ -99,7 +203,9 @@ class ClusterModel:
         """The tokenizer of the model, which works here."""
         tokenizer = load_tokenizer(self.name)
         if tokenizer.fingerprint != self._facts["tokenizer"]:
-            raise ClusterError(f"{self.maker.said} has another tokenizer on this machine than on those of the cluster.")
+            raise ClusterError(
+                f"{self.loader.label} has another tokenizer on this machine than on those of the cluster."
+            )
         return tokenizer
 
     def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
@@ -111,7 +217,7 @@ class ClusterModel:
         chunks = list(_chunks(passes, tokens))
         early: dict[int, FloatArray] = {}
         due = 0
-        done = self.machines.run(self.maker, _score, chunks, name=self._said, bad=self._bad, halves=_halves)
+        done = self.machines.run(self.loader, _score, chunks, name=self._said, bad=self._bad, halves=_halve_chunk)
         with closing(done):
             for chunk, found in done:
                 early |= {number: log_probs for (number, _), log_probs in zip(chunk, found, strict=True)}
@@ -120,10 +226,10 @@ class ClusterModel:
                     due += 1
 
     def answer_elsewhere(
-        self, way: Answering[Answered], asked: Sequence[AskedQuestion], kept: KeptAnswers
-    ) -> Iterator[Answered]:
+        self, way: Answering[_Answered], asked: Sequence[AskedQuestion], kept: KeptAnswers
+    ) -> Iterator[_Answered]:
         """What `way` gives with this model; raises what `answer_on` raises."""
-        return answer_on(self.machines, self.maker, self, way, asked, kept)
+        return answer_on(self.machines, self.loader, self, way, asked, kept)
 
     def continuations(self) -> Continuations:
         """Raises UsageError: texts are not continued token by token between machines."""
@@ -135,8 +241,8 @@ class ClusterModel:
     def _bad(self, chunk: _Chunk) -> NoReturn:
         length = len(chunk[0][1].tokens_N)
         raise ClusterError(
-            f"a text of {length:,} tokens ends the process in which {self.name} reads it, each of {TRIES} times; the "
-            "machines may have too little memory."
+            f"a text of {length:,} tokens ends the process in which {self.name} reads it, each of {MAX_CRASHES} times; "
+            "the machines may have too little memory."
         )
 
 
@@ -144,7 +250,7 @@ def _score(model: LocalLanguageModel, chunk: _Chunk) -> list[FloatArray]:
     return list(model.score([one for _, one in chunk]))
 
 
-def _halves(chunk: _Chunk) -> tuple[_Chunk, _Chunk] | None:
+def _halve_chunk(chunk: _Chunk) -> tuple[_Chunk, _Chunk] | None:
     middle = len(chunk) // 2
     return (chunk[:middle], chunk[middle:]) if middle else None
 

@@ -3,11 +3,11 @@
 import sys
 
 from ralm.errors import RalmError
-from ralm.harness.installed import lm_eval_installed
+from ralm.harness import lm_eval_installed
 from ralm.terminal import one_line
 
 
-def main() -> None:
+def run_harness() -> None:
     """Run the harness's command line; an error of ralm is one line."""
     try:
         with lm_eval_installed():
@@ -21,4 +21,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_harness()

@@ -1,15 +1,17 @@
 """ralm as a model of lm-evaluation-harness: importing this module registers it there under the name `ralm`.
 
-The harness asks three things of a model. Each comes as requests that carry the task's document:
+The harness sends a model three kinds of requests, each with the task's document:
 
     loglikelihood           how likely an ending is after a context, and whether greedy decoding would write it
     loglikelihood_rolling   how likely a whole text is
     generate_until          what the model writes after a context
 
-Without passages the answers are those of the harness's own `hf`. With passages, a passage stands in front of the
-context ([d; x], In-Context RALM, Eq. 3), or each of several does and the distributions are averaged (REPLUG, Eq. 2).
+Without passages the answers are those of the harness's own `hf`. With passages, a passage stands before the context
+([d; x], In-Context RALM, Eq. 3), or each of several does and the distributions are averaged (REPLUG, Eq. 2).
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -21,12 +23,9 @@ from pydantic import JsonValue
 
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.harness.arguments import options_of
-from ralm.harness.cache import keep_apart
-from ralm.harness.contexts import Contexts
-from ralm.harness.generating import Written, generation_options
-from ralm.harness.installed import lm_eval_installed
-from ralm.harness.options import HarnessOptions
+from ralm.harness import lm_eval_installed
+from ralm.harness.options import HarnessOptions, parse_arguments
+from ralm.harness.requests import Contexts, GeneratedText, generation_options
 from ralm.lm.named import load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, WritingModel
@@ -125,7 +124,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
             raise UsageError(
                 f"`{name}` comes twice: give it as the harness's own argument (--{name}), not in `model_args`."
             )
-        return cls.of(options_of({**arg_dict, **more}))
+        return cls.of(parse_arguments({**arg_dict, **more}))
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> Self:
@@ -151,7 +150,7 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Use a cache of the harness (`use_cache`); its answers are kept apart from those of other settings."""
         if cache_hook.dbdict is not None:
-            keep_apart(cache_hook.dbdict, self.settings)
+            _keep_apart(cache_hook.dbdict, self.settings)
         super().set_cache_hook(cache_hook)
 
     @property
@@ -261,11 +260,11 @@ class RalmLM(LM):  # type: ignore[misc]  # the harness is not typed
         writer = TokenWriter(self._model, options, self._source, reader=self._reader)
         for begin in range(0, len(numbers), self._together):
             some = numbers[begin : begin + self._together]
-            texts: dict[int, Written] = {}
+            texts: dict[int, GeneratedText] = {}
             for number in some:
                 prompt = self._contexts.prompt(requests[number], options.new_tokens)
                 question = self._contexts.question(requests[number], cached=self._cached)
-                texts[writer.add(prompt, question)] = Written(prompt, self._model.tokenizer, options.stop)
+                texts[writer.add(prompt, question)] = GeneratedText(prompt, self._model.tokenizer, options.stop)
             while written := writer.step():
                 for added, token in written:
                     if texts[added].ends(token):
@@ -324,3 +323,20 @@ def _plan_of(model: WritingModel, plan: PlanOptions | None, max_length: int | No
     return replace(
         plan or PlanOptions(max_length=MAX_COUNT), max_length=length, **({} if passages else _WITHOUT_PASSAGES)
     )
+
+
+def _keep_apart(answers: Any, settings: dict[str, JsonValue]) -> None:
+    """Let a cache (the harness's SqliteDict) find and keep only answers of these settings.
+
+    The harness finds an answer by the text of its request alone (`lm_eval.api.model.hash_args`), so one file would mix
+    up answers of several models or indexes, and those of the harness's own `hf`. Raises UsageError if the cache is of
+    another kind.
+    """
+    if not hasattr(answers, "encode_key"):
+        raise UsageError(
+            "`use_cache`: this cache cannot keep the answers of several settings apart: pip install 'sqlitedict>=2', "
+            "or leave it out."
+        )
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    own = answers.encode_key
+    answers.encode_key = lambda key: f"ralm {digest} {own(key)}"

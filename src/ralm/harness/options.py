@@ -1,16 +1,19 @@
-"""The options of ralm as a model of lm-evaluation-harness: its `model_args`."""
+"""The options of ralm as a model of lm-evaluation-harness, and its `model_args`, which set them by flat names."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.api.options import ApiOptions
 from ralm.lm.options import ModelOptions
-from ralm.options import Needs, Option, check_options
+from ralm.options import Arguments, Needs, Option, check_options, coerced
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
+from ralm.retrieval.dense.options import QUERY_TOKENS
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.validation import MAX_COUNT
 
@@ -22,7 +25,7 @@ class HarnessOptions:
     """Which language model the harness evaluates, and with which passages.
 
     `max_length` None is the model's own. `question_field` None is the first of the usual names that a document has (see
-    `ralm.harness.queries`). `batch_size` None is as many as fit into 32 texts, documents counted.
+    `ralm.harness.requests`). `batch_size` None is as many as fit into 32 texts, documents counted.
 
     Raises UsageError if options do not go together.
     """
@@ -64,3 +67,44 @@ class HarnessOptions:
             raise UsageError("`dry_run` would give the harness figures that mean nothing: leave it out.")
         if not is_api(self.lm) and self.model.api != ApiOptions():
             raise UsageError(f"{self.lm} runs here: leave out the arguments of models behind an API.")
+
+
+_ARGUMENTS: Final = Arguments({PlanOptions: ("max_length",), ReadingOptions: ("reranking", "rerank_lm")})
+"""Without the options that the harness does not have, or has elsewhere."""
+
+
+def argument_types() -> dict[str, Any]:
+    """The types of the values of all arguments, by name."""
+    return _ARGUMENTS.kinds(HarnessOptions)
+
+
+def parse_arguments(given: Mapping[str, Any]) -> HarnessOptions:
+    """The options that the harness's arguments stand for; None stands for the default.
+
+    Raises UsageError if an argument is unknown, has a value of another type, or has no effect, and what the records
+    raise.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    known = argument_types()
+    for name in given:
+        if name not in known:
+            raise UsageError(f"ralm has no argument `{name}`: {_instead(name, [*known])}.")
+    values = {name: coerced(name, known[name], value) for name, value in _with_batch_size(given).items()}
+    if "lm" not in values:
+        raise UsageError("ralm needs the argument `lm`: the language model to evaluate, a hub name or a folder.")
+    options = _ARGUMENTS.changed(HarnessOptions(lm=values["lm"]), values)
+    _ARGUMENTS.refuse_idle(options, values)
+    if options.retrieval.is_dense and "query_tokens" not in values:
+        return replace(options, plan=replace(options.plan, query_tokens=QUERY_TOKENS))
+    return options
+
+
+def _with_batch_size(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, where a batch size of `auto`, or of `auto:N` for several trials, is none."""
+    automatic = str(given.get("batch_size")).partition(":")[0] == "auto"
+    return {name: value for name, value in given.items() if not (automatic and name == "batch_size")}
+
+
+def _instead(name: str, known: list[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"the nearest is `{close[0]}`" if close else f"its arguments are {', '.join(known)}"

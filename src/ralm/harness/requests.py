@@ -1,7 +1,7 @@
-"""Contexts of the harness as token ids, with the prompt prefixes that retrieval puts before them.
+"""Requests of lm-evaluation-harness: their questions, contexts and endings as token ids, and how they are generated.
 
-Text becomes tokens as in the harness's `hf`, so that the same tokens are scored. Knows requests (their texts, and the
-task's document); knows nothing of models.
+Text becomes tokens as in the harness's `hf`, so that the same tokens are scored. The retriever's query is the question
+of the task's document, else the end of the context.
 """
 
 import warnings
@@ -11,15 +11,55 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from ralm.errors import RalmWarning, TextError, UsageError
-from ralm.harness.queries import holds, question_of
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, Tokenizer
+from ralm.reading.pieces import GeneratedToken, StoppedText
 from ralm.reading.plan import PlanOptions
+from ralm.reading.sampling import GenerationOptions
 from ralm.reading.score import Ending, prompt_prefixes_of
 from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PassageDocuments, first_tokens, without_first
 from ralm.records import IntArray, PromptPrefix
 from ralm.validation import retrieve_checked
+
+QUESTION_FIELDS: Final = (
+    "question",
+    "query",
+    "question_stem",
+    "Question",
+    "QUESTION",
+    "problem",
+    "Problem",
+    "goal",
+    "qtext",
+    "input_question",
+    "input",
+)
+"""What the tasks of the harness call a question, the commonest first."""
+
+
+def question_of(document: object, field: str | None = None) -> str | None:
+    """The question of a task's document: the text in `field`, or in the first of `QUESTION_FIELDS` that has text.
+
+    None if the document has no question. Raises UsageError if `field` is given and has no text.
+    """
+    fields: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
+    if field is None:
+        return next((fields[name] for name in QUESTION_FIELDS if _is_text(fields.get(name))), None)
+    if not _is_text(fields.get(field)):
+        names = ", ".join(map(str, fields)) or "none"
+        raise UsageError(f'`question_field="{field}"` has no text in a document of this task; its fields are {names}.')
+    return str(fields[field])
+
+
+def holds(prompt: str, question: str) -> bool:
+    """Whether a question stands in a prompt, white space aside."""
+    return " ".join(question.split()) in " ".join(prompt.split())
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
 
 _NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
 
@@ -149,3 +189,77 @@ class Contexts:
         if len(targets) == 0:
             raise TextError(f"the ending {ending!r} of a context has no tokens of its own, so it has no probability.")
         return before, targets
+
+
+MOST_TOKENS: Final = 256
+"""How many tokens the harness asks for if a task does not say."""
+_LENGTHS: Final = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_WITHOUT_EFFECT: Final[Mapping[str, Any]] = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0}
+"""Arguments that tasks give with values that change nothing."""
+
+
+def generation_options(given: Mapping[str, Any], plan: PlanOptions, seed: int, *, bos: bool) -> GenerationOptions:
+    """The options that `generation_kwargs` of a task stand for, read as the harness's `hf` does.
+
+    With `bos` a reading begins with the special tokens that the plan says, else with none. `seed` is that of draws.
+    Raises UsageError if an argument is not supported, or leaves no room for a context.
+    """
+    left = dict(given)
+    lengths = [value for name in _LENGTHS if (value := left.pop(name, None)) is not None]
+    stop = left.pop("until", None) or ()
+    temperature = _temperature(left.pop("do_sample", None), left.pop("temperature", None))
+    top_k, top_p = left.pop("top_k", None), left.pop("top_p", None)
+    for name, value in left.items():
+        if _WITHOUT_EFFECT.get(name) != value:
+            raise UsageError(f"`generation_kwargs` has `{name}={value!r}`, which ralm does not have: leave it out.")
+    drawn: dict[str, Any] = {}
+    if temperature > 0:
+        drawn = {"top_k": top_k if top_k and top_k > 0 else None, "top_p": top_p or 1.0, "seed": seed}
+    new_tokens = int(lengths[0]) if lengths else MOST_TOKENS
+    if new_tokens >= plan.max_length:
+        raise UsageError(
+            f"`max_gen_toks` {new_tokens} leaves no room for a context in the {plan.max_length} tokens that the model "
+            "reads: lower it in `generation_kwargs`."
+        )
+    return GenerationOptions(
+        new_tokens=new_tokens,
+        stride=plan.stride,
+        query_tokens=plan.query_tokens,
+        document_tokens=plan.document_tokens,
+        max_length=plan.max_length,
+        bos=plan.bos if bos else "never",
+        temperature=temperature,
+        stop=tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text),
+        **drawn,
+    )
+
+
+def _temperature(do_sample: bool | None, temperature: float | None) -> float:
+    """0 for greedy decoding, which `do_sample=False` always means."""
+    if do_sample and not temperature:
+        raise UsageError("`do_sample=True` needs a `temperature` above 0 in `generation_kwargs`.")
+    return 0.0 if do_sample is False else float(temperature or 0.0)
+
+
+class GeneratedText:
+    """The text that is written behind a prompt (int64), up to the first stop string."""
+
+    def __init__(self, prompt: IntArray, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._tokens: list[int] = []
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._until = StoppedText(prompt, tokenizer, stop)
+
+    def ends(self, token: GeneratedToken) -> bool:
+        """Add a token; returns whether a stop string has come."""
+        self._tokens.append(token.token)
+        self._until.add(token)
+        return self._until.found
+
+    @property
+    def text(self) -> str:
+        """The text of all tokens, decoded by themselves and without special tokens as `hf` does, before the first stop
+        string."""
+        decode = getattr(self._tokenizer, "decode_words", self._tokenizer.decode)
+        text = str(decode(np.array(self._tokens, dtype=np.int64)))
+        return text[: min((at for one in self._stop if (at := text.find(one)) >= 0), default=len(text))]

@@ -1,8 +1,7 @@
-"""Where machines keep what they make of a job, each thing once, under a name: a folder of a disk that they share, or
-one of an object store.
+"""Folders that the machines of a job make once, each under a name: on a disk that they share, or in an object store.
 
-What is there under its name is complete, whoever died while it was made, and need not be made again. Two machines that
-make the same thing make equal files, so either may count. Knows nothing of what is kept, and nothing of Ray.
+A folder under its name is complete, whichever process died while it was made, and need not be made again. Two machines
+that make the same folder make equal files, so either may count.
 """
 
 import shutil
@@ -25,7 +24,7 @@ _HELD: Final = "held"
 _SECONDS_TO_HOLD: Final = 60.0
 
 
-class Keeping(Protocol):
+class ArtifactStore(Protocol):
     """Where things are kept; it is sent to machines."""
 
     def make(self, name: str, make: Callable[[Path], None]) -> None:
@@ -45,7 +44,7 @@ class Keeping(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class OnDisk:
+class DiskStore:
     """Kept in a folder of a disk that all machines share: made under a temporary name, synced, then renamed."""
 
     folder: Path
@@ -74,7 +73,7 @@ class OnDisk:
 
 
 @dataclass(frozen=True, slots=True)
-class InStore:
+class ObjectStore:
     """Kept in a folder of an object store: made on the disk of a machine, copied, and then said to be complete.
 
     What is made, and copies, are in `place`; None is where a machine keeps temporary files.
