@@ -21,16 +21,9 @@ _HELD_OUT: Final = Needs("a `held_out` above 0", lambda options: options.held_ou
 class TrainingOptions:
     """How a small model is trained.
 
-    `steps`: the most optimiser steps. `batch`: examples per step. `learning_rate`: its peak; it rises over the share
-    `warmup` of the steps and falls to 0 at the last one. `held_out`: the share of the examples, whole documents, that
-    is not trained on; `evaluated`: the most of these that an evaluation reads. `evaluate_every`: steps between
-    evaluations. `patience`: training stops after this many evaluations without a lower loss. `checkpoint_every`: steps
-    between checkpoints, from which a killed training resumes. `precision`: number format of the computation (weights
-    are always float32); bfloat16 is faster on GPUs and on CPUs with instructions for it (AVX512-BF16, AMX), and much
-    slower on others. `dropout`: as much as the model is made for, or none, faster in bfloat16 on a CPU. `seed`:
-    order of the examples, new weights and dropout. `device`: cpu, cuda, cuda:N, or auto (a GPU if there is one).
-
-    Raises UsageError if a value is out of range.
+    The learning rate rises to its peak over the share `warmup` of the steps and falls to 0 at the last one. Weights are
+    float32 whatever the `precision`; bfloat16 is much slower on CPUs without instructions for it. Raises UsageError if
+    a value is out of range.
     """
 
     steps: Annotated[int, Option("Most optimiser steps.")] = 10_000
@@ -61,15 +54,11 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankerOptions:
-    """What a reranker reads while it is trained, and later.
+    """How a reranker reads pairs, and what counts besides its score.
 
-    `tokens`: how many of its tokens at the end of a prefix it reads. `max_length`: the most tokens of a pair of prefix
-    and passage; None is as many as the model takes. `candidates`: how many candidates of an example are drawn at random
-    for a step; None is all of them. `rank_prior`: lower the score of a candidate by a weight times the logarithm of its
-    rank, so that training begins from the retriever's order. `likelihood`: add how likely the end of the prefix is
-    behind the candidate, if the reranker begins from a language model that can tell, so that training begins from
-    zero-shot reranking. Both weights are fitted to the signals; the paper has neither term. `pairs`: how many pairs are
-    in memory at once; it decides memory and speed, not the result. Raises UsageError if a value is out of range.
+    `rank_prior` lowers the score of a candidate by a weight times the logarithm of its rank: training begins from the
+    retriever's order. `likelihood` begins it from zero-shot reranking, if the reranker is a language model. The paper
+    has neither term. `pairs` decides memory and speed, not the result. Raises UsageError if a value is out of range.
     """
 
     tokens: Annotated[int, Option("Number of last tokens of the prefix that the reranker reads.")] = 64
@@ -101,8 +90,7 @@ REPLUG: Final = TrainingOptions(steps=25_000, batch=64, learning_rate=2e-5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LSROptions:
-    """The loss of LM-supervised retrieval (REPLUG, section 4): KL(Q to P), with P = softmax(scores / `gamma`) and
-    Q = softmax(mean log-probability of a token of the continuation / `beta`) over the candidates of an example.
+    """The temperatures of the loss of LSR (REPLUG, section 4), see `ralm.training.losses.divergence_loss`.
 
     Raises UsageError if a temperature is not above 0.
     """
@@ -120,12 +108,8 @@ class LSROptions:
 class RetrieverTrainingOptions:
     """How the encoders of queries and passages are trained together, from those that made the vectors of an index.
 
-    `vectors`: the name of these vectors; if one encoder made them, one is trained, if a pair, both of it. `candidates`:
-    passages retrieved for an example. `refresh_every`: at least this many steps are between the snapshots with which
-    the passages are encoded again; None never encodes them again. `refresh_device`: where that is done. `save_as`: the
-    name of the new vectors in the index; None is the name of the output folder.
-
-    Another process encodes the passages again. So a script must guard its code with `if __name__ == "__main__"`, as
+    If one encoder made the vectors, it is trained; if a pair did, both are. `refresh_every=None` never encodes the
+    passages again. Another process encodes them, so a script must guard its code with `if __name__ == "__main__"`, as
     with any use of multiprocessing, unless `refresh_every` is None.
     """
 
@@ -151,11 +135,9 @@ class RetrieverTrainingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryEncoderOptions:
-    """How a query encoder is trained to passage vectors that stay as they are.
+    """How a query encoder is trained for passage vectors that stay as they are.
 
-    `init`: the query encoder to begin from, a hub name or folder; None is the one that the index names. It must be the
-    one that belongs to the vectors, or one that was trained for them. `vectors`: the name of the vectors in the index.
-    `reads`: what it reads of an example, the query that the candidates were retrieved with, or the whole prefix.
+    `init` must be the encoder that belongs to the vectors, or one that was trained for them.
     """
 
     init: Annotated[
@@ -178,9 +160,8 @@ class QueryEncoderOptions:
 class WeightingOptions:
     """How weights of query terms are learned for BM25.
 
-    `most_examples`: the most examples of the signals that are used; two weights need few. `held_out`: the share of
-    them, whole documents, that decides whether the weights are better than none. `seed`: which documents those are, and
-    the draws of the bootstrap. Raises UsageError if a value is invalid.
+    Two weights need few examples. Weights that do not gain on the held-out documents are not used. Raises UsageError if
+    a value is out of range.
     """
 
     most_examples: Annotated[int, Option("Most examples to learn from.", minimum=2)] = 20_000
@@ -203,12 +184,10 @@ _ALWAYS: Final = Needs("training text", lambda _options: True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleOptions:
-    """How examples are sampled. All lengths are in tokens of the language model.
+    """How examples are sampled: prefixes x with continuations y. All lengths are in tokens of the language model.
 
-    `examples`: how many, at most. `continuation_tokens` y: 4 in In-Context RALM, 128 in REPLUG. `prefix_tokens`: the
-    least length of x. `sequence_tokens`: the most tokens of x and y together (REPLUG: 256). `per_sequence`: how many
-    consecutive examples are drawn from a sequence; they share forward passes, so more of them cost less each and differ
-    less. `query_tokens`: the last tokens of x that are the query. Raises UsageError if the values do not fit together.
+    A continuation has 4 tokens in In-Context RALM and 128 in REPLUG. More examples per sequence cost less each and
+    differ less. Raises UsageError if the values do not fit together.
     """
 
     examples: Annotated[int, Option("Number of examples to sample.")] = 10_000
@@ -252,9 +231,8 @@ REPLUG_EXAMPLES: Final = ExampleOptions(
 class CandidateOptions:
     """Which passages are candidates, and how the language model reads them.
 
-    `candidates`: passages per example (In-Context RALM: 16, REPLUG: 20). `document_tokens`: the length that a passage
-    is cut to. `exclude`: leave out passages of the example's own document, and those that share a run of 13 words with
-    the text at the continuation: they would teach copying of the answer.
+    In-Context RALM has 16 candidates per example, REPLUG 20. Passages that `exclude` skips would teach copying of the
+    answer.
     """
 
     candidates: Annotated[int, Option("Passages per example.")] = 16
