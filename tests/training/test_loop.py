@@ -214,7 +214,7 @@ def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_loses_nothing(
 
     def save(self: Checkpoints, checkpoint: Checkpoint, best_step: int | None) -> None:
         if checkpoint.step == 12:
-            monkeypatch.setattr("ralm.training.checkpoints.os.fsync", full)
+            monkeypatch.setattr("ralm.storage.atomic.os.fsync", full)
         kept.append(checkpoint.step)
         write(self, checkpoint, best_step)
 

@@ -18,14 +18,17 @@ _LINUX_EXCHANGE: Final = 2  # RENAME_EXCHANGE of renameat2
 _MACOS_SWAP: Final = 2  # RENAME_SWAP of renamex_np
 
 
-def write_atomically(file: Path, text: str) -> None:
-    """Write a file of a work folder atomically."""
+def write_atomically(file: Path, content: str | bytes) -> None:
+    """Write a file of a work folder atomically: synced under the name FILE.partial, then renamed."""
     partial = file.with_name(f"{file.name}.partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
+    try:
+        with partial.open("wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -218,8 +218,8 @@ def _parts(signals: Signals, index: Index, examples_E: IntArray) -> NDArray[np.f
     rows = zip(queries, signals.passages_EK[examples_E].tolist(), parts_EKG, strict=True)
     for query, numbers, parts_KG in track(rows, "Reading candidates", len(examples_E)):
         words = analyse(query)
-        behind = np.arange(len(words))[::-1]
-        group = np.searchsorted(NEAREST, behind, side="right") - 1
+        after = np.arange(len(words))[::-1]
+        group = np.searchsorted(NEAREST, after, side="right") - 1
         for place, number in enumerate(numbers):
             if number != NO_PASSAGE:
                 added = bm25.term_scores(words, words_of(number))
@@ -243,7 +243,7 @@ class _Firsts:
         self._documents = document_store_factory(self._passages, scorer.tokenizer, self._options)()
 
     def gains(self, retriever: Retriever, examples_E: IntArray) -> NDArray[np.float64]:
-        """For each example, the log-probability of its continuation behind the first passage, less that without a
+        """For each example, the log-probability of its continuation after the first passage, less that without a
         passage (float64)."""
         places = [self._place[example] for example in examples_E.tolist()]
         examples = [self._examples[place] for place in places]

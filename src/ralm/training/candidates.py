@@ -4,8 +4,8 @@
 K candidates, T tokens of a continuation.
 """
 
+import io
 import logging
-import os
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -27,14 +27,14 @@ from ralm.protocols import LanguageModel, Retriever, Tokenizer
 from ralm.reading.tokens import PassageDocuments, first_tokens
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, Passage, Passages, Request
 from ralm.retrieval.index import Index, open_index
-from ralm.storage.atomic import storage_errors
+from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.terminal import track
 from ralm.training.examples import Example, begins_with_source, sample_examples, text_config
 from ralm.training.options import CandidateOptions, ExampleOptions
 from ralm.validation import config_of, retrieve_checked
 
 _MORE: Final = 8
-"""How many more hits are asked for at first, since some may be left out."""
+"""How many more hits are asked for at first, since some may be skipped."""
 
 
 def queries_of(examples: Sequence[Example], tokenizer: Tokenizer, query_tokens: int) -> list[str]:
@@ -53,7 +53,7 @@ def find_candidates(
 ) -> Hits:
     """The k best passages for each example; with `exclude`, only those that do not give its continuation away.
 
-    Hits that are left out are replaced by further hits of the retriever, until there are k or it has no more. Raises
+    Hits that are skipped are replaced by further hits of the retriever, until there are k or it has no more. Raises
     RetrieverError if it does not give valid hits, UsageError if a passage has no document id, so that nobody can tell
     whether it is of the example's own document.
     """
@@ -88,7 +88,7 @@ class _GivesAway:
         passage = self._read[number]
         if not passage.document_id:
             raise UsageError(
-                f"passage {number} has no document id, so passages of an example's own document cannot be left out: "
+                f"passage {number} has no document id, so passages of an example's own document cannot be skipped: "
                 "build the index with ids, or give `exclude=False` if the training text is not in the index."
             )
         if passage.document_id == example.document_id:
@@ -107,7 +107,7 @@ def score_candidates(
     *,
     baseline: bool = True,
 ) -> list[list[FloatArray]]:
-    """For each example, the log-probabilities (float32, T) of its continuation behind each of its hits; with `baseline`
+    """For each example, the log-probabilities (float32, T) of its continuation after each of its hits; with `baseline`
     those without a passage come first.
 
     The model reads [passage; prefix; continuation]. Examples of one sequence share passes. Raises ModelError if the
@@ -121,7 +121,7 @@ def score_candidates(
 def score_passages(
     examples: Sequence[Example], numbers_of: Sequence[Sequence[int]], documents: PassageDocuments, scorer: Scorer
 ) -> list[list[FloatArray]]:
-    """The same behind the passages that are listed for each example, `NO_PASSAGE` for none."""
+    """The same after the passages that are listed for each example, `NO_PASSAGE` for none."""
     requests = [
         Request(document=documents[number], context=one.prefix, targets=one.continuation)
         for one, numbers in zip(examples, numbers_of, strict=True)
@@ -173,14 +173,14 @@ class Examples(Protocol):
         """The k best passages for each example among those that it may be shown."""
 
     def score(self, examples_B: IntArray, hits: Hits) -> NDArray[np.float64]:
-        """The mean log-probability of a token of each continuation behind each hit (float64, B x K), padded with
+        """The mean log-probability of a token of each continuation after each hit (float64, B x K), padded with
         -inf."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CandidateScores:
     """The candidates of examples (int64, padded with `NO_PASSAGE`), and how likely a token of the continuation is
-    behind each (float32, padded with -inf)."""
+    after each (float32, padded with -inf)."""
 
     examples_B: IntArray
     passages_BK: IntArray
@@ -201,7 +201,7 @@ def score_examples(examples: Examples, examples_B: IntArray, retriever: Retrieve
 def load_or_score(
     file: Path, examples: Examples, examples_B: IntArray, retriever: Retriever, k: int
 ) -> CandidateScores:
-    """What an earlier call kept in a file, or else what `measure` gives, which is kept there."""
+    """The scores that an earlier call wrote to a file, or else those of `score_examples`, written there."""
     try:
         with np.load(file, allow_pickle=False) as kept:
             return CandidateScores(**{one.name: kept[one.name] for one in fields(CandidateScores)})
@@ -210,12 +210,10 @@ def load_or_score(
     except _DAMAGED as error:
         _LOG.warning("%s is damaged (%s): its scores are computed again.", file, error)
     scores = score_examples(examples, examples_B, retriever, k)
-    partial = file.with_name(f"{file.name}.partial")
-    with storage_errors(file), partial.open("wb") as stream:
-        np.savez(stream, **{one.name: getattr(scores, one.name) for one in fields(CandidateScores)})
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
+    content = io.BytesIO()
+    np.savez(content, **{one.name: getattr(scores, one.name) for one in fields(CandidateScores)})
+    with storage_errors(file):
+        write_atomically(file, content.getvalue())
     return scores
 
 
@@ -274,13 +272,13 @@ class OnlineExamples:
         return find_candidates(some, self.queries(examples_B), retriever, self._passages, k, exclude=exclude)
 
     def score(self, examples_B: IntArray, hits: Hits) -> NDArray[np.float64]:
-        """The mean log-probability of a token of each continuation behind each hit (float64, B x K), padded with
+        """The mean log-probability of a token of each continuation after each hit (float64, B x K), padded with
         -inf."""
         some = self._chosen(examples_B)
         scored = score_candidates(some, hits, self._documents(), self._model, baseline=False)
         means_BK = np.full(hits.numbers_QK.shape, -np.inf)
-        for row, behind in enumerate(scored):
-            means_BK[row, : len(behind)] = [one.mean(dtype=np.float64) for one in behind]
+        for row, after in enumerate(scored):
+            means_BK[row, : len(after)] = [one.mean(dtype=np.float64) for one in after]
         return means_BK
 
     def _chosen(self, examples_B: IntArray) -> list[Example]:

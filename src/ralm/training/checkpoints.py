@@ -7,7 +7,6 @@ damaged later is not used either. Nothing is pickled.
 import hashlib
 import json
 import logging
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 from pydantic import JsonValue
 from safetensors.torch import load, save
 
-from ralm.storage.atomic import storage_errors
+from ralm.storage.atomic import storage_errors, write_atomically
 
 _LOG: Final = logging.getLogger(__name__)
 _CHECKPOINT: Final = "checkpoint"
@@ -113,16 +112,8 @@ class Checkpoints:
         content = save(own, {_FACTS: json.dumps(dict(facts))})
         best = _NONE if best_step is None else best_step
         file = self._folder / f"{kind}-{step}-{best}-{_hash(content)}{_SUFFIX}"
-        partial = file.with_name(file.name + _PARTIAL)
         with storage_errors(file):
-            try:
-                with partial.open("wb") as stream:
-                    stream.write(content)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                partial.replace(file)
-            finally:
-                partial.unlink(missing_ok=True)
+            write_atomically(file, content)
         return file
 
 

@@ -38,7 +38,7 @@ def fitted_rank_weight(signals: Signals, examples_E: IntArray) -> float:
     """The weight, in steps of 0.05, with which the rank alone has the lowest loss (In-Context RALM, Eq. 9) on some
     examples.
 
-    A retriever's first candidates are the first columns of `signals`; padding stands behind them.
+    A retriever's first candidates are the first columns of `signals`; padding stands after them.
     """
     log_probs_EK = signals.log_probs_EK[examples_E]
     nothing_EK = torch.zeros(log_probs_EK.shape)
@@ -52,7 +52,7 @@ def fitted_likelihood(
     """The weight of the rank and the likelihood with which both together have the lowest loss (Eq. 9) on some examples;
     None if the likelihood does not lower it.
 
-    `ends_EKJ`: log-probabilities of the last tokens of the prefixes behind each candidate, from the last one on.
+    `ends_EKJ`: log-probabilities of the last tokens of the prefixes after each candidate, from the last one on.
     Without `rank` its weight is 0.
     """
     log_probs_EK = signals.log_probs_EK[examples_E]
@@ -139,7 +139,7 @@ class TrainableCrossEncoder(TrainableModel):
         return f"example {example} (of document {self._signals.documents_E[example]!r})"
 
     def held_out_gains(self, examples_E: IntArray) -> dict[str, JsonValue]:
-        """Mean log-probabilities per token of the continuations of some examples: without a passage, behind the
+        """Mean log-probabilities per token of the continuations of some examples: without a passage, after the
         retriever's first, the one that is chosen now, and the best."""
         self._fit()
         signals, totals = self._signals, dict.fromkeys(("none", "first", "chosen", "best"), 0.0)
@@ -174,7 +174,7 @@ class TrainableCrossEncoder(TrainableModel):
             self._model.rank_weight = fitted_rank_weight(self._signals, examples_E)
 
     def _ends(self, examples_E: IntArray) -> FloatArray:
-        """The log-probabilities (float32, E x K x J) of the last tokens of prefixes behind each candidate, from the
+        """The log-probabilities (float32, E x K x J) of the last tokens of prefixes after each candidate, from the
         last one on; 0 where there is no candidate."""
         there_EK = self._signals.passages_EK[examples_E] != NO_PASSAGE
         ends_EKJ = np.zeros((*there_EK.shape, min(self._model.tokens, MOST_PLACES)), dtype=np.float32)

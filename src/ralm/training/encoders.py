@@ -54,8 +54,8 @@ class TrainableQueryEncoder(TrainableModel):
         return losses_of(self._scores(examples_B), lm_scores_BK, self._signals.passages_EK[examples_B], self._loss)
 
     def held_out_gains(self, examples_E: IntArray) -> dict[str, float]:
-        """Mean log-probabilities per token of the continuations of some examples: without a passage, behind the first
-        candidate of the signals, behind the one that is chosen now, and behind the best."""
+        """Mean log-probabilities per token of the continuations of some examples: without a passage, after the first
+        candidate of the signals, after the one that is chosen now, and after the best."""
         signals = self._signals
         parts = np.split(examples_E, range(QUERIES_AT_ONCE, len(examples_E), QUERIES_AT_ONCE))
         self.module.eval()

@@ -74,7 +74,7 @@ class RerankerOptions:
     likelihood: Annotated[
         bool,
         Option(
-            "Let it count, too, how likely a language model finds the end of the prefix behind the passage, with a "
+            "Let it count, too, how likely a language model finds the end of the prefix after the passage, with a "
             "weight that is fitted to the signals."
         ),
     ] = True

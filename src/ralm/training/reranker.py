@@ -24,7 +24,7 @@ class TrainedReranker:
     `steps` were done, and the weights after `best_step` were kept. `rank_weight` and `likelihood` (its weight and
     decay; None if it does not count) were fitted before. `losses`: a row for each evaluation, as in losses.csv.
     `held_out`: mean log-probabilities per token of the continuations of the held-out examples without a passage
-    (`none`), and behind the retriever's first (`first`), the reranker's choice (`chosen`) and the best candidate
+    (`none`), and after the retriever's first (`first`), the reranker's choice (`chosen`) and the best candidate
     (`best`); None if nothing was held out.
     """
 

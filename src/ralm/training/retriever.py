@@ -38,8 +38,8 @@ class TrainedRetriever:
 
     `steps` were done, and the weights after `best_step` were kept. `losses`: a row for each evaluation, as in
     losses.csv. `held_out`: mean log-probabilities per token of the continuations of held-out examples without a passage
-    (`none`), behind the first candidate of the signals (`first`), behind the one that the query encoder chooses before
-    and after (`chosen_before`, `chosen`), and behind the best (`best`); None if nothing was held out, or if both
+    (`none`), after the first candidate of the signals (`first`), after the one that the query encoder chooses before
+    and after (`chosen_before`, `chosen`), and after the best (`best`); None if nothing was held out, or if both
     encoders were trained. `refreshes`: for each version of the vectors that replaced another one, its number, the step
     from which it was searched, and the share of the hits that both have in common (`overlap`).
     """

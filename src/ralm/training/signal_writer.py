@@ -7,7 +7,6 @@ puts the folder together.
 
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,7 @@ from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
 from ralm.runs.run import environment
 from ralm.runs.unfinished import CONFIG, is_begun, write_config
-from ralm.storage.atomic import file_lock, link_file, storage_errors, try_file_lock
+from ralm.storage.atomic import file_lock, link_file, storage_errors, sync_one, try_file_lock
 from ralm.storage.manifest import read_manifest, write_manifest
 from ralm.storage.outputs import check_output, new_folder, output_path
 from ralm.storage.work import UNFINISHED_SIGNALS, work_folder
@@ -189,7 +188,7 @@ def _sample(work: Path, examples: Sequence[Example]) -> None:
     shutil.rmtree(work / _PARTS, ignore_errors=True)
     partial = work / f"{_SAMPLED}.partial"
     pq.write_table(as_table(examples), partial, row_group_size=_PART, compression="zstd")
-    _sync(partial)
+    sync_one(partial)
     (work / _PARTS).mkdir()
     partial.replace(work / _SAMPLED)
 
@@ -253,7 +252,7 @@ def _measure_if_free(work: Path, part: int, sampled: pq.ParquetFile, measure: _M
         table = measure(from_table(sampled.read_row_group(part)), part * _PART)
         partial = done.with_suffix(".partial")
         pq.write_table(table, partial, compression="zstd")
-        _sync(partial)
+        sync_one(partial)
         partial.replace(done)
 
 
@@ -332,8 +331,3 @@ def _is_whole(file: Path) -> bool:
         file.unlink(missing_ok=True)
         return False
     return True
-
-
-def _sync(file: Path) -> None:
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())

@@ -85,7 +85,7 @@ class Signals:
 
     `passages_EK` (int64): the candidates in the retriever's order, padded with `NO_PASSAGE`. `scores_EK` (float32): the
     retriever's scores, padded with 0. `log_probs_EK` (float64): the natural log-probability of the whole continuation
-    behind each candidate, padded with -inf. `baseline_E` (float64): the same without a passage. `tokens_E` (int64): the
+    after each candidate, padded with -inf. `baseline_E` (float64): the same without a passage. `tokens_E` (int64): the
     number of tokens of each continuation. `documents_E`: the ids of the documents that the examples are from.
     """
 
@@ -127,7 +127,7 @@ class Signals:
 
     @property
     def mean_log_probs_EK(self) -> NDArray[np.float64]:
-        """The mean log-probability of a continuation's tokens behind each candidate, padded with -inf."""
+        """The mean log-probability of a continuation's tokens after each candidate, padded with -inf."""
         return self.log_probs_EK / self.tokens_E[:, None]
 
     @property
@@ -137,7 +137,7 @@ class Signals:
 
     @property
     def is_possible_E(self) -> NDArray[np.bool_]:
-        """Which continuations the language model finds possible behind every candidate and without any (bool, E)."""
+        """Which continuations the language model finds possible after every candidate and without any (bool, E)."""
         there_EK = self.passages_EK != NO_PASSAGE
         return ~(np.isneginf(np.where(there_EK, self.log_probs_EK, 0)).any(axis=1) | np.isneginf(self.baseline_E))
 
@@ -165,7 +165,7 @@ class Signals:
         if of != index.fingerprint:
             raise UsageError(
                 f"the signals in {self.description} are of another index (fingerprint {of}) than {index.path} "
-                f"({index.fingerprint}): give the index they were measured with, or measure them again."
+                f"({index.fingerprint}): give the index they were measured with, or make them again."
             )
 
     def split(self, held_out: float, seed: int = 0) -> tuple[IntArray, IntArray]:
