@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicCache
 
 from benchmarks.scoring import gpt2_tokenizer
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.lm.options import Dtype, ModelOptions
+from ralm.lm.named import Dtype, ModelOptions
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.generate import TokenWriter
 from ralm.reading.sampling import GenerationOptions

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 
 from benchmarks.api.material import print_table
 from benchmarks.scoring import gpt2_tokenizer
+from ralm.lm.local.kernels import packable
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.lm.local.packed import packable
 from ralm.records import ScoringSequence
 
 ROWS = (1, 16, 32, 64, 224, 1024)

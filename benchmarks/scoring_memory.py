@@ -20,10 +20,9 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
 
 from benchmarks.peak_memory import peak_megabytes
-from ralm.lm.local.packed import packable
-from ralm.lm.local.replica import LOGITS_A_BATCH, LOGITS_A_CHUNK
-from ralm.lm.named import load_local_model
-from ralm.lm.options import Dtype, ModelOptions
+from ralm.lm.local.engine import LOGITS_A_BATCH, LOGITS_A_CHUNK
+from ralm.lm.local.kernels import packable
+from ralm.lm.named import Dtype, ModelOptions, load_local_model
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
 

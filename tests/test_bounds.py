@@ -10,7 +10,7 @@ import pytest
 from ralm.corpus.decontamination import Decontamination
 from ralm.corpus.splitting import Splitting
 from ralm.errors import UsageError
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions
 from ralm.options import annotation, declared, without_none
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from ralm import environment
 from ralm.errors import LibraryWarning, ModelError, UsageError
-from ralm.lm.local.files import loading_errors
+from ralm.lm.local.loading import loading_errors
 from tests.cli.program import ralm
 from tests.test_requirements import declared
 from tools import lock, python_version

@@ -6,7 +6,7 @@ a plan), K hits per query, N tokens of a text, T target tokens, V vocabulary.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ NO_PASSAGE = -1
 """The passage number that means no passage: a query with fewer hits than k, or a stride read without retrieval."""
 NOT_LISTED = -1
 """The token id that means no token: a text of which a model lists fewer next tokens than of others."""
+_TAIL_ROUNDING: Final = 1e-6
+"""The error that float32 log-probabilities can cause in a sum of probabilities."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -228,6 +230,17 @@ class NextTokens:
         assert self.rest_B is None or self.rest_B.shape == self.log_probs_BC.shape[:1]
         assert self.tokens_BC is None or self.tokens_BC.shape == self.log_probs_BC.shape
 
+    @property
+    def tail_bound_B(self) -> FloatArray:
+        """An upper bound of the natural log-probability (float32, B) of any token that is not listed."""
+        if self.rest_B is not None:
+            return self.rest_B
+        assert self.tokens_BC is not None
+        listed_BC = self.tokens_BC != NOT_LISTED
+        lowest_B = np.where(listed_BC, self.log_probs_BC, 0.0).min(axis=1)
+        tail_B = log_tail_mass(np.where(listed_BC, self.log_probs_BC, -np.inf))
+        return np.minimum(lowest_B, tail_B).astype(np.float32)
+
     def of(self, texts: slice | Sequence[int]) -> "NextTokens":
         """The predictions of some of the texts."""
         return NextTokens(
@@ -235,6 +248,12 @@ class NextTokens:
             None if self.tokens_BC is None else self.tokens_BC[texts],
             None if self.rest_B is None else self.rest_B[texts],
         )
+
+
+def log_tail_mass(log_probs_BC: FloatArray) -> DoubleArray:
+    """The natural logarithm (float64, B) of the probability that listed tokens leave to all others, rounded up."""
+    left_B = 1 - np.exp(log_probs_BC.astype(np.float64)).sum(axis=1)
+    return np.asarray(np.log(np.clip(left_B, 0, 1) + _TAIL_ROUNDING))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,8 +12,7 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import ChoiceQuestion
 from ralm.answering.run import run_choices
 from ralm.errors import UsageError
-from ralm.lm.named import load_language_model
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions, load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble
 from tests.answering.test_choosing import PASSAGES, QUESTIONS, SHOWN, Given

@@ -16,8 +16,7 @@ from ralm.answering.prompts import QuestionPrompt, open_prompt
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.errors import UsageError
 from ralm.evaluation.calibration import brier_score
-from ralm.lm.named import load_language_model
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation

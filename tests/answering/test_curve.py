@@ -14,8 +14,7 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import GivenPassages
 from ralm.errors import FolderExistsError, UsageError
-from ralm.lm.named import load_language_model
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions, load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble
 from ralm.retrieval.retrieval_file import RetrievedPassage

@@ -13,8 +13,7 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question, read_questions
 from ralm.answering.sources import AskedQuestion, Asker
-from ralm.lm.named import load_language_model
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions, load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.records import Passage

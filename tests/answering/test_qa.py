@@ -20,8 +20,7 @@ from ralm.answering.run import questions_config, run_questions
 from ralm.answering.sources import Asker, GivenPassages
 from ralm.errors import QuestionFileError, UsageError
 from ralm.lm.journal import Journal
-from ralm.lm.named import load_language_model
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation

@@ -15,7 +15,7 @@ import pytest
 from pyarrow.csv import read_csv
 
 from ralm.errors import ModelError
-from ralm.lm.local.replica import InFlight, Replica, Wanted
+from ralm.lm.local.engine import InFlight, ReadLogits, Replica
 from ralm.records import ScoringSequence
 from ralm.retrieval.index import open_index
 from ralm.terminal import visible
@@ -420,15 +420,15 @@ def test_a_killed_run_goes_on_and_ends_the_same(
     assert not (tmp_path / "whole.unfinished").exists()
 
     out = [*evaluate, "--out", tmp_path / "run"]
-    read = Replica.start
+    start = Replica.start
     passes = 0
 
-    def dies(replica: Replica, batch: Sequence[ScoringSequence], wanted: Wanted) -> InFlight:
+    def dies(replica: Replica, batch: Sequence[ScoringSequence], read: ReadLogits) -> InFlight:
         nonlocal passes
         passes += 1
         if passes == 4:
             raise ModelError("killed")
-        return read(replica, batch, wanted)
+        return start(replica, batch, read)
 
     with monkeypatch.context() as patch:
         patch.setattr(Replica, "start", dies)

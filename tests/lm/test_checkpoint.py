@@ -26,10 +26,9 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from ralm.errors import ModelError
-from ralm.lm.local.files import no_bars
-from ralm.lm.local.fingerprint import weights_fingerprint
+from ralm.lm.local.loading import no_bars, weights_fingerprint
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
 from tests.tiny_models import VOCABULARY, byte_tokenizer, save_tiny_model, tiny_config

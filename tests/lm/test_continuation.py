@@ -11,11 +11,10 @@ from transformers import Phi3Config, Phi3ForCausalLM
 
 from ralm.errors import ModelError
 from ralm.lm.local import keyvalues
-from ralm.lm.local.continuation import CachedContinuations
-from ralm.lm.local.head import ChosenLogits
+from ralm.lm.local.continuation import CachedDecoder
+from ralm.lm.local.engine import LOGITS_A_BATCH, ChosenLogits
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.lm.local.probe import keeps_rows
-from ralm.lm.local.replica import LOGITS_A_BATCH
 from ralm.records import FloatArray, IntArray, ScoringSequence
 from tests.tiny_models import FAMILIES, POSITIONS
 
@@ -32,7 +31,7 @@ def alone(model: torch.nn.Module, text: IntArray) -> FloatArray:
     return found
 
 
-def check(model: torch.nn.Module, continuations: CachedContinuations, texts: Sequence[IntArray]) -> None:
+def check(model: torch.nn.Module, continuations: CachedDecoder, texts: Sequence[IntArray]) -> None:
     expected = np.stack([alone(model, text) for text in texts])
     np.testing.assert_allclose(continuations.next_tokens(texts).log_probs_BC, expected, rtol=1e-4, atol=1e-5)
 
@@ -58,7 +57,7 @@ def test_rows_of_different_lengths_equal_each_alone(model: LocalLanguageModel, t
     """Rows that grow, change in part or wholly, come, go and change places, with and without padded prefill."""
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, 250, size=size) for size in (9, 1, 17, 30, 4)]
-    continuations = CachedContinuations(model.logits, POSITIONS, tokens_a_batch)
+    continuations = CachedDecoder(model.logits, POSITIONS, tokens_a_batch)
     for step in range(32):
         check(model.model, continuations, texts)
         texts = [np.append(text, draw.integers(0, 250)) for text in texts]
@@ -88,7 +87,7 @@ def test_tensors_are_seldom_made_anew(model: LocalLanguageModel, monkeypatch: py
 
     monkeypatch.setattr(keyvalues, "_zeros_like", counted)
     draw = np.random.default_rng(0)
-    continuations = CachedContinuations(model.logits, POSITIONS)
+    continuations = CachedDecoder(model.logits, POSITIONS)
     texts: list[IntArray] = []
     for step in range(300):
         texts = [np.append(text, step % 250) if len(text) < 40 else draw.integers(0, 250, 4) for text in texts]
@@ -111,7 +110,7 @@ LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=4)
 def test_any_texts_after_any_others(tiny_folders: dict[str, Path], moves: list[tuple[list[int], object]]) -> None:
     """Two tokens only, so that beginnings are shared by chance, among several rows."""
     model = load_language_model(str(tiny_folders["gpt_neo"]))
-    continuations = CachedContinuations(model.logits, POSITIONS)
+    continuations = CachedDecoder(model.logits, POSITIONS)
     for lengths, random in moves:
         texts = [np.array([random.randint(0, 1) for _ in range(length)]) for length in lengths]  # type: ignore[attr-defined]
         check(model.model, continuations, texts)
@@ -123,7 +122,7 @@ def test_what_new_texts_share_is_read_once(model: LocalLanguageModel, tokens_a_b
     shown, other = draw.integers(0, 250, size=20), draw.integers(0, 250, size=9)
     ends = [draw.integers(0, 250, size=size) for size in (4, 7, 1, 12, 4)]
     texts = [*(np.concatenate([shown, end]) for end in ends), other, shown[:15], np.concatenate([other, ends[0]])]
-    continuations = CachedContinuations(model.logits, POSITIONS, tokens_a_batch)
+    continuations = CachedDecoder(model.logits, POSITIONS, tokens_a_batch)
     reads = Reads(model)
     continuations.next_tokens(texts)
     taken = reads.taken()
@@ -135,7 +134,7 @@ def test_what_new_texts_share_is_read_once(model: LocalLanguageModel, tokens_a_b
     for step in range(3):
         check(model.model, continuations, texts)
         texts = [np.append(text, step) for text in texts]
-    check(model.model, CachedContinuations(model.logits, POSITIONS, tokens_a_batch), texts[::-1])
+    check(model.model, CachedDecoder(model.logits, POSITIONS, tokens_a_batch), texts[::-1])
 
 
 def some_passes(texts: Sequence[IntArray], draw: np.random.Generator) -> list[ScoringSequence]:
@@ -147,9 +146,7 @@ def some_passes(texts: Sequence[IntArray], draw: np.random.Generator) -> list[Sc
     ]
 
 
-def check_scores(
-    model: LocalLanguageModel, continuations: CachedContinuations, passes: Sequence[ScoringSequence]
-) -> None:
+def check_scores(model: LocalLanguageModel, continuations: CachedDecoder, passes: Sequence[ScoringSequence]) -> None:
     for one, found_P in zip(passes, continuations.score(passes), strict=True):
         with torch.no_grad():
             logits_NV = model.model(input_ids=torch.from_numpy(one.tokens_N[:-1])[None]).logits[0]
@@ -162,7 +159,7 @@ def test_scores_between_steps_equal_those_of_whole_texts(model: LocalLanguageMod
     """Before the first step, between steps, of texts that are longer than the room, and of others."""
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, 250, size=size) for size in (9, 1, POSITIONS - 7, 30, 4)]
-    continuations = CachedContinuations(model.logits, POSITIONS, tokens_a_batch)
+    continuations = CachedDecoder(model.logits, POSITIONS, tokens_a_batch)
     for step in range(6):
         check_scores(model, continuations, some_passes(texts, draw))
         check(model.model, continuations, texts[::-1])
@@ -181,13 +178,13 @@ def test_scores_behind_texts_of_which_one_fills_the_model(model: LocalLanguageMo
     """Padded to the longest rest, its positions would go beyond those of the model."""
     full, short = np.arange(POSITIONS + 1), np.arange(20, 60)
     passes = [ScoringSequence(full, np.array([POSITIONS])), ScoringSequence(short, np.arange(10, 40))]
-    check_scores(model, CachedContinuations(model.logits, POSITIONS), passes)
+    check_scores(model, CachedDecoder(model.logits, POSITIONS), passes)
 
 
 def test_a_model_whose_scores_differ_is_read_anew(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     assert keeps_rows(model.logits, POSITIONS)
-    score = CachedContinuations.score
-    monkeypatch.setattr(CachedContinuations, "score", lambda *given: [one - 0.5 for one in score(*given)])
+    score = CachedDecoder.score
+    monkeypatch.setattr(CachedDecoder, "score", lambda *given: [one - 0.5 for one in score(*given)])
     assert not keeps_rows(model.logits, POSITIONS)
 
 
@@ -198,7 +195,7 @@ def test_scores_a_few_columns_at_a_time(model: LocalLanguageModel, monkeypatch: 
         for text in (np.arange(40), draw.integers(0, 9, 23))
     ]
     monkeypatch.setitem(LOGITS_A_BATCH, "cpu", 2 * 3 * model.vocabulary)
-    continuations, reads = CachedContinuations(model.logits, POSITIONS), Reads(model)
+    continuations, reads = CachedDecoder(model.logits, POSITIONS), Reads(model)
     check_scores(model, continuations, passes)
     assert reads.taken()[:13] == [(2, 3)] * 13
     reads.hook.remove()
@@ -210,7 +207,7 @@ def test_a_text_that_is_scored_and_continued_is_read_once(model: LocalLanguageMo
     texts = [np.concatenate([shown, draw.integers(0, 250, size=size)]) for size in (9, 12, 5)]
     passes = [ScoringSequence(np.append(text, [1, 2, 3][:size]), np.arange(len(text), len(text) + size))
               for text, size in zip(texts, (2, 3, 1), strict=True)]  # fmt: skip
-    continuations, reads = CachedContinuations(model.logits, POSITIONS), Reads(model)
+    continuations, reads = CachedDecoder(model.logits, POSITIONS), Reads(model)
     continuations.score(passes)
     assert reads.taken() == [(1, 28), (1, 11), (1, 4), (3, 3)], "the beginning, each rest, and all targets together"
     continuations.next_tokens(texts)
@@ -250,7 +247,7 @@ def test_a_model_that_reads_by_length() -> None:
         rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
     )  # fmt: skip
     phi = Phi3ForCausalLM(config).eval()
-    continuations = CachedContinuations(ChosenLogits(phi, "phi"), 64, tokens_a_batch=1000)
+    continuations = CachedDecoder(ChosenLogits(phi, "phi"), 64, tokens_a_batch=1000)
     texts = [np.arange(size) for size in (10, 13, 20)]
     for token in range(8):
         check(phi, continuations, texts)
@@ -266,7 +263,7 @@ def test_a_sliding_window_narrower_than_the_text() -> None:
         num_key_value_heads=2, max_position_embeddings=64, sliding_window=6, initializer_range=0.5,
     )  # fmt: skip
     mistral = MistralForCausalLM(config).eval()
-    continuations = CachedContinuations(ChosenLogits(mistral, "mistral"), 64)
+    continuations = CachedDecoder(ChosenLogits(mistral, "mistral"), 64)
     texts = [np.arange(size) for size in (3, 13, 20)]
     for token in range(8):
         check(mistral, continuations, texts)
@@ -274,7 +271,7 @@ def test_a_sliding_window_narrower_than_the_text() -> None:
 
 
 def test_texts_that_cannot_be_read(model: LocalLanguageModel) -> None:
-    continuations = CachedContinuations(model.logits, POSITIONS)
+    continuations = CachedDecoder(model.logits, POSITIONS)
     with pytest.raises(ModelError, match="cannot continue an empty text"):
         continuations.next_tokens([np.arange(3), np.arange(0)])
     with pytest.raises(ModelError, match="reads at most 64 tokens at once, not 65"):

@@ -8,7 +8,7 @@ import torch
 from pydantic import JsonValue
 
 from ralm.errors import ModelError
-from ralm.lm.local.anew import ReadAnew
+from ralm.lm.local.continuation import UncachedDecoder
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.scoring import Scorer
@@ -51,7 +51,7 @@ def test_scores_and_writes_as_a_plain_loop_does(family: str) -> None:
     model = language_model(family)
     check_scores(model)
     check_writing(model)
-    assert isinstance(model.continuations(), ReadAnew) == (family in READ_WHOLE)
+    assert isinstance(model.continuations(), UncachedDecoder) == (family in READ_WHOLE)
 
 
 @pytest.mark.parametrize("family", sampled(sorted(LOOK_AHEAD), "bert", "xlnet"))

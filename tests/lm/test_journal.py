@@ -8,7 +8,7 @@ import pytest
 
 from ralm.errors import StorageError
 from ralm.lm.journal import Journal, request_key
-from ralm.lm.local import replica
+from ralm.lm.local import engine
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.records import FloatArray, Request
@@ -116,11 +116,11 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_two_copies_share_the_work(tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from ralm.lm.options import ModelOptions
+    from ralm.lm.named import ModelOptions
 
     one = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu"))
     two = load_language_model(str(tiny_folders["gpt2"]), ModelOptions(device="cpu,cpu"))
-    monkeypatch.setattr(replica, "TOKENS_A_BATCH", {"cpu": 1})
+    monkeypatch.setattr(engine, "TOKENS_A_BATCH", {"cpu": 1})
     for expected, found in zip(Scorer(one).log_probs(requests()), Scorer(two).log_probs(requests()), strict=True):
         np.testing.assert_array_equal(found, expected)
 

@@ -14,9 +14,8 @@ import transformers
 from transformers import LlamaForCausalLM
 
 from ralm.errors import LibraryWarning, ModelError
-from ralm.lm.local.anew import ReadAnew
-from ralm.lm.local.continuation import CachedContinuations
-from ralm.lm.local.files import loading_errors
+from ralm.lm.local.continuation import CachedDecoder, UncachedDecoder
+from ralm.lm.local.loading import loading_errors
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
 from tests.every_family import tiny_family_model
@@ -75,7 +74,7 @@ def language_model(kind: type[LlamaForCausalLM]) -> LocalLanguageModel:
 def test_a_renamed_argument_is_no_property_of_the_model(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.warns(LibraryWarning) as warned:
         continuations = language_model(Renamed).continuations()
-    assert isinstance(continuations, ReadAnew), "right figures, whatever the library does"
+    assert isinstance(continuations, UncachedDecoder), "right figures, whatever the library does"
     (message,) = [str(one.message) for one in warned]
     assert f"does not fit transformers {transformers.__version__}" in message
     assert "forward() takes none of the arguments cache, past_key_values" in message
@@ -86,7 +85,7 @@ def test_a_renamed_argument_is_no_property_of_the_model(caplog: pytest.LogCaptur
 def test_a_deprecated_call_is_shown_with_the_version() -> None:
     with pytest.warns(LibraryWarning, match=r"will soon reject a call of ralm \(`past_key_values` is deprecated"):
         continuations = language_model(Deprecating).continuations()
-    assert isinstance(continuations, CachedContinuations)
+    assert isinstance(continuations, CachedDecoder)
 
 
 @pytest.mark.parametrize("family", ["openai-gpt", "bart", None])
@@ -96,7 +95,7 @@ def test_what_a_family_cannot_do_is_said_once(family: str | None, caplog: pytest
         model = LocalLanguageModel("the-model", tiny_family_model(family), model.tokenizer)
     with caplog.at_level(logging.WARNING, logger="ralm"):
         for _ in range(2):
-            assert isinstance(model.continuations(), ReadAnew)
+            assert isinstance(model.continuations(), UncachedDecoder)
     (message,) = [one for one in caplog.messages if "cannot continue" in one]
     assert message.startswith(
         f"the-model: models of the family {family or 'llama'} cannot continue from rows of cached"

@@ -10,7 +10,7 @@ import torch
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import check_plan
 from ralm.lm.local.model import UNLIMITED, load_language_model
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.reading.plan import PlanOptions
 from ralm.records import Request

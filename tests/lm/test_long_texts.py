@@ -14,9 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from ralm.errors import TextError
-from ralm.lm.local.cuts import Cuts, stage_kinds
 from ralm.lm.local.tokenization import ModelTokenizer
-from ralm.lm.pieces import Window, WindowSizes, chunks_of, encode_in_pieces, join_pieces
+from ralm.lm.long_texts import Cuts, Window, WindowSizes, encode_in_pieces, join_pieces, stage_kinds, text_chunks
 from ralm.reading.plan import PlanOptions
 from ralm.reading.tokens import prepare_text, read_beginning
 from ralm.records import EncodedPiece, IntArray
@@ -252,7 +251,7 @@ def test_no_window_is_much_longer_than_the_longest() -> None:
         return ModelTokenizer(tokenizer)._window(text)
 
     text = "The thing is that they are there, and it is so.\n" * 400
-    pieces = list(encode_in_pieces(chunks_of(text), encode, Cuts(tokenizer).separate, sizes))
+    pieces = list(encode_in_pieces(text_chunks(text), encode, Cuts(tokenizer).separate, sizes))
     assert_same(tokenizer, text, pieces)
     assert encoded[0] == 100
     assert max(encoded) < 1500
@@ -311,9 +310,9 @@ def test_only_as_many_chunks_are_read_as_the_tokens_need() -> None:
 def test_a_text_with_fewer_tokens_than_the_limit_is_read_whole() -> None:
     tokenizer, text = ModelTokenizer(tokenizer_of("byte-level BPE")), "the thing is there \n" * 3000
     count = len(tokenizer.encode(text))
-    assert read_beginning(chunks_of(text), tokenizer, count) == text
-    assert read_beginning(chunks_of(text), tokenizer, None) == text
-    assert len(read_beginning(chunks_of(text), tokenizer, count // 4)) < len(text)
+    assert read_beginning(text_chunks(text), tokenizer, count) == text
+    assert read_beginning(text_chunks(text), tokenizer, None) == text
+    assert len(read_beginning(text_chunks(text), tokenizer, count // 4)) < len(text)
 
 
 def test_a_window_that_disagrees_with_the_next_one_is_not_cut() -> None:
@@ -368,7 +367,7 @@ def test_other_tokenizers_read_the_text_at_once(change: str, caplog: pytest.LogC
     text = "the thing is there and they are too " * 8000
     assert not Cuts(tokenizer._tokenizer).exist
     with caplog.at_level(logging.INFO, "ralm"):
-        (piece,) = tokenizer.encode_pieces(chunks_of(text))
+        (piece,) = tokenizer.encode_pieces(text_chunks(text))
     assert piece.text == text
     assert "texts of this tokenizer cannot be cut" in caplog.text
     if change != "dropout":

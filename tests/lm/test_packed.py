@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ralm.errors import LibraryWarning
+from ralm.lm.local.kernels import pack_weights, packable, processor_packs
 from ralm.lm.local.model import load_language_model
-from ralm.lm.local.packed import pack_weights, packable, processor_packs
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions
 from ralm.lm.scoring import Scorer
 from ralm.records import Request
 from tests.tiny_models import FAMILIES
@@ -104,5 +104,5 @@ def test_what_is_not_packed(tiny_folders: dict[str, Path], monkeypatch: pytest.M
     half = load_language_model(str(tiny_folders["llama"]), ModelOptions(dtype="float16", device="cpu"))
     assert packable(half.model) == []
     whole = load_language_model(str(tiny_folders["llama"]), ModelOptions(device="cpu"))
-    monkeypatch.setattr("ralm.lm.local.packed._BYTES", 1000)
+    monkeypatch.setattr("ralm.lm.local.kernels._BYTES", 1000)
     assert packable(whole.model) == [], "too large to be kept twice"

@@ -12,9 +12,9 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from ralm.errors import ModelError, RalmWarning, TextError
-from ralm.lm.alignment import align
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.lm.named import load_tokenizer
+from ralm.lm.tokenizer import align
 from ralm.reading.plan import PlanOptions
 from ralm.reading.tokens import prepare_text
 from tests.tiny_models import byte_tokenizer

@@ -10,7 +10,7 @@ import pytest
 
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.lm.api.options import ApiOptions
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.folder import MARK, CommandOptions, RecipeFolder, check_given
 from ralm.recipes.readings import trained_retriever

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ralm.errors import ModelError
-from ralm.lm.local.anew import ReadAnew
+from ralm.lm.local.continuation import UncachedDecoder
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
@@ -113,7 +113,7 @@ def test_each_is_written_as_if_alone(model: LocalLanguageModel, jobs: list[Job],
 
 
 def test_a_model_that_reads_anew(model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "continuations", lambda: ReadAnew(model.logits, model.max_length))
+    monkeypatch.setattr(model, "continuations", lambda: UncachedDecoder(model.logits, model.max_length))
     jobs = [Job(word, Ensemble(documents=2), GenerationOptions(new_tokens=4, document_tokens=16)) for word in WORDS[:4]]
     with batched(model, chunk=3) as shared:
         found = together([lambda job=job: job.tokens(shared) for job in jobs])  # type: ignore[misc]

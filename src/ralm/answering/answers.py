@@ -19,8 +19,7 @@ from ralm.answering.prompts import QuestionPrompt, tokens_behind
 from ralm.answering.sources import AskedQuestion
 from ralm.errors import UsageError
 from ralm.lm.journal import MemoryJournal
-from ralm.lm.scoring import Scorer
-from ralm.lm.shared import SharedCache
+from ralm.lm.scoring import Scorer, SharedCache
 from ralm.protocols import LanguageModel, Tokenizer, WritingModel
 from ralm.reading.ensemble import mixture, posterior
 from ralm.reading.generate import Decoder, pieces_of

@@ -12,7 +12,7 @@ from ralm.cli import options
 from ralm.cli.flags import Flags, Use, given_options, refuse_idle
 from ralm.cli.models import open_model
 from ralm.errors import UsageError
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions
 from ralm.options import Option
 from ralm.reading import ReadingOptions
 from ralm.retrieval.retriever import RetrieverOptions

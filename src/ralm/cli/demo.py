@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from ralm.cli import options
 from ralm.cli.flags import Flags
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions
 from ralm.options import Option
 from ralm.retrieval.retriever import RetrieverOptions
 

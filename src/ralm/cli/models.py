@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ralm.cli.process import note
 from ralm.lm.api.endpoint import is_api
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions
 
 if TYPE_CHECKING:
     from ralm.distributed.workers import WorkerPool

@@ -11,7 +11,7 @@ from ralm.cli.eval import Job
 from ralm.cli.flags import Asked, Use, given_options, idle_options, kinds_of, refuse, refuse_idle
 from ralm.cli.models import open_model
 from ralm.errors import UsageError
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions
 from ralm.options import Option
 from ralm.retrieval.retriever import RetrieverOptions
 

@@ -13,7 +13,7 @@ from ralm.cli.flags import Flags, Use, given_options, kinds_of, refuse_idle
 from ralm.cli.models import encoding_on, open_model
 from ralm.corpus.documents import Fields
 from ralm.errors import UsageError
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions
 from ralm.options import Option
 from ralm.retrieval.retriever import RetrieverOptions
 from ralm.training.options import (

@@ -20,9 +20,8 @@ from ralm.errors import ClusterError, RalmError, UsageError
 from ralm.lm.journal import MemoryJournal
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
-from ralm.lm.named import TINY, load_local_model, load_tokenizer
-from ralm.lm.options import ModelOptions
-from ralm.lm.scoring import chunks_of
+from ralm.lm.named import TINY, ModelOptions, load_local_model, load_tokenizer
+from ralm.lm.scoring import split_by_tokens
 from ralm.protocols import Continuations, WritingModel
 from ralm.records import FloatArray, ScoringSequence
 
@@ -258,4 +257,4 @@ def _halve_chunk(chunk: _Chunk) -> tuple[_Chunk, _Chunk] | None:
 def _chunks(passes: Sequence[ScoringSequence], tokens: int) -> Iterator[_Chunk]:
     """Passes in order with their numbers, about so many tokens at a time."""
     numbered = enumerate(passes)
-    return ([*islice(numbered, len(some))] for some in chunks_of(passes, tokens))
+    return ([*islice(numbered, len(some))] for some in split_by_tokens(passes, tokens))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from ralm.errors import UsageError
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.api.options import ApiOptions
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions
 from ralm.options import Arguments, Needs, Option, check_options, coerced
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions

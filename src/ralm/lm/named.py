@@ -1,17 +1,18 @@
-"""Loading any language model by name, the built-in one included.
+"""Loads a language model or tokenizer by name, and the options of running it.
 
-Importing this module does not import torch; loading does. Both need the extra `lm`.
+Importing this module does not import torch; loading a model does.
 """
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from ralm.errors import UsageError, extra
 from ralm.lm.api.endpoint import is_api
 from ralm.lm.api.options import ApiOptions
-from ralm.lm.options import ModelOptions
+from ralm.options import Option, check_options
 from ralm.protocols import WritingModel
 
 if TYPE_CHECKING:
@@ -19,9 +20,42 @@ if TYPE_CHECKING:
     from ralm.lm.local.model import LocalLanguageModel
     from ralm.lm.local.tokenization import ModelTokenizer
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
 TINY: Final = "ralm-tiny"
 _API_PACKAGES: Final = ("openai", "tiktoken", "transformers", "huggingface_hub")
 _PACKAGES: Final = ("torch", "transformers", "tokenizers", "huggingface_hub")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """How to run a model.
+
+    `dtype` auto keeps the number format that the model was saved in. `device` is cpu, cuda, cuda:N, auto (a GPU if
+    there is one), several separated by commas (a copy on each; the copies share the scoring), all (a copy on every
+    GPU), or map (one copy spread over all devices, for models too large for one). `compile` lets torch compile the
+    layers, which takes minutes and pays off on long runs. `api` is for models behind an API, for which the others do
+    nothing.
+
+    Raises UsageError if `dtype` is not one of the choices.
+    """
+
+    dtype: Annotated[Dtype, Option("Number format of the weights; auto: as the model was saved.")] = "auto"
+    device: Annotated[
+        str,
+        Option(
+            "cpu, cuda, cuda:N; auto: a GPU if there is one; several with commas, or all GPUs, share the scoring; "
+            "map: one copy spread over all."
+        ),
+    ] = "auto"
+    compile: Annotated[bool, Option("Let torch compile the model's layers: slower to start, faster on long runs.")] = (
+        False
+    )
+
+    api: Annotated[ApiOptions, Option("How a model behind an API is asked.")] = field(default_factory=ApiOptions)
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 def load_language_model(name: str, options: ModelOptions | None = None) -> WritingModel:

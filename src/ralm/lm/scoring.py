@@ -1,25 +1,23 @@
-"""Scoring with any language model: requests in, log-probabilities of their targets out. Nothing is read twice.
+"""Scores requests with any language model: merges them, caches their scores, and answers them from a journal.
 
-- A request whose tokens equal another's, or are a prefix of another's, shares its pass. In blocked windows these are
-  all strides of a block that read the same document.
+- A request whose tokens equal another's, or are a prefix of another's, is read together with it. In blocked windows
+  these are all strides of a block that read the same document.
 - A request that was scored before is answered from a cache.
-- A journal, if given, keeps results beyond this process.
-
-Works on token ids; knows nothing of text, plans or how a model reads.
+- A journal, if given, keeps results for a later process.
 """
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
 from ralm.errors import ModelError
 from ralm.lm.journal import MemoryJournal, request_key
-from ralm.lm.shared import SharedCache
-from ralm.protocols import LanguageModel, Tokenizer
+from ralm.protocols import Continuations, LanguageModel, Tokenizer, WritingModel
 from ralm.records import FloatArray, IntArray, Request, ScoringSequence
 from ralm.terminal import progress_bar
 
@@ -49,7 +47,7 @@ class Scorer:
         journal: MemoryJournal | None = None,
         *,
         progress: bool = True,
-        cache: SharedCache | None = None,
+        cache: "SharedCache | None" = None,
     ) -> None:
         self.model = model
         self.asked = 0
@@ -112,7 +110,7 @@ class Scorer:
         self.asked += len(requests)
         found: list[FloatArray] = []
         with progress_bar("Scoring", total=len(requests), shown=self._progress) as advance:
-            for some in chunks_of(requests, TOKENS_AT_ONCE):
+            for some in split_by_tokens(requests, TOKENS_AT_ONCE):
                 found += self._score(some, advance)
         return found
 
@@ -206,7 +204,7 @@ class _Merged:
         return [(one, log_probs_P[first : first + len(one)]) for one, first in zip(self.unknown, firsts, strict=True)]
 
 
-def chunks_of(texts: Iterable[Text], tokens: int) -> Iterator[list[Text]]:
+def split_by_tokens(texts: Iterable[Text], tokens: int) -> Iterator[list[Text]]:
     """Requests or passes in order, about `tokens` tokens at a time."""
     some: list[Text] = []
     read = 0
@@ -271,3 +269,36 @@ def _checked(given: object, asked: ScoringSequence, name: str) -> FloatArray:
     if (log_probs_P > _ABOVE_ZERO).any():
         raise ModelError(f"{name} gives a log-probability of {log_probs_P.max():g}; none can be above 0.")
     return log_probs_P
+
+
+class SharedCache:
+    """What a model has read, for its scores and for the texts that it continues; made when it is first needed.
+
+    Where the model's `Continuations` cannot score, or it reads a token by how many follow it (`merges_prefixes`), the
+    model scores by itself, and nothing is shared.
+    """
+
+    def __init__(self, model: WritingModel) -> None:
+        self._model = model
+
+    @cached_property
+    def continuations(self) -> Continuations:
+        """The texts that the model is continuing."""
+        return self._model.continuations()
+
+    def score(self, passes: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
+        """As `LanguageModel.score`; what passes share with the texts of the previous call is not read again.
+
+        All passes are held at once, so they should be as few as the texts that are continued together.
+        """
+        apart = not getattr(self._model, "merges_prefixes", True)
+        score = self._model.score if apart else getattr(self.continuations, "score", self._model.score)
+        found: Iterable[FloatArray] = score(passes)
+        return found
+
+
+def common_prefix_length(one: IntArray, other: IntArray) -> int:
+    """The length of the common prefix of two texts (int64)."""
+    shortest = min(len(one), len(other))
+    differ = np.flatnonzero(one[:shortest] != other[:shortest])
+    return int(differ[0]) if len(differ) else shortest

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ralm.lm.unlisted import rest_of
 from ralm.reading.ensemble import log_sum_exp
 from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens
 
@@ -94,4 +93,4 @@ def bounds_of(given: NextTokens, log_weights_K: DoubleArray) -> Bounds:
         places = np.searchsorted(tokens_Y, tokens_C[there_C])
         log_probs_KY[row, places] = log_probs_C[there_C]
         listed_KY[row, places] = True
-    return Bounds(tokens_Y, log_probs_KY, listed_KY, rest_of(given).astype(np.float64), log_weights_K)
+    return Bounds(tokens_Y, log_probs_KY, listed_KY, given.tail_bound_B.astype(np.float64), log_weights_K)

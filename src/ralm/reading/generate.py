@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ralm.errors import UsageError
-from ralm.lm.shared import SharedCache
+from ralm.lm.scoring import SharedCache
 from ralm.protocols import Reader, Reranker, WritingModel
 from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText

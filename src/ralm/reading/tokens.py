@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ralm.errors import ModelError, RalmWarning, TextError, UsageError
-from ralm.lm.pieces import chunks_of, join_pieces, pieces_of_tokens
+from ralm.lm.long_texts import join_pieces, pieces_of_tokens, text_chunks
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import FullTokenizer, Tokenizer
 from ralm.reading.plan import Bos, Plan, PlanOptions, make_plan
@@ -154,7 +154,7 @@ def prepare_text(
     the text is too short, ModelError if the plan needs a token before the text and the tokenizer has none.
     """
     tokenizer = full_tokenizer(tokenizer)
-    tokens, spans_N2 = join_pieces(pieces_of_tokens(tokenizer.encode_pieces(chunks_of(text)), limit_tokens))
+    tokens, spans_N2 = join_pieces(pieces_of_tokens(tokenizer.encode_pieces(text_chunks(text)), limit_tokens))
     if limit_tokens is not None and limit_tokens < len(tokens):
         whole = _tokens_of_whole_characters(spans_N2, limit_tokens)
         tokens, spans_N2 = tokens[:whole], spans_N2[:whole]

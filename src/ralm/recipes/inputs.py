@@ -215,7 +215,7 @@ def _save_encoder(folder: Path) -> None:
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    from ralm.lm.local.files import no_bars
+    from ralm.lm.local.loading import no_bars
 
     tokenizer = AutoTokenizer.from_pretrained(model_folder(STAND_IN_MODEL))
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)

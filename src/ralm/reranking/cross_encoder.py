@@ -27,8 +27,16 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ralm.errors import ModelError, UsageError
-from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading, whole_loading
-from ralm.lm.local.fingerprint import settings_fingerprint, weights_fingerprint
+from ralm.lm.local.loading import (
+    check_folder,
+    check_tokenizer,
+    first_line,
+    loading_errors,
+    quiet_loading,
+    settings_fingerprint,
+    weights_fingerprint,
+    whole_loading,
+)
 from ralm.lm.named import model_folder
 from ralm.records import FloatArray
 from ralm.reranking.predictive import Pair

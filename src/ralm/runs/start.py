@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
 from ralm.lm.journal import Journal
-from ralm.lm.pieces import chunks_of
+from ralm.lm.long_texts import text_chunks
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.plan import PlanOptions
@@ -102,7 +102,7 @@ def run_sweep(
 
 def _needed(text: str, model: LanguageModel, limit_tokens: int | None) -> str:
     """What a run reads of a text: with a limit, what is far beyond it does not decide whether a run is the same."""
-    return text if limit_tokens is None else read_beginning(chunks_of(text), model.tokenizer, limit_tokens)
+    return text if limit_tokens is None else read_beginning(text_chunks(text), model.tokenizer, limit_tokens)
 
 
 def point_config(

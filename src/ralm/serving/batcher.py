@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 
 from ralm.errors import ModelError
-from ralm.lm.prefixes import shared_tokens
+from ralm.lm.scoring import common_prefix_length
 from ralm.protocols import Continuations
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
 
@@ -100,7 +100,7 @@ class Line:
         grown = place < len(self.held) and np.array_equal(self.held[place], text[:-1])
         if grown:
             return len(text) - 1
-        return min(max((shared_tokens(one, text) for one in self.held), default=0), len(text) - 1)
+        return min(max((common_prefix_length(one, text) for one in self.held), default=0), len(text) - 1)
 
 
 @dataclass(slots=True, eq=False)

@@ -21,7 +21,7 @@ from ralm.corpus.decontamination import NGRAM, run_hash
 from ralm.corpus.documents import Fields
 from ralm.corpus.folder import fingerprint_of
 from ralm.errors import TextError
-from ralm.lm.pieces import chunks_of
+from ralm.lm.long_texts import text_chunks
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import FullTokenizer, Tokenizer
 from ralm.records import Document, IntArray
@@ -160,7 +160,7 @@ def _sequences(
     size, least = options.sequence_tokens, options.prefix_tokens + options.continuation_tokens
     tokens, spans_N2 = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64)
     begin = 0
-    for piece in tokenizer.encode_pieces(chunks_of(document.text)):
+    for piece in tokenizer.encode_pieces(text_chunks(document.text)):
         tokens = np.concatenate([tokens, piece.tokens])
         spans_N2 = np.concatenate([spans_N2, piece.spans_N2])
         whole = len(tokens) // size * size

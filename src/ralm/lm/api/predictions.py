@@ -10,8 +10,7 @@ from typing import Final
 import numpy as np
 
 from ralm.errors import ServerError
-from ralm.lm.unlisted import log_rest
-from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens
+from ralm.records import NOT_LISTED, DoubleArray, FloatArray, IntArray, NextTokens, log_tail_mass
 
 _ABOVE_ZERO: Final = 0.01
 """How far rounding may lift a log-probability above 0."""
@@ -67,7 +66,7 @@ def prediction_of(token: int | None, log_prob: float, listed: Sequence[Named], a
     every = np.sort(np.array([*named.values(), *nameless], dtype=np.float32))[::-1]
     added = len(every) != asked or len(nameless) > 0
     counted = every[:-1] if added and len(every) and every[-1] == np.float32(log_prob) else every
-    rest = float(log_rest(every[None, :])[0])
+    rest = float(log_tail_mass(every[None, :])[0])
     if len(counted) >= asked > 0:
         rest = min(rest, float(counted[asked - 1]))
     rest = max([rest, *nameless])

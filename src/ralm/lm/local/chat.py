@@ -14,7 +14,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from ralm.errors import ChatError, ModelError
-from ralm.lm.local.files import first_line
+from ralm.lm.local.loading import first_line
 from ralm.records import Message
 
 _KEY_BYTES: Final = 8

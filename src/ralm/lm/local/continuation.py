@@ -1,14 +1,13 @@
-"""The distribution over the next token of texts that grow, with a cache of keys and values: nothing is read twice.
+"""Predicts the next token of texts that grow, with or without a cache of keys and values.
 
-Each call gives the texts as they are now; cached prefixes are found by comparing tokens. A text that grew by one token
-keeps its row of keys and values. A text that changed is read again from where it differs. A new text that begins like
-another one, such as a prompt with the same demonstrations, takes that beginning from it. Then the last tokens of all
-texts are read together, as one column of one batch. This pass gives the distributions of all texts.
+`CachedDecoder` reads nothing twice. Each call gives the texts as they are now; cached prefixes are found by comparing
+tokens. A text that grew by one token keeps its row of keys and values. A text that changed is read again from where it
+differs. A new text that begins like another one, such as a prompt with the same demonstrations, takes that beginning
+from it. Then the last tokens of all texts are read together, as one column of one batch. Tokens that are to be scored
+after texts are read in the same way, as several columns.
 
-Tokens that are to be scored behind texts are read in the same way, as several columns. So a text that is scored and
-then continued is read once.
+`UncachedDecoder` reads each text whole every time. It serves models whose state is not rows of keys and values.
 
-Works on token ids; knows nothing of documents.
 Shapes: B texts, N tokens, P targets, C columns of the cache, V vocabulary.
 """
 
@@ -22,12 +21,16 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ralm.errors import ModelError
-from ralm.lm.local.engine import lengths_read_apart
-from ralm.lm.local.head import ChosenLogits
-from ralm.lm.local.keyvalues import Kept, KeyValueRows
-from ralm.lm.local.replica import LOGITS_A_BATCH, TOKENS_A_BATCH, target_log_probs
-from ralm.lm.local.wanted import sent
-from ralm.lm.prefixes import shared_tokens
+from ralm.lm.local.engine import (
+    LOGITS_A_BATCH,
+    TOKENS_A_BATCH,
+    ChosenLogits,
+    lengths_read_apart,
+    sent,
+    target_log_probs,
+)
+from ralm.lm.local.keyvalues import KeptPrefix, KeyValueRows
+from ralm.lm.scoring import common_prefix_length
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
 
 _WORTH: Final = 8
@@ -35,11 +38,11 @@ _WORTH: Final = 8
 _WORTH_A_COPY: Final = 2
 """A new text takes its beginning from another text of the call if at least 1/2 of its tokens are shared: the rest is
 read by itself, which is slower a token than in a batch."""
-_NOTHING: Final = Kept()
+_NOTHING: Final = KeptPrefix()
 _NO_WANTED: Final = torch.zeros(0, dtype=torch.long)
 
 
-class CachedContinuations:
+class CachedDecoder:
     """Texts of at most `max_length` tokens, with a row of keys and values each.
 
     `tokens_a_batch` is how many tokens, padding included, are read at once if several texts must be read again. It
@@ -121,7 +124,7 @@ class CachedContinuations:
 
     def _read_padded(self, batch: Sequence[int], rows: Sequence[IntArray]) -> None:
         """Read whole texts together and store them in their rows; padding is on the right, where no token sees it."""
-        input_BN = padded([rows[row][:-1] for row in batch])
+        input_BN = pad_right([rows[row][:-1] for row in batch])
         cache = DynamicCache()
         self._logits(input_BN, _NO_WANTED, _NO_WANTED, cache)
         self._rows.put_all(batch, [(layer.keys, layer.values) for layer in cache.layers])
@@ -145,7 +148,7 @@ class CachedContinuations:
         return log_probs_BV.cpu().numpy()
 
     def _next(self, last_B1: torch.Tensor, batch: slice) -> torch.Tensor:
-        """The distributions after the last tokens of some rows, padded on the left if their lengths differ."""
+        """The distributions after the last tokens of some rows, pad_right on the left if their lengths differ."""
         lengths_B = torch.from_numpy(self._rows.lengths_B[batch])
         longest, end = int(lengths_B.max()), self._rows.last
         self._rows.extend_from(batch, end - longest, end)
@@ -169,7 +172,7 @@ class CachedContinuations:
     def _read_targets(self, passes: Sequence[ScoringSequence], batch: slice) -> list[FloatArray]:
         """The log-probabilities of the targets of some rows."""
         counts = [len(one.targets_P) for one in passes]
-        rests_BN = padded([one.tokens_N[one.targets_P[0] - 1 : -1] for one in passes])
+        rests_BN = pad_right([one.tokens_N[one.targets_P[0] - 1 : -1] for one in passes])
         rest_B1 = torch.tensor([[len(one) - one.targets_P[0] + 1] for one in passes])
         row_P = torch.from_numpy(np.repeat(np.arange(len(passes)), counts))
         column_P = torch.from_numpy(np.concatenate([one.targets_P - one.targets_P[0] for one in passes]))
@@ -255,7 +258,7 @@ def tokens_a_batch_of(logits: ChosenLogits) -> int:
 
 
 def batches(numbers: Iterable[int], texts: Sequence[IntArray], tokens: int) -> Iterator[list[int]]:
-    """The numbers of texts, longest first, in batches of at most `tokens` tokens when padded to the first text."""
+    """The numbers of texts, longest first, in batches of at most `tokens` tokens when pad_right to the first text."""
     left = sorted(numbers, key=lambda number: -len(texts[number]))
     while left:
         count = max(1, tokens // len(texts[left[0]]))
@@ -263,8 +266,8 @@ def batches(numbers: Iterable[int], texts: Sequence[IntArray], tokens: int) -> I
         left = left[count:]
 
 
-def padded(texts: Sequence[IntArray]) -> torch.Tensor:
-    """Texts (int64, B x N), padded on the right, where no token sees the padding."""
+def pad_right(texts: Sequence[IntArray]) -> torch.Tensor:
+    """Texts (int64, B x N), pad_right on the right, where no token sees the padding."""
     input_BN = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
     for ids_N, text in zip(input_BN, texts, strict=True):
         ids_N[: len(text)] = torch.from_numpy(text)
@@ -276,7 +279,7 @@ class _Placed:
     """The text of a row, by number, and what it keeps of the cache."""
 
     text: int
-    kept: Kept = _NOTHING
+    kept: KeptPrefix = _NOTHING
 
 
 def _place(held: Sequence[IntArray], texts: Sequence[IntArray], thresholds: Sequence[int]) -> list[_Placed]:
@@ -300,7 +303,7 @@ def _grown(held: Sequence[IntArray], texts: Sequence[IntArray], thresholds: Sequ
     for number, text in enumerate(texts):
         row = rows.get(text[:-1].tobytes())
         if row is not None and not any(len(held[row]) <= at < len(text) for at in thresholds):
-            placed[number] = _Placed(number, Kept(rows.pop(held[row].tobytes()), len(held[row])))
+            placed[number] = _Placed(number, KeptPrefix(rows.pop(held[row].tobytes()), len(held[row])))
     return placed
 
 
@@ -311,11 +314,11 @@ def _changed(held: Sequence[IntArray], texts: Sequence[IntArray], placed: dict[i
     for number, text in enumerate(texts):
         if number in placed or not free:
             continue
-        row = max(free, key=lambda row: shared_tokens(held[row], text))
-        columns = min(shared_tokens(held[row], text), len(text) - 1)
+        row = max(free, key=lambda row: common_prefix_length(held[row], text))
+        columns = min(common_prefix_length(held[row], text), len(text) - 1)
         if columns * _WORTH >= len(text):
             free.remove(row)
-            found[number] = _Placed(number, Kept(row, columns))
+            found[number] = _Placed(number, KeptPrefix(row, columns))
     return found
 
 
@@ -326,10 +329,43 @@ def _beginnings(new: Sequence[int], rows: Sequence[IntArray]) -> dict[int, tuple
     copied: dict[int, tuple[int, int]] = {}
     for row in new:
         wanted = len(rows[row]) - 1
-        shared = [min(shared_tokens(rows[other], rows[row]), len(rows[other]) - 1, wanted) for other in whole]
+        shared = [min(common_prefix_length(rows[other], rows[row]), len(rows[other]) - 1, wanted) for other in whole]
         best = int(np.argmax(shared)) if shared else 0
         if shared and shared[best] * _WORTH_A_COPY >= wanted > 0:
             copied[row] = (whole[best], shared[best])
         else:
             whole.append(row)
     return copied
+
+
+class UncachedDecoder:
+    """Texts of at most `max_length` tokens, read in batches of `tokens_a_batch` tokens, padding included."""
+
+    def __init__(self, logits: ChosenLogits, max_length: int, tokens_a_batch: int | None = None) -> None:
+        self._logits = logits
+        self._max_length = max_length
+        by_length = bool(lengths_read_apart(logits.model.config))
+        self._tokens = 1 if by_length else tokens_a_batch or tokens_a_batch_of(logits)
+
+    @torch.inference_mode()
+    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
+        """Natural log-probabilities (float32) of every token, or of the `wanted` ones, after each text (int64, not
+        empty).
+
+        Raises ModelError if a text is empty or longer than `max_length`, a wanted token is not in the vocabulary, the
+        device runs out of memory, or the model returns NaN.
+        """
+        check_texts(self._logits.name, texts, self._max_length)
+        found: list[FloatArray] = [np.zeros(0, dtype=np.float32)] * len(texts)
+        with enough_memory(self._logits, texts):
+            for batch in batches(range(len(texts)), texts, self._tokens):
+                for row, log_probs_V in zip(batch, self._read([texts[row] for row in batch]), strict=True):
+                    found[row] = log_probs_V
+        return wanted_tokens(self._logits, np.stack(found), wanted)
+
+    def _read(self, texts: Sequence[IntArray]) -> FloatArray:
+        last_B = torch.tensor([len(text) - 1 for text in texts])
+        logits_BV = self._logits(pad_right(texts), torch.arange(len(texts)), last_B)
+        log_probs_BV = logits_BV.float().log_softmax(-1)
+        self._logits.check_numbers(log_probs_BV)
+        return log_probs_BV.cpu().numpy()

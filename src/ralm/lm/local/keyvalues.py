@@ -26,7 +26,7 @@ _ALIGNMENT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptPrefix:
     """The first `columns` columns of row `source`, which a row continues; nothing if `columns` is 0."""
 
     source: int = 0
@@ -50,7 +50,7 @@ class KeyValueRows:
         """The column in which a row begins."""
         return self.last - int(self.lengths_B[row])
 
-    def arrange(self, kept: Sequence[Kept], lengths_B: IntArray, room: int = 1) -> None:
+    def arrange(self, kept: Sequence[KeptPrefix], lengths_B: IntArray, room: int = 1) -> None:
         """Make rows of these lengths (int64), with room for `room` more columns; each begins with what it keeps of a
         previous row.
 

@@ -10,19 +10,19 @@ from pydantic import JsonValue
 from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
-from ralm.lm.local.anew import ReadAnew
-from ralm.lm.local.checkpoint import load_checkpoint
-from ralm.lm.local.continuation import CachedContinuations
-from ralm.lm.local.engine import Engine, lengths_read_apart
-from ralm.lm.local.files import check_folder, loading_errors
-from ralm.lm.local.fingerprint import settings_fingerprint, weights_fingerprint
-from ralm.lm.local.head import ChosenLogits
-from ralm.lm.local.kernels import speed_up
-from ralm.lm.local.packed import pack_weights
+from ralm.lm.local.continuation import CachedDecoder, UncachedDecoder
+from ralm.lm.local.engine import ChosenLogits, Engine, Replica, distributions, lengths_read_apart
+from ralm.lm.local.kernels import pack_weights, speed_up
+from ralm.lm.local.loading import (
+    check_folder,
+    load_checkpoint,
+    loading_errors,
+    settings_fingerprint,
+    weights_fingerprint,
+)
 from ralm.lm.local.probe import check_causal, keeps_rows
-from ralm.lm.local.replica import Replica, distributions
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
-from ralm.lm.options import ModelOptions
+from ralm.lm.named import ModelOptions
 from ralm.protocols import Continuations
 from ralm.records import FloatArray, ScoringSequence
 
@@ -106,8 +106,8 @@ class LocalLanguageModel:
         texts again for every token.
         """
         if self._keeps_rows:
-            return CachedContinuations(self.logits, self.max_length)
-        return ReadAnew(self.logits, self.max_length)
+            return CachedDecoder(self.logits, self.max_length)
+        return UncachedDecoder(self.logits, self.max_length)
 
     @cached_property
     def _keeps_rows(self) -> bool:

@@ -17,11 +17,9 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ralm.environment import deprecations_shown, warn_of_mismatch
 from ralm.errors import ModelError
-from ralm.lm.local.anew import ReadAnew
-from ralm.lm.local.continuation import CachedContinuations
-from ralm.lm.local.engine import lengths_read_apart
-from ralm.lm.local.files import first_line
-from ralm.lm.local.head import ChosenLogits
+from ralm.lm.local.continuation import CachedDecoder, UncachedDecoder
+from ralm.lm.local.engine import ChosenLogits, lengths_read_apart
+from ralm.lm.local.loading import first_line
 from ralm.records import IntArray, ScoringSequence
 
 _LENGTH: Final = 8
@@ -118,9 +116,9 @@ def _continued_apart(logits: ChosenLogits, max_length: int) -> float:
 def _apart(logits: ChosenLogits, max_length: int, calls: Sequence[Sequence[IntArray]]) -> float:
     """The largest difference between continuing and reading again, as a fraction of the difference between texts."""
     tokens = _LENGTH * sum(map(len, calls))
-    kept = CachedContinuations(logits, max_length, tokens)
+    kept = CachedDecoder(logits, max_length, tokens)
     found_BV = np.concatenate([kept.next_tokens(texts).log_probs_BC for texts in calls])
-    anew = ReadAnew(logits, max_length, tokens)
+    anew = UncachedDecoder(logits, max_length, tokens)
     expected_BV = anew.next_tokens([text for texts in calls for text in texts]).log_probs_BC
     scale = np.abs(expected_BV - np.roll(expected_BV, 1, axis=0)).mean()
     return float(np.abs(found_BV - expected_BV).mean(-1).max() / max(scale, 1e-6))
@@ -131,10 +129,10 @@ def _scores_apart(logits: ChosenLogits, max_length: int, texts: Sequence[IntArra
     if not texts:
         return 0.0
     passes = [ScoringSequence(text, np.arange(len(text) // 2, len(text))) for text in texts]
-    found_P = np.concatenate(CachedContinuations(logits, max_length, _LENGTH).score(passes))
+    found_P = np.concatenate(CachedDecoder(logits, max_length, _LENGTH).score(passes))
     before = [one.tokens_N[:at] for one in passes for at in one.targets_P]
     target_P = np.concatenate([one.tokens_N[one.targets_P] for one in passes])
-    anew_PV = ReadAnew(logits, max_length, _LENGTH).next_tokens(before).log_probs_BC
+    anew_PV = UncachedDecoder(logits, max_length, _LENGTH).next_tokens(before).log_probs_BC
     expected_P = anew_PV[np.arange(len(target_P)), target_P]
     scale = np.abs(expected_P - np.roll(expected_P, 1)).mean()
     return float(np.abs(found_P - expected_P).mean() / max(scale, 1e-6))

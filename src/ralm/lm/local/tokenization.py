@@ -19,13 +19,10 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ralm.errors import ModelError, RalmWarning, TextError
-from ralm.lm.alignment import align
 from ralm.lm.local.chat import ChatTemplate, Stretch, write_chat
-from ralm.lm.local.cuts import Cuts
-from ralm.lm.local.files import check_tokenizer, loading_errors
-from ralm.lm.local.longest import longest_token
-from ralm.lm.pieces import Window, chunks_of, encode_in_pieces, join_pieces
-from ralm.lm.tokenizer import last_of_user
+from ralm.lm.local.loading import check_tokenizer, loading_errors
+from ralm.lm.long_texts import Cuts, Window, encode_in_pieces, join_pieces, longest_token, text_chunks
+from ralm.lm.tokenizer import align, last_of_user
 from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
 
 _LOG = logging.getLogger(__name__)
@@ -96,12 +93,12 @@ class ModelTokenizer:
         Tokens that share a character, such as its bytes, share its span. Raises TextError if the text contains half a
         character, ModelError if the tokens of a slow (Python) tokenizer cannot be found in the text.
         """
-        return join_pieces(self.encode_pieces(chunks_of(text)))
+        return join_pieces(self.encode_pieces(text_chunks(text)))
 
     def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
         """The same of the text that some chunks make up, in pieces; as few chunks are read as the pieces need.
 
-        The memory for a text is bounded if the tokenizer is fast and its texts can be cut (`ralm.lm.local.cuts`).
+        The memory for a text is bounded if the tokenizer is fast and its texts can be cut (`ralm.lm.long_texts`).
         Otherwise the text is one piece.
         """
         if self._cuts.exist:

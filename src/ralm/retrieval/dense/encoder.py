@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 
 from ralm.errors import ModelError, UsageError
-from ralm.lm.local.files import first_line
+from ralm.lm.local.loading import first_line
 from ralm.records import FloatArray, Passage
 from ralm.retrieval.dense.models import (
     dimension_of,

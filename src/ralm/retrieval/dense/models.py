@@ -22,7 +22,14 @@ from transformers import AutoConfig, AutoTokenizer, BertConfig, DPRContextEncode
 from transformers.utils import cached_file
 
 from ralm.errors import ModelError
-from ralm.lm.local.files import check_folder, check_tokenizer, first_line, loading_errors, quiet_loading, whole_loading
+from ralm.lm.local.loading import (
+    check_folder,
+    check_tokenizer,
+    first_line,
+    loading_errors,
+    quiet_loading,
+    whole_loading,
+)
 from ralm.retrieval.dense.options import SEPARATOR, EncoderOptions, recorded_reading, write_reading
 
 _CLASSES: Final = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}

@@ -1,15 +1,20 @@
-"""Loading from folders and hubs: errors as one sentence, and no progress bars of the libraries."""
+"""Loads transformers models from folders and the hub: checks, errors as one sentence, and hashes of what was loaded."""
 
+import hashlib
+import json
 import logging
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import torch
 import transformers
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from ralm.errors import MissingExtraError, ModelError, RalmError
@@ -165,3 +170,102 @@ def first_line(error: Exception) -> str:
     """The first line of an error message, or the type of an error without one."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def load_checkpoint(name: str, **options: Any) -> PreTrainedModel:
+    """The causal language model in a folder or on the hub; a multimodal model is loaded whole.
+
+    `options` are those of `from_pretrained`. Raises ModelError if it is an encoder-decoder, or if weights are missing
+    or have another shape, since transformers would fill them with random numbers. Errors of transformers pass through.
+    """
+    config = _config(name)
+    _check_decoder(name, config)
+    model: PreTrainedModel
+    with no_bars():
+        model, loaded = _loader(config).from_pretrained(name, output_loading_info=True, **options)
+    _check_whole(name, loaded["missing_keys"], loaded["mismatched_keys"])
+    return model
+
+
+def _config(name: str) -> PreTrainedConfig | None:
+    """The configuration; None if transformers finds the model in another way, such as through an adapter."""
+    try:
+        return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError):
+        return None
+
+
+def _loader(config: PreTrainedConfig | None) -> Any:
+    """The class that loads a model: the multimodal one if there is none for its text part alone."""
+    known = type(config)
+    if known not in MODEL_FOR_CAUSAL_LM_MAPPING and known in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+        return AutoModelForMultimodalLM
+    return AutoModelForCausalLM
+
+
+def _check_decoder(name: str, config: PreTrainedConfig | None) -> None:
+    if config is None:
+        return
+    if any(getattr(part, "is_encoder_decoder", False) for part in (config, config.get_text_config(decoder=True))):
+        raise ModelError(
+            f"{name} is an encoder-decoder ({config.model_type}), whose decoder needs the output of its encoder: "
+            "give a causal language model."
+        )
+
+
+def _check_whole(name: str, missing: Collection[str], mismatched: Collection[Any]) -> None:
+    """Raise ModelError if transformers had to fill in weights."""
+    if missing:
+        raise ModelError(
+            f"{name} lacks weights of a language model: {listed(missing)}. Give a checkpoint that was saved with its "
+            "output layer."
+        )
+    if mismatched:
+        keys = [key if isinstance(key, str) else key[0] for key in mismatched]
+        raise ModelError(f"{name} has weights whose shapes do not match its config.json: {listed(keys)}.")
+
+
+_BLOCKS: Final = 64
+"""How many blocks of a large tensor are read, evenly spread from its beginning to its end."""
+_BLOCK: Final = 1024
+"""Numbers per block."""
+_NOT_DECISIVE: Final = {"architectures", "dtype", "id2label", "label2id", "torch_dtype", "transformers_version"}
+"""Settings that do not affect figures: they say where a model comes from, or are recorded elsewhere."""
+
+
+def weights_fingerprint(model: PreTrainedModel) -> str:
+    """A short hash of the names, shapes, number formats and values of all weights in memory.
+
+    Of a tensor of more than 65,536 numbers it reads 64 blocks of 1,024, evenly spread from the first number to the
+    last. They change with training, merging or quantising; a change of a few rows between two blocks goes unnoticed. Of
+    weights that stay on disk while the model runs, only names and shapes are hashed. The same weights in another number
+    format have another hash.
+    """
+    digest = hashlib.sha256()
+    for name, weights in sorted(model.state_dict().items()):
+        if isinstance(weights, torch.Tensor):
+            digest.update(f"{name} {tuple(weights.shape)} {weights.dtype}\n".encode())
+            digest.update(_sample(weights.detach()))
+    return digest.hexdigest()[:16]
+
+
+def settings_fingerprint(model: PreTrainedModel) -> str:
+    """A short hash of the model's configuration, which holds what the weights do not, such as how positions are
+    counted."""
+    settings = {
+        name: value
+        for name, value in model.config.to_dict().items()
+        if not name.startswith("_") and name not in _NOT_DECISIVE
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _sample(weights: torch.Tensor) -> bytes:
+    """The bytes of a tensor, or of its blocks if it is large; only these leave its device."""
+    if weights.is_meta:
+        return b""
+    if weights.numel() > _BLOCKS * _BLOCK:
+        begins = torch.linspace(0, weights.numel() - _BLOCK, _BLOCKS, dtype=torch.float64).long()
+        chosen = (begins[:, None] + torch.arange(_BLOCK)).flatten().to(weights.device)
+        weights = weights[torch.unravel_index(chosen, weights.shape)]
+    return weights.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""Tokenising a long text in pieces: exactly the tokens of the whole text, in bounded memory.
+"""Tokenizes a long text in pieces: exactly the tokens of the whole text, in bounded memory.
 
 A piece ends at a *cut*: a place beside a space, a line end or a sign at which the tokenizer treats what is before and
 after independently. Two windows of the text overlap around each cut:
@@ -8,27 +8,47 @@ after independently. Two windows of the text overlap around each cut:
 
 The first gives the tokens before the cut, the next one those after it. A cut needs three things:
 
-1. In both windows a token ends there, and `separate` says that no later stage of the tokenizer can join the two sides.
+1. In both windows a token ends there, and `Cuts.separate` says that no later stage of the tokenizer can join the sides.
 2. Both windows have the same tokens, with the same spans, from the cut up to `checked`.
 3. On each side of the cut the windows go on for at least `overlap` characters, up to another place of the same kind. So
    what a window adds or loses at its own ends (a prefix space, half of a word, half of a character) is not at the cut.
 
 By induction over the cuts, the pieces are the whole, if what the tokenizer does at a place depends only on the words
-around it, no more than `overlap` characters away. `ralm.lm.local.cuts` says for which tokenizers this holds. A window
-without such a cut grows, in the worst case to the whole text. That costs memory, but the tokens are the same.
+around it, no more than `overlap` characters away. `Cuts` says for which tokenizers this holds. A window without such a
+cut grows, in the worst case to the whole text. That costs memory, but the tokens are the same.
 
-Works on text and a function that encodes it; knows no tokenizer.
+A fast tokenizer works in four stages. At a cut, each stage is independent of the other side:
+
+- *Added tokens* are searched for first, from the left. None may reach over the cut: the texts of a tokenizer with an
+  added token that has white space inside are not cut at all, and a place next to an added token, which may take the
+  space with it, is not a cut.
+- *Normalisation* works on characters, on characters with their combining marks, or on runs of spaces. What it adds or
+  removes at the ends of a text happens at the ends of a window, not at the cut.
+- *Pre-tokenisation* works from the left on runs of letters, digits, signs and spaces. A pattern may also look at the
+  characters around a match. The patterns of published language models look no further than the words beside a place,
+  and this is assumed: a pattern that looks further than the overlap of two windows would not be noticed.
+- *The model* works on one pre-token at a time, so the sides are independent if a new pre-token begins at the cut. If
+  the whole text is one pre-token, as in LLaMA, they are independent for BPE if no token of the vocabulary holds the two
+  characters beside the cut together: then no merge can join the sides. A Unigram model compares sums over the whole
+  pre-token, and their rounding depends on what is before: there is no cut inside.
+
+Texts are not cut if a stage is of another kind, such as pre-tokens of fixed length, or if BPE has dropout.
 """
 
+import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ralm.records import EncodedPiece, IntArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -110,7 +130,7 @@ def encode_in_pieces(
     yield _piece(window, given, len(window.text), begin)
 
 
-def chunks_of(text: str) -> Iterator[str]:
+def text_chunks(text: str) -> Iterator[str]:
     """A text in chunks, as `encode_in_pieces` reads it."""
     return (text[begin : begin + _CHUNK] for begin in range(0, len(text), _CHUNK))
 
@@ -197,3 +217,124 @@ def _piece(window: Window, begin: int, end: int, offset: int) -> EncodedPiece:
     last = window.before(end) if end < len(window.text) else len(window.tokens)
     spans_N2 = window.spans_N2[first:last] + offset
     return EncodedPiece(text=window.text[begin:end], tokens=window.tokens[first:last], spans_N2=spans_N2)
+
+
+_LOCAL: Final = frozenset(
+    "BertNormalizer ByteLevel Lowercase NFC NFD NFKC NFKD Nmt Precompiled Prepend Replace Strip StripAccents "
+    "BertPreTokenizer CharDelimiterSplit Digits Metaspace Punctuation Split UnicodeScripts Whitespace "
+    "WhitespaceSplit Removed".split()
+)
+_MODELS: Final = ("BPE", "Unigram", "WordLevel", "WordPiece")
+_SPACES: Final = " \n\u2581\u0120\u010a"
+"""A space and a line end as they are, as SentencePiece writes a space, and as byte-level BPE writes both."""
+_SPACE_INSIDE: Final = re.compile(rf"[^\s{_SPACES}][\s{_SPACES}]+[^\s{_SPACES}]")
+
+
+class Cuts:
+    """The places at which the texts of a tokenizer can be cut."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def exist(self) -> bool:
+        """Whether all stages of the tokenizer are of a kind that can be cut."""
+        if not self._tokenizer.is_fast:
+            return False
+        backend = self._tokenizer.backend_tokenizer
+        kinds = {kind for stage in (backend.normalizer, backend.pre_tokenizer) for kind in stage_kinds(stage)}
+        return (
+            kinds <= _LOCAL
+            and type(backend.model).__name__ in _MODELS
+            and not getattr(backend.model, "dropout", None)
+            and not any(self._reaches_over_spaces(token.content) for token in self._added.values())
+        )
+
+    def separate(self, window: Window, place: int) -> bool:
+        """Whether the tokens on the two sides of a place, which no token crosses, are independent of each other."""
+        at = window.before(place)
+        before, after = window.tokens[at - 1 : at + 1].tolist()
+        if before in self._added or after in self._added:
+            return False
+        return window.word_of(at - 1) != window.word_of(at) or self._never_joined(before, after, window.text[place])
+
+    def _reaches_over_spaces(self, added: str) -> bool:
+        """Whether an added token has white space inside, as it is or normalised: it may be looked for in both forms."""
+        normalizer = self._tokenizer.backend_tokenizer.normalizer
+        forms = (added, added if normalizer is None else normalizer.normalize_str(added))
+        return any(_SPACE_INSIDE.search(form) for form in forms)
+
+    @cached_property
+    def _added(self) -> dict[int, Any]:
+        return dict(self._tokenizer.added_tokens_decoder)
+
+    def _never_joined(self, before: int, after: int, character: str) -> bool:
+        """Whether BPE never merges the last character of a token with the first of another, which is `character` or
+        stands for a space."""
+        model = self._tokenizer.backend_tokenizer.model
+        if type(model).__name__ != "BPE" or model.end_of_word_suffix or model.continuing_subword_prefix:
+            return False
+        left, right = self._tokenizer.convert_ids_to_tokens([before, after])
+        is_text = left != model.unk_token and left[-1].isalnum() and right[0] in _SPACES + character
+        return is_text and left[-1] + right[0] not in self._vocabulary
+
+    @cached_property
+    def _vocabulary(self) -> str:
+        """All tokens in one string, separated by a character that is in no pair."""
+        return "\0".join(self._tokenizer.get_vocab())
+
+
+def stage_kinds(stage: Any) -> Iterator[str]:
+    """The kinds of the parts of a stage of a fast tokenizer; an empty name for a part that is written in Python, and
+    `Removed` beside the kind of a part that leaves out what it splits at."""
+    if stage is None:
+        return
+    try:
+        state = stage.__getstate__()
+    except Exception as error:
+        if "Custom" not in str(error):  # what the library says of parts that are written in Python
+            raise
+        yield ""
+    else:
+        yield from _kinds_of(json.loads(state))
+
+
+def _kinds_of(state: dict[str, Any]) -> Iterator[str]:
+    if state["type"] != "Sequence":
+        yield state["type"]
+    if state.get("behavior") == "Removed":
+        yield "Removed"
+    for inner in state.get("normalizers") or state.get("pretokenizers") or ():
+        yield from _kinds_of(inner)
+
+
+_SPLITS: Final = frozenset("ByteLevel Digits Punctuation Split".split())
+"""Kinds of pre-tokenisation that keep every character, unless they say otherwise."""
+_PRINTED: Final = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES: Final = {*map(chr, _PRINTED), *map(chr, range(0x100, 0x200 - len(_PRINTED)))}
+"""The names of single bytes: a character that can be printed stands for itself, the others are numbered from U+0100."""
+
+
+def longest_token(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """The most bytes of a text (UTF-8) that one token stands for; None if that is not known for sure."""
+    if not tokenizer.is_fast or not _keeps_bytes(tokenizer):
+        return None
+    added = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    return max(*map(len, tokenizer.get_vocab()), *(len(content.encode()) for content in added), 1)
+
+
+def _keeps_bytes(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether each byte of a text is in one token."""
+    backend = tokenizer.backend_tokenizer
+    kinds = set(stage_kinds(backend.pre_tokenizer))
+    model = backend.model
+    return (
+        backend.normalizer is None
+        and "ByteLevel" in kinds
+        and kinds <= _SPLITS
+        and type(model).__name__ == "BPE"
+        and not (model.end_of_word_suffix or model.continuing_subword_prefix)
+        and tokenizer.get_vocab().keys() >= _BYTES
+        # such tokens take the white space beside them
+        and not any(token.lstrip or token.rstrip for token in tokenizer.added_tokens_decoder.values())
+    )
