@@ -12,7 +12,7 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, open_prompt
 from ralm.answering.sources import AskedRetriever, RerankedPassages
 from ralm.errors import ChatError, UsageError
-from ralm.lm.api.bare import BareTokenizer
+from ralm.lm.api.tokenizers import BareTokenizer
 from ralm.lm.named import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, WritingModel

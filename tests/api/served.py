@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 
 from ralm.lm.api import probe
+from ralm.lm.api.backends import Way
 from ralm.lm.api.capabilities import Asking, Capabilities
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.model import ApiModel
-from ralm.lm.api.names import TokensByName
 from ralm.lm.api.options import ApiOptions
-from ralm.lm.api.probe import load_api_model
+from ralm.lm.api.predictions import TokensByName
+from ralm.lm.api.probe import load_api_model, way_of
 from ralm.lm.api.tokenizers import ApiTokenizer, open_tokenizer
-from ralm.lm.api.ways.named import way_of
-from ralm.lm.api.ways.way import Way
 from ralm.lm.tokenizer import full_tokenizer
 from tests.api.backings import Backing, CharacterTokenizer, OfTable
 from tests.api.dialects.base import Call, Dialect, Handler

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ralm.errors import InputError, StorageError
-from ralm.lm.api.store import AnswerStore, JsonObject, answer_key, default_answers
+from ralm.lm.api.store import AnswerStore, answer_key, default_answers
+from ralm.lm.api.transport import JsonObject
 
 KEY = answer_key("model", "/completions", {"prompt": [1, 2]})
 OTHER = answer_key("model", "/completions", {"prompt": [1, 3]})

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from ralm.errors import BudgetError, ServerError, StorageError, UsageError
-from ralm.lm.api.client import Asked, Client
+from ralm.lm.api.budget import Spent
+from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.options import ApiOptions
-from ralm.lm.api.spending import Spent
 from ralm.lm.api.store import AnswerStore, answer_key
+from ralm.lm.api.transport import Asked
 from tests.api.plain_server import PlainServer, Reply, Request, echo, plain_server
 
 KEY = "sk-Very-Secret_0123456789"
@@ -503,7 +504,8 @@ PROGRAM = """
 import signal
 import sys
 from pathlib import Path
-from ralm.lm.api.client import Asked, Client
+from ralm.lm.api.client import Client
+from ralm.lm.api.transport import Asked
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.options import ApiOptions
 
@@ -571,7 +573,8 @@ import random
 import signal
 import sys
 from pathlib import Path
-from ralm.lm.api.client import Asked, Client
+from ralm.lm.api.client import Client
+from ralm.lm.api.transport import Asked
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.options import ApiOptions
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from ralm.errors import ServerError
+from ralm.lm.api.backends import Way
 from ralm.lm.api.capabilities import Asking
-from ralm.lm.api.client import Asked, Client
+from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.names import TokensByName
-from ralm.lm.api.predictions import log_prob_of, log_probs_of
-from ralm.lm.api.ways.named import way_of
-from ralm.lm.api.ways.way import Way
+from ralm.lm.api.predictions import TokensByName, log_prob_of, log_probs_of
+from ralm.lm.api.probe import way_of
+from ralm.lm.api.transport import Asked
 from ralm.protocols import FullTokenizer
 from ralm.records import ScoringSequence
 from tests.api.backings import OfTable

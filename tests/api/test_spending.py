@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ralm.errors import BudgetError, InputError, UsageError
+from ralm.lm.api.budget import Budget, PriceTable, Spent, Tokens, counted_tokens
 from ralm.lm.api.options import ApiOptions
-from ralm.lm.api.spending import Budget, PriceTable, Spent, Tokens, counted_tokens
 
 
 def table(tmp_path: Path, text: str) -> Path:

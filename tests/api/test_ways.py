@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.errors import RalmError, ServerError
-from ralm.lm.api.client import Asked, Client
+from ralm.lm.api.backends import END, PromptForm, Way
+from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.names import TokensByName
-from ralm.lm.api.predictions import Prediction, log_prob_of, prediction_of
-from ralm.lm.api.prompts import PromptForm
-from ralm.lm.api.ways.way import END, JsonObject, Way
+from ralm.lm.api.predictions import Prediction, TokensByName, log_prob_of, prediction_of
+from ralm.lm.api.transport import Asked, JsonObject
 from ralm.lm.tokenizer import full_tokenizer
 from tests.api.backings import OfTable
 from tests.api.dialects.base import Dialect
@@ -329,7 +328,7 @@ def test_a_server_that_puts_a_bos_before_texts() -> None:
 
 def test_texts_that_are_tokenised_again_end_only_where_nothing_is_cut() -> None:
     one = way("text")
-    answer = {"choices": [{"text": "abcdef", "finish_reason": "stop"}]}
+    answer: JsonObject = {"choices": [{"text": "abcdef", "finish_reason": "stop"}]}
     tokens = TABLE.tokenizer.encode("abcdef").tolist()
     assert [found.token for found in one.written(answer, 4)] == tokens[:4]
     assert [found.token for found in one.written(answer, 6)] == tokens

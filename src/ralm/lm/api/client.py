@@ -6,27 +6,27 @@ than are under way. Answers are kept in a file as soon as they arrive.
 
 import asyncio
 import logging
+import queue
+import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Set
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar, cast
 
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.lm.api.background import Background
+from ralm.lm.api.budget import Budget, Spent, Tokens
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.options import ApiOptions
-from ralm.lm.api.spending import Budget, Spent, Tokens
-from ralm.lm.api.store import AnswerStore, JsonObject, answer_key, default_answers
-from ralm.lm.api.transport import Transport
+from ralm.lm.api.store import AnswerStore, answer_key, default_answers
+from ralm.lm.api.transport import Asked, JsonObject, Transport
 
 if TYPE_CHECKING:
-    from ralm.lm.api.watching import Watch
+    from ralm.lm.api.model_change import Watch
 
 _LOG: Final = logging.getLogger(__name__)
 _AHEAD: Final = 4
@@ -36,26 +36,6 @@ _SECONDS_TO_WAIT: Final = 30.0
 _SECONDS_OF_SILENCE: Final = 1.0
 """Before the user is told about that."""
 _CLOSED: Final = "the client was closed while its answers were awaited."
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """A request: `body` goes to `path`, which is below the base URL, or from the server's root if it begins with `//`.
-
-    `tokens` is the number of tokens in its prompt, `most_new` the number that it may generate at most. They count until
-    the server says how many it took.
-    """
-
-    path: str
-    body: Mapping[str, JsonValue]
-    tokens: int
-    most_new: int = 0
-    retries: int | None = None
-
-    @property
-    def worst(self) -> Tokens:
-        """The most tokens that it can cost."""
-        return Tokens(self.tokens, self.most_new)
 
 
 class Client:
@@ -307,3 +287,81 @@ class _Gate:
         finally:
             self._under_way -= 1
             self._left.set()
+
+
+_Result = TypeVar("_Result")
+_Work: TypeAlias = Callable[[], Coroutine[Any, Any, _Result]]
+_SECONDS_TO_END: Final = 10.0
+"""For the thread to end; one that does not ends with the process."""
+
+
+class Background:
+    """A thread that runs async functions; it starts with the first one, and ends with `close` after running `last`."""
+
+    def __init__(self, last: _Work[None]) -> None:
+        self._last = last
+        self._lock = threading.Lock()
+        self._ending = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def start(self, work: _Work[None]) -> None:
+        """Have the thread run `work`, which says itself what came of it. Raises UsageError after `close`."""
+        with self._lock:
+            if self._closed:
+                raise UsageError("this client is closed; make another one.")
+            self._running_loop().call_soon_threadsafe(self._begin, work)
+
+    def run(self, work: _Work[_Result]) -> _Result:
+        """Have the thread run `work`, and wait for its result. Raises what it raises, and UsageError after `close`."""
+        outcome: queue.SimpleQueue[tuple[_Result | None, Exception | None]] = queue.SimpleQueue()
+
+        async def report() -> None:
+            try:
+                outcome.put((await work(), None))
+            except asyncio.CancelledError:
+                outcome.put((None, UsageError("this client was closed meanwhile.")))
+            except Exception as error:  # noqa: BLE001  (raised below)
+                outcome.put((None, error))
+
+        self.start(report)
+        result, error = outcome.get()
+        if error is not None:
+            raise error
+        return cast("_Result", result)
+
+    def close(self) -> None:
+        """Cancel what runs and end the thread; further calls do nothing."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if self._loop is None or self._thread is None or closed or not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._ending.set)
+        if self._thread is not threading.current_thread():  # the garbage collector may call this anywhere
+            self._thread.join(_SECONDS_TO_END)
+
+    def _begin(self, work: _Work[None]) -> None:
+        task = asyncio.ensure_future(work())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, in a thread that was started."""
+        if self._loop is not None:
+            return self._loop
+        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+
+        def live() -> None:
+            with runner:
+                runner.run(self._until_the_end())
+
+        self._thread = threading.Thread(target=live, name="ralm-api", daemon=True)
+        self._loop = runner.get_loop()
+        self._thread.start()  # waits until it has started, so it is likely to be interrupted
+        return self._loop
+
+    async def _until_the_end(self) -> None:
+        await self._ending.wait()
+        await self._last()

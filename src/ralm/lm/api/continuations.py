@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from ralm.errors import UsageError
+from ralm.lm.api.backends import END, Way, odd
 from ralm.lm.api.client import Client
 from ralm.lm.api.predictions import Prediction, next_tokens_of
-from ralm.lm.api.ways.way import END, Way, odd
 from ralm.records import IntArray, NextTokens, TextsAhead
 
 _MOST_KNOWN: Final = 4096

@@ -4,21 +4,23 @@ Works on token ids; what a server can tell decides what it can do (`ralm.lm.api.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
-from typing import Final, Literal
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
+from ralm.lm.api.backends import END, Way, ended, odd
 from ralm.lm.api.capabilities import Capabilities
 from ralm.lm.api.client import Client
 from ralm.lm.api.continuations import ApiContinuations
-from ralm.lm.api.store import JsonObject
-from ralm.lm.api.ways.way import END, Way, ended, odd
-from ralm.protocols import FullTokenizer, LanguageModel, Tier
-from ralm.records import FloatArray, ScoringSequence
+from ralm.lm.api.predictions import Prediction
+from ralm.lm.api.transport import Asked, JsonObject
+from ralm.protocols import FullTokenizer, LanguageModel, Tier, Tokenizer
+from ralm.records import FloatArray, IntArray, ScoringSequence
 
 UNLIMITED: Final = 1 << 30
 """The length of a model whose server does not say it; the server refuses what is too long."""
@@ -160,3 +162,63 @@ class _Bound:
         if listed is not None:
             return listed
         return prediction.rest if self.bound == "upper" else -np.inf
+
+
+_MADE_UP: Final[JsonObject] = {"made_up": True}
+_LOG_PROB: Final = -1.0
+
+
+def rehearsed(model: ApiModel) -> ApiModel:
+    """The same model, of which nothing is asked; `client.spent` counts what would be. The model's client is closed."""
+    model.client.close()
+    unlimited = replace(model.client.options, max_requests=None, max_cost=None)
+    client = RehearsalClient(model.client.endpoint, unlimited)
+    client.identity = model.client.identity
+    way = cast("Way", _RehearsedWay(model.way, model.tokenizer))
+    return ApiModel(model.name, client, way, model.tokenizer, model.capabilities)
+
+
+class RehearsalClient(Client):
+    """A client that sends nothing: what is not kept gets a made-up answer, and counts at its worst."""
+
+    async def _send(self, asked: Asked) -> JsonObject:  # noqa: ARG002
+        return _MADE_UP
+
+    async def _keep(self, key: bytes, answer: JsonObject) -> None:
+        """Made-up answers are not kept."""
+
+
+class _RehearsedWay:
+    """A way that also reads made-up answers."""
+
+    def __init__(self, way: Way, tokenizer: Tokenizer) -> None:
+        self._way = way
+        self._token = int(tokenizer.encode("a")[-1])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._way, name)
+
+    def written(self, answer: JsonObject, most: int) -> list[Prediction]:
+        return [_made_up(self._token)] * most if answer is _MADE_UP else self._way.written(answer, most)
+
+    def next_token(self, answer: JsonObject) -> Prediction:
+        return _made_up(self._token) if answer is _MADE_UP else self._way.next_token(answer)
+
+    def read(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
+        if answer is _MADE_UP:
+            return [_made_up(int(token)) for token in (*tokens[begin:], self._token)]
+        return self._way.read(answer, tokens, begin)
+
+    def scored(self, answer: JsonObject, tokens: IntArray, places: IntArray) -> list[float]:
+        return [_LOG_PROB] * len(places) if answer is _MADE_UP else self._way.scored(answer, tokens, places)
+
+    def chosen(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
+        return [_LOG_PROB] * len(tokens) if answer is _MADE_UP else self._way.chosen(answer, tokens)
+
+    def counted(self, answer: JsonObject) -> int | None:
+        return None if answer is _MADE_UP else self._way.counted(answer)
+
+
+def _made_up(token: int) -> Prediction:
+    one = np.array([token], dtype=np.int64)
+    return Prediction(token, _LOG_PROB, one, np.full(1, _LOG_PROB, dtype=np.float32), _LOG_PROB)

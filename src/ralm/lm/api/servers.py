@@ -6,7 +6,7 @@ from typing import Final
 
 from ralm.errors import ServerError
 from ralm.lm.api.client import Client
-from ralm.lm.api.store import JsonObject
+from ralm.lm.api.transport import JsonObject
 
 _ANY_OF_TGI: Final = "tgi"
 """What TGI's users call the one model that it has."""

@@ -15,15 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.lm.api.long_json import read_json, write_json
+from ralm.lm.api.transport import JsonObject, read_json, write_json
 from ralm.storage.store import create_entries, delete_entries, entry_errors, open_entries, read_entries, write_entries
 
-JsonObject: TypeAlias = dict[str, JsonValue]
 CACHE: Final = "RALM_CACHE"
 """The environment variable that names the folder for files that ralm keeps between runs."""
 

@@ -1,6 +1,6 @@
 """The tokenizer of a model behind an API: by hub name or folder, tiktoken's, or the server's own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -10,15 +10,15 @@ import numpy as np
 import tiktoken
 from pydantic import JsonValue
 
-from ralm.errors import ModelError, UsageError
+from ralm.errors import ChatError, ModelError, UsageError
+from ralm.lm.api.backends import parses
 from ralm.lm.api.client import Client
 from ralm.lm.api.servers import Server
-from ralm.lm.api.ways.way import parses
 from ralm.lm.local.tokenization import load_model_tokenizer
 from ralm.lm.named import load_tokenizer
-from ralm.lm.tokenizer import full_tokenizer
+from ralm.lm.tokenizer import full_tokenizer, last_of_user
 from ralm.protocols import FullTokenizer
-from ralm.records import IntArray, SpecialTokens
+from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
 
 _TIKTOKEN: Final = "tiktoken:"
 _NAMES: Final = ("tokenizer_path", "root", "model_path", "model_id")
@@ -211,3 +211,67 @@ def _spans(text: str, pieces: Sequence[bytes]) -> IntArray:
             else (character_of[begin] if begin < len(character_of) else len(text),) * 2
         )
     return np.array(spans, dtype=np.int64).reshape(-1, 2)
+
+
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+class BareTokenizer:
+    """A `FullTokenizer` that adds no special tokens. With `messages`, a chat is the message itself: the server puts it
+    into the model's chat template."""
+
+    def __init__(self, tokenizer: FullTokenizer, *, messages: bool) -> None:
+        self._own = tokenizer
+        self._messages = messages
+        self.fingerprint = f"{getattr(tokenizer, 'fingerprint', '')} without special tokens"
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """None: the server adds its own."""
+        return SpecialTokens(before=_NONE, after=_NONE, begin=None)
+
+    @property
+    def end_token(self) -> int | None:
+        """The tokenizer's own."""
+        return self._own.end_token
+
+    @property
+    def unknown_token(self) -> int | None:
+        """The tokenizer's own."""
+        return self._own.unknown_token
+
+    def token_of(self, text: str) -> int | None:
+        """As the tokenizer."""
+        return self._own.token_of(text)
+
+    def encode(self, text: str) -> IntArray:
+        """As the tokenizer."""
+        return self._own.encode(text)
+
+    def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
+        """As the tokenizer."""
+        return self._own.encode_with_spans(text)
+
+    def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
+        """As the tokenizer."""
+        return self._own.encode_pieces(chunks)
+
+    def encode_document(self, text: str, max_tokens: int) -> IntArray:
+        """Token ids (int64) of a document, cut to `max_tokens`."""
+        return self._own.encode(text)[:max_tokens]
+
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
+        """The ids and spans of a message, or of the chat that a server takes as text; ChatError if a server that takes
+        a message is given several."""
+        if not self._messages:
+            return self._own.encode_chat(messages)
+        if len(messages) > 1:
+            raise ChatError(
+                f"this model is asked with one message of the user, and the chat has {len(messages)}: leave out the "
+                "others, or ask a server that takes a prompt as text."
+            )
+        return self._own.encode_with_spans(messages[last_of_user(messages)].content)
+
+    def decode(self, tokens: IntArray) -> str:
+        """As the tokenizer."""
+        return self._own.decode(tokens)

@@ -8,7 +8,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, cast
 
 from openai import (
     APIError,
@@ -21,14 +22,15 @@ from openai import (
     omit,
 )
 from pydantic import JsonValue
+from pydantic_core import from_json, to_json
 
 from ralm.errors import ServerError, UsageError
+from ralm.lm.api.budget import Tokens
 from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.long_json import read_json
 from ralm.lm.api.options import ApiOptions
-from ralm.lm.api.store import JsonObject
 from ralm.version import __version__
 
+JsonObject: TypeAlias = dict[str, JsonValue]
 _KEPT: Final = "What was answered is kept; run this again to go on from there."
 _LONGEST: Final = 300
 """Characters of what a server said that a message repeats."""
@@ -37,6 +39,26 @@ _MESSAGES: Final = ("message", "error", "detail", "msg")
 """Where the body of an error has its message."""
 _TRIES: Final = "x-stainless-retry-count"
 """The header in which the package counts how often a request was sent before."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A request: `body` goes to `path`, which is below the base URL, or from the server's root if it begins with `//`.
+
+    `tokens` is the number of tokens in its prompt, `most_new` the number that it may generate at most. They count until
+    the server says how many it took.
+    """
+
+    path: str
+    body: Mapping[str, JsonValue]
+    tokens: int
+    most_new: int = 0
+    retries: int | None = None
+
+    @property
+    def worst(self) -> Tokens:
+        """The most tokens that it can cost."""
+        return Tokens(self.tokens, self.most_new)
 
 
 class Transport:
@@ -206,3 +228,19 @@ def _message(body: object) -> str:
         else:
             body = next((body[name] for name in _MESSAGES if body.get(name)), json.dumps(body))
     return str(body or "no reason given")
+
+
+def read_json(text: str | bytes) -> Any:
+    """What `json.loads` returns, or raises: ValueError or RecursionError."""
+    try:
+        return from_json(text)
+    except ValueError:
+        return json.loads(text)
+
+
+def write_json(answer: Any) -> bytes:
+    """JSON that `read_json` reads as an equal answer."""
+    try:
+        return to_json(answer)
+    except ValueError:
+        return json.dumps(answer).encode()

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from pydantic import JsonValue
 
-from ralm.lm.api.client import Asked
+from ralm.lm.api.backends import Way, check_length, odd, parses, part_of
 from ralm.lm.api.predictions import Prediction, log_prob_of, log_probs_of, prediction_of
-from ralm.lm.api.ways.way import JsonObject, Way, check_length, odd, parses, part_of
+from ralm.lm.api.transport import Asked, JsonObject
 from ralm.records import IntArray
 
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Final
 
 from pydantic import JsonValue
 
-from ralm.lm.api.client import Asked
+from ralm.lm.api.backends import parses, part_of
+from ralm.lm.api.backends.openai import Completions, retokenised
 from ralm.lm.api.predictions import Prediction
-from ralm.lm.api.ways.completions import Completions, retokenised
-from ralm.lm.api.ways.way import JsonObject, parses, part_of
+from ralm.lm.api.transport import Asked, JsonObject
 from ralm.records import IntArray
 
 _GREEDY: Final[Mapping[str, JsonValue]] = {

@@ -11,11 +11,9 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.lm.api.client import Asked
-from ralm.lm.api.names import TokensByName
-from ralm.lm.api.predictions import Prediction, log_prob_of, log_probs_of, prediction_of, text_alone
-from ralm.lm.api.prompts import PromptForm
-from ralm.lm.api.ways.way import JsonObject, Way, check_length, ended, odd, parses, part_of
+from ralm.lm.api.backends import PromptForm, Way, check_length, ended, odd, parses, part_of
+from ralm.lm.api.predictions import Prediction, TokensByName, log_prob_of, log_probs_of, prediction_of, text_alone
+from ralm.lm.api.transport import Asked, JsonObject
 from ralm.protocols import Tokenizer
 from ralm.records import DoubleArray, IntArray
 
@@ -304,3 +302,70 @@ def _pairs(top: object) -> list[tuple[str, object]]:
     if isinstance(top, Sequence):
         return [(str(part_of(one, "token")), part_of(one, "logprob")) for one in top]
     return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat(Completions):
+    """The k likeliest tokens of each place of an answer."""
+
+    name: ClassVar[str] = "chat"
+    names_parts: ClassVar[bool] = True
+    goes_on: ClassVar[bool] = False
+    most_name: ClassVar[str] = "max_tokens"
+    """What the API calls the most tokens of an answer."""
+
+    def writing(self, text: IntArray, most: int) -> Asked:
+        """A greedy answer with `top_logprobs`."""
+        return self._message(text, most, {"logprobs": True, "top_logprobs": self.likeliest})
+
+    def keeps(self, text: IntArray) -> bool:  # noqa: ARG002
+        """Yes: a message is its text, whatever tokens that is."""
+        return True
+
+    @parses
+    def text_of(self, answer: JsonObject) -> str | None:
+        """The content of the message."""
+        return str(part_of(answer, "choices", 0, "message", "content") or "")
+
+    def _message(self, text: IntArray, most: int, more: dict[str, JsonValue]) -> Asked:
+        body: dict[str, JsonValue] = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": self.form.tokenizer.decode(text)}],
+            self.most_name: most,
+            "temperature": 0,
+            **more,
+        }
+        return Asked("/chat/completions", body, len(text), most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextChat(Chat):
+    """The same of a server that gives text alone, which is tokenised again."""
+
+    name: ClassVar[str] = "text chat"
+
+    def writing(self, text: IntArray, most: int) -> Asked:
+        """A greedy answer."""
+        return self._message(text, most, {})
+
+    @parses
+    def written(self, answer: JsonObject, most: int) -> list[Prediction]:
+        """One prediction without log-probabilities for each token of the answer."""
+        choice = part_of(answer, "choices", 0)
+        return retokenised(self.text_of(answer) or "", choice.get("finish_reason"), self.form, most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewChat(Chat):
+    """The same of models that refuse `max_tokens`, such as OpenAI's newer ones."""
+
+    name: ClassVar[str] = "new chat"
+    most_name: ClassVar[str] = "max_completion_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTextChat(TextChat):
+    """Those of them that give text alone."""
+
+    name: ClassVar[str] = "new text chat"
+    most_name: ClassVar[str] = NewChat.most_name

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.lm.api.client import Asked
+from ralm.lm.api.backends import Way, ended, odd, parses, part_of
 from ralm.lm.api.predictions import Prediction, log_prob_of, prediction_of
-from ralm.lm.api.ways.way import JsonObject, Way, ended, odd, parses, part_of
+from ralm.lm.api.transport import Asked, JsonObject
 from ralm.protocols import Tokenizer
 from ralm.records import IntArray
 
@@ -44,13 +44,13 @@ class LlamaCpp(Way):
         """One prediction for each token that was written, up to one that ends inside a character."""
         if most == 1:
             return [self._likeliest(part_of(answer, "completion_probabilities", 0))]
-        rows = answer.get("completion_probabilities") or []
+        rows: Any = answer.get("completion_probabilities") or []
         found: list[Prediction] = []
         for token, row in zip(part_of(answer, "tokens"), rows, strict=False):
             if part_of(row, "id") != token:
                 return found
             found.append(self._prediction(int(token), log_prob_of(part_of(row, "logprob"), _NAME), row))
-        ends = answer.get("stop_type") == "eos" and len(rows) == len(answer["tokens"])
+        ends = answer.get("stop_type") == "eos" and len(rows) == len(part_of(answer, "tokens"))
         return [*found, ended()] if ends and len(found) < most else found
 
     @parses

@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 
 from pydantic import JsonValue
 
-from ralm.lm.api.client import Asked
+from ralm.lm.api.backends import PromptForm, Way, check_length, odd, parses, part_of
 from ralm.lm.api.predictions import Prediction, log_prob_of, prediction_of
-from ralm.lm.api.prompts import PromptForm
-from ralm.lm.api.ways.way import JsonObject, Way, check_length, odd, parses, part_of
+from ralm.lm.api.transport import Asked, JsonObject
 from ralm.records import IntArray
 
 

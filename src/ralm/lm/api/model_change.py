@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, TypeAlias
 from pydantic import JsonValue
 
 from ralm.errors import BudgetError, ServerError
-from ralm.lm.api.client import Asked
-from ralm.lm.api.store import AnswerStore, JsonObject
+from ralm.lm.api.store import AnswerStore
+from ralm.lm.api.transport import Asked, JsonObject
 
 _UNTOLD: Final = 200
 """Answers between two checks that say nothing of where they come from. A check is one short request, so that it adds
