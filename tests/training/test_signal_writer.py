@@ -152,7 +152,7 @@ def test_text_that_changed_is_another_text(work: Path, tmp_path: Path, asked: li
 
 def begun(*arguments: object, before: str = "") -> Program:
     """The program, which measures two examples at a time."""
-    return started("ralm", *arguments, before=f"from ralm.training import making; making._PART = 2\n{before}")
+    return started("ralm", *arguments, before=f"from ralm.training import signal_writer; signal_writer._PART = 2\n{before}")
 
 
 @pytest.mark.slow
@@ -261,13 +261,13 @@ def test_another_process_ends_all_before_this_one_begins(
 
     @contextmanager
     def others_finish(file: Path) -> Iterator[None]:
-        monkeypatch.setattr(signal_writer, "locked", file_lock)
+        monkeypatch.setattr(signal_writer, "file_lock", file_lock)
         waited.append(file)
         succeeded(ralm(*asked, "--out", tmp_path / "out"))
         with file_lock(file):
             yield
 
-    monkeypatch.setattr(signal_writer, "locked", others_finish)
+    monkeypatch.setattr(signal_writer, "file_lock", others_finish)
     succeeded(ralm(*asked, "--out", tmp_path / "out"))
     assert len(waited) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
