@@ -152,7 +152,8 @@ def test_text_that_changed_is_another_text(work: Path, tmp_path: Path, asked: li
 
 def begun(*arguments: object, before: str = "") -> Program:
     """The program, which measures two examples at a time."""
-    return started("ralm", *arguments, before=f"from ralm.training import signal_writer; signal_writer._PART = 2\n{before}")
+    two_at_a_time = "from ralm.training import signal_writer; signal_writer._PART = 2"
+    return started("ralm", *arguments, before=f"{two_at_a_time}\n{before}")
 
 
 @pytest.mark.slow
