@@ -125,7 +125,7 @@ def test_an_error_of_a_library_names_the_versions(other_versions: list[str], mon
         with loading_errors("model", "x"):
             raise TypeError("forward() got an unexpected keyword argument 'cache'")
 
-    monkeypatch.setattr("ralm.runs.check.check_folder", fail)
+    monkeypatch.setattr("ralm.runs.run.verify_folder", fail)
     answer = ralm("check", "x")
     assert answer.status == ModelError.exit_status
     assert answer.err.splitlines()[-1] == f"ralm: warning: ralm was not tested with {', '.join(other_versions)}"
@@ -139,7 +139,7 @@ def test_an_error_of_the_user_does_not(
     def fail(_: Path) -> None:
         raise error
 
-    monkeypatch.setattr("ralm.runs.check.check_folder", fail)
+    monkeypatch.setattr("ralm.runs.run.verify_folder", fail)
     assert "was not tested with" not in ralm("check", "x").err
 
 

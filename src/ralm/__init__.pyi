@@ -114,9 +114,9 @@ from .retrieval.retrieval_file import (
 from .retrieval.retriever import RetrieverOptions as RetrieverOptions, open_retriever as open_retriever
 from .retrieval.update import update_index as update_index
 from .retrieval.writer import merge_index as merge_index
-from .runs.comparison import Comparison as Comparison, compare_runs as compare_runs
+from .runs.compare import Comparison as Comparison, compare_runs as compare_runs
+from .runs.resume import run_evaluation as run_evaluation, run_sweep as run_sweep
 from .runs.run import write_run as write_run
-from .runs.start import run_evaluation as run_evaluation, run_sweep as run_sweep
 from .training.bm25 import train_bm25 as train_bm25
 from .training.candidates import OnlineExamples as OnlineExamples
 from .training.options import (

@@ -33,8 +33,8 @@ from ralm.retrieval.retrieval_file import (
 from ralm.retrieval.update import update_index
 from ralm.retrieval.writer import merge_index
 from ralm.runs.report import report_of
+from ralm.runs.resume import JOURNAL, unfinished_run
 from ralm.runs.run import evaluation_config, open_run, write_run
-from ralm.runs.unfinished import JOURNAL, unfinished_run
 from ralm.terminal import Advance
 from ralm.training.signals import open_signals, signal_statistics
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of

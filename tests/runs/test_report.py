@@ -12,8 +12,7 @@ import pytest
 
 from ralm.reading.provenance import TracedText
 from ralm.records import NO_PASSAGE, Metadata, Passage, Provenance
-from ralm.runs.page import report_page
-from ralm.runs.report import Report
+from ralm.runs.report import Report, report_page
 from tests.browser import browser_command, needs_browser
 
 NASTY = "</script><script>alert(1)</script>"

@@ -15,8 +15,7 @@ from ralm.evaluation.perplexity import Evaluation, evaluate_text, traced
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
-from ralm.runs.page import report_page
-from ralm.runs.report import report_of
+from ralm.runs.report import report_of, report_page
 from ralm.runs.run import PASSAGES, evaluation_config, open_run, to_json, write_run
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.fuzz.mutations import mend

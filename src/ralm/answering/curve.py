@@ -27,8 +27,7 @@ from ralm.errors import UsageError
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.concatenation import Concatenation
 from ralm.reading.in_context import InContext
-from ralm.runs.run import SUMMARY, environment, to_json
-from ralm.runs.sweep_folder import check_plot
+from ralm.runs.run import SUMMARY, check_plot, environment, to_json
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import check_output, new_folder
 

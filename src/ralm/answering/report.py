@@ -16,8 +16,8 @@ from pydantic import JsonValue
 from ralm.answering.metrics import answer_spans
 from ralm.answering.run import ANSWER_COLUMNS, ANSWERS_KIND, ANSWERS_TABLE, ANSWERS_VERSION
 from ralm.errors import DamagedFolderError
+from ralm.runs.report import part_of, settings_of
 from ralm.runs.run import PASSAGES, SUMMARY, damage_named
-from ralm.runs.settings import part_of, settings_of
 from ralm.runs.tables import READ_OF_PASSAGES, checked_columns
 from ralm.storage.manifest import open_consistently, read_manifest
 

@@ -45,9 +45,9 @@ from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
 from ralm.records import Passage
 from ralm.retrieval.retrieval_file import RetrievedPassage
+from ralm.runs.resume import JOURNAL, unfinished_run
 from ralm.runs.run import PASSAGES, SUMMARY, environment, to_json
 from ralm.runs.tables import passage_columns
-from ralm.runs.unfinished import JOURNAL, unfinished_run
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import check_output, new_folder
 from ralm.validation import config_of

@@ -20,7 +20,7 @@ from ralm.answering.report import AnswersReport
 from ralm.cli.output import number, passage_name, print_line
 from ralm.cli.process import note
 from ralm.reading.pieces import GeneratedText
-from ralm.runs.page import page
+from ralm.runs.report import page
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
 

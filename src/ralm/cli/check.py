@@ -60,9 +60,9 @@ def _check_environment(*, json: bool) -> None:
 
 def _check_folder(folder: Path, *, json: bool) -> None:
     from ralm.cli.output import print_json, print_line
-    from ralm.runs.check import check_folder
+    from ralm.runs.run import verify_folder
 
-    found = check_folder(folder)
+    found = verify_folder(folder)
     if json:
         print_json(
             {"folder": str(folder), "kind": found.kind, "damaged": [*found.damaged], "sampled": [*found.sampled]}

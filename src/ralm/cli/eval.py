@@ -93,12 +93,12 @@ def evaluate(
     from ralm.evaluation.perplexity import evaluate_text
     from ralm.reading.sources import open_source
     from ralm.reading.tokens import read_beginning
-    from ralm.runs.run import KIND, evaluation_config
-    from ralm.runs.start import run_evaluation
+    from ralm.runs.resume import run_evaluation
+    from ralm.runs.run import RUN_KIND, evaluation_config
     from ralm.storage.outputs import check_output
 
     if out is not None:
-        check_output(out, kind=KIND, force=force)
+        check_output(out, kind=RUN_KIND, force=force)
     chunks, reading = open_text(job.text, job.limit_tokens), job.reading
     source = open_source(job.index, job.retrieved, job.retrieval) if job.has_passages else None
     model = open_scorer(job.lm, job.model, job.ray)

@@ -128,7 +128,7 @@ def run(
     from ralm.recipes.recipe import FULL, STAND_IN
     from ralm.recipes.results import markdown, measure_recipe, result_as_json, write_result
     from ralm.recipes.runner import run_steps
-    from ralm.runs.sweep_folder import check_plot
+    from ralm.runs.run import check_plot
 
     scale = STAND_IN if stand_in else FULL
     if limit_tokens is not None:

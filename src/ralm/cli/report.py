@@ -115,7 +115,7 @@ def compare(
     """
     from ralm.cli.output import print_json
     from ralm.cli.results import print_comparison
-    from ralm.runs.comparison import compare_runs
+    from ralm.runs.compare import compare_runs
 
     compared = compare_runs(runs, documents=documents)
     if json:

@@ -17,10 +17,9 @@ from ralm.cli.process import note
 from ralm.evaluation.perplexity import Evaluation
 from ralm.evaluation.sweep import Sweep
 from ralm.reading.provenance import TracedText
-from ralm.runs.comparison import Comparison
-from ralm.runs.page import report_page
-from ralm.runs.report import Report
-from ralm.runs.sweep_folder import PLOT, TABLE
+from ralm.runs.compare import Comparison
+from ralm.runs.report import Report, report_page
+from ralm.runs.run import SWEEP_PLOT, SWEEP_TABLE
 from ralm.storage.outputs import replaced_file
 from ralm.terminal import one_line, visible
 from ralm.training.reranker import TrainedReranker
@@ -95,8 +94,8 @@ def print_sweep(swept: Sweep, out: Path | None) -> None:
         f"  {swept.scored:,} of {swept.requests:,} requests scored, {swept.retrievals:,} retrievals: the rest shared"
     )
     if out is not None:
-        plot = f", {out / PLOT}" if (out / PLOT).exists() else ""
-        print_line(f"The table: {out / TABLE}{plot}")
+        plot = f", {out / SWEEP_PLOT}" if (out / SWEEP_PLOT).exists() else ""
+        print_line(f"The table: {out / SWEEP_TABLE}{plot}")
 
 
 def print_comparison(compared: Comparison) -> None:

@@ -56,14 +56,14 @@ def sweep(
     from ralm.reading.sources import open_source
     from ralm.reading.tokens import read_beginning
     from ralm.reranking.predictive import PairScorer
-    from ralm.runs import sweep_folder
-    from ralm.runs.start import point_config, run_sweep
+    from ralm.runs.resume import point_config, run_sweep
+    from ralm.runs.run import SWEEP_KIND, WITHOUT_PLOT, check_plot
     from ralm.storage.outputs import check_output
 
     if out is not None:
-        check_output(out, kind=sweep_folder.KIND, force=force)
+        check_output(out, kind=SWEEP_KIND, force=force)
         if plot:
-            sweep_folder.check_plot(sweep_folder.NO_PLOT)
+            check_plot(WITHOUT_PLOT)
     first = next(iter(jobs.values()))
     chunks = open_text(first.text, first.limit_tokens)
     sources = {_source_of(job): open_source(*_source_of(job)) for job in jobs.values()}

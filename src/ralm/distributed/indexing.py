@@ -45,7 +45,7 @@ from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.build import Held, Placed, Shard, documents_of, join_parts, write_index, write_part
 from ralm.retrieval.index import INDEX_FORMAT, INDEX_KIND
-from ralm.runs.unfinished import is_begun, write_config
+from ralm.runs.resume import is_begun, write_config
 from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.storage.manifest import Manifest
 from ralm.storage.outputs import check_output, output_path

@@ -22,8 +22,8 @@ from ralm.answering.multiple_choice import category_of
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.recipes.steps import Step
 from ralm.records import DoubleArray, IntArray
-from ralm.runs.comparison import STRETCH
-from ralm.runs.run import FORMAT_VERSION as RUN_VERSION, KIND as RUN, SUMMARY, damage_named, read_tokens
+from ralm.runs.compare import STRETCH
+from ralm.runs.run import RUN_KIND, RUN_VERSION, SUMMARY, damage_named, read_tokens
 from ralm.storage.manifest import read_manifest
 
 Folders = Mapping[Step, Path]
@@ -133,7 +133,7 @@ def _bits(nats: Any) -> Any:
 @lru_cache(maxsize=8)
 def _read(run: Path) -> tuple[DoubleArray, dict[str, float]]:
     """The negative log-probability of every target, and what perplexities divide by."""
-    summary = summary_of(run, RUN, RUN_VERSION)
+    summary = summary_of(run, RUN_KIND, RUN_VERSION)
     counted = {"token": summary["tokens"], "word": summary["words"], "byte": summary["bytes"]}
     return -read_tokens(run).log_probs_T.astype(np.float64), counted
 

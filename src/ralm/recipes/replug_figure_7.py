@@ -24,7 +24,7 @@ from ralm.recipes.resources import CONTRIEVER, GPT2, WIKITEXT_TEST, WIKITEXT_TRA
 from ralm.recipes.steps import Step, index_step
 from ralm.records import DoubleArray
 from ralm.retrieval.index import open_index
-from ralm.runs.run import PASSAGES, TOKENS, damage_named, read_tokens
+from ralm.runs.run import PASSAGES, RUN_TOKENS, damage_named, read_tokens
 
 TokenClass = Literal["capitalised word", "other word", "rest of a word", "number", "punctuation and space"]
 CLASSES: Final[tuple[TokenClass, ...]] = (
@@ -193,7 +193,7 @@ def _overlaps(run: Path) -> DoubleArray:
     evaluated = Decontamination.of(texts=[tokens.before + "".join(tokens.texts)], ngram=NGRAM)
     with damage_named(run, REMEDY):
         passages = pq.read_table(run / PASSAGES, columns=["passage", "text"]).to_pylist()
-        read = pq.read_table(run / TOKENS, columns=["passage"])["passage"].to_pylist()
+        read = pq.read_table(run / RUN_TOKENS, columns=["passage"])["passage"].to_pylist()
     overlap = {row["passage"]: evaluated.overlap(row["text"]) for row in passages}
     return np.array([0.0 if number is None else overlap[number] for number in read])
 

@@ -3,8 +3,11 @@
 Knows a traced text and the header of its report; knows nothing of pages or terminals.
 """
 
+import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
@@ -13,8 +16,8 @@ from pydantic import JsonValue
 
 from ralm.reading.provenance import Contribution, TracedText, contribution_as_json, total_as_json
 from ralm.records import NO_PASSAGE, FloatArray
-from ralm.runs.run import Run
-from ralm.runs.settings import number_of, part_of, settings_of
+from ralm.runs.run import Run, to_json
+from ralm.terminal import one_line
 
 _DECIMALS: Final = 4
 _TITLE: Final = 60
@@ -112,3 +115,120 @@ def _token(text: TracedText, place: int) -> dict[str, JsonValue]:
 
 def _perplexity(log_probs_T: FloatArray) -> float:
     return float(np.exp(-log_probs_T.mean(dtype=np.float64))) if len(log_probs_T) else float("nan")
+
+
+JOINED: Final = "all of a token's gain counts for the first passage of its context"
+"""What reports say about attribution if several passages were read in one context."""
+
+
+def settings_of(config: Mapping[str, JsonValue]) -> dict[str, str]:
+    """How a text was read, in a few words for each label, from the configuration of its run.
+
+    Runs written by other programs may lack some of it; missing parts are left out.
+    """
+    plan, reader, model = part_of(config, "plan"), part_of(config, "reader"), part_of(config, "model")
+    known = {
+        "model": model.get("name"),
+        "passages": _passage_source(config["passages"]) if "passages" in config else None,
+        "reader": _reader(config["reader"], config.get("reranker")) if "reader" in config else None,
+        "stride": plan.get("stride"),
+        "windows": ", ".join(_windows(plan)) or None,
+        "attribution": JOINED if _reader_name(reader) == "concatenation" else None,
+    }
+    return {label: str(value) for label, value in known.items() if value is not None}
+
+
+def _windows(plan: Mapping[str, JsonValue]) -> list[str]:
+    semantics = [f"{plan['semantics']} semantics"] if "semantics" in plan else []
+    return [str(plan["windows"]), *semantics] if "windows" in plan else []
+
+
+def _passage_source(source: JsonValue) -> str:
+    if not isinstance(source, dict):
+        return "none"
+    if "retrieved" in source:
+        return str(source["retrieved"])
+    return f"{source.get('retriever', 'retrieved')} from {source['index']}" if "index" in source else "retrieved"
+
+
+def _reader_name(reader: Mapping[str, JsonValue]) -> str | None:
+    """The name of the reader in a configuration; earlier versions stored it as the only key, with the options below."""
+    if "reader" in reader:
+        return str(reader["reader"])
+    return next((key for key, options in reader.items() if isinstance(options, dict)), None)
+
+
+def _reader(reader: JsonValue, reranker: JsonValue) -> str | None:
+    if reader is None:
+        return "no passage"
+    if not isinstance(reader, dict):
+        return None
+    name = _reader_name(reader)
+    if name in ("in-context", "rerank"):
+        return _best(reranker if isinstance(reranker, dict) else part_of(reader, "rerank"))
+    options = part_of(reader, str(name)) or reader
+    said = name
+    if name == "ensemble":
+        said = _ensemble(options)
+    elif name == "concatenation":
+        said = f"{options.get('documents', 'several')} passages in one context"
+    if said and isinstance(reranker, dict):
+        return f"{said}, chosen from {reranker.get('candidates')} ({reranker.get('reranker')})"
+    return said
+
+
+def _best(reranker: Mapping[str, JsonValue]) -> str:
+    """How the single passage that was read was chosen."""
+    method = reranker.get("reranker", reranker.get("method", "none"))
+    if method == "none":
+        return "the first passage"
+    return f"the best of {reranker.get('candidates', 'several')} passages ({method})"
+
+
+def _ensemble(options: Mapping[str, JsonValue]) -> str:
+    parts = [f"ensemble of {options.get('documents', 'several')}"]
+    if "weights" in options:
+        parts.append(f"{options['weights']} weights")
+    if options.get("temperature", 1) != 1:
+        parts.append(f"temperature {number_of(options['temperature']):g}")
+    return ", ".join(parts)
+
+
+def part_of(config: Mapping[str, JsonValue], key: str) -> dict[str, JsonValue]:
+    """A part of a configuration; empty if it is missing or null."""
+    part = config.get(key)
+    return part if isinstance(part, dict) else {}
+
+
+def number_of(value: JsonValue) -> float:
+    """A measure; NaN if the run has null for it."""
+    try:
+        return float(value) if isinstance(value, (int, float)) else float("nan")
+    except OverflowError:
+        return float("inf")
+
+
+_MARK: Final = re.compile(r"\{\{(?:title|style|script|tokens\.css|tokens\.js|data)\}\}")
+
+
+def report_page(report: Report) -> str:
+    """The report of a run as one HTML page."""
+    return page("ralm.runs", "report.html", report.title, report.as_json())
+
+
+def page(package: str, template: str, title: str, data: JsonValue) -> str:
+    """A template of a package with its title, the data, and what pages share filled in."""
+    parts = {
+        "{{title}}": html.escape(one_line(title)),
+        "{{style}}": _text("ralm.runs", "page.css"),
+        "{{script}}": _text("ralm.runs", "page.js"),
+        "{{tokens.css}}": _text("ralm.runs", "tokens.css"),
+        "{{tokens.js}}": _text("ralm.runs", "tokens.js"),
+        "{{data}}": to_json(data).replace("<", "\\u003c"),
+    }
+    # in one pass: the data may contain a mark
+    return _MARK.sub(lambda mark: parts[mark[0]], _text(package, template))
+
+
+def _text(package: str, name: str) -> str:
+    return files(package).joinpath(name).read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -20,25 +20,28 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 from pydantic import JsonValue
 
-from ralm.errors import DamagedFolderError, UsageError
+from ralm.errors import DamagedFolderError, MissingExtraError, UsageError
 from ralm.evaluation.perplexity import Evaluation
+from ralm.evaluation.sweep import Sweep
 from ralm.protocols import LanguageModel, Reader, Reranker
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import TracedText
 from ralm.reading.sources import PassageSource
+from ralm.retrieval.index import INDEX_KIND, check_index
 from ralm.runs.tables import TokensOfRun, passage_table, token_table, tokens_of_run, traced_text
-from ralm.storage.manifest import open_consistently, read_manifest, write_manifest
+from ralm.storage.manifest import check_every_byte, kind_of, open_consistently, read_manifest, write_manifest
 from ralm.storage.outputs import new_folder
 from ralm.terminal import path_text, printable_json
 from ralm.validation import config_of
 
-FORMAT_VERSION: Final = 1
-KIND: Final = "run"
-TOKENS: Final = "tokens.parquet"
+RUN_VERSION: Final = 1
+RUN_KIND: Final = "run"
+RUN_TOKENS: Final = "tokens.parquet"
 PASSAGES: Final = "passages.parquet"
 SUMMARY: Final = "summary.json"
 _BLOCK: Final = 1 << 20
@@ -50,14 +53,14 @@ def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonVal
     Raises FolderExistsError if `out` exists and `force` is not set.
     """
     table = token_table(evaluation)
-    with new_folder(Path(out), kind=KIND, force=force) as folder:
-        pq.write_table(table, folder / TOKENS, compression="zstd")
+    with new_folder(Path(out), kind=RUN_KIND, force=force) as folder:
+        pq.write_table(table, folder / RUN_TOKENS, compression="zstd")
         pq.write_table(passage_table(evaluation), folder / PASSAGES, compression="zstd")
         (folder / SUMMARY).write_text(to_json(evaluation.summary(config), indent=2) + "\n", encoding="utf-8")
         write_manifest(
             folder,
-            kind=KIND,
-            format_version=FORMAT_VERSION,
+            kind=RUN_KIND,
+            format_version=RUN_VERSION,
             settings={"config": config, "environment": environment()},
             counts={"targets": table.num_rows},
         )
@@ -92,20 +95,20 @@ def read_tokens(path: Path | str) -> TokensOfRun:
 
 
 def _read_tokens(path: Path) -> TokensOfRun:
-    read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
+    read_manifest(path, kind=RUN_KIND, format_version=RUN_VERSION)
     with damage_named(path):
-        tokens = pq.read_table(path / TOKENS)
+        tokens = pq.read_table(path / RUN_TOKENS)
     return tokens_of_run(path, tokens)
 
 
 def _open(path: Path) -> Run:
-    manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
+    manifest = read_manifest(path, kind=RUN_KIND, format_version=RUN_VERSION)
     if PASSAGES not in manifest.files:
         raise UsageError(
             f"{path} does not hold its passages, since an older version wrote it: score the text again with ralm eval."
         )
     with damage_named(path):
-        tokens, passages = (pq.read_table(path / name) for name in (TOKENS, PASSAGES))
+        tokens, passages = (pq.read_table(path / name) for name in (RUN_TOKENS, PASSAGES))
         summary = json.loads((path / SUMMARY).read_bytes())
     if not isinstance(summary, dict):
         raise DamagedFolderError(f"{path} is damaged: its {SUMMARY} is not a summary; score the text again.")
@@ -195,3 +198,92 @@ def _finite(value: JsonValue) -> JsonValue:
     if isinstance(value, list):
         return [_finite(item) for item in value]
     return value
+
+
+SWEEP_KIND: Final = "sweep"
+_SWEEP_VERSION: Final = 1
+SWEEP_TABLE: Final = "sweep.csv"
+SWEEP_PLOT: Final = "sweep.png"
+WITHOUT_PLOT: Final = ", or give `plot=False`"
+"""What a sweep can do without matplotlib."""
+
+
+def check_plot(instead: str = "") -> None:
+    """Raise MissingExtraError if matplotlib is missing; called before hours of work that end with a plot.
+
+    `instead` says what else to do.
+    """
+    try:
+        import ralm.runs.plot  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise MissingExtraError(f"the plot needs the package matplotlib: pip install 'ralm[plots]'{instead}.") from None
+
+
+def write_sweep(
+    out: Path | str, swept: Sweep, configs: Sequence[dict[str, JsonValue]], *, plot: bool = True, force: bool = False
+) -> None:
+    """Write a folder with the table, its plot and the summary atomically.
+
+    Raises FolderExistsError if `out` exists and `force` is not set, MissingExtraError if `plot` is set and the `plots`
+    extra is not installed.
+    """
+    rows = swept.rows()
+    with new_folder(Path(out), kind=SWEEP_KIND, force=force) as folder:
+        pyarrow.csv.write_csv(pa.Table.from_pylist(rows), folder / SWEEP_TABLE)
+        if plot:
+            check_plot(WITHOUT_PLOT)
+            from ralm.runs.plot import draw_sweep
+
+            draw_sweep(swept.option, rows, folder / SWEEP_PLOT)
+        (folder / SUMMARY).write_text(to_json(swept.summary(configs), indent=2) + "\n", encoding="utf-8")
+        write_manifest(
+            folder,
+            kind=SWEEP_KIND,
+            format_version=_SWEEP_VERSION,
+            settings={"option": swept.option, "environment": environment()},
+            counts={"points": len(rows), "requests": swept.requests, "scored": swept.scored},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """The result of a check: what is `damaged`, in a few words each, and the `sampled` files.
+
+    Only samples of `sampled` files could be compared: their folder was written before ralm kept checksums of whole
+    files.
+    """
+
+    kind: str
+    damaged: tuple[str, ...]
+    sampled: tuple[str, ...]
+
+
+def verify_folder(folder: Path | str) -> Checked:
+    """Check the checksums of all files of a folder that ralm wrote, and that the contents of an index or run are
+    consistent.
+
+    Raises NotAFolderOfThisKindError if the folder is none of these, and DamagedFolderError, OlderFormatError or
+    NewerFormatError if its manifest cannot be trusted.
+    """
+    folder = Path(folder)
+    kind = kind_of(folder)
+    if kind == INDEX_KIND:
+        damaged, sampled = check_index(folder)
+    else:
+        damaged, sampled = check_every_byte(folder, kind)
+        if kind == RUN_KIND and not damaged:
+            damaged = _opened_run_damage(folder)
+    return Checked(kind=kind, damaged=tuple(damaged), sampled=tuple(sampled))
+
+
+def _opened_run_damage(folder: Path) -> list[str]:
+    """The damage found by opening a run. A run without a baseline has no report, but is not damaged."""
+    try:
+        open_run(folder)
+    except DamagedFolderError as error:
+        return [str(error)]
+    except UsageError:
+        return []
+    return []

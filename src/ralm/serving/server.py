@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from ralm.errors import UsageError
 from ralm.options import without_none
-from ralm.runs.page import page
+from ralm.runs.report import page
 from ralm.serving.errors import RequestError, error_body, error_response, first_fault
 from ralm.serving.jobs import Served, Workers
 from ralm.serving.middleware import AccessLog, Guard

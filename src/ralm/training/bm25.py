@@ -31,8 +31,8 @@ from ralm.retrieval.analysis import ENGLISH, Analyser
 from ralm.retrieval.bm25.formula import MAX_WEIGHT, NEAREST, WEIGHTING_FORMAT, WEIGHTING_KIND, Weighting
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.index import Index
+from ralm.runs.resume import kept
 from ralm.runs.run import environment
-from ralm.runs.start import kept
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import check_output, new_folder
 from ralm.terminal import track

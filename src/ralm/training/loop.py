@@ -30,8 +30,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ralm.errors import FolderError, ModelError, RalmWarning
 from ralm.records import IntArray
 from ralm.runs.plot import DOTS_AN_INCH, INCHES
+from ralm.runs.resume import unfinished_run
 from ralm.runs.run import environment, to_json
-from ralm.runs.unfinished import unfinished_run
 from ralm.storage.manifest import read_manifest, write_manifest
 from ralm.storage.outputs import check_output, new_folder
 from ralm.terminal import progress_bar

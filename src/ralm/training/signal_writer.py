@@ -26,8 +26,8 @@ from ralm.protocols import LanguageModel, Retriever
 from ralm.records import Passages
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.retriever import open_retriever
+from ralm.runs.resume import CONFIG, is_begun, write_config
 from ralm.runs.run import environment
-from ralm.runs.unfinished import CONFIG, is_begun, write_config
 from ralm.storage.atomic import file_lock, link_file, storage_errors, sync_one, try_file_lock
 from ralm.storage.manifest import read_manifest, write_manifest
 from ralm.storage.outputs import check_output, new_folder, output_path

@@ -27,7 +27,7 @@ from pydantic import JsonValue
 from ralm.errors import DamagedFolderError, FolderError, NotAFolderOfThisKindError, UsageError
 from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from ralm.retrieval.index import Index, open_index
-from ralm.runs.unfinished import first_difference, flat
+from ralm.runs.resume import first_difference, flat
 from ralm.storage.manifest import Manifest, kind_of, open_consistently, read_manifest
 
 KIND: Final = "signals"

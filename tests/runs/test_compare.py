@@ -7,7 +7,7 @@ import pytest
 
 from ralm.errors import DamagedFolderError, FolderError, UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
-from ralm.runs.comparison import STRETCH, compare_runs
+from ralm.runs.compare import STRETCH, compare_runs
 from ralm.runs.run import read_tokens
 from tests.cli.program import ralm
 from tests.cli.test_cli import MODEL_LENGTH
