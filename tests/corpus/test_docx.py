@@ -92,7 +92,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         (whole[: len(whole) // 2], "is not a DOCX file, or damaged"),
         (repacked(whole, {"word/document.xml": b"<broken"}), "is not a DOCX file, or damaged: "),
         (repacked(whole, {"[Content_Types].xml": b"<Types/>"}), "is not a DOCX file, or damaged: "),
-        (whole, "holds no document; left out: documents without text: 1, such as x.docx"),
+        (whole, "holds no document; skipped: documents without text: 1, such as x.docx"),
     ):
         path.write_bytes(content)
         with pytest.raises(CorpusError, match=re.escape(f"{path} {says}")):

@@ -218,7 +218,7 @@ def test_a_folder_without_documents_says_what_is_in_it(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_text("x")
     (tmp_path / "y.txt").touch()
     with pytest.raises(
-        CorpusError, match=r"no document; left out: files of an unknown kind: 1 .*; empty files: 1, such"
+        CorpusError, match=r"no document; skipped: files of an unknown kind: 1 .*; empty files: 1, such"
     ):
         ids(tmp_path)
 
@@ -250,7 +250,7 @@ def test_a_saved_dataset_below_a_folder_needs_its_package(tmp_path: Path, monkey
 
 
 def test_packed_files_that_unpack_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ralm.corpus.files.MOST_UNPACKED", 1 << 20)
+    monkeypatch.setattr("ralm.corpus.files.MAX_UNPACKED", 1 << 20)
     bomb = gzip.compress(b"x" * (2 << 20))
     (tmp_path / "a.txt").write_text("text")
     for name in ("x.txt.gz", "x.jsonl.gz", "x.csv.gz"):

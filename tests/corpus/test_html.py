@@ -103,7 +103,7 @@ def test_encodings(content: bytes, text: str, tmp_path: Path) -> None:
         (b'<meta charset="klingon"><p>x</p>', "names an encoding that is unknown, klingon"),
         (b'<meta charset="unicode_escape"><p>\\ud800</p>', "names an encoding that is unknown, unicode-escape"),
         (b'<meta charset="hex"><p>00</p>', "names an encoding that is unknown, hex"),
-        (b"<script>all of it</script>", r"holds no document; left out: documents without text: 1"),
+        (b"<script>all of it</script>", r"holds no document; skipped: documents without text: 1"),
         (b"<!-- -->", "holds no document"),
     ],
 )

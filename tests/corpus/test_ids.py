@@ -28,7 +28,7 @@ def test_shared_ids_are_those_of_a_plain_loop(names: Sequence[str], at_once: int
 
 def test_beyond_millions_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_IDS_AT_ONCE", 10)
-    monkeypatch.setattr(sources, "_MOST_IDS", 30)
+    monkeypatch.setattr(sources, "_MAX_IDS", 30)
     shared = SharedIds()
     list(shared.watched(Document(id=str(number % 60), title="", text="x") for number in range(1000)))
     assert (shared.count, len(shared._seen)) == (0, 30)

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from ralm.corpus.documents import BROKEN_FILES, BROKEN_LINES
 from ralm.corpus.formats import json_records
-from ralm.corpus.formats.json_records import _Ahead, _values
+from ralm.corpus.formats.json_records import _JsonText, _values
 from ralm.corpus.sources import Skipped, read_documents
 from ralm.errors import CorpusError
 from ralm.records import Document
@@ -28,7 +28,7 @@ VALUES = st.recursive(
 def values_of(path: Path, piece: int) -> list[object]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_records, "_PIECE", piece)
-        return [value for value, _ in _values(_Ahead(path))]
+        return [value for value, _ in _values(_JsonText(path))]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -154,7 +154,7 @@ def test_an_array_takes_the_memory_of_its_largest_object(tmp_path: Path) -> None
 
 
 def test_an_object_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_records, "_LONGEST_VALUE", 1 << 20)
+    monkeypatch.setattr(json_records, "_MAX_VALUE", 1 << 20)
     path = tmp_path / "x.json"
     path.write_text('{"type": "map", "text": "' + "x" * (3 << 20) + '"}')
     with pytest.raises(CorpusError, match="x.json holds an object of more than 1 million characters"):

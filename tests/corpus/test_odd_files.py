@@ -77,7 +77,7 @@ def test_a_folder_leaves_out_no_file_without_a_word(tmp_path: Path) -> None:
         HIDDEN: [f"{tmp_path}/.hidden.txt"],
         LINKS: [f"{tmp_path}/b.txt (a link to nothing)"],
     }
-    with pytest.warns(RalmWarning, match=r"left out of .*: hidden files and folders: 1, such as .*; links that lead"):
+    with pytest.warns(RalmWarning, match=r"skipped in .*: hidden files and folders: 1, such as .*; links that lead"):
         assert len(list(read_documents(str(tmp_path)))) == 1
 
 

@@ -111,7 +111,7 @@ def test_all_lines_broken_is_an_error_even_when_they_may_be_passed_over(tmp_path
     path = write_jsonl(tmp_path / "x.jsonl", ROWS)
     with pytest.raises(
         CorpusError,
-        match="x.jsonl holds no document; left out: broken lines, objects or pages: 2, such as .* id, title, text;",
+        match="x.jsonl holds no document; skipped: broken lines, objects or pages: 2, such as .* id, title, text;",
     ):
         read(path, Fields(text="body"), Skipped())
 
@@ -324,14 +324,14 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"nowhere does not exist; a dataset .* hf:NAME"):
         read(tmp_path / "nowhere")
     with pytest.raises(
-        CorpusError, match=r"holds no document; left out: files of an unknown kind: 1 \(.png 1\), such as"
+        CorpusError, match=r"holds no document; skipped: files of an unknown kind: 1 \(.png 1\), such as"
     ):
         read(tmp_path)
     with pytest.raises(CorpusError, match="x.png is of an unknown type; give a folder, a file that ends in .txt"):
         read(tmp_path / "x.png")
     write_jsonl(tmp_path / "blank.jsonl", [{"text": " "}])
     with pytest.raises(
-        CorpusError, match="blank.jsonl holds no document; left out: documents without text: 1, such as 1$"
+        CorpusError, match="blank.jsonl holds no document; skipped: documents without text: 1, such as 1$"
     ):
         read(tmp_path / "blank.jsonl")
 

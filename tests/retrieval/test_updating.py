@@ -495,7 +495,7 @@ def test_an_update_with_another_stemmer_is_refused(tmp_path: Path, monkeypatch: 
     opened = open_index(index)
     assert opened.analysis
     other = replace(opened.analysis, stemmer=lambda: "PyStemmer 99")
-    monkeypatch.setattr("ralm.retrieval.index.analysis_recorded", lambda recorded: other)
+    monkeypatch.setattr("ralm.retrieval.index.analysis_as_recorded", lambda recorded: other)
     with pytest.raises(OtherAnalyserError, match=r"built with PyStemmer .*, and PyStemmer 99 is installed"):
         update_index(index, remove=["a"])
 

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from ralm.answering.options import ChoiceFields, QuestionFields
 from ralm.answering.prompts import LETTERS
-from ralm.corpus.documents import without_remedy
+from ralm.corpus.documents import without_advice
 from ralm.corpus.files import BYTE_ORDER_MARK, File, content_of, decode, lines_of, suffix_of
 from ralm.corpus.formats.arrow import dataset_records
 from ralm.corpus.formats.json_records import check_surrogates, has_surrogates, record_of_line
@@ -75,7 +75,7 @@ def read_questions(
         for place, (where, row) in enumerate(islice(_rows(str(source)), limit), 1):
             questions.append(_question(row, where, str(place), fields))
     except CorpusError as error:
-        raise QuestionFileError(f"{without_remedy(error)}.") from None
+        raise QuestionFileError(f"{without_advice(error)}.") from None
     if not questions:
         raise QuestionFileError(f"{source} has no questions.")
     return questions
@@ -347,7 +347,7 @@ def read_choice_questions(
             if limit is None or taken[question.subject] <= limit:
                 questions.append(question)
     except CorpusError as error:
-        raise QuestionFileError(f"{without_remedy(error)}.") from None
+        raise QuestionFileError(f"{without_advice(error)}.") from None
     if not questions:
         raise QuestionFileError(f"{source} has no questions.")
     return questions

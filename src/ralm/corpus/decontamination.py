@@ -38,12 +38,12 @@ _ROWS_LISTED: Final = 10_000
 class Decontamination:
     """What must not be in a corpus; create it with `Decontamination.of`.
 
-    `titles`: documents with these titles are left out; `normal_title` normalizes both sides. `ngram` and `max_overlap`:
-    a passage is left out if more than the share `max_overlap` of its runs of `ngram` words is in an evaluation text; 0
-    leaves out every passage that shares a run. Words are compared in lower case and without punctuation.
+    `titles`: documents with these titles are removed; `normal_title` normalizes both sides. `ngram` and `max_overlap`:
+    a passage is removed if more than the share `max_overlap` of its runs of `ngram` words is in an evaluation text; 0
+    removes every passage that shares a run. Words are compared in lower case and without punctuation.
 
-    `hashes` has an 8-byte BLAKE2 hash of every such run of the evaluation texts, the same in every process. `clues` has
-    every run of a few words: looking up a few of them clears most passages.
+    `hashes`: an 8-byte BLAKE2 hash of every such run of the evaluation texts, the same in every process. `clues`: every
+    run of a few words of them; looking up a few of these clears most passages.
     """
 
     titles: frozenset[str] = frozenset()
@@ -75,7 +75,7 @@ class Decontamination:
         options = cls(ngram=ngram, max_overlap=max_overlap)
         hashes: set[int] = set()
         clues: set[str] = set()
-        lengths = [_take_in(text, ngram, hashes, clues) for text in texts]
+        lengths = [_add_runs(text, ngram, hashes, clues) for text in texts]
         if lengths and not hashes:
             raise UsageError(f"`ngram` {ngram} is longer than the evaluation texts ({max(lengths)} words); lower it.")
         forbidden = frozenset(normal_title(title) for title in titles) - {""}
@@ -130,9 +130,9 @@ class Decontamination:
 
 
 class Removals:
-    """What was left out of a corpus, for its manifest: exact counts, and a list with one row per reason and title.
+    """Counts what decontamination removed, and lists it with one row per reason and title, for a manifest.
 
-    The list has at most ten thousand rows, so that memory and manifest do not grow with the corpus.
+    The counts are exact. The list has at most ten thousand rows, so memory and manifest do not grow with the corpus.
     """
 
     def __init__(self) -> None:
@@ -146,8 +146,8 @@ class Removals:
         self._documents[reason] += 1
         self._list((reason, title, "" if title else document_id), passages)
 
-    def take_in(self, counts: Mapping[str, Mapping[str, int]], listed: Iterable[Mapping[str, Any]]) -> None:
-        """Add what was left out of another part of the corpus: its `counts` and what it `listed`."""
+    def merge(self, counts: Mapping[str, Mapping[str, int]], listed: Iterable[Mapping[str, Any]]) -> None:
+        """Add the `counts` and the rows `listed` of another part of the corpus."""
         for reason, both in counts.items():
             self._passages[reason] += both["passages"]
             self._documents[reason] += both["documents"]
@@ -160,11 +160,11 @@ class Removals:
             self._rows[key] = self._rows.get(key, 0) + passages
 
     def count(self, reason: str) -> int:
-        """The number of passages left out for this reason."""
+        """The number of passages removed for this reason."""
         return self._passages[reason]
 
     def counts(self) -> dict[str, JsonValue]:
-        """The number of documents (fully or partly) and passages left out, by reason, for the manifest."""
+        """The number of documents (fully or partly) and passages removed, by reason, for the manifest."""
         return {
             reason: {"documents": self._documents[reason], "passages": self._passages[reason]}
             for reason in sorted(self._documents)
@@ -186,7 +186,7 @@ class Removals:
 def normal_title(title: str) -> str:
     """A title normalized for comparison: case-folded, without surrounding white space and quotation marks.
 
-    Underscores and qualifiers in parentheses stay, since they tell articles apart.
+    Underscores and qualifiers in parentheses stay, since they distinguish articles.
     """
     return title.strip("\"'\u201c\u201d\u2018\u2019 \t\r\n\f\v\u00a0").casefold()
 
@@ -210,7 +210,7 @@ def read_lines(path: Path, what: str, normal: Callable[[str], str] = str.strip) 
     return lines
 
 
-def _take_in(text: str, ngram: int, hashes: set[int], clues: set[str]) -> int:
+def _add_runs(text: str, ngram: int, hashes: set[int], clues: set[str]) -> int:
     """Add the runs and the clues of an evaluation text; return its number of words."""
     words = words_of(text)
     c = _clue_words(ngram)
@@ -220,7 +220,7 @@ def _take_in(text: str, ngram: int, hashes: set[int], clues: set[str]) -> int:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text as they are compared: in lower case, without punctuation."""
+    """The words of a text in lower case, without punctuation."""
     return _WORD.findall(text.lower())
 
 
@@ -229,5 +229,5 @@ def _clue_words(ngram: int) -> int:
 
 
 def run_hash(words: Sequence[str]) -> int:
-    """A hash of 64 bits of a run of words, the same in every process."""
+    """A 64-bit hash of a run of words, the same in every process."""
     return int.from_bytes(blake2b(" ".join(words).encode(), digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""The fields of a record that hold a document. Knows nothing of how a record is read."""
+"""Makes documents of the records that readers of formats find, and counts what is skipped."""
 
 import copy
 import datetime
@@ -17,6 +17,32 @@ from pydantic import JsonValue
 from ralm.errors import CorpusError
 from ralm.options import Option
 from ralm.records import Document, Metadata
+
+BROKEN_LINES: Final = "broken lines, objects or pages"
+BROKEN_FILES: Final = "files that cannot be read"
+EMPTY_FILES: Final = "empty files"
+NO_TEXT: Final = "documents without text"
+NO_TEXT_PAGES: Final = "pages without text"
+UNKNOWN: Final = "files of an unknown kind"
+LINKS: Final = "links that lead to nothing new"
+HIDDEN: Final = "hidden files and folders"
+NOT_JSON: Final = "fields of metadata that JSON cannot hold"
+CRASHES: Final = "lines or files that end the process that reads them"
+_EXAMPLES_KEPT: Final = 5
+_KINDS_COUNTED: Final = 20
+_OTHER_KINDS: Final = "other"
+_SHOWN: Final = 3
+
+SKIP_ADVICE: Final = " Fix it, or skip such lines with `skip_bad=True`."
+"""Ends the message of a broken line that has no other advice."""
+_NAME_ADVICE: Final = " Name the right one with `Fields.text`."
+_NOT_NAMES: Final = (bytes, list, dict, tuple, set)
+_FIELDS_COUNTED: Final = 1000
+
+_AS_TEXT: Final = (datetime.timedelta, np.datetime64, np.timedelta64, uuid.UUID)
+_MAX_DEPTH: Final = 100
+"""How deeply lists and objects may be nested: recursive functions, here and in `json`, must reach the bottom."""
+_MAX_WHOLE: Final = 1 << 53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,38 +67,22 @@ class Fields:
     ] = None
 
     def needed(self, names: Iterable[str]) -> list[str]:
-        """Those of these names of fields that a document is made of."""
+        """The fields, among these, that a document is made of."""
         names = list(names)
         kept = {self.id, self.title, self.text, *self.metadata_of(names)}
         return [name for name in names if name in kept]
 
     def metadata_of(self, names: Iterable[str]) -> list[str]:
-        """Those of these names of fields that are kept as metadata."""
+        """The fields, among these, that are kept as metadata."""
         if self.metadata is None:
             return [name for name in names if name not in (self.id, self.title, self.text)]
-        there = set(names)
-        return [name for name in self.metadata if name in there]
-
-
-BROKEN_LINES: Final = "broken lines, objects or pages"
-BROKEN_FILES: Final = "files that cannot be read"
-EMPTY_FILES: Final = "empty files"
-NO_TEXT: Final = "documents without text"
-NO_TEXT_PAGES: Final = "pages without text"
-UNKNOWN: Final = "files of an unknown kind"
-LINKS: Final = "links that lead to nothing new"
-HIDDEN: Final = "hidden files and folders"
-NOT_JSON: Final = "fields of metadata that JSON cannot hold"
-CRASHES: Final = "lines or files that end the process that reads them"
-_EXAMPLES_KEPT: Final = 5
-_KINDS_COUNTED: Final = 20
-_OTHER_KINDS: Final = "other"
-_SHOWN: Final = 3
+        present = set(names)
+        return [name for name in self.metadata if name in present]
 
 
 @dataclass(slots=True)
 class Skipped:
-    """Counts what was left out of a corpus by reason, and keeps the first few examples of each reason: the name of a
+    """Counts what reading a corpus skipped by reason, and keeps the first few examples of each reason: the name of a
     file or field, or a sentence that says what is wrong where. `kinds` counts the files of unknown kinds by suffix."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -80,7 +90,7 @@ class Skipped:
     kinds: Counter[str] = field(default_factory=Counter)
 
     def add(self, reason: str, example: str) -> None:
-        """Count one thing that is left out for this reason; equal examples are kept once."""
+        """Count one more for this reason; equal examples are kept once."""
         self.counts[reason] += 1
         kept = self.examples.setdefault(reason, [])
         if len(kept) < _EXAMPLES_KEPT and example not in kept:
@@ -91,8 +101,8 @@ class Skipped:
         self.add(UNKNOWN, name)
         self._add_kind(suffix, 1)
 
-    def take_in(self, other: "Skipped") -> None:
-        """Add what another part of the corpus lacks."""
+    def merge(self, other: "Skipped") -> None:
+        """Add what was skipped in another part of the corpus."""
         self.counts += other.counts
         for reason, examples in other.examples.items():
             kept = self.examples.setdefault(reason, [])
@@ -100,11 +110,8 @@ class Skipped:
         for suffix, count in other.kinds.items():
             self._add_kind(suffix, count)
 
-    def _add_kind(self, suffix: str, count: int) -> None:
-        self.kinds[suffix if suffix in self.kinds or len(self.kinds) < _KINDS_COUNTED else _OTHER_KINDS] += count
-
     def lines(self) -> list[str]:
-        """For each reason a line with the count and the first examples, for a person."""
+        """A line for each reason, with the count and the first examples, to be shown to a user."""
         return [
             f"{reason}: {count:,}{self._kinds(reason)}, such as {'; '.join(self.examples[reason][:_SHOWN])}"
             for reason, count in self.counts.items()
@@ -121,6 +128,9 @@ class Skipped:
             for reason, count in self.counts.items()
         }
 
+    def _add_kind(self, suffix: str, count: int) -> None:
+        self.kinds[suffix if suffix in self.kinds or len(self.kinds) < _KINDS_COUNTED else _OTHER_KINDS] += count
+
     def _kinds(self, reason: str) -> str:
         if reason != UNKNOWN:
             return ""
@@ -128,32 +138,112 @@ class Skipped:
         return f" ({', '.join(kinds)}{', ...' if len(self.kinds) > _SHOWN else ''})"
 
 
-_AS_TEXT: Final = (datetime.timedelta, np.datetime64, np.timedelta64, uuid.UUID)
-_DEEPEST: Final = 100
-"""How deeply lists and objects may be nested: functions that call themselves for each level must reach the bottom."""
-_WHOLE: Final = 1 << 53
+class DocumentBuilder:
+    """Makes documents of records by `fields`, and counts in `skipped` what it skips.
 
-
-def json_value(value: object, *, depth: int = 0) -> JsonValue:
-    """A value of a record as JSON; null if it is missing, which tables may express as NaN.
-
-    Dates and times become ISO text. A decimal becomes a number if a double holds it exactly enough to print the same
-    digits, otherwise text. Scalars and arrays of numpy become numbers and lists. Raises TypeError if JSON has no such
-    value: bytes, an infinite number, any other object, or lists within lists within lists beyond all reason.
+    With `skip_bad`, broken lines are counted instead of raising an error.
     """
-    if value is None or isinstance(value, (str, bool, int)):
+
+    def __init__(self, fields: Fields, skipped: Skipped, *, skip_bad: bool = False) -> None:
+        self.fields = fields
+        self.skipped = skipped
+        self.skip_bad = skip_bad
+        self.not_json: dict[str, str] = {}
+        """The fields with values that JSON cannot hold, and the type of the first of these."""
+        self._never_seen = set(fields.metadata or ())
+
+    @property
+    def never_seen(self) -> list[str]:
+        """The fields, named for metadata, that no record has had so far."""
+        return sorted(self._never_seen)
+
+    def document(self, record: Mapping[str, object], where: str, place: str) -> Document:
+        """The document in a record, with `place` as id if it has none; a null text counts as empty.
+
+        Raises CorpusError, naming `where` and the existing fields, if the text is missing or not a string.
+        """
+        fields = self.fields
+        if fields.text not in record:
+            raise self.no_text(where, record)
+        text = record[fields.text]
+        if text is not None and not isinstance(text, str):
+            raise CorpusError(f"{where}: the field {fields.text!r} is not text but {type(text).__name__}.")
+        name = _name(record, fields.id, where)
+        return Document(
+            id=place if name is None else name,
+            title=_name(record, fields.title, where) or "",
+            text=text or "",
+            metadata=self._metadata(record),
+        )
+
+    def whole(self, identifier: str, title: str, text: str, metadata: Metadata | None = None) -> Document:
+        """A document that is a whole file or page, with the metadata that `fields` keep."""
+        return Document(id=identifier, title=title, text=text, metadata=self._metadata(metadata or {}))
+
+    def skipping_bad(self) -> "DocumentBuilder":
+        """This builder, counting broken lines instead of raising an error."""
+        tolerant = copy.copy(self)  # shares what was seen and counted
+        tolerant.skip_bad = True
+        return tolerant
+
+    def no_text(self, where: str, names: Iterable[str]) -> CorpusError:
+        """The error for a record, or a table with these columns, that has no text."""
+        return CorpusError(
+            f"{where} has no field {self.fields.text!r}; its fields are {', '.join(names) or 'none'}.{_NAME_ADVICE}"
+        )
+
+    def broken_line(self, error: CorpusError) -> None:
+        """Count a broken line, or raise its error."""
+        if not self.skip_bad:
+            raise error
+        self.skipped.add(BROKEN_LINES, without_advice(error))
+
+    def no_json(self, name: str, kind: str) -> None:
+        """Count a field of metadata with values that JSON cannot hold, once."""
+        self._never_seen.discard(name)
+        if name not in self.not_json and len(self.not_json) < _FIELDS_COUNTED:
+            self.not_json[name] = kind
+            self.skipped.add(NOT_JSON, f"{name} ({kind})")
+
+    def _metadata(self, record: Mapping[str, object]) -> dict[str, JsonValue]:
+        """The chosen fields of a record, except missing values and those that JSON cannot hold."""
+        metadata: dict[str, JsonValue] = {}
+        for name in self.fields.metadata_of(record):
+            try:
+                value = json_value(record[name])
+            except TypeError:
+                self.no_json(name, type(record[name]).__name__)
+                continue
+            if value is not None and value != "":
+                metadata[name] = value
+        self._never_seen.difference_update(record)
+        return metadata
+
+
+def check_metadata(never_seen: list[str]) -> None:
+    """Raise CorpusError if no record had one of the fields that were named for metadata."""
+    if never_seen:
+        raise CorpusError(
+            f"no document has the field {', '.join(map(repr, never_seen))}, which `Fields.metadata` names; correct it "
+            "or leave it out."
+        )
+
+
+def without_advice(error: CorpusError) -> str:
+    """The message of an error as an item of a list: without a full stop and without advice."""
+    return str(error).removesuffix(SKIP_ADVICE).removesuffix(_NAME_ADVICE).removesuffix(".")
+
+
+def _name(record: Mapping[str, object], field_name: str, where: str) -> str | None:
+    """An id or a title as text; None if it is missing, which tables may express as NaN."""
+    value = record.get(field_name)
+    if value is None or isinstance(value, str):
         return value
-    if isinstance(value, float):
-        return _finite(value)
-    if isinstance(value, Decimal):
-        return _decimal(value)
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    if isinstance(value, _AS_TEXT):
-        return str(value)
-    if isinstance(value, (np.generic, np.ndarray)):
-        return json_value(value.tolist(), depth=depth)
-    return _nested(value, depth + 1)
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, _NOT_NAMES):
+        raise CorpusError(f"{where}: the field {field_name!r} must be text or a number, not {type(value).__name__}.")
+    return str(value)
 
 
 def metadata_to_json(metadata: Metadata) -> str:
@@ -179,10 +269,32 @@ def metadata_from_json(text: str) -> Metadata:
     return metadata
 
 
+def json_value(value: object, *, depth: int = 0) -> JsonValue:
+    """A value of a record as JSON; null if it is missing, which tables may express as NaN.
+
+    Dates and times become ISO text. A decimal becomes a number if a double holds it exactly enough to print the same
+    digits, otherwise text. Scalars and arrays of numpy become numbers and lists. Raises TypeError for other values:
+    bytes, an infinite number, any other object, or lists and objects that are nested more than 100 deep.
+    """
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, Decimal):
+        return _decimal(value)
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, _AS_TEXT):
+        return str(value)
+    if isinstance(value, (np.generic, np.ndarray)):
+        return json_value(value.tolist(), depth=depth)
+    return _nested(value, depth + 1)
+
+
 def _nested(value: object, depth: int) -> JsonValue:
-    if depth <= _DEEPEST and isinstance(value, Mapping):
+    if depth <= _MAX_DEPTH and isinstance(value, Mapping):
         return {str(key): json_value(item, depth=depth) for key, item in value.items()}
-    if depth <= _DEEPEST and isinstance(value, (list, tuple)):
+    if depth <= _MAX_DEPTH and isinstance(value, (list, tuple)):
         return [json_value(item, depth=depth) for item in value]
     raise TypeError(f"JSON has no such {type(value).__name__}")
 
@@ -201,122 +313,4 @@ def _decimal(number: Decimal) -> JsonValue:
     as_float = float(number)
     if Decimal(repr(as_float)) != number:
         return str(number)
-    return int(as_float) if as_float.is_integer() and abs(as_float) < _WHOLE else as_float
-
-
-MEND: Final = " Fix it, or skip such lines with `skip_bad=True`."
-"""What the message of a broken line ends with, unless it says another remedy."""
-_NAME_IT: Final = " Name the right one with `Fields.text`."
-_NOT_NAMES: Final = (bytes, list, dict, tuple, set)
-_FIELDS_COUNTED: Final = 1000
-
-
-class DocumentBuilder:
-    """Makes documents of records by `fields`, and counts in `skipped` what it leaves out.
-
-    With `skip_bad`, broken lines are counted instead of raising an error.
-    """
-
-    def __init__(self, fields: Fields, skipped: Skipped, *, skip_bad: bool = False) -> None:
-        self.fields = fields
-        self.skipped = skipped
-        self.skip_bad = skip_bad
-        self._never_seen = set(fields.metadata or ())
-        self._no_json: dict[str, str] = {}
-
-    def document(self, record: Mapping[str, object], where: str, place: str) -> Document:
-        """The document in a record, with `place` as id if it has none; a null text counts as empty.
-
-        Raises CorpusError, naming `where` and the existing fields, if the text is missing or not a string.
-        """
-        fields = self.fields
-        if fields.text not in record:
-            raise self.no_text(where, record)
-        identifier, title, text = record.get(fields.id), record.get(fields.title), record[fields.text]
-        if text is not None and not isinstance(text, str):
-            raise CorpusError(f"{where}: the field {fields.text!r} is not text but {type(text).__name__}.")
-        name = _name(identifier, fields.id, where)
-        return Document(
-            id=place if name is None else name,
-            title=_name(title, fields.title, where) or "",
-            text=text or "",
-            metadata=self._metadata(record),
-        )
-
-    def whole(self, identifier: str, title: str, text: str, metadata: Metadata | None = None) -> Document:
-        """A document that is a whole file or page, with those of its metadata that are kept."""
-        return Document(id=identifier, title=title, text=text, metadata=self._metadata(metadata or {}))
-
-    def skipping_bad(self) -> "DocumentBuilder":
-        """This builder, counting broken lines instead of raising an error."""
-        tolerant = copy.copy(self)  # shares what was seen and counted
-        tolerant.skip_bad = True
-        return tolerant
-
-    def no_text(self, where: str, names: Mapping[str, object] | list[str]) -> CorpusError:
-        """The error for a record, or a table with these columns, that has no text."""
-        text, there = self.fields.text, ", ".join(names) or "none"
-        return CorpusError(f"{where} has no field {text!r}; its fields are {there}.{_NAME_IT}")
-
-    def broken_line(self, error: CorpusError) -> None:
-        """Count a broken line, or raise its error."""
-        if not self.skip_bad:
-            raise error
-        self.skipped.add(BROKEN_LINES, without_remedy(error))
-
-    def no_json(self, name: str, kind: str) -> None:
-        """Count a field of metadata with values that JSON cannot hold, once."""
-        self._never_seen.discard(name)
-        if name not in self._no_json and len(self._no_json) < _FIELDS_COUNTED:
-            self._no_json[name] = kind
-            self.skipped.add(NOT_JSON, f"{name} ({kind})")
-
-    @property
-    def never_seen(self) -> list[str]:
-        """The fields, named for metadata, that no record has had so far."""
-        return sorted(self._never_seen)
-
-    @property
-    def not_json(self) -> dict[str, str]:
-        """The fields with values that JSON cannot hold, and of which type the first of these was."""
-        return self._no_json
-
-    def _metadata(self, record: Mapping[str, object]) -> dict[str, JsonValue]:
-        """The chosen fields of a record, except missing values and those that JSON cannot hold."""
-        metadata: dict[str, JsonValue] = {}
-        for name in self.fields.metadata_of(record):
-            try:
-                value = json_value(record[name])
-            except TypeError:
-                self.no_json(name, type(record[name]).__name__)
-                continue
-            if value is not None and value != "":
-                metadata[name] = value
-        if self._never_seen:
-            self._never_seen.difference_update(record)
-        return metadata
-
-
-def check_metadata(never_seen: list[str]) -> None:
-    """Raise CorpusError if no record had one of the fields that were named for metadata."""
-    if never_seen:
-        raise CorpusError(
-            f"no document has the field {', '.join(map(repr, never_seen))}, which `Fields.metadata` names; correct it "
-            "or leave it out."
-        )
-
-
-def without_remedy(error: CorpusError) -> str:
-    """What is wrong, in a list: without a full stop, and without advice for someone whose command has failed."""
-    return str(error).removesuffix(MEND).removesuffix(_NAME_IT).removesuffix(".")
-
-
-def _name(value: object, field_name: str, where: str) -> str | None:
-    """An id or a title as text; None if it is missing, which tables may express as NaN."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, _NOT_NAMES):
-        raise CorpusError(f"{where}: the field {field_name!r} must be text or a number, not {type(value).__name__}.")
-    return str(value)
+    return int(as_float) if as_float.is_integer() and abs(as_float) < _MAX_WHOLE else as_float

@@ -1,4 +1,4 @@
-"""Reads UTF-8 text files; an error is one sentence that says what is wrong."""
+"""Opens files of a corpus, unpacks them, and decodes UTF-8; each error is one sentence."""
 
 import codecs
 import gzip
@@ -33,8 +33,13 @@ _KINDS: Final = (
     (stat.S_ISCHR, "device"),
     (stat.S_ISBLK, "device"),
 )
-_LOOKED_AT: Final = 4096
+_BYTES_EXAMINED: Final = 4096
 _BLOCK: Final = 1 << 20
+
+GZIP: Final = ".gz"
+MAX_UNPACKED: Final = 1 << 30
+"""How many bytes of a packed file are held in memory at once: a small file may unpack to any size."""
+_LINE_BREAKS: Final = re.compile(r"[\r\n]+")
 
 
 def open_file(path: FilePath, error: type[InputError] = CorpusError) -> BinaryIO:
@@ -63,10 +68,7 @@ def open_file(path: FilePath, error: type[InputError] = CorpusError) -> BinaryIO
 def read_bytes(path: Path, error: type[InputError] = CorpusError) -> bytes:
     """The content of a file; raises `error` if it cannot be read."""
     with open_file(path, error) as stream:
-        try:
-            return stream.read()
-        except OSError as refused:
-            raise error(f"{path} cannot be read: {refused.strerror}.") from None
+        return _read(stream, path, error)
 
 
 def read_text(path: Path) -> str:
@@ -74,17 +76,13 @@ def read_text(path: Path) -> str:
 
     Raises TextError if the file is missing, unreadable, empty or not UTF-8.
     """
-    text = read_utf8(path, TextError)
-    if not text.strip():
-        raise TextError(f"{path} is empty.")
-    return text
+    return "".join(read_text_in_chunks(path))
 
 
 def read_text_in_chunks(path: Path) -> Iterator[str]:
-    """The same text in chunks: the first is read now, the others when they are asked for.
+    """The same text in chunks; the first one is read at once and ends after a character that is not white space.
 
-    Raises TextError as `read_text` does, now for the first chunk, which ends after a character that is not white space;
-    later for bytes that are not UTF-8.
+    Raises TextError as `read_text` does, but for bytes that are not UTF-8 only when their chunk is read.
     """
     chunks, blank = _chunks(path), ""
     for chunk in chunks:
@@ -95,24 +93,24 @@ def read_text_in_chunks(path: Path) -> Iterator[str]:
 
 
 def _chunks(path: Path) -> Iterator[str]:
-    """The content of a file as text, without a byte order mark; a character is in one chunk."""
+    """The content of a file as text, without a byte order mark; no character is cut."""
     offset, rest = 0, b""
     with open_file(path, TextError) as stream:
         while True:
-            block = _read_block(stream, path)
+            block = _read(stream, path, TextError, _BLOCK)
             content = rest + block
-            text, used = decode_beginning(content, str(path), TextError, offset=offset, final=not block)
+            text, used = _decode_complete(content, str(path), TextError, offset=offset, final=not block)
             yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
             if not block:
                 return
             offset, rest = offset + used, content[used:]
 
 
-def _read_block(stream: BinaryIO, path: Path) -> bytes:
+def _read(stream: BinaryIO, path: Path, error: type[InputError], size: int = -1) -> bytes:
     try:
-        return stream.read(_BLOCK)
+        return stream.read(size)
     except OSError as refused:
-        raise TextError(f"{path} cannot be read: {refused.strerror}.") from None
+        raise error(f"{path} cannot be read: {refused.strerror}.") from None
 
 
 def read_utf8(path: Path, error: type[InputError] = CorpusError) -> str:
@@ -125,14 +123,13 @@ def decode(content: bytes, where: str, error: type[InputError] = CorpusError, *,
 
     `where` names the file in the message of `error`; `offset` is the byte of the file at which `content` begins.
     """
-    return decode_beginning(content, where, error, offset=offset, final=True)[0]
+    return _decode_complete(content, where, error, offset=offset, final=True)[0]
 
 
-def decode_beginning(
+def _decode_complete(
     content: bytes, where: str, error: type[InputError], *, offset: int, final: bool
 ) -> tuple[str, int]:
-    """The same, and how many bytes were decoded: unless this is the `final` part of the file, the last character may be
-    incomplete."""
+    """The same, and the number of decoded bytes; an incomplete last character is left for later, unless `final`."""
     other = None if offset else _other_encoding(content)
     if other is not None:
         raise error(f"{where} is not UTF-8: it seems to be {other}. Convert it with iconv -f {other} -t utf-8.")
@@ -153,27 +150,20 @@ def _other_encoding(content: bytes) -> str | None:
     for mark, name in _MARKS:
         if content.startswith(mark):
             return name
-    beginning = content[:_LOOKED_AT]
+    beginning = content[:_BYTES_EXAMINED]
     for width, name in ((4, "UTF-32"), (2, "UTF-16")):
         zeros = [beginning[place::width].count(0) for place in range(width)]
-        most = max(1, len(beginning) // width // 2)
-        if zeros[0] == 0 and min(zeros[1:]) > most:
+        half = max(1, len(beginning) // width // 2)
+        if zeros[0] == 0 and min(zeros[1:]) > half:
             return f"{name}LE"
-        if zeros[-1] == 0 and min(zeros[:-1]) > most:
+        if zeros[-1] == 0 and min(zeros[:-1]) > half:
             return f"{name}BE"
     return None
 
 
-GZIP: Final = ".gz"
-MOST_UNPACKED: Final = 1 << 30
-"""How many bytes of a packed file are held in memory at once: a small file may unpack to any size."""
-_LINE_BREAKS: Final = re.compile(r"[\r\n]+")
-
-
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Some lines of a file: `count` of them, from byte `begin` to byte `end`; the first has the number `first`, counted
-    from 1."""
+    """`count` lines of a file, from byte `begin` to byte `end`; the first has the number `first`, from 1."""
 
     begin: int
     end: int
@@ -183,8 +173,10 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file with documents: `id` is the id of a document that is the whole file, and `prefix` is put before the number
-    of a record without an id of its own. With `lines`, it stands for these lines of a file of JSON Lines."""
+    """A file with documents, or some `lines` of a file of JSON Lines.
+
+    `id`: the id of a document that is the whole file. `prefix`: comes before the number of a record without an id.
+    """
 
     path: FilePath
     id: str
@@ -193,31 +185,30 @@ class File:
 
     @property
     def suffix(self) -> str:
-        """The suffix of its name in lower case, without that of packing."""
+        """The suffix of its name in lower case, without .gz."""
         return suffix_of(self.path.name)
 
     @property
     def title(self) -> str:
-        """Its name without suffixes, on one line: the title of a document that has no other."""
+        """Its name without suffixes, on one line: the default title of its documents."""
         name = self.path.name
         stem = Path(name[: -len(GZIP)] if name.lower().endswith(GZIP) else name).stem
         return _LINE_BREAKS.sub(" ", path_text(stem))
 
 
 def suffix_of(name: str) -> str:
-    """The suffix of a file name in lower case, without that of packing."""
+    """The suffix of a file name in lower case, without .gz."""
     return os.path.splitext(name.lower().removesuffix(GZIP))[1]  # noqa: PTH122  (of a million names)
 
 
 def lines_of(path: FilePath, some: Lines | None = None) -> Iterator[tuple[int, int, bytes]]:
-    """The lines of a file, unpacked if it is gzipped, each with its number (from 1) and byte offset; or only `some`
-    of them."""
+    """The lines of a file, or `some` of them, each with its number (from 1) and byte offset; gzip is unpacked."""
     offset, first = (some.begin, some.first) if some else (0, 1)
     with unpacked(path) as stream:
         stream.seek(offset)
-        for number, line in enumerate(iter(partial(stream.readline, MOST_UNPACKED), b""), first):
-            if len(line) == MOST_UNPACKED:
-                raise CorpusError(f"{path}, line {number} is longer than {MOST_UNPACKED >> 20:,} MiB.")
+        for number, line in enumerate(iter(partial(stream.readline, MAX_UNPACKED), b""), first):
+            if len(line) == MAX_UNPACKED:
+                raise CorpusError(f"{path}, line {number} is longer than {MAX_UNPACKED >> 20:,} MiB.")
             yield number, offset, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             offset += len(line)
             if some and offset >= some.end:
@@ -232,9 +223,9 @@ def content_of(path: FilePath) -> bytes:
     with unpacked(path) as stream:
         if not isinstance(stream, gzip.GzipFile):
             return stream.read()
-        content = stream.read(MOST_UNPACKED + 1)
-        if len(content) > MOST_UNPACKED:
-            raise CorpusError(f"{path} unpacks to more than {MOST_UNPACKED >> 20:,} MiB; unpack it first.")
+        content = stream.read(MAX_UNPACKED + 1)
+        if len(content) > MAX_UNPACKED:
+            raise CorpusError(f"{path} unpacks to more than {MAX_UNPACKED >> 20:,} MiB; unpack it first.")
         return content
 
 

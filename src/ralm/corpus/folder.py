@@ -1,6 +1,6 @@
-"""Finds the files and saved datasets below a folder, in the order of their paths, and names what it leaves out.
+"""Finds the files and saved datasets of a source: below a folder or behind a URL, in the order of their paths.
 
-Knows names, links and kinds of files, also behind URLs; opens no file.
+Also computes a fingerprint of sources, which tells whether they changed since they were read.
 """
 
 import errno
@@ -20,7 +20,7 @@ from ralm.storage.remote import FilePath, RemoteFile, is_url, remote_file, remot
 from ralm.terminal import path_text
 
 HUB_PREFIX: Final = "hf:"
-"""Begins the name of a dataset of the Hugging Face hub as a source."""
+"""Prefix of a source that is a dataset of the Hugging Face hub."""
 SAVED_DATASET: Final = "state.json"
 """A file of every dataset that `datasets` saved."""
 SAVED_SPLITS: Final = "dataset_dict.json"
@@ -35,12 +35,12 @@ class Found(NamedTuple):
     is_dataset: bool
 
 
-def found_below(folder: str, skipped: Skipped) -> Iterator[Found]:
+def files_below(folder: str, skipped: Skipped) -> Iterator[Found]:
     """The files of known kinds and the saved datasets below a folder, in the order of their paths, part by part.
 
     Links are followed, except links to folders that contain the link or that are read anyway. Counts in `skipped` the
-    links that lead to nothing new, hidden files and folders, empty files, files of unknown kinds, and what cannot be
-    read. Raises CorpusError if the folder itself cannot be read.
+    links that lead to nothing new, hidden files and folders, empty files, files of unknown kinds, and unreadable ones.
+    Raises CorpusError if the folder itself cannot be read.
     """
     walk = _Walk(folder, skipped)
     try:
@@ -63,10 +63,10 @@ def found_below(folder: str, skipped: Skipped) -> Iterator[Found]:
                 below.append(walk.entries_of(entry))
 
 
-def found_behind(url: str, skipped: Skipped) -> Iterator[tuple[str, RemoteFile]]:
-    """The files of known kinds below a folder behind a URL, each with its path in the folder, in the same order.
+def files_behind_url(url: str, skipped: Skipped) -> Iterator[tuple[str, RemoteFile]]:
+    """The files of known kinds below a folder behind a URL, in the order of their paths, each with its path in it.
 
-    Counts in `skipped` the same as `found_below`; there are no links. Raises CorpusError if the folder cannot be
+    Counts in `skipped` the same as `files_below`; there are no links. Raises CorpusError if the folder cannot be
     listed, or holds a dataset that `datasets` saved.
     """
     for path, file in remote_files_below(url):
@@ -85,7 +85,7 @@ def found_behind(url: str, skipped: Skipped) -> Iterator[tuple[str, RemoteFile]]
 
 
 class _Walk:
-    """Decides about the entries of folders, in order, and counts what is left out."""
+    """Decides which entries of folders are read, and counts those that are skipped."""
 
     def __init__(self, folder: str, skipped: Skipped) -> None:
         self._root = os.path.realpath(folder)
@@ -105,7 +105,7 @@ class _Walk:
             return iter(())
 
     def status(self, entry: "os.DirEntry[str]") -> os.stat_result | None:
-        """What an entry is or leads to; None if it is hidden or cannot be read."""
+        """The status of an entry, or of the target of a link; None if it is hidden or cannot be read."""
         name = path_text(entry.path)
         if entry.name.startswith("."):
             self._skipped.add(HIDDEN, name)
@@ -120,16 +120,16 @@ class _Walk:
             return None
 
     def enters(self, entry: "os.DirEntry[str]", status: os.stat_result) -> bool:
-        """Whether a folder is to be read."""
+        """Whether to read a folder."""
         if entry.is_symlink() and (why := self._why_not_followed(entry.path)):
-            return self._leave_link(entry, why)
+            return self._skip_link(entry, why)
         if _identity(status) in self._seen:
-            return self._leave_link(entry, "was read already")
+            return self._skip_link(entry, "was read already")
         self._seen.add(_identity(status))
         return True
 
     def reads(self, entry: "os.DirEntry[str]", status: os.stat_result) -> bool:
-        """Whether a file is to be read."""
+        """Whether to read a file."""
         if not is_known(entry.name):
             self._skipped.add_unknown(path_text(entry.path), suffix_of(entry.name))
             return False
@@ -147,7 +147,7 @@ class _Walk:
         hidden = any(part.startswith(".") for part in Path(target).relative_to(self._root).parts)
         return "" if hidden else "leads to a folder that is read anyway"
 
-    def _leave_link(self, entry: "os.DirEntry[str]", why: str) -> bool:
+    def _skip_link(self, entry: "os.DirEntry[str]", why: str) -> bool:
         self._skipped.add(LINKS, f"{path_text(entry.path)} ({why})")
         return False
 
@@ -183,7 +183,7 @@ def _content(file: FilePath) -> str:
 def _files(source: str) -> Iterator[FilePath]:
     if is_url(source):
         file = remote_file(source)
-        yield from [one for _, one in found_behind(source, Skipped())] if file is None else [file]
+        yield from [one for _, one in files_behind_url(source, Skipped())] if file is None else [file]
         return
     path = Path(source)
     if source.startswith(HUB_PREFIX):
@@ -193,7 +193,7 @@ def _files(source: str) -> Iterator[FilePath]:
     if not path.is_dir():
         yield path
         return
-    for found in found_below(str(path), Skipped()):
+    for found in files_below(str(path), Skipped()):
         if found.is_dataset:
             yield from sorted(Path(found.path).rglob("*"))
         else:

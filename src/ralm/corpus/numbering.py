@@ -30,7 +30,7 @@ def union(one: IntArray, other: IntArray) -> IntArray:
 
 
 def are_in(one: IntArray, numbers: IntArray) -> NDArray[np.bool_]:
-    """Which of some numbers are in a rising array."""
+    """Whether each of some numbers is in a rising array."""
     places = np.searchsorted(one, numbers)
     found = places < len(one)
     found[found] = one[places[found]] == numbers[found]
@@ -48,7 +48,7 @@ def hash_of_numbers(numbers: IntArray) -> str:
 
 
 class Numbering:
-    """The numbers of what is left of `rows` rows after those in `removed` were removed (in any order)."""
+    """Numbers the rows, out of `rows`, that are left after those in `removed` (in any order) were removed."""
 
     def __init__(self, rows: int, removed: Iterable[int] | IntArray = ()) -> None:
         self.removed: IntArray = rising(removed)
@@ -57,7 +57,7 @@ class Numbering:
         self._before = self.removed - np.arange(len(self.removed))
 
     def __len__(self) -> int:
-        """How many passages are left."""
+        """The number of passages that are left."""
         return self._passages
 
     def row(self, number: int) -> int:
@@ -92,7 +92,7 @@ class StoredPassages(Sequence[Passage]):
         self._stores = stores
         self._begins = [0, *accumulate(len(store) for store in stores)]
         self.numbering = Numbering(self._begins[-1], removed)
-        """The translation between these numbers and rows of all stores."""
+        """Translates between these numbers and the rows of all stores."""
 
     def __len__(self) -> int:
         return len(self.numbering)

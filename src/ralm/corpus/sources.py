@@ -1,7 +1,4 @@
-"""Reads documents one at a time from files, folders and Hugging Face datasets, and counts what it leaves out.
-
-Knows where to look and which reader to use; knows nothing of passages.
-"""
+"""Reads documents one at a time from files, folders, URLs and Hugging Face datasets, and counts what it skips."""
 
 import warnings
 from collections import Counter
@@ -21,10 +18,10 @@ from ralm.corpus.documents import (
     Fields,
     Skipped,
     check_metadata,
-    without_remedy,
+    without_advice,
 )
 from ralm.corpus.files import File, suffix_of
-from ralm.corpus.folder import HUB_PREFIX, SAVED_DATASET, SAVED_SPLITS, Found, found_behind, found_below
+from ralm.corpus.folder import HUB_PREFIX, SAVED_DATASET, SAVED_SPLITS, Found, files_behind_url, files_below
 from ralm.corpus.formats import SUFFIXES, document_reader, is_known
 from ralm.corpus.formats.arrow import check_datasets, dataset_documents
 from ralm.errors import CorpusError, RalmWarning, UsageError
@@ -35,13 +32,17 @@ from ralm.terminal import path_text
 __all__ = ["Fields", "Skipped", "read_documents"]
 
 _IDS_AT_ONCE: Final = 1 << 16
-_MOST_IDS: Final = 1 << 23
+_MAX_IDS: Final = 1 << 23
 _EXAMPLES: Final = 3
 _BITS: Final = (1 << 64) - 1
 
 
 class SharedIds:
-    """Counts the documents whose id an earlier document has, among the first 8,388,608 documents."""
+    """Counts the documents whose id an earlier document has, among the first 8,388,608 documents.
+
+    Consecutive documents with one id are one document in parts, such as the pages of a PDF file. Memory is bounded: 8
+    bytes a document.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -50,7 +51,7 @@ class SharedIds:
         """The hashes of all ids so far, sorted; two ids of 8 million share one by chance once in a million corpora."""
 
     def watched(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """The same documents; the counts are complete once they are exhausted."""
+        """The same documents; the counts are complete after the last one."""
         last = None
         ids: list[str] = []
         for document in documents:
@@ -67,12 +68,12 @@ class SharedIds:
         """Count these ids, of consecutive documents or passages."""
         different = (identifier for identifier, _ in groupby(ids))
         while some := list(islice(different, _IDS_AT_ONCE)):
-            if len(self._seen) >= _MOST_IDS:
+            if len(self._seen) >= _MAX_IDS:
                 return
             self._add(some)
 
     def _add(self, ids: list[str]) -> None:
-        if len(self._seen) >= _MOST_IDS or not ids:
+        if len(self._seen) >= _MAX_IDS or not ids:
             return
         hashes = np.fromiter((hash(identifier) & _BITS for identifier in ids), np.uint64, len(ids))
         order = np.argsort(hashes, kind="stable")
@@ -112,17 +113,17 @@ def read_documents(
     records by a colon and the number of the line or object (from 1) or row (from 0). For a single file it is only the
     file name or the number; with several sources, or if `source_in_ids` is true, it begins with the source.
 
-    The ids of records are kept as they are; a RalmWarning says at the end if several documents share one (the first
+    The ids of records are kept as they are. A RalmWarning at the end names ids that several documents share (the first
     eight million are compared).
 
-    `skipped` counts what is left out of the sources; without it, a RalmWarning says so at the end. What is broken or
-    unknown in a folder is left out, down to single lines. A broken file that is itself a source is an error. With
-    `skip_bad`, its broken lines, objects and pages are left out too.
+    `skipped` counts what is skipped; without it, a RalmWarning at the end lists it. In a folder, broken lines and files
+    and files of unknown kinds are skipped. A broken file that is itself a source is an error; with `skip_bad`, its
+    broken lines, objects and pages are skipped.
 
     Raises CorpusError if a source is missing, of an unknown type, broken (naming the line), not UTF-8 (naming the
     byte), or has no documents, or if no document has a field that `fields` names for metadata; MissingExtraError if a
-    package is needed and not installed, for a folder before anything in it is read; StorageError if the connection to
-    a file behind a URL is lost.
+    package is not installed, for a folder before anything in it is read; StorageError if the connection to a file
+    behind a URL is lost.
     """
     sources = [sources] if isinstance(sources, str) else sources
     source_in_ids = len(sources) > 1 if source_in_ids is None else source_in_ids
@@ -136,7 +137,7 @@ def read_documents(
     check_metadata(builder.never_seen)
     warn_of_shared(shared)
     if skipped is None and counted.counts:
-        warnings.warn(f"left out of {', '.join(sources)}: {'; '.join(counted.lines())}", RalmWarning, stacklevel=2)
+        warnings.warn(f"skipped in {', '.join(sources)}: {'; '.join(counted.lines())}", RalmWarning, stacklevel=2)
 
 
 def warn_of_shared(ids: SharedIds) -> None:
@@ -153,7 +154,7 @@ def warn_of_shared(ids: SharedIds) -> None:
 def _with_text(source: str, documents: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
     """The documents that have text.
 
-    Raises CorpusError, with what was left out, if there is none.
+    Raises CorpusError, listing what was skipped, if there is none.
     """
     document = None
     before = Counter(skipped.counts)
@@ -164,7 +165,7 @@ def _with_text(source: str, documents: Iterator[Document], skipped: Skipped) -> 
 
 
 def with_text(documents: Iterator[Document], skipped: Skipped) -> Iterator[Document]:
-    """The documents that have text; the others are counted."""
+    """The documents that have text; the others are counted as skipped."""
     for document in documents:
         if document.text and not document.text.isspace():
             yield document
@@ -173,9 +174,9 @@ def with_text(documents: Iterator[Document], skipped: Skipped) -> Iterator[Docum
 
 
 def no_document(source: str, skipped: Skipped, reasons: Collection[str]) -> CorpusError:
-    """The error for a source without documents, with what was left out for these reasons."""
+    """The error for a source without documents, listing what was skipped for these reasons."""
     lines = [line for reason, line in zip(skipped.counts, skipped.lines(), strict=True) if reason in reasons]
-    return CorpusError(f"{source} holds no document" + (f"; left out: {'; '.join(lines)}" if lines else "."))
+    return CorpusError(f"{source} holds no document" + (f"; skipped: {'; '.join(lines)}" if lines else "."))
 
 
 def _open(source: str, begin: str, builder: DocumentBuilder) -> Iterator[Document]:
@@ -194,8 +195,8 @@ def _open(source: str, begin: str, builder: DocumentBuilder) -> Iterator[Documen
 
 
 def files_of(source: str, begin: str, skipped: Skipped) -> tuple[list[File], bool]:
-    """The files that a source names or holds, for reading them apart, and whether it is a folder; ids begin with
-    `begin`, unless it is empty.
+    """The files of a source, which can be read separately, and whether it is a folder; ids begin with `begin`, unless
+    it is empty.
 
     Raises CorpusError as `read_documents` does, UsageError if the source is a dataset or holds one.
     """
@@ -206,7 +207,7 @@ def files_of(source: str, begin: str, skipped: Skipped) -> tuple[list[File], boo
         raise _only_files(source)
     if not path.is_dir():
         return [_file_of(path, begin)], False
-    everything = list(found_below(str(path), skipped))
+    everything = list(files_below(str(path), skipped))
     _check_extras(everything)
     for found in everything:
         if found.is_dataset:
@@ -236,7 +237,7 @@ def _remote_documents(url: str, begin: str, builder: DocumentBuilder) -> Iterato
 
 
 def documents_of_files(files: Sequence[File], builder: DocumentBuilder, *, in_folder: bool) -> Iterator[Document]:
-    """The documents of files, one after another; what is broken in a folder is left out.
+    """The documents of files, one after another; in a folder, what is broken is skipped.
 
     Raises StorageError if a file behind a URL cannot be read to its end.
     """
@@ -253,7 +254,7 @@ def _remote_files(url: str, begin: str, skipped: Skipped) -> tuple[list[File], b
         return [_file_of(file, begin)], False
     found = [
         File(one, name, _prefix(name))
-        for path, one in found_behind(url, skipped)
+        for path, one in files_behind_url(url, skipped)
         for name in ["/".join([*([begin] if begin else []), path])]
     ]
     for suffix in sorted({one.suffix for one in found}):
@@ -278,8 +279,8 @@ def _file_below(folder: Path, found: Found, begin: str) -> File:
 
 
 def _folder_documents(folder: Path, builder: DocumentBuilder, begin: str) -> Iterator[Document]:
-    """The documents of everything below a folder; what is broken is left out."""
-    everything = list(found_below(str(folder), builder.skipped))
+    """The documents of all files and datasets below a folder; what is broken is skipped."""
+    everything = list(files_below(str(folder), builder.skipped))
     _check_extras(everything)
     for found in everything:
         file = _file_below(folder, found, begin)
@@ -292,7 +293,7 @@ def _folder_documents(folder: Path, builder: DocumentBuilder, begin: str) -> Ite
 
 
 def _check_extras(everything: list[Found]) -> None:
-    """Raise MissingExtraError if a package is missing that one of the files needs: none is left out for that."""
+    """Raise MissingExtraError if one of the files needs a package that is missing."""
     for suffix in sorted({suffix_of(found.path) for found in everything if not found.is_dataset}):
         document_reader(suffix)
     for found in everything:
@@ -302,7 +303,7 @@ def _check_extras(everything: list[Found]) -> None:
 
 
 def _unless_broken(documents: Iterator[Document], path: FilePath, skipped: Skipped) -> Iterator[Document]:
-    """The documents of a file in a folder, up to where it is broken; a file without any is counted too."""
+    """The documents of a file in a folder, up to where it is broken; a file without documents is counted as empty."""
     before = skipped.counts.total()
     document = None
     try:
@@ -310,11 +311,11 @@ def _unless_broken(documents: Iterator[Document], path: FilePath, skipped: Skipp
             yield document
     except CorpusError as error:
         check_read_to_end(path)
-        skipped.add(BROKEN_FILES, without_remedy(error))
+        skipped.add(BROKEN_FILES, without_advice(error))
     if document is None and skipped.counts.total() == before:
         skipped.add(EMPTY_FILES, path_text(str(path)))
 
 
 def _prefix(name: str) -> str:
-    """What ids begin with that have only a number."""
+    """The beginning of ids that are otherwise only a number."""
     return f"{name}:" if name else ""

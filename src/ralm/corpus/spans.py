@@ -1,7 +1,7 @@
-"""A corpus cut into spans: runs of consecutive files, or of lines of one file, that can be read apart and in any order.
+"""Cuts a corpus into spans, runs of consecutive files or lines, which processes can read separately and in any order.
 
-A span says what it holds by a hash, so what was made of it once need not be made again. Files of JSON Lines that are
-not packed are cut into lines; every other file is read whole. Knows files; knows nothing of who reads them, or where.
+A span has a hash of its content, so work on it need not be repeated. Files of JSON Lines that are not gzipped are cut
+into lines; every other file is read whole.
 """
 
 import hashlib
@@ -19,15 +19,18 @@ from ralm.terminal import path_text
 
 SPAN_BYTES: Final = 1 << 25
 """About how many bytes a span has: some 50,000 passages of 100 words."""
-_MOST_FILES: Final = 1000
+_MAX_FILES: Final = 1000
 _CUTTABLE: Final = (".jsonl", ".ndjson")
 _BLOCK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusSpan:
-    """Consecutive files of the source with number `source`, or lines of one of them. `in_folder`: the source is a
-    folder, in which what is broken is left out. `sha256` is a hash of the bytes; empty until it was computed."""
+    """Consecutive files of the source with number `source`, or lines of one of them.
+
+    `in_folder`: the source is a folder, so what is broken is skipped. `sha256`: a hash of the bytes; empty until it is
+    computed.
+    """
 
     source: int
     files: tuple[File, ...]
@@ -36,7 +39,7 @@ class CorpusSpan:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """The name of the span in messages."""
         first, last = self.files[0], self.files[-1]
         if len(self.files) > 1:
             return f"{path_text(str(first.path))} to {path_text(str(last.path))} ({len(self.files):,} files)"
@@ -48,7 +51,7 @@ class CorpusSpan:
         )
 
     def halves(self) -> "tuple[CorpusSpan, CorpusSpan] | None":
-        """Two spans that hold the same together; None for a single line, or a file that is not cut."""
+        """The two halves of the span; None for a single line, or a file that is not cut."""
         if len(self.files) > 1:
             middle = len(self.files) // 2
             parts = [replace(self, files=some) for some in (self.files[:middle], self.files[middle:])]
@@ -90,16 +93,16 @@ def list_files(sources: Sequence[str], skipped: Skipped, *, source_in_ids: bool)
         files, in_folder = files_of(source, source if source_in_ids else "", skipped)
         for file in files:
             path = file.path.absolute()
-            readable = isinstance(path, RemoteFile) or path.is_file()  # reading another one says what is wrong
+            readable = isinstance(path, RemoteFile) or path.is_file()  # reading any other path raises the error
             listed.append(SourceFile(number, replace(file, path=path), in_folder, size_of(path) if readable else 0))
     return listed
 
 
 def group_files(files: Sequence[SourceFile], span_bytes: int) -> Iterator[CorpusSpan]:
-    """The files in order as spans without hashes, to be cut: small ones of a source together."""
+    """The files in order as spans without hashes, small files of a source together; `cut_span` adds the hashes."""
     group: list[SourceFile] = []
     for one in files:
-        full = sum(other.bytes for other in group) + one.bytes > span_bytes or len(group) == _MOST_FILES
+        full = sum(other.bytes for other in group) + one.bytes > span_bytes or len(group) == _MAX_FILES
         if group and (full or one.source != group[0].source):
             yield _together(group)
             group = []
@@ -138,7 +141,7 @@ def _is_cut(path: FilePath) -> bool:
 
 
 def _cut_lines(path: FilePath, span_bytes: int) -> Iterator[tuple[Lines, str]]:
-    """Runs of lines of about the size of a span, each with the hash of a span that holds them."""
+    """Runs of lines of about the size of a span, each with the hash of its span."""
     begin, first = 0, 1
     with open_file(path) as stream:
         while held := stream.read(span_bytes):
@@ -173,7 +176,7 @@ def _hashed(span: CorpusSpan) -> CorpusSpan:
 
 
 def _hash(files: Sequence[File]) -> str:
-    """The hash of the bytes of files and lines; a file that cannot be read counts as empty, and reading it says why."""
+    """The hash of the bytes of files and lines; an unreadable file counts as empty: reading it raises the error."""
     return _combined([_hash_of(file) for file in files])
 
 

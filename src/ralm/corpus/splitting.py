@@ -1,7 +1,6 @@
-"""Splits documents into passages that do not overlap, of a given number of words (the papers: 100) or model tokens.
+"""Splits documents into numbered passages that do not overlap, of 100 words as in the papers, or of model tokens.
 
-A passage is a slice of its document. Inner white space is kept, white space at the ends is removed. Nothing but white
-space is lost between passages.
+A passage is a slice of its document without white space at its ends. Only white space is lost between passages.
 """
 
 import re
@@ -69,7 +68,7 @@ def split_by_tokens(text: str, tokenizer: Tokenizer, tokens: int) -> Iterator[st
 
 
 def _whole_characters(ids: IntArray, begin: int, end: int, tokenizer: Tokenizer) -> tuple[int, str]:
-    """The place nearest to `end`, preferably before it, that does not split a character; and the text up to there.
+    """The place nearest to `end`, preferably before it, that does not split a character; and the text up to it.
 
     It is `end` itself if there is none within a character's length: then the text itself has a replacement character.
     """
@@ -114,9 +113,9 @@ def make_passages(
     decontamination: Decontamination | None = None,
     removals: Removals | None = None,
 ) -> Iterator[Passage]:
-    """Yield the passages of documents, numbered from 0 in order; `removals` counts what is left out.
+    """Yield the passages of documents, numbered from 0 in order; `removals` counts what decontamination removes.
 
-    Numbers have no gaps: a passage that is left out gets no number. `tokenizer` is needed if `splitting` counts tokens.
+    Numbers have no gaps: a removed passage gets no number. `tokenizer` is needed if `splitting` counts tokens.
     """
     splitting = splitting or Splitting()
     decontamination = decontamination or Decontamination()

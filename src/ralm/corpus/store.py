@@ -1,17 +1,15 @@
-"""The passages of a corpus on disk: one Arrow file, written as a stream and memory-mapped for random access by number.
+"""Stores the passages of a corpus in one Arrow file, written as a stream and memory-mapped for access by number.
 
 Every record batch except the last has the same number of rows, so the number of a passage gives its place. Strings are
-read directly from Arrow's buffers (offsets and UTF-8 bytes), without creating Arrow scalars. The file is not trusted:
-each batch is checked on first use, even if checksums match.
+read directly from Arrow's buffers (offsets and UTF-8 bytes), without creating Arrow scalars. Each batch is checked on
+first use, since memory-mapped offsets that are wrong could crash the process.
 
-The column `metadata` holds JSON objects. An empty string means: the same as in the row before, within a batch. So the
-passages of a document store its metadata once. Rows before the first object have no metadata. Files written before this
-column existed are read too.
+The column `metadata` holds JSON objects. An empty string means the same metadata as in the row before, within a batch,
+so the passages of a document store its metadata once. Rows before the first object have no metadata.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Final, NoReturn, TypeAlias, TypeVar, overload
 
@@ -35,23 +33,22 @@ _SCHEMA: Final = pa.schema(
         ("metadata", pa.large_string()),
     ]
 )
-_WITHOUT_METADATA: Final = _SCHEMA.names[:3]
 _AS_BEFORE: Final = b""
 _NOTHING: Final = metadata_to_json({}).encode()
 
 _Column: TypeAlias = tuple[memoryview, memoryview]
 """The string offsets of a column, and its bytes."""
 _Batch: TypeAlias = tuple[_Column, _Column, _Column, _Column | None]
-"""Document ids, titles, texts, and metadata unless no passage of the batch has any."""
+"""Document ids, titles, texts, and metadata, which is None if no passage of the batch has any."""
 _Stamp: TypeAlias = tuple[int, int, int]
-"""Tells a file from its replacement on the same file system: inode, size, modification time."""
-_Read = TypeVar("_Read")
+"""Identifies a file on a file system: inode, size, modification time."""
+_T = TypeVar("_T")
 
 
 def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]:
-    """Write passages to `path` and yield each one, so that they can be indexed in the same pass.
+    """Write passages to `path` and yield each one, so they can be indexed in the same pass.
 
-    Holds one batch in memory. The file is complete when the iterator is exhausted. Numbers must start at 0, in order.
+    Holds one batch in memory. The file is complete after the last passage. Numbers must start at 0, in order.
     Raises UsageError if metadata cannot be written as JSON.
     """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
@@ -68,9 +65,9 @@ def write_passages(path: Path, passages: Iterable[Passage]) -> Iterator[Passage]
 
 
 def join_passages(path: Path, files: Sequence[Path]) -> int:
-    """Write the passages of several stores, one after the other, into one at `path`; returns how many there are.
+    """Write the passages of several stores, one after the other, into one at `path`; returns their number.
 
-    The file is, byte for byte, the one that `write_passages` writes. Texts are copied and not decoded.
+    The file equals the one that `write_passages` writes, byte for byte. Texts are copied and not decoded.
     """
     rows = 0
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
@@ -90,7 +87,7 @@ def _batches_of(files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
 
 
 def _of_full_size(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of the size that a store has."""
+    """The same rows in batches of `ROWS_A_BATCH`."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
@@ -105,7 +102,7 @@ def _of_full_size(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of its own, with the metadata of a document once."""
+    """A copy of a batch, with the metadata of each document once."""
     return _with_metadata(pa.concat_batches([rows]), lambda stored: list(_once(stored)))
 
 
@@ -121,11 +118,10 @@ def _with_metadata(batch: pa.RecordBatch, change: Callable[[list[bytes]], list[b
 
 def _spread(stored: list[bytes]) -> list[bytes]:
     """The metadata of every row in full; empty before the first object."""
-    return list(accumulate(stored, _or_before))
-
-
-def _or_before(before: bytes, one: bytes) -> bytes:
-    return one or before
+    rows: list[bytes] = []
+    for one in stored:
+        rows.append(one or (rows[-1] if rows else _AS_BEFORE))
+    return rows
 
 
 class PassageStore(Sequence[Passage]):
@@ -144,7 +140,7 @@ class PassageStore(Sequence[Passage]):
         self._stamp = self._guarded(lambda: _stamp(path))
         self._file = self._guarded(lambda: pa.ipc.open_file(self._source))
         columns = self._guarded(lambda: ", ".join(f"{field.name} ({field.type})" for field in self._file.schema))
-        if not _is_store(self._file.schema):
+        if self._file.schema != _SCHEMA:
             raise DamagedFolderError(f"{path} is not a store of passages: its columns are {columns}.")
         whole = self._guarded(self._source.read_buffer)
         self._mapped = range(whole.address, whole.address + whole.size)
@@ -238,22 +234,20 @@ class PassageStore(Sequence[Passage]):
         read = self._read(batch)
         if read.num_rows != min(ROWS_A_BATCH, self._length - batch * ROWS_A_BATCH):
             self._damaged(f"batch {batch} has {read.num_rows:,} passages")
-        document_ids, titles, texts, *metadata = (self._column(column) for column in read.columns)
-        stored = metadata[0] if metadata and metadata[0][0][-1] > 0 else None
-        mapped = self._batches[batch] = (document_ids, titles, texts, stored)
+        document_ids, titles, texts, metadata = (self._column(column) for column in read.columns)
+        mapped = self._batches[batch] = (document_ids, titles, texts, metadata if metadata[0][-1] > 0 else None)
         return mapped
 
     def _ids(self, batch: int) -> pa.Array:
         """The document ids of a batch as bytes; the batch is checked on first use."""
         if self._batches[batch] is None:
             self._map(batch)
-        ids = self._read(batch).column(0)
-        return ids.cast(pa.string()).cast(pa.binary())
+        return self._read(batch).column(0).cast(pa.binary())
 
     def _metadata(self, stored: _Column, batch: int, row: int) -> Metadata:
-        """The metadata of a row: that of the last row up to it that holds any.
+        """The metadata of a row, which the last row up to it with an object holds.
 
-        Remembers what it parsed last, since the passages of a document often follow each other.
+        The object that was parsed last is kept, since the passages of a document often follow each other.
         """
         places, _ = stored
         row = bisect_left(places, places[row + 1], 0, row + 2) - 1
@@ -294,7 +288,7 @@ class PassageStore(Sequence[Passage]):
     def _damaged(self, how: str) -> NoReturn:
         raise DamagedFolderError(f"{self._path} is damaged: {how}; build the index again.")
 
-    def _guarded(self, read: Callable[[], _Read]) -> _Read:
+    def _guarded(self, read: Callable[[], _T]) -> _T:
         try:
             return read()
         except FileNotFoundError:
@@ -318,13 +312,6 @@ def _same_store(path: Path, stamp: _Stamp, checksum: str | None) -> PassageStore
 def _stamp(path: Path) -> _Stamp:
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _is_store(schema: pa.Schema) -> bool:
-    """Whether these are our columns, with either width of string."""
-    strings = (pa.string(), pa.large_string())
-    named = schema.names in (_SCHEMA.names, _WITHOUT_METADATA)
-    return named and all(field.type in strings for field in schema)
 
 
 def _string(column: _Column, row: int) -> str:
@@ -366,9 +353,9 @@ def _metadata_of(passages: list[Passage]) -> Iterator[bytes]:
 
 
 def _once(metadata: Iterable[bytes]) -> Iterator[bytes]:
-    """Metadata as JSON (empty: none), or that it is the same as in the row before.
+    """Metadata as JSON (empty: none), with `_AS_BEFORE` for an object that equals the one before.
 
-    Compared as JSON: as Python values, 1 and true are equal.
+    They are compared as JSON, since 1 and true are equal as Python values.
     """
     before = _NOTHING
     for one in metadata:

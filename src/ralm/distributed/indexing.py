@@ -24,8 +24,8 @@ from ralm.corpus.decontamination import Decontamination, Removals
 from ralm.corpus.documents import (
     BROKEN_LINES,
     CRASHES,
-    MEND,
     NOT_JSON,
+    SKIP_ADVICE,
     DocumentBuilder,
     Fields,
     Skipped,
@@ -307,7 +307,7 @@ def _make_parts(job: _Job, spans: Sequence[CorpusSpan], skipped: Skipped) -> lis
 
     def bad(span: CorpusSpan) -> None:
         if not job.plan.skip_bad:
-            raise CorpusError(f"{span.name} ends the process that reads it, each of {MAX_CRASHES} times.{MEND}")
+            raise CorpusError(f"{span.name} ends the process that reads it, each of {MAX_CRASHES} times.{SKIP_ADVICE}")
         skipped.add(CRASHES, span.name)
 
     def halves(span: CorpusSpan) -> tuple[CorpusSpan, CorpusSpan] | None:
@@ -343,7 +343,7 @@ def _make_part(job: _Job, span: CorpusSpan) -> tuple[str, Held]:
     record = _record(job, key)
     skips = job.plan.skip_bad or span.in_folder
     if BROKEN_LINES in record.skipped and not skips:  # the part was made when they were to be skipped
-        raise CorpusError(f"{record.skipped[BROKEN_LINES][1][0]}.{MEND}")
+        raise CorpusError(f"{record.skipped[BROKEN_LINES][1][0]}.{SKIP_ADVICE}")
     return key, record.held
 
 
@@ -385,13 +385,13 @@ def _take_in(job: _Job, parts: Sequence[_Part], removals: Removals, skipped: Ski
     for part in parts:
         record = _record(job, part.key)
         documents[part.source] += record.documents
-        skipped.take_in(
+        skipped.merge(
             Skipped(
                 Counter({name: count for name, (count, _) in record.skipped.items()}),
                 {name: examples for name, (_, examples) in record.skipped.items()},
             )
         )
-        removals.take_in(record.removed, record.removed_list)
+        removals.merge(record.removed, record.removed_list)
         not_json = record.not_json | not_json
         never_seen &= {*record.never_seen}
         for said in record.warnings:

@@ -77,7 +77,7 @@ def check_datasets(source: str) -> None:
 
 
 def _needed_columns(schema: pa.Schema, builder: DocumentBuilder, where: str) -> list[str]:
-    """The columns of a table that documents are made of; metadata of bytes, such as pictures, is not even read.
+    """The columns of a table that documents are made of, without metadata of bytes, such as pictures.
 
     Raises CorpusError, naming `where`, if there is no column with text.
     """
@@ -114,7 +114,7 @@ def _parquet_records(file: File, builder: DocumentBuilder) -> Iterator[Mapping[s
 
 
 def _rows_a_batch(found: pq.FileMetaData) -> int:
-    """Fewer rows if they are large, such as whole pages beside the text."""
+    """The number of rows to hold at once: fewer if rows are large."""
     total = sum(found.row_group(group).total_byte_size for group in range(found.num_row_groups))
     return max(1, min(_ROWS_A_BATCH, _BYTES_A_BATCH * found.num_rows // max(1, total)))
 

@@ -1,6 +1,6 @@
 """Reads DOCX files: paragraphs and tables in the order of the document. Needs the extra `files`.
 
-Reads the body alone: no headers, footers, notes or comments, and no text that was deleted with changes being tracked.
+Reads only the body: no headers, footers, notes, comments or tracked deletions.
 """
 
 import zipfile
@@ -16,8 +16,8 @@ from ralm.errors import CorpusError
 from ralm.records import Document
 from ralm.storage.remote import FilePath
 
-_MOST_XML: Final = 1 << 27
-_MOST_BYTES: Final = 1 << 30
+_MAX_XML: Final = 1 << 27
+_MAX_BYTES: Final = 1 << 30
 _XML: Final = (".xml", ".rels")
 _PARAGRAPH, _TABLE, _ROW, _CELL = (qn(f"w:{name}") for name in ("p", "tbl", "tr", "tc"))
 _TEXTS: Final = frozenset({qn("w:t"), "{http://schemas.openxmlformats.org/officeDocument/2006/math}t"})
@@ -28,11 +28,11 @@ _CHARACTERS: Final = {
     qn("w:noBreakHyphen"): "-",
 }
 _NOT_SHOWN: Final = frozenset(
-    # a second form of what stands beside it, for programs that do not know the first; properties; moved or deleted text
+    # properties, moved or deleted text; `Fallback` repeats its neighbour for older programs
     [qn(f"w:{name}") for name in ("pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr", "del", "moveFrom")]
     + ["{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"]
 )
-_SAID: Final = 200
+_MAX_MESSAGE: Final = 200
 
 
 def docx_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
@@ -51,20 +51,20 @@ def docx_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     except zipfile.BadZipFile:
         raise CorpusError(f"{file.path} is not a DOCX file, or damaged or encrypted: it is no zip archive.") from None
     except Exception as error:
-        said = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise CorpusError(f"{file.path} is not a DOCX file, or damaged: {said[:_SAID]}.") from error
+        message = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise CorpusError(f"{file.path} is not a DOCX file, or damaged: {message[:_MAX_MESSAGE]}.") from error
     yield builder.whole(file.id, " ".join(title.split()), text)
 
 
 def _check_size(path: FilePath) -> None:
-    """Raise CorpusError if the file unpacks to more than a document should: a small file may unpack to any size."""
+    """Raise CorpusError if the file unpacks to too much: a small file may unpack to any size."""
     with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
         sizes = [(part.filename.lower(), part.file_size) for part in archive.infolist()]
     xml = sum(size for name, size in sizes if name.endswith(_XML))
-    for size, most, what in ((xml, _MOST_XML, "XML"), (sum(size for _, size in sizes), _MOST_BYTES, "data")):
-        if size > most:
+    for size, limit, what in ((xml, _MAX_XML, "XML"), (sum(size for _, size in sizes), _MAX_BYTES, "data")):
+        if size > limit:
             raise CorpusError(
-                f"{path} unpacks to {size >> 20:,} MiB of {what}, and ralm reads {most >> 20:,} MiB at most."
+                f"{path} unpacks to {size >> 20:,} MiB of {what}, and ralm reads {limit >> 20:,} MiB at most."
             )
 
 

@@ -1,6 +1,6 @@
 """Reads HTML: the text that a browser shows, with line breaks between blocks. Needs the extra `files`.
 
-The parser passes tags and text on as it meets them, so that neither broken markup nor nesting of any depth harms it.
+The parser reports tags and texts as it meets them, so broken markup and deep nesting are no problem.
 """
 
 import codecs
@@ -23,7 +23,7 @@ _ROLES: Final = {
     "title": _TITLE,
     "h1": _HEADING,
 }
-"""What some tags mean for the text within them."""
+"""How some tags change the text within them."""
 _INLINE: Final = frozenset(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i ins kbd label mark q ruby rb rp rt s samp small "
     "span strike strong sub sup time tt u var wbr".split()
@@ -33,11 +33,17 @@ _EMPTY: Final = re.compile(r"<([a-zA-Z][\w:-]*)((?:\s[^<>]*?)?)/>")
 _VOID: Final = frozenset("area base br col embed hr img input link meta param source track wbr".split())
 _SPACES: Final = re.compile(r"[ \t\n\r\f]+")
 _CELL_BREAKS: Final = re.compile(r" *\t[ \t]*")
-_NEVER_MEANT: Final = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"})
+_NEVER_USED: Final = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"})
 _CHARSET: Final = re.compile(rb"""<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*["']?\s*([\w:.-]+)""", re.IGNORECASE)
 _BEFORE_CHARSET: Final = 4096
 _MARKS: Final = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
-_MEANT: Final = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gbk", "utf-16": "utf-8", "utf-16-le": "utf-8"}
+_BROWSER_ENCODINGS: Final = {
+    "iso8859-1": "cp1252",
+    "ascii": "cp1252",
+    "gb2312": "gbk",
+    "utf-16": "utf-8",
+    "utf-16-le": "utf-8",
+}
 """The encodings that browsers use for pages that name these."""
 
 
@@ -103,7 +109,7 @@ class _Page:
         """Comments are not shown."""
 
     def pi(self, target: str, data: str) -> None:
-        """Neither are instructions."""
+        """Instructions are not shown."""
 
     def close(self) -> "_Page":
         return self
@@ -125,7 +131,7 @@ class _Page:
 
 
 def _opened_and_closed(tag: re.Match[str]) -> str:
-    """An empty element of XML, such as `<script src="x"/>`, as HTML: there, the rest of the page would belong to it."""
+    """An empty element of XML, such as `<script src="x"/>`, as HTML, where it would include the rest of the page."""
     name, attributes = tag.groups()
     return f"<{name}{attributes}>" if name.lower() in _VOID else f"<{name}{attributes}></{name}>"
 
@@ -143,7 +149,7 @@ def _one_line(parts: list[str]) -> str:
 
 
 def _decoded(content: bytes, file: File) -> str:
-    """The text of a page in the encoding of its byte order mark, or the one that it names, or UTF-8."""
+    """The text of a page in the encoding of its byte order mark, else the one that it names, else UTF-8."""
     for mark, encoding in _MARKS:
         if content.startswith(mark):
             return _decode_as(content, encoding, file)
@@ -155,12 +161,12 @@ def _decoded(content: bytes, file: File) -> str:
         encoding = codecs.lookup(name).name
     except LookupError:
         encoding = name
-    return _decode_as(content, _MEANT.get(encoding, encoding), file)
+    return _decode_as(content, _BROWSER_ENCODINGS.get(encoding, encoding), file)
 
 
 def _decode_as(content: bytes, encoding: str, file: File) -> str:
     try:
-        if encoding in _NEVER_MEANT:
+        if encoding in _NEVER_USED:
             raise LookupError
         return content.decode(encoding)
     except UnicodeError as error:

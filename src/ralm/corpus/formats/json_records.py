@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final, NoReturn
 
-from ralm.corpus.documents import MEND, DocumentBuilder
+from ralm.corpus.documents import SKIP_ADVICE, DocumentBuilder
 from ralm.corpus.files import BYTE_ORDER_MARK, File, decode, lines_of, unpacked
 from ralm.errors import CorpusError
 from ralm.records import Document
@@ -20,9 +20,9 @@ _SURROGATE_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _DECODER: Final = json.JSONDecoder()
-_LONGEST_TOKEN: Final = 16
-"""More characters than any name, number sign or escape of JSON has that may be cut off at the end of a piece."""
-_LONGEST_VALUE: Final = 1 << 26
+_MAX_TOKEN: Final = 16
+"""More characters than any name, sign or escape of JSON that the end of a piece may cut."""
+_MAX_VALUE: Final = 1 << 26
 _CUT_STRING: Final = "Unterminated string"
 
 
@@ -45,7 +45,7 @@ def json_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
 
     Raises CorpusError, naming the character, where the file is not JSON: what follows cannot be read.
     """
-    for number, (value, text) in enumerate(_values(_Ahead(file.path)), 1):
+    for number, (value, text) in enumerate(_values(_JsonText(file.path)), 1):
         where = f"{file.path}, object {number}"
         try:
             document = builder.document(_record(value, text, where), where, f"{file.prefix}{number}")
@@ -56,39 +56,44 @@ def json_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
 
 
 def record_of_line(line: bytes, where: str, offset: int) -> Mapping[str, object]:
-    """The object on a line of JSON Lines that begins at byte `offset`; CorpusError, naming `where`, if it is none."""
+    """The object on a line of JSON Lines that begins at byte `offset`.
+
+    Raises CorpusError, naming `where`, if the line is not an object.
+    """
     text = decode(line, where, offset=offset)
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise CorpusError(f"{where} is not JSON: {error.msg} at column {error.colno}.{MEND}") from None
+        raise CorpusError(f"{where} is not JSON: {error.msg} at column {error.colno}.{SKIP_ADVICE}") from None
     except (ValueError, RecursionError) as error:  # a number with thousands of digits, or brackets nested too deeply
-        raise CorpusError(f"{where} cannot be read as JSON: {error}.{MEND}") from None
+        raise CorpusError(f"{where} cannot be read as JSON: {error}.{SKIP_ADVICE}") from None
     return _record(value, text, where)
 
 
 def _record(value: object, text: str, where: str) -> Mapping[str, object]:
     """A JSON value as a record; `text` is the JSON that it was decoded from."""
     if not isinstance(value, dict):
-        raise CorpusError(f"{where} is JSON but not an object with fields.{MEND}")
+        raise CorpusError(f"{where} is JSON but not an object with fields.{SKIP_ADVICE}")
     if has_surrogates(text):
         check_surrogates(value, where)
     return value
 
 
 def has_surrogates(text: str) -> bool:
-    """Whether JSON may hold halves of characters: it takes a look at all of it."""
+    """Whether JSON text may hold halves of characters."""
     return _SURROGATE_ESCAPE.search(text) is not None
 
 
 def check_surrogates(value: object, where: str) -> None:
     """Raise CorpusError, naming `where`, if a string in a JSON value is not valid Unicode."""
     if _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
-        raise CorpusError(f"{where} holds a lone surrogate (half of a character), which is not valid text.{MEND}")
+        raise CorpusError(
+            f"{where} holds a lone surrogate (half of a character), which is not valid text.{SKIP_ADVICE}"
+        )
 
 
-class _Ahead:
-    """The text of a file, read as far as it is needed; `at` is the next character of what is `held`."""
+class _JsonText:
+    """The text of a file, read as far as it is needed; `at` is the place of the next character in `held`."""
 
     def __init__(self, path: FilePath) -> None:
         self.path = path
@@ -123,22 +128,22 @@ class _Ahead:
                     return value, text
 
     def wrong(self, what: str, place: int) -> NoReturn:
-        """Raise the error that the text is not JSON at this place of what is held."""
+        """Raise the error that the text is not JSON at this place in `held`."""
         raise CorpusError(f"{self.path} is not JSON: {what} at character {self._gone + place + 1:,}.")
 
     def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
-        """Whether the error may come of the end of what is held, and not of the text itself."""
+        """Whether the error may be due to the end of `held` and not to the text itself."""
         return error.msg.startswith(_CUT_STRING) or self._near_the_end(error.pos)
 
     def _near_the_end(self, place: int) -> bool:
-        return place > len(self.held) - _LONGEST_TOKEN
+        return place > len(self.held) - _MAX_TOKEN
 
     def _read_more(self) -> bool:
-        """Read at least as much again as is held from here on, so that long values take linear time."""
+        """Read at least as much as `held` has from `at` on, so that long values take linear time; False at the end."""
         rest = self.held[self.at :]
-        if len(rest) > _LONGEST_VALUE:
+        if len(rest) > _MAX_VALUE:
             raise CorpusError(
-                f"{self.path} holds an object of more than {_LONGEST_VALUE >> 20:,} million characters; split it."
+                f"{self.path} holds an object of more than {_MAX_VALUE >> 20:,} million characters; split it."
             )
         read: list[str] = []
         size = 0
@@ -152,8 +157,8 @@ class _Ahead:
         return True
 
 
-def _values(text: _Ahead) -> Iterator[tuple[object, str]]:
-    """The elements of the array that a text is, or the values that stand in it one after another."""
+def _values(text: _JsonText) -> Iterator[tuple[object, str]]:
+    """The elements of the array in a text, or the values in it one after another."""
     if text.next() != "[":
         while text.next():
             yield text.value()
@@ -183,7 +188,7 @@ def _pieces(path: FilePath) -> Iterator[str]:
             try:
                 piece = decoder.decode(chunk)
             except UnicodeDecodeError:
-                piece = decode(cut + chunk, str(path), offset=offset - len(cut))  # raises an error that says where
+                piece = decode(cut + chunk, str(path), offset=offset - len(cut))  # raises an error that names the byte
             offset += len(chunk)
             if piece and not begun:
                 piece = piece.removeprefix(BYTE_ORDER_MARK)

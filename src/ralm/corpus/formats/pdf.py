@@ -1,6 +1,6 @@
 """Reads the text of PDF files, page by page. Needs the extra `files`.
 
-Whatever is wrong with a file, pypdf may raise almost any error for it; each becomes one sentence here.
+pypdf may raise almost any error for a damaged file; each becomes a CorpusError.
 """
 
 import logging
@@ -16,10 +16,10 @@ from ralm.corpus.files import File, open_file
 from ralm.errors import CorpusError, MissingExtraError
 from ralm.records import Document
 
-_Read = TypeVar("_Read")
-_SAID: Final = 200
+_T = TypeVar("_T")
+_MAX_MESSAGE: Final = 200
 
-# pypdf logs whatever is odd about a file; without a handler of the user's own, that would end up on the terminal
+# pypdf logs oddities of files; without a handler of the user's own they would appear on the terminal
 logging.getLogger("pypdf").addHandler(logging.NullHandler())
 
 
@@ -27,7 +27,7 @@ def pdf_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
     """A document for each page with text, all with the id and title of the file; the metadata `page` counts from 1.
 
     The title is that in the file's properties, otherwise the file name. Raises CorpusError if the file is damaged,
-    encrypted (unless an empty password opens it), or has no text at all, as scanned files have not.
+    encrypted (unless an empty password opens it), or has no text at all, like a scanned file.
     """
     with open_file(file.path) as stream:
         reader = _guarded(lambda: pypdf.PdfReader(stream), f"{file.path} is not a PDF file, or damaged")
@@ -61,7 +61,7 @@ def _decrypt(reader: pypdf.PdfReader, file: File) -> None:
 def _title(reader: pypdf.PdfReader) -> str:
     try:
         found = _guarded(lambda: reader.metadata and reader.metadata.title, "")
-    except CorpusError:  # damaged properties do not keep the pages from being read
+    except CorpusError:  # the pages can be read without the properties
         return ""
     return " ".join(_valid(str(found or "")).split())
 
@@ -76,8 +76,8 @@ def _valid(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _guarded(read: Callable[[], _Read], wrong: str) -> _Read:
-    """What `read` gives, without warnings of the library; any of its errors becomes a sentence that begins `wrong`."""
+def _guarded(read: Callable[[], _T], wrong: str) -> _T:
+    """The result of `read`, without warnings of the library; any of its errors becomes one that begins with `wrong`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -89,5 +89,5 @@ def _guarded(read: Callable[[], _Read], wrong: str) -> _Read:
     except MemoryError:
         raise CorpusError(f"{wrong}: it does not fit into memory.") from None
     except Exception as error:
-        said = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise CorpusError(f"{wrong}: {said[:_SAID]}.") from error
+        message = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise CorpusError(f"{wrong}: {message[:_MAX_MESSAGE]}.") from error

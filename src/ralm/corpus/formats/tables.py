@@ -1,7 +1,6 @@
-"""Reads CSV, and the passages of DPR in TSV: a row is a document.
+"""Reads CSV, and TSV in the format of DPR's passages: a row is a document.
 
-Quotes are read strictly: in the lenient default mode of `csv`, one unclosed quote would silently swallow the rest of
-the file.
+Quotes are read strictly: in the lenient default mode of `csv`, an unclosed quote would swallow the rest of the file.
 """
 
 import csv
@@ -10,19 +9,19 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-from ralm.corpus.documents import MEND, DocumentBuilder, Fields
+from ralm.corpus.documents import SKIP_ADVICE, DocumentBuilder, Fields
 from ralm.corpus.files import File, decode, lines_of
 from ralm.errors import CorpusError
 from ralm.records import Document
 from ralm.storage.remote import FilePath
 
 _DPR_COLUMNS: Final = ["id", "text", "title"]
-_LONGEST_FIELD: Final = 1 << 27
+_MAX_FIELD: Final = 1 << 27
 _SEPARATORS: Final = {"\t": "tab", ",": "comma"}
 
 
 def tsv_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
-    """DPR's passages: id, text and title separated by tabs, quoted as in CSV.
+    """One document per row: id, text and title separated by tabs, quoted as in CSV.
 
     If the first line is a header, `fields` names the columns to use; without a header the columns are DPR's.
     """
@@ -60,7 +59,7 @@ def _documents(
             if not min(2, len(columns)) <= len(row) <= len(columns):
                 raise CorpusError(
                     f"{where} has {len(row)} {_SEPARATORS[separator]}-separated fields where {', '.join(columns)} are "
-                    f"expected.{MEND}"
+                    f"expected.{SKIP_ADVICE}"
                 )
             document = builder.document(dict(zip(columns, row, strict=False)), where, f"{file.prefix}{line}")
         except CorpusError as error:
@@ -89,7 +88,7 @@ def _rows(path: FilePath, separator: str, builder: DocumentBuilder) -> Iterator[
             return
         except csv.Error as error:
             where = f"{path}, line {lines.number}"
-            message = f"{where} is not quoted like CSV ({error}): a quote within quotes must be doubled.{MEND}"
+            message = f"{where} is not quoted like CSV ({error}): a quote within quotes must be doubled.{SKIP_ADVICE}"
             builder.broken_line(CorpusError(message))
             lines.go_back()
             continue
@@ -99,7 +98,7 @@ def _rows(path: FilePath, separator: str, builder: DocumentBuilder) -> Iterator[
 
 def next_row(rows: Iterator[list[str]]) -> list[str]:
     """The next row. The field size limit of `csv` applies to the whole process, so it is raised only for this call."""
-    allowed = csv.field_size_limit(_LONGEST_FIELD)
+    allowed = csv.field_size_limit(_MAX_FIELD)
     try:
         return next(rows)
     finally:

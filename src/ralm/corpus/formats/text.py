@@ -9,13 +9,6 @@ from ralm.corpus.documents import DocumentBuilder
 from ralm.corpus.files import BYTE_ORDER_MARK, File, content_of, decode
 from ralm.records import Document
 
-
-def text_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
-    """The whole file as a document; its title is the first heading or the file name (`title_of`)."""
-    text = decode(content_of(file.path), str(file.path)).removeprefix(BYTE_ORDER_MARK)
-    yield builder.whole(file.id, title_of(text, file.suffix, file.title), text)
-
-
 _MARKDOWN: Final = (".md", ".markdown")
 _RST: Final = ".rst"
 _LINES_READ: Final = 50
@@ -26,7 +19,13 @@ _MARKDOWN_UNDERLINE: Final = re.compile(r"={3,}\s*$")
 _RST_UNDERLINE: Final = re.compile(r"([=\-~^\"'`#*+:._])\1{2,}\s*$")
 
 
-def title_of(text: str, suffix: str, name: str) -> str:
+def text_documents(file: File, builder: DocumentBuilder) -> Iterator[Document]:
+    """The whole file as a document; its title is the first heading or the file name."""
+    text = decode(content_of(file.path), str(file.path)).removeprefix(BYTE_ORDER_MARK)
+    yield builder.whole(file.id, _title(text, file.suffix, file.title), text)
+
+
+def _title(text: str, suffix: str, name: str) -> str:
     """The first heading of a text with this suffix; `name` if it has none or if its format has no headings."""
     lines = [match.group() for match in islice(_LINE.finditer(text), _LINES_READ)]
     if suffix in _MARKDOWN:
