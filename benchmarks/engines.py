@@ -31,7 +31,8 @@ def ours(bm25: BM25, collection: Collection) -> Iterator[tuple[str, Engine]]:
     """A stream; one with weights of query terms; queries one call at a time, as in generation; a scan of every posting;
     a stream on each core."""
     words = [[f"w{term}" for term in query] for query in collection.queries]
-    rows, weighted = ([bm25.terms(query) for query in queries] for queries in (words, map(_WEIGHTING.repeated, words)))
+    weighted_words = map(_WEIGHTING.repeat_terms, words)
+    rows, weighted = ([bm25.terms(query) for query in queries] for queries in (words, weighted_words))
     yield "stream", lambda k: Stream(bm25.collection, k).search(rows)
     yield "stream, weights", lambda k: Stream(bm25.collection, k).search(weighted)
     yield "online", lambda k: [bm25.retrieve_terms([row], k) for row in rows]

@@ -33,7 +33,7 @@ def load(warm: Sequence[Sequence[str]]) -> None:
     defaults["chunk"] = 16
     for arguments in warm:
         assert run(arguments) == 0, arguments
-    setattr(build, "_ALONE", 2)  # noqa: B010
+    setattr(build, "_BATCHES_ALONE", 2)  # noqa: B010
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -151,7 +151,7 @@ def test_a_store_of_another_job_is_removed_and_one_that_stays_is_named(
         with (
             suppress(KeyboardInterrupt),
             indexing._working(tmp_path / "out", plan, store, force=force) as work,
-            indexing._keeping(work, plan, store),
+            indexing._open_store(work, plan, store),
         ):
             raise KeyboardInterrupt
         return store
@@ -178,6 +178,6 @@ def test_a_store_of_another_job_is_removed_and_one_that_stays_is_named(
     with (
         pytest.warns(RalmWarning, match=r"cannot be used: denied\. Remove memory://jobs/\w+ yourself"),
         indexing._working(tmp_path / "new", plan, first, force=False) as work,
-        indexing._keeping(work, plan, first),
+        indexing._open_store(work, plan, first),
     ):
         pass

@@ -215,7 +215,7 @@ def test_retrieval_finds_other_forms(
 @pytest.mark.parametrize("name", ["french", "cjk"])
 def test_the_same_arrays_with_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(build, "_PASSAGES_A_BATCH", 20)
-    monkeypatch.setattr(build, "_ALONE", 1)
+    monkeypatch.setattr(build, "_BATCHES_ALONE", 1)
     texts = [f"l'avion{i % 7}s volaient 東京都{chr(0x4E00 + i % 90)}の町 mangeront d'{i}" for i in range(100)]
     for workers in (1, 2):
         folder = tmp_path / str(workers)

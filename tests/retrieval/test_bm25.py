@@ -167,7 +167,7 @@ def test_the_same_arrays_whatever_the_buffer(tmp_path: Path) -> None:
 def test_the_same_arrays_whoever_analyses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes number terms for themselves; here they are as if one had read all."""
     monkeypatch.setattr(build, "_PASSAGES_A_BATCH", 20)
-    monkeypatch.setattr(build, "_ALONE", 2)
+    monkeypatch.setattr(build, "_BATCHES_ALONE", 2)
     words = np.random.default_rng(0).zipf(1.3, 20_000) % 5000
     texts = [" ".join(f"w{word}" for word in words[i : i + 40].tolist()) for i in range(0, 20_000, 40)]
     for workers in (1, 2):
@@ -182,7 +182,7 @@ def test_the_same_arrays_whoever_analyses(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_process_that_dies_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_ALONE", 0)
+    monkeypatch.setattr(build, "_BATCHES_ALONE", 0)
     with BM25Builder(tmp_path, BuildOptions(workers=2)) as builder:
         for _ in range(3):
             builder.add("alpha")
@@ -195,19 +195,19 @@ def test_a_process_that_dies_is_said_so(tmp_path: Path, monkeypatch: pytest.Monk
                 builder._analyse()
 
 
-def test_a_numbering_that_grew_too_large_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_numbering_that_grew_too_large_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process does, done here."""
-    monkeypatch.setattr(build, "_MOST_TERMS", 30)
-    monkeypatch.setattr(build, "_there", build._IdsOfRun({}, ENGLISH), raising=False)
+    monkeypatch.setattr(build, "_MAX_WORKER_TERMS", 30)
+    monkeypatch.setattr(build, "_worker_ids", build._WordIds({}, ENGLISH), raising=False)
     words = np.random.default_rng(0).integers(0, 90, (40, 20))
     batches = [[" ".join(f"w{word}" for word in row.tolist()) for row in words[i : i + 2]] for i in range(0, 40, 2)]
     alone, shared = TermIds(), TermIds()
     for batch in batches:
-        (expected,) = alone.of(batch)
-        future: Future[build._Answer] = Future()
-        future.set_result(build._work(batch))
+        (expected,) = alone.submit(batch)
+        future: Future[build._WorkerResult] = Future()
+        future.set_result(build._analyse_batch(batch))
         shared._pending.append(future)
-        (found,) = shared.rest()
+        (found,) = shared.drain()
         np.testing.assert_array_equal(found[0], expected[0])
         np.testing.assert_array_equal(found[1], expected[1])
     assert list(alone.vocabulary) == list(shared.vocabulary)

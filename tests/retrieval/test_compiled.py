@@ -12,8 +12,8 @@ import ralm
 
 _PROGRAM = """
 import numpy as np
-from ralm.retrieval.bm25.kernels import worst
-print(worst(np.zeros(1, np.int64), 0))
+from ralm.retrieval.bm25.kernels import worst_score
+print(worst_score(np.zeros(1, np.int64), 0))
 """
 
 

@@ -54,7 +54,7 @@ def test_more_postings_than_32_bits_can_number(tmp_path: Path) -> None:
     assert wide.offsets[-1] > 1 << 31
     rng = np.random.default_rng(1)
     text = np.where(rng.random(400) < 0.5, order[rng.integers(0, 10, 400)], rng.integers(0, len(order), 400))
-    words = arrays.spelt(text)
+    words = arrays.term_texts(text)
     queries = [words[end - 12 : end] for end in range(12, 400, 3)]
     small, large = BM25([Segment(arrays, PASSAGES)]), BM25([Segment(wide, PASSAGES)])
     expected = small.retrieve_terms([small.terms(query) for query in queries], 16)

@@ -66,7 +66,7 @@ WAYS = [build, join, put_together, add, add_apart]
 def test_a_number_of_31_bits_names_the_last_passage_that_is_allowed() -> None:
     assert kernels.MAX_PASSAGES == 2_147_483_648
     last = kernels.MAX_PASSAGES - 1
-    assert kernels.passage_of(1 << kernels.NUMBER_BITS | kernels.HIGHEST - last) == last
+    assert kernels.passage_of(1 << kernels.NUMBER_BITS | kernels.MAX_SCORE - last) == last
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -105,7 +105,7 @@ def test_shards_have_the_hits_of_the_whole_index(
     border = data.draw(st.integers(0, len(shards)))
     found: list[tuple[int, float]] = []
     for only in (slice(border), slice(border, None)):
-        numbers_QK, scores_QK = index.bm25_of(only).retrieve_exactly(queries[:1], k, forbidden.some(0, 1))
+        numbers_QK, scores_QK = index.bm25_of(only).retrieve_exactly(queries[:1], k, forbidden.for_queries(0, 1))
         found += [(-score, number) for number, score in zip(numbers_QK[0], scores_QK[0], strict=True) if number >= 0]
     assert [(number, float(np.float32(-score))) for score, number in sorted(found)[:k]] == expected.of(0)
 

@@ -275,7 +275,7 @@ def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> N
     arrays, impact_C = bm25._segments[0].arrays, bm25._impacts[0]
     worthless = int(np.bincount(arrays.codes).argmax())
     impact_C[worthless], impact_C[-1] = 0, 1e-9
-    asked = [bm25._lexicon.number(term) for term in arrays.spelt(np.arange(len(arrays.term_ids)))]
+    asked = [bm25._lexicon.number(term) for term in arrays.term_texts(np.arange(len(arrays.term_ids)))]
     collection = bm25.collection
     idf_V, term_V = bm25._lexicon.idf_V[asked], bm25._lexicon.terms_SV[0, asked]
     np.testing.assert_array_equal(term_V, np.arange(len(idf_V)))
@@ -284,7 +284,7 @@ def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> N
     assert (expected_VC == 1).any(), "some are worth less than a point"
 
     ends = np.arange(len(idf_V) + 1)
-    scanned = scan.Scanned(ends, idf_V, np.ones(len(idf_V), np.int64))
+    scanned = scan.ScanQueries(ends, idf_V, np.ones(len(idf_V), np.int64))
     np.testing.assert_array_equal(scan.units(scanned), np.full(len(idf_V), 2**-20))
     for term in range(len(idf_V)):
         scanned_TC = scan._points(scanned, term, 2**-20, impact_C)

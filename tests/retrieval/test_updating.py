@@ -366,7 +366,7 @@ def test_removals_that_do_not_fit_the_index(tmp_path: Path, alter: Callable[[Pat
         partial(merge_index, index),
         partial(update_index, index, remove=[f"d{number}" for number in range(5, 20)]),
     ):
-        with pytest.raises(DamagedFolderError, match=r"what was removed from it does not fit it"):
+        with pytest.raises(DamagedFolderError, match=r"its list of removed passages does not fit it"):
             update()
     assert "does not fit it" in check_index(index)[0][0]
 

@@ -64,7 +64,7 @@ def test_every_way_equals_the_plain_loop(
     stride: int,
     k: int,
 ) -> None:
-    """Stream, scan and online search; repeated and unknown terms, and an empty query (the first)."""
+    """Stream, scan and online search; repeat_terms and unknown terms, and an empty query (the first)."""
     text = words(seed, passages * 12, vocabulary)
     texts = [" ".join(text[i * 12 : (i + 1) * 12 - i % 7]) for i in range(passages)]
     bm25 = indexed(tmp_path_factory.mktemp("index"), texts).weighted(Weighting(weights))
@@ -118,7 +118,7 @@ def test_streams_over_many_passages_equal_scans(
     rng = np.random.default_rng(seed)
     forbidden = Forbidden.of([rng.integers(0, 3000, 1000).tolist()], rng.integers(-1, 1, len(queries)))
     scanned = bm25.retrieve(queries, k, forbidden)
-    terms = [bm25.terms(Weighting(weights).repeated(query.split())) for query in queries]
+    terms = [bm25.terms(Weighting(weights).repeat_terms(query.split())) for query in queries]
     assert bm25.collection.bears(terms)
     streamed = Stream(bm25.collection, k, 1024).search(terms, forbidden)
     np.testing.assert_array_equal(streamed[0], scanned.numbers_QK)
@@ -217,7 +217,7 @@ def test_weights_out_of_range(weights: tuple[int, ...], tmp_path: Path) -> None:
 def test_folders_that_are_no_weighting(index: Path, tmp_path: Path) -> None:
     with pytest.raises(NotAFolderOfThisKindError, match="is a ralm index, not a ralm weighting"):
         ralm.open_retriever(index, ralm.RetrieverOptions(weighting=index))
-    with pytest.raises(DamagedFolderError, match="does not say the weights"):
+    with pytest.raises(DamagedFolderError, match="does not record the weights"):
         open_weighting(save(tmp_path / "one", [1, 1, 1], analysis=3))
     with pytest.raises(UsageError, match="learned for the analyser german, but the index has lucene-english"):
         ralm.open_retriever(index, ralm.RetrieverOptions(weighting=save(tmp_path / "two", [4, 2, 1], "german")))

@@ -24,7 +24,7 @@ from ralm.protocols import Encoder
 from ralm.retrieval.analysis import ENGLISH, Analysis, analysis_as_recorded
 from ralm.retrieval.bm25.formula import BM25Options
 from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.bm25.segments import Segment, changed_word
+from ralm.retrieval.bm25.segments import Segment, find_changed_word
 from ralm.retrieval.dense.options import DenseSearchOptions, EncoderOptions, dense_extra, load_encoder
 from ralm.retrieval.layout import (
     OpenSegment,
@@ -288,7 +288,7 @@ def _check_stems(index: Index, segments: Sequence[Segment], analysis: Analysis) 
     if installed == built_with:
         return
     for opened, segment in zip(index.segments, segments, strict=True):
-        word = changed_word(opened.store, segment.arrays, analysis)
+        word = find_changed_word(opened.store, segment.arrays, analysis)
         if word is None:
             continue
         raise OtherAnalyserError(

@@ -26,7 +26,7 @@ from ralm.corpus.numbering import rise_within
 from ralm.corpus.store import PASSAGES_FILE, PassageStore
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import IntArray
-from ralm.retrieval.bm25.arrays import ARRAY_NAMES, MappedArrays, checked_arrays, map_arrays, map_numbers
+from ralm.retrieval.bm25.arrays import ARRAY_NAMES, MappedArrays, check_arrays, map_arrays, map_numbers
 from ralm.retrieval.bm25.segments import RemovedPassages, Segment
 from ralm.retrieval.dense.options import VECTORS, BuiltWith, EncoderOptions, VectorOptions
 from ralm.storage.manifest import Manifest
@@ -103,7 +103,7 @@ class OpenSegment:
         Raises DamagedFolderError.
         """
         assert self.mapped is not None, "the index was not built for BM25"
-        arrays = checked_arrays(self.root / self.entry.folder / BM25_FOLDER, self.mapped)
+        arrays = check_arrays(self.root / self.entry.folder / BM25_FOLDER, self.mapped)
         return Segment(arrays, self.entry.passages, self.removed)
 
     @property

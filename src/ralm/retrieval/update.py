@@ -26,7 +26,7 @@ from ralm.protocols import Encoder
 from ralm.records import IntArray, Passage
 from ralm.retrieval.analysis import Analyser, Analysis
 from ralm.retrieval.bm25.formula import BuildOptions
-from ralm.retrieval.bm25.segments import RemovedPassages, gone_frequencies
+from ralm.retrieval.bm25.segments import RemovedPassages, removed_frequencies
 from ralm.retrieval.build import add_all, bm25_builder, dense_builder
 from ralm.retrieval.dense.options import dense_extra, load_encoder
 from ralm.retrieval.index import Index, check_stemmer, open_index
@@ -264,7 +264,7 @@ def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) ->
         return RemovedPassages(rows=every)
     searched = segment.for_bm25()
     searched.check()
-    lost = gone_frequencies(searched)
+    lost = removed_frequencies(searched)
     tokens, with_terms = searched.removed.tokens, searched.removed.with_terms
     analyse = Analyser(analysis)
     for row in rows.tolist():

@@ -2,7 +2,7 @@
 
 In three steps:
 
-1. The shape: one real weight for each group of terms (`weighting.NEAREST`), fitted to the candidates of the signals
+1. The shape: one real weight for each group of terms (`weighting.TERM_GROUPS`), fitted to the candidates of the signals
    with Eq. 9 of In-Context RALM.
 2. The strength: the shape raised to several powers and rounded, so that the heaviest term weighs 1, 2, 3 or 4. Each
    retrieves the first passage of every training example from the whole index, and the language model scores those that
@@ -28,7 +28,7 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import NO_PASSAGE, IntArray, Passages
 from ralm.retrieval.analysis import ENGLISH, Analyser
-from ralm.retrieval.bm25.formula import MAX_WEIGHT, NEAREST, WEIGHTING_FORMAT, WEIGHTING_KIND, Weighting
+from ralm.retrieval.bm25.formula import MAX_WEIGHT, TERM_GROUPS, WEIGHTING_FORMAT, WEIGHTING_KIND, Weighting
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.index import Index
 from ralm.runs.resume import kept
@@ -204,7 +204,7 @@ def _shape(signals: Signals, index: Index, training_E: IntArray) -> NDArray[np.f
     there_EK = signals.passages_EK != NO_PASSAGE
     several_E = training_E[signals.has_choice_E[training_E]]
     if not len(several_E):
-        return np.ones(len(NEAREST))
+        return np.ones(len(TERM_GROUPS))
     parts_EKG = _parts(signals, index, several_E)
     return fit_shape(parts_EKG, signals.log_probs_EK[several_E], there_EK[several_E])
 
@@ -214,16 +214,16 @@ def _parts(signals: Signals, index: Index, examples_E: IntArray) -> NDArray[np.f
     bm25, analyse = index.bm25, Analyser(index.analysis or ENGLISH)
     queries = signals.texts("query").take(examples_E).to_pylist()
     words_of = lru_cache(_PASSAGES_KEPT)(lambda number: analyse(index.passages[number].contents))
-    parts_EKG = np.zeros((len(examples_E), signals.passages_EK.shape[1], len(NEAREST)))
+    parts_EKG = np.zeros((len(examples_E), signals.passages_EK.shape[1], len(TERM_GROUPS)))
     rows = zip(queries, signals.passages_EK[examples_E].tolist(), parts_EKG, strict=True)
     for query, numbers, parts_KG in track(rows, "Reading candidates", len(examples_E)):
         words = analyse(query)
         after = np.arange(len(words))[::-1]
-        group = np.searchsorted(NEAREST, after, side="right") - 1
+        group = np.searchsorted(TERM_GROUPS, after, side="right") - 1
         for place, number in enumerate(numbers):
             if number != NO_PASSAGE:
                 added = bm25.term_scores(words, words_of(number))
-                parts_KG[place] = np.bincount(group, added, minlength=len(NEAREST))
+                parts_KG[place] = np.bincount(group, added, minlength=len(TERM_GROUPS))
     return parts_EKG
 
 
@@ -290,7 +290,7 @@ def _learn(
     more_E = firsts.gains(_weighted(bm25, best), held_out_E) - plain_E
     tokens_E = signals.tokens_E[held_out_E]
     gain = float(more_E.sum() / tokens_E.sum())
-    chosen = best if gain > 0 else (1,) * len(NEAREST)
+    chosen = best if gain > 0 else (1,) * len(TERM_GROUPS)
     return LearnedWeighting(
         weighting=Weighting(chosen, analysis),
         shape=tuple((shape_G / shape_G.min()).tolist()),

@@ -37,6 +37,30 @@ from ralm.errors import DamagedFolderError
 from ralm.retrieval.bm25.kernels import kernel
 
 ESCAPE: Final = 255
+"""The code of postings whose row is listed separately; the row of this number is empty."""
+_UINTS: Final = ("|u1", "<u2", "<u4", "<u8")
+_KINDS: Final = {
+    "offsets": _UINTS,
+    "passages": ("<i4",),
+    "codes": ("|u1",),
+    "escaped": ("<i8",),
+    "escaped_rows": ("<i4",),
+    "code_table": ("<i4",),
+    "totals": ("<i8",),
+    "vocabulary": ("|u1",),
+    "term_sizes": _UINTS,
+    "term_ids": ("<i4",),
+}
+ARRAY_NAMES: Final = tuple(_KINDS)
+_TABLE: Final = "code_table"
+_HEAD_BEGIN: Final = 10
+_MAX_HEAD: Final = 512
+_HEAD: Final = re.compile(
+    rb"\{'descr': '([|<][ui][1248])', 'fortran_order': False, 'shape': \((\d{1,18}),(?: (\d{1,18}))?\), \} *\n"
+)
+
+MappedArrays: TypeAlias = Mapping[str, NDArray[Any]]
+"""The arrays of a folder as they are in its files, by name."""
 
 
 class PostingCodes(NamedTuple):
@@ -60,18 +84,18 @@ def _escaped_row(escaped: NDArray[np.int64], escaped_rows: NDArray[np.int32], po
 
 
 @kernel
-def is_rising_within(numbers: NDArray[np.int32], count: int) -> bool:
+def _rises_within(numbers: NDArray[np.int32], count: int) -> bool:
     """Whether numbers are strictly rising, at least 0 and below `count`."""
     if len(numbers) == 0:
         return True
-    wrong = 0
+    wrong = 0  # counted instead of returned at once, so that the loop is compiled to vector instructions
     for i in range(1, len(numbers)):
         wrong += numbers[i] <= numbers[i - 1]
     return bool(wrong == 0 and numbers[0] >= 0 and numbers[-1] < count)
 
 
 @kernel
-def sound_codes(codes: NDArray[np.uint8], escaped: NDArray[np.int64], begin: int, end: int, rows: int) -> bool:
+def _has_valid_codes(codes: NDArray[np.uint8], escaped: NDArray[np.int64], begin: int, end: int, rows: int) -> bool:
     """Whether the codes from `begin` to `end` are valid: rows of a table with `rows` rows, or `ESCAPE` and listed as
     escaped.
 
@@ -92,7 +116,7 @@ def sound_codes(codes: NDArray[np.uint8], escaped: NDArray[np.int64], begin: int
 
 
 @kernel
-def first_unsound(
+def _first_invalid(
     terms: NDArray[np.int64],
     offsets: NDArray[np.int64],
     passages: NDArray[np.int32],
@@ -101,48 +125,22 @@ def first_unsound(
     count: int,
     rows: int,
 ) -> tuple[int, bool]:
-    """The place of the first of some terms whose postings are invalid in an index of `count` passages with `rows` rows
-    of codes, and whether its passages are valid at least; the number of terms if all are valid."""
+    """The place of the first term with invalid postings, and whether only its codes are invalid; the number of terms if
+    all are valid. The index has `count` passages and `rows` rows of codes."""
     for place in range(len(terms)):
         begin, end = offsets[terms[place]], offsets[terms[place] + 1]
-        if not is_rising_within(passages[begin:end], count):
+        if not _rises_within(passages[begin:end], count):
             return place, False
-        if not sound_codes(codes, escaped, begin, end, rows):
+        if not _has_valid_codes(codes, escaped, begin, end, rows):
             return place, True
     return len(terms), True
 
 
-_UINTS: Final = ("|u1", "<u2", "<u4", "<u8")
-_KINDS: Final = {
-    "offsets": _UINTS,
-    "passages": ("<i4",),
-    "codes": ("|u1",),
-    "escaped": ("<i8",),
-    "escaped_rows": ("<i4",),
-    "code_table": ("<i4",),
-    "totals": ("<i8",),
-    "vocabulary": ("|u1",),
-    "term_sizes": _UINTS,
-    "term_ids": ("<i4",),
-}
-ARRAY_NAMES: Final = tuple(_KINDS)
-_TABLE: Final = "code_table"
-_PREFIX: Final = 10
-_LONGEST_HEAD: Final = 512
-_HEAD: Final = re.compile(
-    rb"\{'descr': '([|<][ui][1248])', 'fortran_order': False, 'shape': \((\d{1,18}),(?: (\d{1,18}))?\), \} *\n"
-)
-
-MappedArrays: TypeAlias = Mapping[str, NDArray[Any]]
-"""The arrays of a folder as they are in its files, by name."""
-
-
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """The memory-mapped arrays; the module's docstring lists them. Offsets and the ends of terms are read into memory
-    as int64.
+    """The memory-mapped arrays (see the module's docstring); `offsets` and `term_ends` are in memory, as int64.
 
-    Call `check_terms` before `passages` and codes of a term are given to kernels.
+    Call `check_terms` before kernels read the postings of a term.
     """
 
     folder: Path
@@ -163,28 +161,23 @@ class Arrays:
         return PostingCodes(self.codes, self.escaped, self.escaped_rows)
 
     @cached_property
-    def _found(self) -> dict[str, int]:
-        return {}
-
-    @cached_property
     def _checked_V(self) -> NDArray[np.bool_]:
-        """Which terms have been checked; several threads may write it at once, since all write the same value."""
+        """Which terms have been checked. Several threads may write it without a lock: all write the same value."""
         return np.zeros(len(self.offsets) - 1, np.bool_)
 
     def check_terms(self, terms: NDArray[np.int64], passages: int) -> None:
-        """Check the postings of terms, each once, in an index of this many passages, so that kernels stay within their
-        arrays.
+        """Check the postings of terms, each once, in an index of this many passages.
 
         Raises DamagedFolderError if passages are out of range or order, or codes are invalid.
         """
         new = terms[~self._checked_V[terms]]
         if len(new) == 0:
             return
-        place, sound_passages = first_unsound(
+        place, passages_valid = _first_invalid(
             new, self.offsets, self.passages, self.codes, self.escaped, passages, len(self.code_table)
         )
         if place < len(new):
-            name, what = ("codes.npy", "codes") if sound_passages else ("passages.npy", "numbers")
+            name, what = ("codes.npy", "codes") if passages_valid else ("passages.npy", "numbers")
             _damaged(self.folder, f"{name} has invalid {what} among the postings of term {new[place]}")
         self._checked_V[new] = True
 
@@ -194,12 +187,12 @@ class Arrays:
         Raises DamagedFolderError.
         """
         tokens, with_terms = self.totals.tolist()
-        most = int(np.diff(self.offsets).max(initial=0))
-        if not most <= with_terms <= passages or not with_terms <= tokens:
+        max_frequency = int(np.diff(self.offsets).max(initial=0))
+        if not max_frequency <= with_terms <= passages or not with_terms <= tokens:
             _damaged(self.folder, f"totals.npy says {tokens:,} terms in {with_terms:,} of {passages:,} passages")
 
     def check(self, passages: int) -> None:
-        """Check everything, in an index of this many passages: every posting and the whole vocabulary.
+        """Check every posting and the whole vocabulary, in an index of this many passages.
 
         Raises DamagedFolderError.
         """
@@ -208,19 +201,22 @@ class Arrays:
         self.check_terms(np.arange(terms), passages)
         if len(np.unique(self.term_ids)) < terms:
             _damaged(self.folder, "term_ids.npy has a duplicate number")
-        if any(self._spelt(i - 1) >= self._spelt(i) for i in range(1, terms)):
+        if any(self._term_bytes(i - 1) >= self._term_bytes(i) for i in range(1, terms)):
             _damaged(self.folder, "vocabulary.npy is not sorted")
 
     def term(self, term: str) -> int:
         """The row of `offsets` of a term; -1 if no passage has it."""
-        row = self._found.get(term)
-        if row is None:
-            row = self._look_up(term.encode("utf-8", "surrogatepass"))
-            if row >= 0:  # of the others there may be any number
-                self._found[term] = row
-        return row
+        wanted = term.encode("utf-8", "surrogatepass")
+        low, high = 0, len(self.term_ends)
+        while low < high:
+            middle = (low + high) // 2
+            if self._term_bytes(middle) < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        return int(self.term_ids[low]) if low < len(self.term_ends) and self._term_bytes(low) == wanted else -1
 
-    def spelt(self, terms: NDArray[np.int64]) -> list[str]:
+    def term_texts(self, terms: NDArray[np.int64]) -> list[str]:
         """The terms with these numbers (rows of `offsets`).
 
         Raises DamagedFolderError if the vocabulary does not have one of them.
@@ -231,31 +227,18 @@ class Arrays:
         if -1 in places:
             _damaged(self.folder, "term_ids.npy does not name every term")
         try:
-            return [self._spelt(place).decode("utf-8", "surrogatepass") for place in places]
+            return [self._term_bytes(place).decode("utf-8", "surrogatepass") for place in places]
         except UnicodeDecodeError:
             _damaged(self.folder, "vocabulary.npy is not UTF-8")
 
-    def _look_up(self, term: bytes) -> int:
-        low, high = 0, len(self.term_ends)
-        while low < high:
-            middle = (low + high) // 2
-            if self._spelt(middle) < term:
-                low = middle + 1
-            else:
-                high = middle
-        return int(self.term_ids[low]) if low < len(self.term_ends) and self._spelt(low) == term else -1
-
-    def _spelt(self, position: int) -> bytes:
+    def _term_bytes(self, position: int) -> bytes:
         begin = int(self.term_ends[position - 1]) if position else 0
         return self.vocabulary[begin : int(self.term_ends[position])].tobytes()
 
 
 def open_arrays(folder: Path) -> Arrays:
-    """Map the arrays of a folder, and check the small ones.
-
-    Raises DamagedFolderError.
-    """
-    return checked_arrays(folder, map_arrays(folder))
+    """Map the arrays of a folder and check the small ones; raises DamagedFolderError."""
+    return check_arrays(folder, map_arrays(folder))
 
 
 def map_arrays(folder: Path) -> MappedArrays:
@@ -263,26 +246,22 @@ def map_arrays(folder: Path) -> MappedArrays:
 
     Raises DamagedFolderError if a file is missing or its head is invalid.
     """
-    return {name: _mapped(folder / f"{name}.npy", kinds) for name, kinds in _KINDS.items()}
+    return {name: _map(folder / f"{name}.npy", kinds) for name, kinds in _KINDS.items()}
 
 
 def map_numbers(file: Path) -> NDArray[np.int64]:
-    """Map an array of int64, with its numbers unchecked.
+    """Map an array of int64; its numbers are not checked.
 
     Raises DamagedFolderError if the file is missing or its head is invalid.
     """
-    return _mapped(file, ("<i8",))
+    return _map(file, ("<i8",))
 
 
-def checked_arrays(folder: Path, mapped: MappedArrays) -> Arrays:
-    """The mapped arrays of a folder, after the small arrays, and how they fit together, have been checked.
-
-    Raises DamagedFolderError.
-    """
+def check_arrays(folder: Path, mapped: MappedArrays) -> Arrays:
+    """The arrays of a folder; raises DamagedFolderError if the small ones are invalid or do not fit together."""
     arrays = dict(mapped)
-    for name, wrong in (*_wrong_postings(arrays), *_wrong_codes(arrays), *_wrong_vocabulary(arrays)):
-        if wrong:
-            _damaged(folder, f"{name}.npy {wrong}")
+    for name, wrong in (*_posting_errors(arrays), *_code_errors(arrays), *_vocabulary_errors(arrays)):
+        _damaged(folder, f"{name}.npy {wrong}")
     arrays["offsets"] = arrays["offsets"].astype(np.int64)
     arrays["term_ends"] = np.cumsum(arrays.pop("term_sizes"), dtype=np.int64)
     return Arrays(folder=folder, **arrays)
@@ -293,8 +272,8 @@ def narrow(numbers: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
     return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
 
 
-def _wrong_postings(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
-    """What is wrong with the positions of postings, by the name of the array. Each check relies on those before it."""
+def _posting_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
+    """Errors in the positions of postings, with the name of the array; each check relies on those before it."""
     offsets, postings = arrays["offsets"], len(arrays["passages"])
     if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != postings or (offsets[1:] < offsets[:-1]).any():
         yield "offsets", f"does not divide the {postings:,} postings among the terms"
@@ -307,8 +286,8 @@ def _wrong_postings(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
         yield "escaped", "has positions that do not rise or are out of range"
 
 
-def _wrong_codes(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
-    """What is wrong with the table of codes, the escaped rows and the totals."""
+def _code_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
+    """Errors in the table of codes, the escaped rows and the totals."""
     table, rows, totals = arrays["code_table"], arrays["escaped_rows"], arrays["totals"]
     if table.ndim != 2 or table.shape[1] != 2 or (table < 0).any():
         yield "code_table", "is not a table of frequencies and lengths"
@@ -320,8 +299,8 @@ def _wrong_codes(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
         yield "totals", "does not have two numbers"
 
 
-def _wrong_vocabulary(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
-    """What is wrong with the terms."""
+def _vocabulary_errors(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
+    """Errors in the vocabulary."""
     sizes, ids, size = arrays["term_sizes"], arrays["term_ids"], len(arrays["vocabulary"])
     if len(sizes) != len(ids):
         yield "term_sizes", "has a different number of terms than term_ids.npy"
@@ -331,16 +310,13 @@ def _wrong_vocabulary(arrays: MappedArrays) -> Iterator[tuple[str, str]]:
         yield "term_ids", "has numbers that no term has"
 
 
-def _mapped(file: Path, kinds: tuple[str, ...]) -> NDArray[Any]:
-    """A memory-mapped array; an empty one cannot be mapped and is created instead.
-
-    The head must be one that numpy writes for an array of one of these dtypes, and the array must fill the file.
-    """
+def _map(file: Path, kinds: tuple[str, ...]) -> NDArray[Any]:
+    """A memory-mapped array of one of these dtypes, which must fill its file; an empty one is created instead."""
     try:
         with file.open("rb") as stream:
-            head = stream.read(_PREFIX + _LONGEST_HEAD)
-            begin = _PREFIX + int.from_bytes(head[8:_PREFIX], "little")
-            found = _HEAD.fullmatch(head[_PREFIX:begin]) if head.startswith(b"\x93NUMPY\x01\x00") else None
+            head = stream.read(_HEAD_BEGIN + _MAX_HEAD)
+            begin = _HEAD_BEGIN + int.from_bytes(head[8:_HEAD_BEGIN], "little")
+            found = _HEAD.fullmatch(head[_HEAD_BEGIN:begin]) if head.startswith(b"\x93NUMPY\x01\x00") else None
             kind = found[1].decode() if found else ""
             if found is None or kind not in kinds:
                 _damaged(file.parent, f"{file.name} has an invalid head")

@@ -44,14 +44,19 @@ from ralm.retrieval.bm25.writing import (
     write_vocabulary,
 )
 
-Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
+_Ids: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int64]]
 """The term ids of some texts, concatenated, and how many each text has."""
 
-_ALONE: Final = 16
+_PASSAGES_A_BATCH: Final = 1024
+_CHARACTERS_A_BATCH: Final = 1 << 20
+_BATCHES_ALONE: Final = 16
 """Batches that are analysed here before worker processes are started, so that small corpora do not wait for them."""
-_REMEMBERED: Final = 1 << 18
-_LONGEST_REMEMBERED: Final = 64
-_MOST_TERMS: Final = 1 << 20
+_MAX_WORDS: Final = 1 << 18
+"""Words whose ids are cached."""
+_MAX_WORD: Final = 64
+"""Characters of the longest word that is cached."""
+_MAX_WORKER_TERMS: Final = 1 << 20
+"""Terms after which a worker process begins a new numbering, so that its memory is bounded."""
 
 
 class TermIds:
@@ -63,35 +68,35 @@ class TermIds:
     def __init__(self, workers: int = 1, analysis: Analysis = ENGLISH) -> None:
         self.vocabulary: dict[str, int] = {}
         self._analysis = analysis
-        self._here = _IdsOfRun(self.vocabulary, analysis)
+        self._here = _WordIds(self.vocabulary, analysis)
         self._workers = workers
         self._batches = 0
         self._pool: ProcessPoolExecutor | None = None
-        self._pending: deque[Future[_Answer]] = deque()
-        self._ids_there: dict[int, array[int]] = {}
+        self._pending: deque[Future[_WorkerResult]] = deque()
+        self._ids_of_worker: dict[int, array[int]] = {}
 
-    def of(self, texts: Sequence[str]) -> Iterator[Ids]:
-        """Submit a batch of texts; gives the ids of the batches that are done, in order.
+    def submit(self, texts: Sequence[str]) -> Iterator[_Ids]:
+        """Submit a batch of texts; yields the ids of the batches that are done, in order.
 
         Raises WorkerError if a process died.
         """
         self._batches += 1
-        if self._workers == 1 or self._batches <= _ALONE:
-            yield self._here.of(texts)
+        if self._workers == 1 or self._batches <= _BATCHES_ALONE:
+            yield self._here.of_texts(texts)
             return
         if self._pool is None:
             self._here.clear()
             with starting_processes():
                 self._pool = ProcessPoolExecutor(
-                    self._workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(self._analysis,)
+                    self._workers, get_context("spawn"), initializer=_start_worker, initargs=(self._analysis,)
                 )
-        with _alive(), starting_processes():
-            self._pending.append(self._pool.submit(_work, texts))
+        with _dead_workers_reported(), starting_processes():
+            self._pending.append(self._pool.submit(_analyse_batch, texts))
         while len(self._pending) > 2 * self._workers:
             yield self._next()
 
-    def rest(self) -> Iterator[Ids]:
-        """The ids of the batches that are not done yet."""
+    def drain(self) -> Iterator[_Ids]:
+        """Wait for the remaining batches; yields their ids."""
         while self._pending:
             yield self._next()
 
@@ -100,20 +105,20 @@ class TermIds:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _next(self) -> Ids:
-        with _alive():
-            answer = self._pending.popleft().result()
-        if answer.anew:
-            self._ids_there.pop(answer.process, None)
-        ids = self._ids_there.setdefault(answer.process, array("i"))
+    def _next(self) -> _Ids:
+        with _dead_workers_reported():
+            result = self._pending.popleft().result()
+        if result.is_new_numbering:
+            self._ids_of_worker.pop(result.process, None)
+        ids = self._ids_of_worker.setdefault(result.process, array("i"))
         vocabulary = self.vocabulary
-        ids.extend([vocabulary.setdefault(term, len(vocabulary)) for term in answer.new_terms])
-        return np.frombuffer(ids, np.int32)[answer.ids] if ids else answer.ids, answer.sizes
+        ids.extend([vocabulary.setdefault(term, len(vocabulary)) for term in result.new_terms])
+        return np.frombuffer(ids, np.int32)[result.ids] if ids else result.ids, result.sizes
 
 
 @contextmanager
-def _alive() -> Iterator[None]:
-    """Raise WorkerError if a process has died."""
+def _dead_workers_reported() -> Iterator[None]:
+    """Raise WorkerError if a worker process has died."""
     try:
         yield
     except BrokenProcessPool:
@@ -123,27 +128,27 @@ def _alive() -> Iterator[None]:
         ) from None
 
 
-class _IdsOfRun(dict[str, tuple[int, ...]]):
-    """The term ids of a run of characters without white space, cached; new terms enter the vocabulary.
+class _WordIds(dict[str, tuple[int, ...]]):
+    """The term ids of words, which are runs of characters without white space; new terms enter the vocabulary.
 
-    Most of a text repeats, so this is what makes building fast. The cache is cleared when it is full.
+    Most words repeat, so this cache makes building fast. It is cleared when it is full.
     """
 
     def __init__(self, vocabulary: dict[str, int], analysis: Analysis) -> None:
         super().__init__()
         self._vocabulary = vocabulary
-        self._terms_of_run = analysis.prepare()
+        self._terms_of_word = analysis.prepare()
 
-    def __missing__(self, run: str) -> tuple[int, ...]:
+    def __missing__(self, word: str) -> tuple[int, ...]:
         vocabulary = self._vocabulary
-        ids = tuple([vocabulary.setdefault(term, len(vocabulary)) for term in self._terms_of_run(run)])
-        if len(run) <= _LONGEST_REMEMBERED and len(ids) <= MOST_TERMS_REMEMBERED:
-            if len(self) >= _REMEMBERED:
+        ids = tuple([vocabulary.setdefault(term, len(vocabulary)) for term in self._terms_of_word(word)])
+        if len(word) <= _MAX_WORD and len(ids) <= MOST_TERMS_REMEMBERED:
+            if len(self) >= _MAX_WORDS:
                 self.clear()
-            self[run] = ids
+            self[word] = ids
         return ids
 
-    def of(self, texts: Sequence[str]) -> Ids:
+    def of_texts(self, texts: Sequence[str]) -> _Ids:
         """The ids of some texts."""
         ids, ends = array("i"), [0]
         for text in texts:
@@ -153,49 +158,42 @@ class _IdsOfRun(dict[str, tuple[int, ...]]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a worker process made of a batch: ids in its own numbering, and the terms that were new to it.
-
-    `anew`: it cleared its numbering before this batch.
-    """
+class _WorkerResult:
+    """A batch of a worker process: ids in its own numbering, which may be a new one, and terms that were new to it."""
 
     process: int
-    anew: bool
+    is_new_numbering: bool
     new_terms: list[str]
     ids: NDArray[np.int32]
     sizes: NDArray[np.int64]
 
 
-def _begin(analysis: Analysis) -> None:
+def _start_worker(analysis: Analysis) -> None:
     """Prepare a worker process."""
-    global _there
+    global _worker_ids
     end_with_parent()
-    _there = _IdsOfRun({}, analysis)
+    _worker_ids = _WordIds({}, analysis)
 
 
-_there: _IdsOfRun
+_worker_ids: _WordIds
 
 
-def _work(texts: Sequence[str]) -> _Answer:
+def _analyse_batch(texts: Sequence[str]) -> _WorkerResult:
     """Analyse a batch in a worker process."""
-    vocabulary = _there._vocabulary
-    anew = len(vocabulary) > _MOST_TERMS
-    if anew:
+    vocabulary = _worker_ids._vocabulary
+    is_new_numbering = len(vocabulary) > _MAX_WORKER_TERMS
+    if is_new_numbering:
         vocabulary.clear()
-        _there.clear()
+        _worker_ids.clear()
     before = len(vocabulary)
-    ids, sizes = _there.of(texts)
-    return _Answer(os.getpid(), anew, list(vocabulary)[before:], ids, sizes)
-
-
-_PASSAGES_A_BATCH: Final = 1024
-_CHARACTERS_A_BATCH: Final = 1 << 20
+    ids, sizes = _worker_ids.of_texts(texts)
+    return _WorkerResult(os.getpid(), is_new_numbering, list(vocabulary)[before:], ids, sizes)
 
 
 class BM25Builder:
     """Collects passages and writes the arrays into `folder`; call `add` for each passage in order, then `finish`.
 
-    `analysis`: how passages become terms. Use it in a `with` block, which ends any worker processes that it started.
+    `analysis`: how passages become terms. Use it in a `with` block, which ends its worker processes.
     """
 
     def __init__(self, folder: Path, build: BuildOptions | None = None, analysis: Analysis = ENGLISH) -> None:
@@ -205,7 +203,7 @@ class BM25Builder:
         self._term_ids = TermIds(build.workers, analysis)
         self._batch: list[str] = []
         self._characters = 0
-        self._buffer: list[Ids] = []
+        self._buffer: list[_Ids] = []
         self._buffered = 0
         self._length_bytes = bytearray()
         self._tokens = self._with_terms = 0
@@ -236,7 +234,7 @@ class BM25Builder:
         Raises CorpusError if nothing was added, or more passages than BM25 can number.
         """
         self._analyse()
-        for ids in self._term_ids.rest():
+        for ids in self._term_ids.drain():
             self._keep(ids)
         self._spill()
         self._term_ids.close()
@@ -260,10 +258,10 @@ class BM25Builder:
         """Submit the batch, and take the results that are done."""
         batch, self._batch, self._characters = self._batch, [], 0
         if batch:
-            for ids in self._term_ids.of(batch):
+            for ids in self._term_ids.submit(batch):
                 self._keep(ids)
 
-    def _keep(self, ids: Ids) -> None:
+    def _keep(self, ids: _Ids) -> None:
         """Put the term ids of some passages into the buffer."""
         self._buffer.append(ids)
         self._buffered += max(len(ids[0]), len(ids[1]))

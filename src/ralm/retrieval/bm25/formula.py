@@ -7,9 +7,6 @@ A term that occurs twice in the query counts twice. N and the average are over p
 counted in terms and rounded to one byte like Lucene's norms. Scores are summed as integers, so the sum does not depend
 on its order, and equal passages score equal.
 
-A term of weight 3 counts as if it occurred three times in its place. So a weighted query is still a list of terms, and
-every way of searching stays exact. From one query of a stream to the next, only terms that enter, leave or move into
-another group change.
 """
 
 import os
@@ -29,16 +26,26 @@ from ralm.storage.manifest import open_consistently, read_manifest
 _MAX_K1: Final = 1000.0
 """With a higher k1, one occurrence adds less than the resolution of a fixed-point score."""
 _EXACT_LENGTHS: Final = 24
+_MAX_MEGABYTES: Final = 1 << 20
+_MAX_WORKERS: Final = 1024
+_BYTES_A_TERM: Final = 24
+TERM_GROUPS: Final = (0, 4, 8)
+"""Where groups of query terms begin, counted from the end of the query: the last 4 terms, the 4 before, all others."""
+MAX_WEIGHT: Final = 4
+"""With heavier terms, queries would not fit into the bounds of a stream, so they would be scanned. None were better."""
+WEIGHTING_KIND: Final = "weighting"
+WEIGHTING_FORMAT: Final = 1
+_SETTING: Final = "weighting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BM25Options:
-    """`k1`: how slowly repeated terms stop counting. `b`: how strongly long passages are penalised, from 0 to 1.
+    """`k1`: how slowly repeat_terms terms stop counting. `b`: how strongly long passages are penalised, from 0 to 1.
 
     The defaults are Anserini's, which the papers use. Raises UsageError if a value is invalid.
     """
 
-    k1: Annotated[float, Option("BM25: how slowly repeated terms stop counting.", maximum=_MAX_K1)] = 0.9
+    k1: Annotated[float, Option("BM25: how slowly repeat_terms terms stop counting.", maximum=_MAX_K1)] = 0.9
     b: Annotated[float, Option("BM25: how strongly long passages are penalised.", maximum=1)] = 0.4
 
     def __post_init__(self) -> None:
@@ -46,14 +53,14 @@ class BM25Options:
 
 
 def idf(document_frequency: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
-    """The weight (float64) of terms with these document frequencies among `passages` passages."""
+    """The idf (float64) of terms with these document frequencies among `passages` passages."""
     return np.log1p((passages - document_frequency + 0.5) / (document_frequency + 0.5))
 
 
 def impact(
     frequency: NDArray[np.int64], length: NDArray[np.int64], average_length: float, options: BM25Options
 ) -> NDArray[np.float64]:
-    """The factor of the idf (float64, below 1), for term frequencies in passages with these lengths in terms."""
+    """The factor of the idf (float64, below 1) for term frequencies in passages of these lengths, in terms."""
     relative = length / average_length if average_length > 0 else np.zeros(len(length))
     return frequency / (frequency + options.k1 * (1 - options.b + options.b * relative))
 
@@ -75,11 +82,6 @@ def stored_lengths(codes: NDArray[np.uint8]) -> NDArray[np.int64]:
     shift = (code >> 3) - 1
     rounded = np.where(shift < 0, code & 7, ((code & 7) | 8) << np.maximum(shift, 0))
     return np.where(code < 0, codes, _EXACT_LENGTHS + rounded).astype(np.int64)
-
-
-_MAX_MEGABYTES: Final = 1 << 20
-_MAX_WORKERS: Final = 1024
-_BYTES_A_TERM: Final = 24
 
 
 def cores() -> int:
@@ -116,32 +118,23 @@ class BuildOptions:
         return max(1, int(self.megabytes * 1e6 / _BYTES_A_TERM))
 
 
-NEAREST: Final = (0, 4, 8)
-"""The groups of terms, by how many terms stand behind them: up to 3, 4 to 7, and 8 or more."""
-MAX_WEIGHT: Final = 4
-"""With heavier terms, queries would not fit into the bounds of a stream, so they would be scanned. None were better."""
-
-WEIGHTING_KIND: Final = "weighting"
-WEIGHTING_FORMAT: Final = 1
-_SETTING: Final = "weighting"
-
-
 @dataclass(frozen=True, slots=True)
 class Weighting:
-    """The weight of the query terms of each group of `NEAREST`: whole numbers from 1 to `MAX_WEIGHT`.
+    """The weight of the query terms of each group of `TERM_GROUPS`: whole numbers from 1 to `MAX_WEIGHT`.
 
-    Terms are counted after analysis, so stop words do not count. `analysis`: the analyser that the weights were learned
-    for, as indexes record it; None if they suit any. Raises UsageError if the weights are invalid.
+    A term of weight 3 counts as if it occurred three times in its place, so every way of searching stays exact. Terms
+    are counted after analysis, so stop words do not count. `analysis`: the analyser that the weights were learned for,
+    as indexes record it; None if they suit any. Raises UsageError if the weights are invalid.
     """
 
-    weights: tuple[int, ...] = (1,) * len(NEAREST)
+    weights: tuple[int, ...] = (1,) * len(TERM_GROUPS)
     analysis: str | None = None
 
     def __post_init__(self) -> None:
         whole = all(type(one) is int and 1 <= one <= MAX_WEIGHT for one in self.weights)
-        if len(self.weights) != len(NEAREST) or not whole:
+        if len(self.weights) != len(TERM_GROUPS) or not whole:
             raise UsageError(
-                f"`weights` must be {len(NEAREST)} whole numbers from 1 to {MAX_WEIGHT}, not {[*self.weights]}."
+                f"`weights` must be {len(TERM_GROUPS)} whole numbers from 1 to {MAX_WEIGHT}, not {[*self.weights]}."
             )
 
     @property
@@ -149,16 +142,16 @@ class Weighting:
         """Whether all terms weigh the same, so that nothing differs from BM25."""
         return len(set(self.weights)) == 1
 
-    def repeated(self, words: Sequence[str]) -> list[str]:
-        """A query with each of its terms as often as it weighs."""
-        ends = [len(words) - nearest for nearest in NEAREST]
+    def repeat_terms(self, words: Sequence[str]) -> list[str]:
+        """The query in which each term occurs as often as it weighs."""
+        ends = [len(words) - begin for begin in TERM_GROUPS]
         query: list[str] = []
         for begin, end, weight in zip([*ends[1:], 0], ends, self.weights, strict=True):
             query += [word for word in words[max(0, begin) : max(0, end)] for _ in range(weight)]
         return query
 
     def as_settings(self) -> dict[str, JsonValue]:
-        """What a manifest says of it."""
+        """The settings that a manifest records."""
         return {_SETTING: {"weights": [*self.weights], "analysis": self.analysis}}
 
 
@@ -177,4 +170,4 @@ def open_weighting(path: Path | str) -> Weighting:
                 return Weighting(tuple(weights), analysis)  # type: ignore[arg-type]
             except UsageError as error:
                 raise DamagedFolderError(f"{path} is damaged: {error}") from error
-    raise DamagedFolderError(f"{path} is damaged: its manifest does not say the weights; train it again.")
+    raise DamagedFolderError(f"{path} is damaged: its manifest does not record the weights; train it again.")

@@ -2,10 +2,10 @@
 
 Scores are integers, which are summed exactly in any order, so every way of searching gives the same hits. The heap
 holds keys: the score, followed by the inverted passage number in the low bits. The greater of two keys is the better:
-the higher score, and for equal scores the lower number. The worst key is at the top.
+the higher score, and for equal scores the lower number. The worst_score key is at the top.
 
-numba cannot generate the vector instructions of stream search from loops. LLVM turns each operation into a few
-instructions if the processor has 512-bit vectors, and into more otherwise. Bounds are not checked.
+numba cannot generate the vector instructions of stream search from loops, so they are written as LLVM operations. Each
+becomes a few instructions if the processor has 512-bit vectors, and more otherwise. Bounds are not checked.
 
 Letters of shapes: Q queries, K hits per query, C rows of the code table.
 """
@@ -25,11 +25,27 @@ from numpy.typing import NDArray
 
 from ralm.errors import CorpusError
 
+FRACTION_BITS: Final = 20
+"""Binary places of a fixed-point score: finer than Lucene's float32 for any score above 1."""
+UNIT: Final = 2.0**-FRACTION_BITS
+"""The score of one point, unless a query is so long that its scores would overflow."""
+NUMBER_BITS: Final = 31
+MAX_SCORE: Final = (1 << NUMBER_BITS) - 1
+"""The highest score and the highest passage number that a key can hold."""
+MAX_PASSAGES: Final = MAX_SCORE + 1
+"""The most passages that an index for BM25 can have, those that were removed and not merged away yet included."""
+LANES: Final = 16
+"""Passages that are bounded at a time."""
+MARKS: Final = 64
+"""Blocks that are compared with the threshold at a time."""
+_I1, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (1, 16, 32, 64))
+
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function on its first call.
+    """Compile a function on its first call, to code that does not hold Python's lock.
 
-    If neither the installation nor the user's cache folder can be written, every process compiles anew.
+    The code is cached on disk. If neither the installation nor the user's cache folder can be written, every process
+    compiles it again.
     """
     try:
         return nb.njit(cache=True, nogil=True)(function)
@@ -37,12 +53,6 @@ def kernel(function: Callable[..., Any]) -> Any:
         if "cannot cache" not in str(error):
             raise
         return nb.njit(nogil=True)(function)
-
-
-FRACTION_BITS: Final = 20
-"""Binary places of a fixed-point score: finer than Lucene's float32 for any score above 1."""
-UNIT: Final = 2.0**-FRACTION_BITS
-"""The score of one point, unless a query is so long that its scores would overflow."""
 
 
 @kernel
@@ -54,13 +64,6 @@ def fill_points(weight: float, impact_C: NDArray[np.float64], unit: float, point
     """
     for code in range(len(impact_C)):
         points_C[code] = max(1, np.rint(weight * impact_C[code] / unit)) if impact_C[code] > 0 else 0
-
-
-NUMBER_BITS: Final = 31
-HIGHEST: Final = (1 << NUMBER_BITS) - 1
-"""The highest score and the highest passage number that a key can hold."""
-MAX_PASSAGES: Final = HIGHEST + 1
-"""The most passages that an index for BM25 can have, those that were removed and not merged away yet included."""
 
 
 def check_passage_count(passages: int) -> None:
@@ -75,7 +78,7 @@ def check_passage_count(passages: int) -> None:
 @kernel
 def offer(heap: NDArray[np.int64], found: int, score: int, passage: int) -> int:
     """Add a passage to the heap if it is among the best; returns how many the heap then holds."""
-    key = np.int64(score) << NUMBER_BITS | (HIGHEST - passage)
+    key = np.int64(score) << NUMBER_BITS | (MAX_SCORE - passage)
     if found < len(heap):
         _sift_up(heap, found, key)
         return found + 1
@@ -85,41 +88,36 @@ def offer(heap: NDArray[np.int64], found: int, score: int, passage: int) -> int:
 
 
 @kernel
-def worst(heap: NDArray[np.int64], found: int) -> int:
-    """The lowest score in the heap once it is full; until then 0."""
+def worst_score(heap: NDArray[np.int64], found: int) -> int:
+    """The lowest score in the heap if it is full, else 0."""
     return int(heap[0] >> NUMBER_BITS) if found == len(heap) else 0
 
 
 @kernel
 def passage_of(key: int) -> int:
     """The passage number of a key."""
-    return HIGHEST - (key & HIGHEST)
+    return MAX_SCORE - (key & MAX_SCORE)
 
 
 @kernel
-def empty(
-    heap: NDArray[np.int64], found: int, numbers: NDArray[np.int64], scores: NDArray[np.float32], unit: float
-) -> None:
-    """Move the heap's content to the prompt prefix of `numbers` and `scores`, best first; scores are multiplied by
-    `unit`."""
-    for last in range(found - 1, -1, -1):
-        key = heap[0]
-        _sift_down(heap, last + 1, heap[last])
-        numbers[last] = passage_of(key)
-        scores[last] = (key >> NUMBER_BITS) * unit
-
-
-@kernel
-def empty_each(
+def drain_heaps(
     heaps_QK: NDArray[np.int64],
     found_Q: NDArray[np.int64],
     numbers_QK: NDArray[np.int64],
     scores_QK: NDArray[np.float32],
     unit_Q: NDArray[np.float64],
 ) -> None:
-    """Do this for the heap of each query; the rest of each row is left unchanged."""
+    """Move the content of each query's heap to the start of its rows of `numbers_QK` and `scores_QK`, best first.
+
+    Scores are multiplied by the query's unit. The rest of each row is left unchanged.
+    """
     for query in range(len(found_Q)):
-        empty(heaps_QK[query], found_Q[query], numbers_QK[query], scores_QK[query], unit_Q[query])
+        heap = heaps_QK[query]
+        for last in range(found_Q[query] - 1, -1, -1):
+            key = heap[0]
+            _sift_down(heap, last + 1, heap[last])
+            numbers_QK[query, last] = passage_of(key)
+            scores_QK[query, last] = (key >> NUMBER_BITS) * unit_Q[query]
 
 
 @kernel
@@ -146,24 +144,16 @@ def _sift_down(heap: NDArray[np.int64], size: int, key: int) -> None:
     heap[place] = key
 
 
-LANES: Final = 16
-"""Passages that are bounded at a time."""
-MARKS: Final = 64
-"""Blocks that are compared with the threshold at a time."""
-
-_I1, _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-
-
 @intrinsic
 def tighten(
-    _typing: Any, bounds: Any, rare: Any, common: Any, first: Any, least: Any
+    _typing: Any, bounds: Any, rare: Any, common: Any, first: Any, threshold: Any
 ) -> tuple[Any, Callable[..., Any]]:
-    """Lower 64 uint16 `bounds` from `first` on to the sums of `rare` and `common`; returns which of them then are at
-    least `least`, as the bits of a uint64."""
+    """Lower 64 uint16 `bounds` from `first` on to the sums of `rare` and `common`; returns which of them then reach
+    `threshold`, as the bits of a uint64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place, bound = arguments[3:]
-        pointers = [_neighbours(context, builder, signature.args[i], arguments[i], place, MARKS) for i in range(3)]
+        pointers = [_vector_at(context, builder, signature.args[i], arguments[i], place, MARKS) for i in range(3)]
         old, more, most = (_load(builder, pointer, 16) for pointer in pointers)
         total = builder.add(more, most)
         new = builder.select(builder.icmp_unsigned("<", old, total), old, total)
@@ -179,8 +169,11 @@ def highest(_typing: Any, values: Any, first: Any) -> tuple[Any, Callable[..., A
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, first = arguments
-        pointer = _neighbours(context, builder, signature.args[0], values, first, LANES)
-        return _highest(builder, _load(builder, pointer, 32))
+        pointer = _vector_at(context, builder, signature.args[0], values, first, LANES)
+        vector = _load(builder, pointer, 32)
+        name = f"llvm.vector.reduce.smax.v{LANES}i32"
+        reduce = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I32, [vector.type]), name)
+        return builder.call(reduce, [vector])
 
     return types.int32(values, types.int64), generate
 
@@ -198,9 +191,9 @@ def bound_lanes(
     maxima: Any,
     present: Any,
     block: Any,
-    least: Any,
+    threshold: Any,
 ) -> tuple[Any, Callable[..., Any]]:
-    """Bound the 16 passages of a block; returns which of them reach `least`, as the bits of a uint64.
+    """Bound the 16 passages of a block; returns which of them reach `threshold`, as the bits of a uint64.
 
     A passage's bound, in steps of `1 << bits`, is its score from `first` on (int32, rounded up), plus, for each of
     `count` terms that it has, the term's maximum in the block times its count in the query. The bits of term i are in
@@ -218,7 +211,7 @@ def bound_lanes(
 
         wide = builder.trunc(shift, _I32)
         up = builder.sub(builder.shl(_I32(1), wide), _I32(1))
-        sums = _load(builder, _neighbours(context, builder, kinds[0], arguments[0], begin, LANES), 32)
+        sums = _load(builder, _vector_at(context, builder, kinds[0], arguments[0], begin, LANES), 32)
         sums = builder.ashr(builder.add(sums, _splat(builder, up, LANES)), _splat(builder, wide, LANES))
         total = cgutils.alloca_once_value(builder, sums)
         word = builder.lshr(place, _I64(2))
@@ -232,7 +225,7 @@ def bound_lanes(
             more = builder.select(chosen, _splat(builder, most, LANES), ir.Constant(vector, None))
             builder.store(builder.add(builder.load(total), more), total)
         result = builder.load(total)
-        kept = _neighbours(context, builder, kinds[3], arguments[3], _I64(0), LANES)
+        kept = _vector_at(context, builder, kinds[3], arguments[3], _I64(0), LANES)
         builder.store(result, kept).align = 4
         reached = builder.icmp_signed(">=", result, _splat(builder, builder.trunc(bound, _I32), LANES))
         return builder.zext(builder.bitcast(reached, _I16), _I64)
@@ -262,7 +255,7 @@ def count_bits(_typing: Any, word: Any) -> tuple[Any, Callable[..., Any]]:
     return types.int64(types.uint64), generate
 
 
-def _neighbours(context: Any, builder: Any, array_type: Any, array: Any, first: Any, width: int) -> Any:
+def _vector_at(context: Any, builder: Any, array_type: Any, array: Any, first: Any, width: int) -> Any:
     """A pointer to `width` elements of an array from `first` on, as one vector."""
     data = context.make_array(array_type)(context, builder, array).data
     element = context.get_value_type(array_type.dtype)
@@ -281,11 +274,3 @@ def _splat(builder: Any, value: Any, width: int) -> Any:
     undefined = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
     single = builder.insert_element(undefined, value, _I32(0))
     return builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(_I32, width), None))
-
-
-def _highest(builder: Any, vector: Any) -> Any:
-    """The highest element of a vector of int32."""
-    name = f"llvm.vector.reduce.smax.v{vector.type.count}i32"
-    return builder.call(
-        cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I32, [vector.type]), name), [vector]
-    )

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from ralm.corpus.numbering import Numbering, rising, union
 from ralm.retrieval.bm25.arrays import PostingCodes
-from ralm.retrieval.bm25.kernels import HIGHEST, UNIT, fill_points, kernel, offer, worst
+from ralm.retrieval.bm25.kernels import MAX_SCORE, UNIT, fill_points, kernel, offer, worst_score
 
 
 class Forbidden(NamedTuple):
-    """Passages that no query may find; and lists of passages, concatenated, and which list each query uses, -1 for
-    none. All numbers rise within their list.
+    """Passages that must not be hits: those in `always`, and for each query those of one list.
 
-    Letters of shapes: F lists, Q queries.
+    The lists are concatenated in `passages` and end at `ends_F`; numbers rise within each. `list_Q` is the number of
+    the list of each query, -1 for none.
     """
 
     always: NDArray[np.int64]
@@ -32,39 +32,39 @@ class Forbidden(NamedTuple):
 
     @classmethod
     def none(cls, queries: int) -> Self:
-        """Nothing is forbidden."""
+        """Forbids nothing."""
         nothing = np.zeros(0, np.int64)
         return cls(nothing, np.zeros(1, np.int64), nothing, np.full(queries, -1, np.int64))
 
     @classmethod
-    def to_all(cls, passages: Iterable[int], queries: int) -> Self:
-        """The same passages are forbidden for every query."""
+    def for_all(cls, passages: Iterable[int], queries: int) -> Self:
+        """Forbids the same passages for every query."""
         return cls.none(queries)._replace(always=rising(passages))
 
     @classmethod
     def of(cls, lists: Sequence[Iterable[int]], list_Q: NDArray[np.int64]) -> Self:
-        """Lists of passage numbers, in any order, and which of them applies to each query; -1 for none."""
+        """Lists of passage numbers, in any order, and which of them applies to each query, -1 for none."""
         assert (list_Q < len(lists)).all(), "a query refers to a list that does not exist"
         sorted_lists = [rising(numbers) for numbers in lists]
         ends = np.cumsum([0, *map(len, sorted_lists)], dtype=np.int64)
         return cls(rising([]), ends, np.concatenate([*sorted_lists, rising([])]), list_Q)
 
-    def also(self, passages: Iterable[int]) -> Self:
-        """The same, with these passages forbidden for every query too."""
+    def with_always(self, passages: Iterable[int]) -> Self:
+        """The same lists, with these passages forbidden for every query too."""
         return self._replace(always=union(rising(passages), self.always))
 
     def in_rows(self, numbering: Numbering) -> Self:
-        """The same with rows of the index in place of passage numbers."""
+        """The same lists as rows of the index instead of passage numbers."""
         return self._replace(always=numbering.rows(self.always), passages=numbering.rows(self.passages))
 
-    def some(self, first: int, last: int) -> Self:
-        """The same for the queries from `first` to `last`."""
+    def for_queries(self, first: int, last: int) -> Self:
+        """The lists of the queries from `first` to `last`."""
         return self._replace(list_Q=self.list_Q[first:last])
 
 
 @kernel
 def listed_for(forbidden: Forbidden, query: int) -> NDArray[np.int64]:
-    """The list of a query, rising; those in `always` are forbidden too."""
+    """The list of a query; the passages in `always` are forbidden too."""
     number = forbidden.list_Q[query]
     if number < 0:
         return forbidden.passages[:0]
@@ -81,9 +81,8 @@ def is_in(numbers: NDArray[np.int64], number: int) -> bool:
 _BLOCK: Final = 512
 
 
-class Scanned(NamedTuple):
-    """Queries as terms. The terms of query q, with their weights (float64) and counts (int64), are those from
-    `ends[q]` to `ends[q + 1]`."""
+class ScanQueries(NamedTuple):
+    """Queries as terms with weights (float64) and counts (int64); those of query q are `ends[q]` to `ends[q + 1]`."""
 
     ends: NDArray[np.int64]
     weights: NDArray[np.float64]
@@ -92,7 +91,7 @@ class Scanned(NamedTuple):
 
 @kernel
 def scan(
-    queries: Scanned,
+    queries: ScanQueries,
     begins: NDArray[np.int64],
     stops: NDArray[np.int64],
     impact_C: NDArray[np.float64],
@@ -127,7 +126,7 @@ def scan(
 
 
 @kernel
-def units(queries: Scanned) -> NDArray[np.float64]:
+def units(queries: ScanQueries) -> NDArray[np.float64]:
     """The score of one point for each query (float64, Q).
 
     If a query is so long that its scores would not fit into 31 bits, the unit grows by powers of two.
@@ -135,17 +134,17 @@ def units(queries: Scanned) -> NDArray[np.float64]:
     unit_Q = np.empty(len(queries.ends) - 1, np.float64)
     for query in range(len(unit_Q)):
         begin, end = queries.ends[query], queries.ends[query + 1]
-        most = (queries.weights[begin:end] * queries.counts[begin:end]).sum()
+        max_score = (queries.weights[begin:end] * queries.counts[begin:end]).sum()
         times = queries.counts[begin:end].sum()
         unit = UNIT
-        while unit < 1 and most / unit + times >= HIGHEST:
+        while unit < 1 and max_score / unit + times >= MAX_SCORE:
             unit *= 2
         unit_Q[query] = unit
     return unit_Q
 
 
 @kernel
-def _points(queries: Scanned, query: int, unit: float, impact_C: NDArray[np.float64]) -> NDArray[np.int32]:
+def _points(queries: ScanQueries, query: int, unit: float, impact_C: NDArray[np.float64]) -> NDArray[np.int32]:
     """What all occurrences of each term in a query add, for each code (int32)."""
     begin, end = queries.ends[query], queries.ends[query + 1]
     points_TC = np.empty((end - begin, len(impact_C)), np.int32)
@@ -166,13 +165,13 @@ def _add(
     size: int,
     sums: NDArray[np.int32],
 ) -> int:
-    """Add a term's postings in a partition to the sums; returns the first posting beyond the partition."""
+    """Add a term's postings in a partition to the sums; returns the first posting after the partition."""
     rows, escaped, escaped_rows = codes
     begin = posting
     while posting < stop and passages[posting] < base + size:
         sums[passages[posting] - base] += points_C[rows[posting]]
         posting += 1
-    if len(escaped):
+    if len(escaped):  # their code stands for an empty row of the table, so the loop above added nothing
         for i in range(np.searchsorted(escaped, begin), np.searchsorted(escaped, posting)):
             sums[passages[escaped[i]] - base] += points_C[escaped_rows[i]]
     return posting
@@ -189,18 +188,19 @@ def _strike_out(listed: NDArray[np.int64], base: int, sums: NDArray[np.int32]) -
 def _collect(sums: NDArray[np.int32], base: int, heap: NDArray[np.int64], found: int) -> int:
     """Offer the passages of a partition that may be among the best; returns how many the heap then holds.
 
-    Later passages have higher numbers, so they must score more than the worst.
+    Later passages have higher numbers, so they must score more than the worst_score.
     """
-    least = worst(heap, found)
+    threshold = worst_score(heap, found)
     for block in range(0, len(sums), _BLOCK):
+        # The maximum is a vector loop, faster than a branch for each passage; few blocks need the branches.
         stop = min(block + _BLOCK, len(sums))
         highest = np.int32(0)
         for i in range(block, stop):
             highest = max(highest, sums[i])
-        if highest <= least:
+        if highest <= threshold:
             continue
         for i in range(block, stop):
-            if sums[i] > least:
+            if sums[i] > threshold:
                 found = offer(heap, found, sums[i], base + i)
-                least = worst(heap, found)
+                threshold = worst_score(heap, found)
     return found

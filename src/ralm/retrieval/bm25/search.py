@@ -31,8 +31,8 @@ from ralm.records import NO_PASSAGE, Hits, IntArray
 from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
 from ralm.retrieval.bm25.collection import NO_TERM, PARTITION, BackgroundTask, Collection, Lexicon
 from ralm.retrieval.bm25.formula import BM25Options, Weighting, cores, impact, length_bytes, stored_lengths
-from ralm.retrieval.bm25.kernels import check_passage_count, empty_each
-from ralm.retrieval.bm25.scan import Forbidden, Scanned, scan, units
+from ralm.retrieval.bm25.kernels import check_passage_count, drain_heaps
+from ralm.retrieval.bm25.scan import Forbidden, ScanQueries, scan, units
 from ralm.retrieval.bm25.segments import Segment, numbering_of, totals_of
 from ralm.retrieval.bm25.stream import CollectionLoader, Stream, search_streams
 from ralm.validation import check_count
@@ -165,7 +165,7 @@ class BM25:
         return [self.terms(self._weighed(analyse(query))) for query in queries]
 
     def _weighed(self, words: Sequence[str]) -> Sequence[str]:
-        return words if self._weighting.is_plain else self._weighting.repeated(words)
+        return words if self._weighting.is_plain else self._weighting.repeat_terms(words)
 
     def terms(self, words: Sequence[str]) -> list[int]:
         """The numbers of the analysed words that occur in some passage, repeats included."""
@@ -215,7 +215,7 @@ class BM25:
         if forbidden is None:
             return Forbidden.none(queries)._replace(always=self._never)
         rows = forbidden.in_rows(self._numbering)
-        return rows.also(self._never) if len(self._never) else rows
+        return rows.with_always(self._never) if len(self._never) else rows
 
     def _fill(
         self,
@@ -235,7 +235,7 @@ class BM25:
 
         def work(first: int) -> None:
             some = slice(first, first + _QUERIES_A_TASK)
-            answer(queries[some], forbidden.some(some.start, some.stop), numbers_QK[some], scores_QK[some])
+            answer(queries[some], forbidden.for_queries(some.start, some.stop), numbers_QK[some], scores_QK[some])
 
         tasks = range(0, len(queries), _QUERIES_A_TASK)
         if len(tasks) == 1:
@@ -256,10 +256,10 @@ class BM25:
             one = slice(row, row + 1)
             with self._online.stream_of(query, numbers_QK.shape[1]) as stream:
                 if stream is None:
-                    self._scan([query], forbidden.some(row, row + 1), numbers_QK[one], scores_QK[one])
+                    self._scan([query], forbidden.for_queries(row, row + 1), numbers_QK[one], scores_QK[one])
                 else:
                     numbers_QK[one], scores_QK[one] = stream.search(
-                        [query], forbidden.some(row, row + 1), scores_QK.dtype
+                        [query], forbidden.for_queries(row, row + 1), scores_QK.dtype
                     )
 
     def _scan(
@@ -274,7 +274,7 @@ class BM25:
         ends = np.cumsum([0] + [len(counter) for counter in counters])
         terms = np.array([term for counter in counters for term in counter], np.int64)
         counts = np.array([count for counter in counters for count in counter.values()], np.int64)
-        scanned = Scanned(ends, self._lexicon.idf_V[terms], counts)
+        scanned = ScanQueries(ends, self._lexicon.idf_V[terms], counts)
         heaps_QK = np.zeros(numbers_QK.shape, np.int64)
         found_Q = np.zeros(len(queries), np.int64)
         ahead = self._ahead
@@ -285,7 +285,7 @@ class BM25:
                 segment.passages, ahead, self._partition, forbidden, heaps_QK, found_Q,
             )  # fmt: skip
             ahead += segment.passages
-        empty_each(heaps_QK, found_Q, numbers_QK, scores_QK, units(scanned))
+        drain_heaps(heaps_QK, found_Q, numbers_QK, scores_QK, units(scanned))
 
 
 def _impacts(segment: Segment, average_length: float, options: BM25Options) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ added. So if nothing was removed, the merged arrays equal those of an index of a
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -33,6 +34,12 @@ from ralm.retrieval.bm25.writing import (
     write_vocabulary,
 )
 
+_REMOVED: Final = -1
+"""The new number of a passage or a term that a merge leaves out."""
+_STORED_LENGTHS: Final = stored_lengths(np.arange(256).astype(np.uint8))
+_MAX_COMPARED: Final = 500
+"""Passages that are analysed again at most; they are spread evenly and have some ten thousand different words."""
+
 
 def _none() -> IntArray:
     return np.zeros(0, np.int64)
@@ -40,9 +47,12 @@ def _none() -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RemovedPassages:
-    """What was removed from a segment: its `rows` (int64, rising), the numbers of their `terms` in the segment (int64,
-    rising), in how many of the rows each of these occurs (`counts`), the number of all their terms (`tokens`), and how
-    many of them have any term."""
+    """The passages that were removed from a segment.
+
+    `rows` (int64, rising) are their rows, `terms` (int64, rising) the numbers of their terms in the segment, and
+    `counts` in how many of the rows each of these occurs. `tokens` counts all their terms, `with_terms` the rows that
+    have any.
+    """
 
     rows: IntArray = field(default_factory=_none)
     terms: IntArray = field(default_factory=_none)
@@ -53,21 +63,18 @@ class RemovedPassages:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """The arrays of `passages` consecutive passages, and what was removed from them."""
+    """The arrays of `passages` consecutive passages, and the passages that were removed from them."""
 
     arrays: Arrays
     passages: int
     removed: RemovedPassages = RemovedPassages()
 
     def check(self) -> None:
-        """Check the numbers that BM25's formula divides by, and that what was removed fits the arrays.
-
-        Raises DamagedFolderError.
-        """
+        """Raise DamagedFolderError if the totals or `removed` do not fit the arrays."""
         self.arrays.check_totals(self.passages)
         removed, frequencies = self.removed, np.diff(self.arrays.offsets)
         tokens, with_terms = self.arrays.totals.tolist()
-        sound = (
+        fits = (
             rise_within(removed.rows, self.passages)
             and rise_within(removed.terms, len(frequencies))
             and len(removed.counts) == len(removed.terms)
@@ -76,40 +83,40 @@ class Segment:
             and 0 <= removed.with_terms <= min(with_terms, len(removed.rows))
             and removed.with_terms <= removed.tokens <= tokens
         )
-        if not sound:
+        if not fits:
             self._damaged()
 
     def check_removed(self) -> None:
-        """Check the counts of the terms that were removed; this reads all postings, which must have been checked.
+        """Raise DamagedFolderError if the counts of removed terms are wrong.
 
-        Raises DamagedFolderError.
+        This reads all postings, which must have been checked.
         """
-        gone = np.zeros(self.passages, np.bool_)
-        gone[self.removed.rows] = True
+        is_removed = np.zeros(self.passages, np.bool_)
+        is_removed[self.removed.rows] = True
         found = np.zeros(len(self.arrays.offsets) - 1, np.int64)
-        _count_gone(self.arrays.offsets, self.arrays.passages, gone, found)
-        if (found != gone_frequencies(self)).any():
+        _count_removed(self.arrays.offsets, self.arrays.passages, is_removed, found)
+        if (found != removed_frequencies(self)).any():
             self._damaged()
 
     def frequency(self, term: int) -> int:
-        """In how many of the passages that are left a term (a number of the segment) occurs; 0 for -1."""
+        """In how many of the remaining passages a term (a number of the segment) occurs; 0 for -1."""
         if term < 0:
             return 0
         removed = self.removed
         place = int(np.searchsorted(removed.terms, term))
-        gone = int(removed.counts[place]) if place < len(removed.terms) and removed.terms[place] == term else 0
-        return int(self.arrays.offsets[term + 1] - self.arrays.offsets[term]) - gone
+        lost = int(removed.counts[place]) if place < len(removed.terms) and removed.terms[place] == term else 0
+        return int(self.arrays.offsets[term + 1] - self.arrays.offsets[term]) - lost
 
     def _damaged(self) -> NoReturn:
         raise DamagedFolderError(
-            f"{self.arrays.folder} is damaged: what was removed from it does not fit it; build the index again or "
+            f"{self.arrays.folder} is damaged: its list of removed passages does not fit it; build the index again or "
             "restore it from a copy."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The passages of an index: how many have any term, and how many terms all of them have."""
+    """How many passages of an index have any term, and how many terms all passages have."""
 
     with_terms: int
     tokens: int
@@ -121,49 +128,41 @@ class Totals:
 
 
 def totals_of(segments: Sequence[Segment]) -> Totals:
-    """The totals of the passages that are left."""
+    """The totals of the remaining passages."""
     return Totals(
         with_terms=sum(int(one.arrays.totals[1]) - one.removed.with_terms for one in segments),
         tokens=sum(int(one.arrays.totals[0]) - one.removed.tokens for one in segments),
     )
 
 
-def first_rows(segments: Sequence[Segment]) -> list[int]:
-    """The row of the first passage of each segment."""
-    return [sum(one.passages for one in segments[:place]) for place in range(len(segments))]
-
-
 def numbering_of(segments: Sequence[Segment]) -> Numbering:
-    """The numbers of the passages that are left."""
-    removed = [first + one.removed.rows for first, one in zip(first_rows(segments), segments, strict=True)]
+    """The numbers of the remaining passages."""
+    first_rows = accumulate((one.passages for one in segments), initial=0)
+    removed = [first + one.removed.rows for first, one in zip(first_rows, segments, strict=False)]
     return Numbering(sum(one.passages for one in segments), np.concatenate([_none(), *removed]))
 
 
-def gone_frequencies(segment: Segment) -> NDArray[np.int64]:
+def removed_frequencies(segment: Segment) -> NDArray[np.int64]:
     """In how many removed rows each term of a segment occurs (int64, one per term)."""
-    gone = np.zeros(len(segment.arrays.offsets) - 1, np.int64)
-    gone[segment.removed.terms] = segment.removed.counts
-    return gone
+    frequencies = np.zeros(len(segment.arrays.offsets) - 1, np.int64)
+    frequencies[segment.removed.terms] = segment.removed.counts
+    return frequencies
 
 
 @kernel
-def _count_gone(
-    offsets: NDArray[np.int64], passages: NDArray[np.int32], gone: NDArray[np.bool_], found: NDArray[np.int64]
+def _count_removed(
+    offsets: NDArray[np.int64], passages: NDArray[np.int32], is_removed: NDArray[np.bool_], found: NDArray[np.int64]
 ) -> None:
-    """Count the postings of each term whose passages are gone."""
+    """Count the postings of each term whose passages were removed."""
     for term in range(len(found)):
         for posting in range(offsets[term], offsets[term + 1]):
-            found[term] += gone[passages[posting]]
-
-
-_GONE: Final = -1
-_STORED_LENGTHS: Final = stored_lengths(np.arange(256).astype(np.uint8))
+            found[term] += is_removed[passages[posting]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Source:
-    """A segment and how it enters the merged arrays: the new number of each passage (int32, `_GONE` if it was removed),
-    how often each term is left, and its new number (`_GONE` if it is not)."""
+    """A segment that is merged: the new number of each passage (int32), and for each term the remaining frequency and
+    the new number."""
 
     segment: Segment
     numbers: NDArray[np.int32]
@@ -172,7 +171,7 @@ class _Source:
 
 
 def merge_arrays(segments: Sequence[Segment], folder: Path, at_a_time: int) -> IndexCounts:
-    """Write into `folder` the arrays of what is left of consecutive segments, about `at_a_time` postings at a time.
+    """Write into `folder` the arrays of the remaining passages of segments, about `at_a_time` postings at a time.
 
     Raises DamagedFolderError if a segment is damaged, CorpusError if they have more passages than BM25 can number.
     """
@@ -188,8 +187,8 @@ def merge_arrays(segments: Sequence[Segment], folder: Path, at_a_time: int) -> I
         passages += one.passages - len(one.removed.rows)
     offsets = np.zeros(len(vocabulary) + 1, np.int64)
     for source in sources:
-        left = source.terms != _GONE
-        offsets[source.terms[left] + 1] += source.frequencies[left]
+        remains = source.terms != _REMOVED
+        offsets[source.terms[remains] + 1] += source.frequencies[remains]
     np.cumsum(offsets, out=offsets)
     pairs = [_pairs(one) for one in segments]
     table = _table(sources, pairs)
@@ -203,13 +202,13 @@ def merge_arrays(segments: Sequence[Segment], folder: Path, at_a_time: int) -> I
 
 def _source(segment: Segment, first: int, vocabulary: dict[str, int]) -> _Source:
     """Number the passages of a segment from `first` on, and add its terms to the vocabulary."""
-    left = np.ones(segment.passages, np.bool_)
-    left[segment.removed.rows] = False
-    numbers = np.where(left, first + np.cumsum(left) - 1, _GONE).astype(np.int32)
-    frequencies = np.diff(segment.arrays.offsets) - gone_frequencies(segment)
-    terms = np.full(len(frequencies), _GONE, np.int64)
+    remains = np.ones(segment.passages, np.bool_)
+    remains[segment.removed.rows] = False
+    numbers = np.where(remains, first + np.cumsum(remains) - 1, _REMOVED).astype(np.int32)
+    frequencies = np.diff(segment.arrays.offsets) - removed_frequencies(segment)
+    terms = np.full(len(frequencies), _REMOVED, np.int64)
     kept = np.flatnonzero(frequencies)
-    terms[kept] = [vocabulary.setdefault(term, len(vocabulary)) for term in segment.arrays.spelt(kept)]
+    terms[kept] = [vocabulary.setdefault(term, len(vocabulary)) for term in segment.arrays.term_texts(kept)]
     return _Source(segment, numbers, frequencies, terms)
 
 
@@ -220,7 +219,7 @@ def _pairs(segment: Segment) -> NDArray[np.int64]:
 
 
 def _table(sources: Sequence[_Source], pairs: Sequence[NDArray[np.int64]]) -> CodeTable:
-    """The code table of all postings that are left."""
+    """The code table of all remaining postings."""
     counted = PairCounts()
     for source, own in zip(sources, pairs, strict=True):
         counts = np.zeros(len(own), np.int64)
@@ -233,7 +232,7 @@ def _table(sources: Sequence[_Source], pairs: Sequence[NDArray[np.int64]]) -> Co
 def _postings(
     sources: Sequence[_Source], rows: Sequence[NDArray[np.int32]], offsets: NDArray[np.int64], at_a_time: int
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-    """The postings that are left, by term: new numbers of passages, and rows of the new code table."""
+    """The remaining postings, by term: new numbers of passages, and rows of the new code table."""
     olds = [_old_terms(source, len(offsets) - 1) for source in sources]
     for first, last in term_ranges(offsets, at_a_time):
         count = int(offsets[last] - offsets[first])
@@ -241,7 +240,7 @@ def _postings(
         filled = offsets[first:last] - offsets[first]
         for source, old, own in zip(sources, olds, rows, strict=True):
             arrays = source.segment.arrays
-            _take(
+            _append_postings(
                 old[first:last], arrays.offsets, arrays.passages, arrays.posting_codes, source.numbers, own, filled,
                 new_numbers, new_rows,
             )  # fmt: skip
@@ -249,9 +248,9 @@ def _postings(
 
 
 def _old_terms(source: _Source, terms: int) -> NDArray[np.int64]:
-    """The term of a segment for each new term; `_GONE` if the segment does not have it."""
-    old = np.full(terms, _GONE, np.int64)
-    kept = np.flatnonzero(source.terms != _GONE)
+    """The term of a segment for each new term; `_REMOVED` if the segment does not have it."""
+    old = np.full(terms, _REMOVED, np.int64)
+    kept = np.flatnonzero(source.terms != _REMOVED)
     old[source.terms[kept]] = kept
     return old
 
@@ -260,14 +259,14 @@ def _old_terms(source: _Source, terms: int) -> NDArray[np.int64]:
 def _count_rows(
     passages: NDArray[np.int32], codes: PostingCodes, numbers: NDArray[np.int32], counts: NDArray[np.int64]
 ) -> None:
-    """Count the postings that are left by their rows of the code table."""
+    """Count the remaining postings by their rows of the code table."""
     for posting in range(len(passages)):
-        if numbers[passages[posting]] != _GONE:
+        if numbers[passages[posting]] != _REMOVED:
             counts[row_of(codes.codes, codes.escaped, codes.escaped_rows, posting)] += 1
 
 
 @kernel
-def _take(
+def _append_postings(
     old: NDArray[np.int64],
     offsets: NDArray[np.int64],
     passages: NDArray[np.int32],
@@ -278,40 +277,37 @@ def _take(
     new_numbers: NDArray[np.int32],
     new_rows: NDArray[np.int32],
 ) -> None:
-    """Append what is left of the postings of some terms to those from earlier segments."""
+    """Append the remaining postings of some terms to those from earlier segments."""
     for place in range(len(old)):
-        if old[place] == _GONE:
+        if old[place] == _REMOVED:
             continue
         to = filled[place]
         for posting in range(offsets[old[place]], offsets[old[place] + 1]):
             number = numbers[passages[posting]]
-            if number != _GONE:
+            if number != _REMOVED:
                 new_numbers[to] = number
                 new_rows[to] = rows[row_of(codes.codes, codes.escaped, codes.escaped_rows, posting)]
                 to += 1
         filled[place] = to
 
 
-SAMPLED: Final = 500
-"""How many passages are compared at most; they are spread evenly, and have some ten thousand different words."""
+def find_changed_word(passages: Sequence[Passage], arrays: Arrays, analysis: Analysis) -> str | None:
+    """A word that the analyser turns into other terms than the index has; None if there is none among some passages.
 
-
-def changed_word(passages: Sequence[Passage], arrays: Arrays, analysis: Analysis) -> str | None:
-    """A word of some passage that the analyser gives other terms than the index has; None if there is none.
-
+    A newer version of a stemming library may stem some words differently, and queries with them would miss passages.
     Raises DamagedFolderError if the postings of a term are invalid.
     """
-    terms_of_run, known = analysis.prepare(), set[str]()
-    for number in range(0, len(passages), -(-len(passages) // SAMPLED)):
+    terms_of_word, known = analysis.prepare(), set[str]()
+    for number in range(0, len(passages), -(-len(passages) // _MAX_COMPARED)):
         new = set(passages[number].contents.split()) - known
         known |= new
-        for run in sorted(new):
-            if not all(_has(arrays, len(passages), term, number) for term in terms_of_run(run)):
-                return run
+        for word in sorted(new):
+            if not all(_has_term(arrays, len(passages), term, number) for term in terms_of_word(word)):
+                return word
     return None
 
 
-def _has(arrays: Arrays, passages: int, term: str, number: int) -> bool:
+def _has_term(arrays: Arrays, passages: int, term: str, number: int) -> bool:
     """Whether a passage has a term."""
     row = arrays.term(term)
     if row < 0:

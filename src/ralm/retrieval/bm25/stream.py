@@ -30,7 +30,7 @@ from ralm.retrieval.bm25.collection import (
     find_common_terms,
 )
 from ralm.retrieval.bm25.formula import cores
-from ralm.retrieval.bm25.kernels import UNIT, empty_each, fill_points, kernel
+from ralm.retrieval.bm25.kernels import UNIT, drain_heaps, fill_points, kernel
 from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream_kernel import ALIGNED, Postings, Queries, State, Terms, advance_partitions
@@ -83,7 +83,7 @@ class Stream:
         scores_QK = np.zeros((len(queries), self._k), scores)
         for first in range(0, len(queries), BATCH):
             some = slice(first, first + BATCH)
-            of_some = (forbidden or Forbidden.none(len(queries))).some(first, first + BATCH)
+            of_some = (forbidden or Forbidden.none(len(queries))).for_queries(first, first + BATCH)
             self._search(queries[some], of_some, numbers_QK[some], scores_QK[some])
         return numbers_QK, scores_QK
 
@@ -106,7 +106,7 @@ class Stream:
         found_Q = np.zeros(len(queries), np.int64)
         for part in self._parts:
             part.advance(batch, forbidden, heaps_QK, found_Q)
-        empty_each(heaps_QK, found_Q, numbers_QK, scores_QK, np.full(len(queries), UNIT))
+        drain_heaps(heaps_QK, found_Q, numbers_QK, scores_QK, np.full(len(queries), UNIT))
 
     def _learn(self, terms: NDArray[np.int64]) -> None:
         """Give each new term a row of the tables; if they would become too large, reset everything first."""
@@ -357,7 +357,7 @@ class CollectionLoader:
     def _idf(self, place: int, terms: NDArray[np.int64]) -> NDArray[np.float64]:
         """The idf in the whole index of terms of a segment; infinite for those that no passage has any more."""
         lexicon, arrays = self._lexicon, self._segments[place].arrays
-        numbers = np.array([lexicon.number(term) for term in arrays.spelt(terms)], np.int64)
+        numbers = np.array([lexicon.number(term) for term in arrays.term_texts(terms)], np.int64)
         if (lexicon.terms_SV[place, numbers[numbers >= 0]] != terms[numbers >= 0]).any():
             raise DamagedFolderError(
                 f"{arrays.folder} is damaged: vocabulary.npy is not sorted; build the index again."
@@ -388,7 +388,7 @@ def search_streams(
         while some := runs.take(worker):
             part = slice(some.start, some.stop)
             numbers_QK[part], scores_QK[part] = stream.search(
-                queries[part], forbidden.some(some.start, some.stop), scores_QK.dtype
+                queries[part], forbidden.for_queries(some.start, some.stop), scores_QK.dtype
             )
 
     if workers == 1:

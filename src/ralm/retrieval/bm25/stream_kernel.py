@@ -29,7 +29,7 @@ from ralm.retrieval.bm25.kernels import (
     offer,
     passage_of,
     tighten,
-    worst,
+    worst_score,
 )
 from ralm.retrieval.bm25.scan import Forbidden, is_in, listed_for
 
@@ -271,7 +271,7 @@ def _collect(
                 row = ahead + passage
                 if score >= least and not (is_in(always, row) or is_in(listed, row)):
                     found = offer(heap, found, score, row)
-                    least = max(least, worst(heap, found))
+                    least = max(least, worst_score(heap, found))
             bound_B[block] = highest(lanes, 0)
     _keep(here, heap, found, base, ahead)
     return found
@@ -301,7 +301,7 @@ def _floor(
         if not (is_in(always, row) or is_in(listed, row)):
             score = here.sums_N[passage - base] + _common_score(postings, terms, wanted, count, passage)
             found = offer(floors_K, found, score, row)
-    return worst(floors_K, found)
+    return worst_score(floors_K, found)
 
 
 @kernel

@@ -19,10 +19,13 @@ from ralm.retrieval.bm25.formula import stored_lengths
 from ralm.retrieval.bm25.kernels import kernel
 from ralm.terminal import progress_bar
 
+_USUAL_FREQUENCIES: Final = 256
+_INT: Final = np.dtype(np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class IndexCounts:
-    """How much went into an index."""
+    """How much an index holds."""
 
     passages: int
     terms: int
@@ -38,16 +41,16 @@ def write_totals(folder: Path, tokens: int, with_terms: int) -> None:
 def write_vocabulary(folder: Path, vocabulary: Sequence[str]) -> None:
     """Write the terms, given in the order of their numbers.
 
-    They are written in byte order, which equals the order of their characters, for binary search on disk.
+    On disk they are in byte order, for binary search. The order of UTF-8 bytes is the order of the characters.
     """
     order = sorted(range(len(vocabulary)), key=vocabulary.__getitem__)
-    spelt = [vocabulary[number].encode("utf-8", "surrogatepass") for number in order]
-    sizes = np.fromiter(map(len, spelt), np.int64, len(spelt))
+    texts = [vocabulary[number].encode("utf-8", "surrogatepass") for number in order]
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
     np.save(folder / "term_sizes.npy", narrow(sizes))
     np.save(folder / "term_ids.npy", np.array(order, np.int32))
     with (folder / "vocabulary.npy").open("wb") as stream:
         _begin_array(stream, np.uint8, int(sizes.sum()))
-        stream.writelines(spelt)
+        stream.writelines(texts)
 
 
 def write_postings(
@@ -56,8 +59,10 @@ def write_postings(
     code_table: NDArray[np.int32],
     postings: Iterable[tuple[NDArray[np.int32], NDArray[np.int32]]],
 ) -> None:
-    """Write where the postings of each term begin and the last ones end (`offsets`), the table of codes, and all
-    postings: their passages and rows of that table, some at a time, in the order of the terms."""
+    """Write all postings, the offsets of terms and the table of codes.
+
+    Postings are passages and rows of that table, some at a time, in the order of the terms.
+    """
     total = int(offsets[-1])
     np.save(folder / "offsets.npy", narrow(offsets))
     np.save(folder / "code_table.npy", code_table)
@@ -88,9 +93,6 @@ def _begin_array(stream: BinaryIO, dtype: DTypeLike, length: int) -> None:
     np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": (length,)})
 
 
-_USUAL_FREQUENCIES: Final = 256
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CodeTable:
     """`pairs` (int32, C x 2): the frequency, and the length as Lucene stores it, of each row.
@@ -104,7 +106,7 @@ class CodeTable:
     rare: NDArray[np.int32]
 
     def rows_of(self, pairs: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The row of each pair, which must be in the table; 0 for a pair that is not."""
+        """The row of each pair, which must be in the table."""
         usual = pairs < len(self.usual)
         rows = self.usual[np.where(usual, pairs, 0)]
         if len(self.rare):
@@ -115,7 +117,7 @@ class CodeTable:
     def rows(
         self, passages: NDArray[np.int32], frequencies: NDArray[np.int32], lengths: NDArray[np.uint8]
     ) -> NDArray[np.int32]:
-        """The row of each posting; `lengths` by passage."""
+        """The row of each posting; `lengths` has the length byte of each passage."""
         rows = np.empty(len(passages), np.int32)
         _find_rows(passages, frequencies, lengths, self.usual, self.rare_pairs, self.rare, rows)
         return rows
@@ -129,20 +131,20 @@ class PairCounts:
         self._rare: Counter[int] = Counter()
 
     def add(self, rows: NDArray[np.int32], frequencies: NDArray[np.int32], lengths: NDArray[np.uint8]) -> None:
-        """Count the pairs of postings; `lengths` by row."""
+        """Count the pairs of postings; `lengths` has the length byte of each row."""
         _count(rows, frequencies, lengths, self._usual)
         huge = frequencies >= _USUAL_FREQUENCIES
         if huge.any():
             self._rare.update((frequencies[huge].astype(np.int64) << 8 | lengths[rows[huge]]).tolist())
 
     def add_counted(self, pairs: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """Add pairs, written as `frequency << 8 | length byte` and each given once, that were counted elsewhere."""
+        """Add the counts of distinct pairs, written as `frequency << 8 | length byte`."""
         usual = pairs < len(self._usual)
         self._usual[pairs[usual]] += counts[usual]
         self._rare.update(dict(zip(pairs[~usual].tolist(), counts[~usual].tolist(), strict=True)))
 
     def table(self) -> CodeTable:
-        """The pairs, the commonest first."""
+        """The table of all pairs that were counted, the commonest first."""
         rare = np.array(sorted(self._rare), np.int64)
         seen = np.flatnonzero(self._usual)
         pairs = np.concatenate([seen, rare])
@@ -150,7 +152,7 @@ class PairCounts:
         order = np.lexsort((pairs, -counts))
         rows = np.empty(len(pairs), np.int32)
         rows[order] = np.arange(len(pairs))
-        rows += rows >= ESCAPE
+        rows += rows >= ESCAPE  # row ESCAPE stays empty
         usual = np.zeros(len(self._usual), np.int32)
         usual[seen] = rows[: len(seen)]
         table = np.zeros((int(rows.max(initial=-1)) + 1, 2), np.int32)
@@ -180,9 +182,6 @@ def _find_rows(
     for i in range(len(passages)):
         pair = np.int64(frequencies[i]) << 8 | lengths[passages[i]]
         rows[i] = usual[pair] if pair < len(usual) else rare[np.searchsorted(rare_pairs, pair)]
-
-
-_INT: Final = np.dtype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,30 +243,23 @@ def merge_runs(
     """The passages and frequencies of all postings, in the order of the terms, about `at_a_time` at a time."""
     readers = [_Reader(run) for run in runs]
     for first, last in term_ranges(offsets, at_a_time):
-        yield _merge(readers, first, last, offsets)
+        count = int(offsets[last] - offsets[first])
+        passages, frequencies = np.empty(count, np.int32), np.empty(count, np.int32)
+        filled = offsets[first:last] - offsets[first]
+        for reader in readers:
+            terms, *postings = reader.read_below(last)
+            _append_run(terms - np.int32(first), *postings, filled, passages, frequencies)
+        yield passages, frequencies
 
 
 def term_ranges(offsets: NDArray[np.int64], postings: int) -> Iterator[tuple[int, int]]:
-    """Ranges of terms with at most `postings` postings, or of one term."""
+    """Ranges of terms that have at most `postings` postings, or are one term."""
     first, terms = 0, len(offsets) - 1
     while first < terms:
         last = int(np.searchsorted(offsets, offsets[first] + postings, side="right")) - 1
         last = min(max(last, first + 1), terms)
         yield first, last
         first = last
-
-
-def _merge(
-    readers: list[_Reader], first: int, last: int, offsets: NDArray[np.int64]
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Passages and frequencies of terms `first` to `last` from all runs, in the order of the runs."""
-    count = int(offsets[last] - offsets[first])
-    passages, frequencies = np.empty(count, np.int32), np.empty(count, np.int32)
-    filled = offsets[first:last] - offsets[first]
-    for reader in readers:
-        terms, *postings = reader.read_below(last)
-        _place(terms - np.int32(first), *postings, filled, passages, frequencies)
-    return passages, frequencies
 
 
 @kernel
@@ -277,7 +269,7 @@ def sort_by_term(
     """Sort the postings of consecutive passages, numbered from `first`, by term; returns terms, number of postings of
     each, passages, frequencies.
 
-    Counts the passages of each term, then appends each posting to those of its term.
+    The first pass counts the passages of each term, the second appends each posting to those of its term.
     """
     sizes = np.zeros(vocabulary, np.int32)
     last_seen = np.full(vocabulary, -1, np.int32)
@@ -287,7 +279,7 @@ def sort_by_term(
                 last_seen[terms[i]] = passage
                 sizes[terms[i]] += 1
     present = np.flatnonzero(sizes).astype(np.int32)
-    filled = last_seen
+    filled = last_seen  # its memory is used again: where the postings of each term begin
     total = 0
     for term in present:
         filled[term] = total
@@ -309,7 +301,7 @@ def sort_by_term(
 
 
 @kernel
-def _place(
+def _append_run(
     terms: NDArray[Any],
     sizes: NDArray[Any],
     run_passages: NDArray[Any],
