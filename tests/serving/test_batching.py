@@ -27,8 +27,9 @@ from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sampling import GenerationOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
-from ralm.serving.batcher import Closed, Line, shares, that_fit
-from ralm.serving.model import BatchedModel, ending_with
+from ralm.serving.batcher import Line, shares, that_fit
+from ralm.serving.errors import StoppedError
+from ralm.serving.model import RequestScope, SharedModel, in_scope
 from ralm.serving.options import BatchOptions
 from tests.fakes import CountingModel, SharedWordsRetriever, UnigramContinuations, WordTokenizer, passages_of
 
@@ -38,8 +39,8 @@ SECONDS = 60
 
 
 @contextmanager
-def batched(model: WritingModel, chunk: int = 512, cache: int = 1 << 16) -> Iterator[BatchedModel]:
-    shared = BatchedModel(model, BatchOptions(chunk_tokens=chunk, cached_tokens=cache))
+def batched(model: WritingModel, chunk: int = 512, cache: int = 1 << 16) -> Iterator[SharedModel]:
+    shared = SharedModel(model, BatchOptions(chunk_tokens=chunk, cached_tokens=cache))
     try:
         yield shared
     finally:
@@ -133,8 +134,8 @@ def test_passes_are_scored_as_by_the_model(model: LocalLanguageModel) -> None:
     with batched(model, chunk=64) as shared:
         found, *written = together(
             [
-                lambda: [shared.score(passes) for passes in jobs],
-                *(lambda passes=passes: shared.score(passes) for passes in jobs),
+                lambda: [[*shared.score(passes)] for passes in jobs],
+                *(lambda passes=passes: [*shared.score(passes)] for passes in jobs),
                 lambda: writing.tokens(shared),
             ]
         )
@@ -199,7 +200,7 @@ def test_a_long_text_is_read_in_chunks_between_the_tokens_of_others() -> None:
     model = recorded(max_length=1000, seconds=0.001)
     long, begun = np.arange(900) % 40, threading.Event()
 
-    def write(shared: BatchedModel) -> int:
+    def write(shared: SharedModel) -> int:
         """How many tokens are written before the long text is read."""
         continuations, text, answered = shared.continuations(), text_of(1, 2), 0
         while not done.is_set():
@@ -230,7 +231,7 @@ def test_what_cannot_be_read_fails_alone() -> None:
             return [*map(int, text)]
 
         def scores(token: int) -> list[FloatArray]:
-            return shared.score([ScoringSequence(text_of(token, 1), text_of(1))])
+            return [*shared.score([ScoringSequence(text_of(token, 1), text_of(1))])]
 
         with ThreadPoolExecutor(8) as pool:
             written = [pool.submit(tokens, first) for first in range(5, 9)]
@@ -268,7 +269,7 @@ def test_texts_that_cannot_be_read_together_are_logged_once(
     model = AloneOnly(WordTokenizer(), vocabulary=50, error=error)
     passes = [ScoringSequence(text_of(token, 1), text_of(1)) for token in range(20)]
     with batched(model) as shared:
-        together([lambda: shared.score(passes)] * 4)
+        together([lambda: [*shared.score(passes)]] * 4)
         together([lambda: shared.continuations().next_tokens([text_of(3, 4)])] * 4)
     warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert len(warnings) == lines
@@ -306,7 +307,7 @@ def test_who_has_gone_ends_and_the_others_go_on() -> None:
     model, gone = recorded(seconds=0.01), threading.Event()
 
     def waits() -> None:
-        with ending_with(gone):
+        with in_scope(RequestScope(gone)):
             continuations, text = shared.continuations(), text_of(1)
             while True:
                 text = np.append(continuations.next_tokens([text[-20:]]).log_probs_BC[0].argmax(), text)
@@ -315,11 +316,11 @@ def test_who_has_gone_ends_and_the_others_go_on() -> None:
         waiting = pool.submit(waits)
         shared.continuations().next_tokens([text_of(5)])
         gone.set()
-        with pytest.raises(Closed):
+        with pytest.raises(StoppedError):
             waiting.result(SECONDS)
-        with ending_with(gone), pytest.raises(Closed):
-            shared.score(random_small_passes())
-        assert len(shared.score(random_small_passes())) == 2
+        with in_scope(RequestScope(gone)), pytest.raises(StoppedError):
+            [*shared.score(random_small_passes())]
+        assert len([*shared.score(random_small_passes())]) == 2
         shared.continuations().next_tokens([text_of(5)])
 
 
@@ -327,7 +328,7 @@ def random_small_passes() -> list[ScoringSequence]:
     return [ScoringSequence(text_of(1, 2), text_of(1)), ScoringSequence(text_of(3, 2, 1), text_of(1, 2))]
 
 
-def write_for_good(shared: BatchedModel) -> None:
+def write_for_good(shared: SharedModel) -> None:
     continuations, text = shared.continuations(), text_of(1)
     while True:
         text = np.append(text, 1)[-20:]
@@ -336,17 +337,17 @@ def write_for_good(shared: BatchedModel) -> None:
 
 def test_closing_ends_whoever_waits() -> None:
     model = recorded(seconds=0.05)
-    shared = BatchedModel(model)
+    shared = SharedModel(model)
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(write_for_good, shared) for _ in range(4)]
         time.sleep(0.2)
         shared.close()
         for one in waiting:
-            with pytest.raises(Closed):
+            with pytest.raises(StoppedError):
                 one.result(SECONDS)
-    with pytest.raises(Closed):
-        shared.score(random_small_passes())
-    with pytest.raises(Closed):
+    with pytest.raises(StoppedError):
+        [*shared.score(random_small_passes())]
+    with pytest.raises(StoppedError):
         shared.continuations().next_tokens([text_of(1)])
 
 
@@ -361,10 +362,10 @@ class Broken(Recorded):
 
 def test_an_error_that_ends_the_thread_reaches_whoever_waits_and_comes_later(caplog: pytest.LogCaptureFixture) -> None:
     model = Broken(WordTokenizer(), vocabulary=50, bad=7, seconds=0.05)
-    shared = BatchedModel(model)
+    shared = SharedModel(model)
     with ThreadPoolExecutor(3) as pool:
         waiting: list[Future[Any]] = [pool.submit(write_for_good, shared) for _ in range(2)]
-        waiting.append(pool.submit(shared.score, random_small_passes() * 100))
+        waiting.append(pool.submit(lambda: [*shared.score(random_small_passes() * 100)]))
         time.sleep(0.2)
         assert shared.failed is None
         lately = shared.continuations()
@@ -374,7 +375,7 @@ def test_an_error_that_ends_the_thread_reaches_whoever_waits_and_comes_later(cap
             with pytest.raises(ModelError, match="device is gone") as told:
                 one.result(SECONDS)
             assert told.value.__cause__ is shared.failed
-    for later in (shared.continuations, lambda: shared.score(random_small_passes())):
+    for later in (shared.continuations, lambda: [*shared.score(random_small_passes())]):
         with pytest.raises(ModelError, match="device is gone"):
             later()
     with pytest.raises(ModelError, match="device is gone"):

@@ -332,9 +332,9 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
         ({"top_logprobs": 99, "logprobs": True}, "top_logprobs", "from 0 to 20"),
         ({"n": 0}, "n", "from 1 to"),
         ({"max_tokens": 0}, "max_tokens", "from 1 to"),
-        ({"max_tokens": 512}, "messages", "at most 512 fit here: shorten them to 0 tokens, or lower `max_tokens`"),
+        ({"max_tokens": 512}, "messages", "the limit is 512: shorten the messages to 0 tokens, or lower `max_tokens`"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "differ"),
-        ({"max_tokens": 480}, "messages", r"have \d+ tokens and 480 are to be written"),
+        ({"max_tokens": 480}, "messages", r"have \d+ tokens and `max_tokens` is 480"),
         ({"temperature": -1}, "temperature", "temperature"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "goes with `stream`"),
         ({"messages": []}, "messages", "no message with the role user"),
@@ -361,7 +361,7 @@ def test_messages_as_clients_send_them(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "lone surrogate"),
         ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "not supported"),
         ({"messages": [{"role": "user</s>", "content": "a"}]}, "messages.0.role", "it must be system, developer"),
-        ({"ralm": {"stride": 4}}, "ralm.stride", "does nothing in a chat"),
+        ({"ralm": {"stride": 4}}, "ralm.stride", "has no effect in a chat"),
         ({"ralm": {"rerank": "oracle"}}, None, "looks at the text to be predicted"),
         ({"ralm": {"rerank": "predictive"}}, "ralm.rerank", "rerank"),
         ({"ralm": {"sources": "footnotes"}}, "ralm.sources", "sources"),
@@ -395,7 +395,7 @@ def test_a_conversation_that_does_not_fit(url: str, client: openai.OpenAI, model
     chat = full_tokenizer(model.tokenizer).encode_chat([Message("user", "s")])
     assert chat is not None
     most = POSITIONS - len(chat[0])  # characters beside the one, with nothing left for an answer
-    for more, told in ((0, f"the messages have {POSITIONS:,} tokens and 1 are to be written"), (10**6, AT_LEAST)):
+    for more, told in ((0, f"the messages have {POSITIONS:,} tokens and `max_tokens` is 1,"), (10**6, AT_LEAST)):
         found = httpx.post(f"{url}/v1/chat/completions", json={"model": "tiny-chat", "messages": said(most + 1 + more)})
         error = found.json()["error"]
         assert (found.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
@@ -424,7 +424,7 @@ def test_a_model_without_a_chat_template(index: Path) -> None:
         body = {"model": "ralm-tiny", "messages": QUESTION, "max_tokens": 8}
         found = httpx.post(f"{url}/v1/chat/completions", json=body)
         assert found.status_code == 400
-        assert "ralm-tiny has no chat template: ask /v1/completions" in found.json()["error"]["message"]
+        assert "ralm-tiny has no chat template: use /v1/completions" in found.json()["error"]["message"]
     with serving(Service(tiny, ServeOptions(prompt="replug"), folders={"texts": index})) as url:
         answerer = Answerer(
             tiny,
@@ -481,7 +481,7 @@ def test_many_chats_at_once_are_answered_as_alone(url: str, model: WritingModel,
 
 
 def test_prompts_that_are_none_of_chats(model: WritingModel) -> None:
-    with pytest.raises(UsageError, match="chat-choice shows choices"):
+    with pytest.raises(UsageError, match="chat-choice is for questions with choices"):
         Service(model, ServeOptions(prompt="chat-choice"))
     with pytest.raises(QuestionFileError, match="is no prompt"):
         Service(model, ServeOptions(prompt="absent"))
@@ -501,10 +501,12 @@ def test_a_model_that_gives_text_alone(index: Path) -> None:
         }
         refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "logprobs": True})
         assert refused.status_code == 400
-        assert refused.json()["error"]["message"] == "the model words tells no log-probabilities: leave out `logprobs`."
+        assert (
+            refused.json()["error"]["message"] == "the model words returns no log-probabilities: leave out `logprobs`."
+        )
         refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "ralm": {"gain": True}})
         assert refused.status_code == 400
-        assert "does not tell the log-probabilities of given texts" in refused.json()["error"]["message"]
+        assert "does not return the log-probabilities of given texts" in refused.json()["error"]["message"]
         ensemble = {"reader": "ensemble", "documents": 2}
         refused = httpx.post(f"{url}/v1/chat/completions", json={**body, "ralm": ensemble})
         assert refused.status_code == 400

@@ -42,7 +42,7 @@ def limited(**limits: Any) -> Service:
 
 
 def model_of(service: Service) -> SlowTable:
-    found: SlowTable = service.model._model  # type: ignore[attr-defined]
+    found: SlowTable = service.model._model
     return found
 
 
@@ -135,7 +135,7 @@ def test_own_limits_of_tokens() -> None:
     with serving(limited(prompt_tokens=20, new_tokens=5, texts=2, likeliest=2)) as url:
         for change, said in (
             ({"max_tokens": 6}, "`max_tokens` must be from 0 to 5."),
-            ({"max_tokens": 5, "prompt": "a" * 16}, "at most 20 fit here: send a prompt of at most 15 tokens"),
+            ({"max_tokens": 5, "prompt": "a" * 16}, "the limit is 20: send a prompt of at most 15 tokens"),
             ({"max_tokens": 1, "n": 3}, "`n` must be from 1 to 2."),
             ({"max_tokens": 1, "logprobs": 3}, "`logprobs` must be from 0 to 2."),
         ):

@@ -1,6 +1,6 @@
-"""Passages, and tokens with the passages that they came from, as JSON.
+"""The JSON of completions, and the JSON of passages and tokens, which chats use too.
 
-Knows records; knows nothing of HTTP or of who asked.
+Runs in the thread of the request, since it decodes tokens.
 """
 
 import json
@@ -19,59 +19,59 @@ from ralm.reading.provenance import TracedText, contributions, identified, token
 from ralm.records import NO_PASSAGE, DoubleArray, Passage, Passages, Provenance
 from ralm.serving.completion import Began, Completion, CompletionEvent, Echoed, Ended, Gained, Wrote
 from ralm.serving.indexes import ReadConfig
-from ralm.serving.prompts import NamesByToken
+from ralm.serving.prompts import TokenNames
 from ralm.serving.scoring import ScoredToken
 
-LEAST: Final = -9999.0
-"""What OpenAI's API gives for the log-probability of an impossible token; JSON has no infinity."""
+_MIN_LOG_PROB: Final = -9999.0
+"""The log-probability of an impossible token in OpenAI's API; JSON has no infinity."""
 Json: TypeAlias = dict[str, JsonValue]
 Token: TypeAlias = ScoredToken | GeneratedToken
 
 
-class PassagesTold:
-    """Tells tokens with their passages, and remembers which passages these were, in the order of the text."""
+class PassageJson:
+    """Makes the JSON of tokens with their passages; `known` holds these passages in the order of the text."""
 
-    def __init__(self, passages: Passages, names: NamesByToken, *, as_ids: bool = False) -> None:
+    def __init__(self, passages: Passages, names: TokenNames, *, as_ids: bool = False) -> None:
         self.known: dict[int, Passage] = {}
         self._passages = passages
         self._names = names
         self._as_ids = as_ids
 
     def tokens(self, tokens: Sequence[Token]) -> list[JsonValue]:
-        """Tokens with the passages that each came from."""
+        """Tokens, each with its passages."""
         return [self._token(one) for one in tokens]
 
     def _token(self, token: Token) -> Json:
         self.note(token.passages_K.tolist())
-        name, log_prob = self._names.of(token.token, as_id=self._as_ids), log_prob_told(token.log_prob)
-        told = token_as_json(token.token, name, log_prob, token.passages_K, token.posteriors_K)
+        name, log_prob = self._names.of(token.token, as_id=self._as_ids), log_prob_json(token.log_prob)
+        found = token_as_json(token.token, name, log_prob, token.passages_K, token.posteriors_K)
         if isinstance(token, ScoredToken) and token.gain is not None:
-            told["gain"] = finite(token.gain)
+            found["gain"] = finite(token.gain)
         if isinstance(token, GeneratedToken) and not token.certified:
-            told |= {"certified": False, "unlisted": finite(token.unlisted)}
-        return told
+            found |= {"certified": False, "unlisted": finite(token.unlisted)}
+        return found
 
     def note(self, numbers: Sequence[int]) -> None:
-        """Remember passages by their numbers."""
+        """Add passages to the known ones."""
         for number in numbers:
             if number != NO_PASSAGE and number not in self.known:
                 self.known[number] = self._passages[number]
 
     def piece(self, choice: int, tokens: Sequence[Token]) -> Json:
-        """Some tokens of a choice, and the passages of which no piece has told yet."""
+        """Some tokens of a choice, and the passages that no earlier piece has."""
         before = len(self.known)
-        told = self.tokens(tokens)
-        new = [passage_told(one) for one in [*self.known.values()][before:]]
-        return {"choices": [{"index": choice, "tokens": told}], "passages": [*new]}
+        with_passages = self.tokens(tokens)
+        new = [passage_json(one) for one in [*self.known.values()][before:]]
+        return {"choices": [{"index": choice, "tokens": with_passages}], "passages": [*new]}
 
 
-def passage_told(passage: Passage) -> Json:
-    """A passage with all that is known of it."""
+def passage_json(passage: Passage) -> Json:
+    """A passage with its text and metadata."""
     return {**identified(passage), "text": passage.text}
 
 
-def result_told(passage: Passage, url: JsonValue) -> Json:
-    """A passage as answers of search engines have it."""
+def search_result_json(passage: Passage, url: JsonValue) -> Json:
+    """A passage as a search result."""
     return {
         "title": passage.title or passage.document_id,
         "url": url,
@@ -82,10 +82,10 @@ def result_told(passage: Passage, url: JsonValue) -> Json:
     }
 
 
-def gain_told(provenance: Provenance, gain_T: DoubleArray) -> Json:
-    """The gain of each token and of all, in nats, and what each passage contributed; null for a gain that is not known
-    or infinite."""
-    bounded_T = np.nan_to_num(gain_T, nan=0.0, posinf=-LEAST, neginf=LEAST)
+def gain_json(provenance: Provenance, gain_T: DoubleArray) -> Json:
+    """The gain of each token, the total, and the contribution of each passage, in nats; null for unknown or infinite
+    gains."""
+    bounded_T = np.nan_to_num(gain_T, nan=0.0, posinf=-_MIN_LOG_PROB, neginf=_MIN_LOG_PROB)
     total = total_as_json(total_gain(provenance, bounded_T))
     return {
         "gains": [*map(finite, gain_T.tolist())],
@@ -94,32 +94,32 @@ def gain_told(provenance: Provenance, gain_T: DoubleArray) -> Json:
     }
 
 
-def traced_told(text: TracedText) -> Json:
-    """The gain of a text with its passages; nothing if none of it is known."""
-    return {} if np.isnan(text.gain_T).all() else gain_told(text.provenance, text.gain_T)
+def traced_gain_json(text: TracedText) -> Json:
+    """The gain of a text with its passages; empty if it is unknown."""
+    return {} if np.isnan(text.gain_T).all() else gain_json(text.provenance, text.gain_T)
 
 
-def log_prob_told(log_prob: float | None) -> float | None:
-    """A log-probability as JSON can hold it; None where the model does not tell it."""
+def log_prob_json(log_prob: float | None) -> float | None:
+    """A log-probability for JSON; None if the model does not return it."""
     if log_prob is None or np.isnan(log_prob):
         return None
-    return max(log_prob, LEAST)
+    return max(log_prob, _MIN_LOG_PROB)
 
 
 def finite(value: float | None) -> float | None:
-    """A number that JSON can hold; None for another one."""
+    """The number; None if it is infinite or NaN, which JSON does not have."""
     return value if value is not None and np.isfinite(value) else None
 
 
 @dataclass
 class Usage:
-    """Tokens that were read and written."""
+    """The number of prompt tokens and of generated tokens."""
 
     prompt: int = 0
     written: int = 0
 
     def as_json(self) -> dict[str, JsonValue]:
-        """As OpenAI's API says it."""
+        """The `usage` of OpenAI's API."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.written,
@@ -129,7 +129,7 @@ class Usage:
 
 @dataclass
 class Head:
-    """What every answer and every piece of one begins with."""
+    """The first fields of every answer and of every piece of a stream."""
 
     model: str
     kind: str = "text_completion"
@@ -141,7 +141,7 @@ class Head:
         return {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
 
     def stream(self, pieces: Iterator[dict[str, JsonValue]], usage: Usage | None) -> Iterator[dict[str, JsonValue]]:
-        """The pieces, each behind these fields, and at the end the usage if it is wanted."""
+        """The pieces, each after these fields, and the usage at the end if it is given."""
         more: dict[str, JsonValue] = {} if usage is None else {"usage": None}
         for piece in pieces:
             yield {**self.as_json(), **piece, **more}
@@ -181,7 +181,7 @@ class CompletionAnswer:
     """Turns the events of one request into its answer."""
 
     def __init__(
-        self, head: Head, asked: Completion, reads: ReadConfig, names: NamesByToken, *, logprobs: bool, as_ids: bool
+        self, head: Head, asked: Completion, reads: ReadConfig, names: TokenNames, *, logprobs: bool, as_ids: bool
     ) -> None:
         self.usage = Usage()
         self._head = head
@@ -192,7 +192,7 @@ class CompletionAnswer:
         self._as_ids = as_ids
         self._texts: tuple[str, ...] = ()
         self._choices: list[_Choice] = []
-        self._told = PassagesTold(reads.passages, names, as_ids=as_ids)
+        self._told = PassageJson(reads.passages, names, as_ids=as_ids)
 
     def whole(self, events: Iterator[CompletionEvent]) -> Json:
         """The answer."""
@@ -263,7 +263,7 @@ class CompletionAnswer:
             choice.at += len(text)
         return {
             "tokens": [self._name(token.token) for token in part.tokens],
-            "token_logprobs": [log_prob_told(token.log_prob) for token in part.tokens],
+            "token_logprobs": [log_prob_json(token.log_prob) for token in part.tokens],
             "top_logprobs": [self._top(token) for token in part.tokens],
             "text_offset": offsets,
         }
@@ -277,8 +277,8 @@ class CompletionAnswer:
             return None
         named: dict[str, JsonValue] = {}
         for number, log_prob in token.likeliest[: self._asked.likeliest]:
-            named.setdefault(self._name(number), log_prob_told(log_prob))
-        named.setdefault(self._name(token.token), log_prob_told(token.log_prob))
+            named.setdefault(self._name(number), log_prob_json(log_prob))
+        named.setdefault(self._name(token.token), log_prob_json(token.log_prob))
         return named
 
     def _sources(self) -> Json:
@@ -292,17 +292,17 @@ class CompletionAnswer:
         passages = self._told.known.values()
         ralm: Json = {
             **self._reads.settings.config,
-            "passages": [passage_told(one) for one in passages],
+            "passages": [passage_json(one) for one in passages],
             "choices": choices,
         }
-        return {"ralm": ralm, "search_results": [result_told(one, web_address(one)) for one in passages]}
+        return {"ralm": ralm, "search_results": [search_result_json(one, web_address(one)) for one in passages]}
 
     def _tokens(self, choice: _Choice) -> list[JsonValue]:
         return [token for part in choice.parts for token in self._told.tokens(part.tokens)]
 
 
 def _gain(event: Gained) -> Json:
-    return gain_told(Provenance.of_rows([(one.passages_K, one.posteriors_K) for one in event.tokens]), event.gain_T)
+    return gain_json(Provenance.of_rows([(one.passages_K, one.posteriors_K) for one in event.tokens]), event.gain_T)
 
 
 def _texts(piece: GeneratedText) -> list[str]:

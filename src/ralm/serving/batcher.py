@@ -22,6 +22,7 @@ from ralm.errors import ModelError
 from ralm.lm.scoring import common_prefix_length
 from ralm.protocols import Continuations
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
+from ralm.serving.errors import StoppedError
 
 _LOG: Final = logging.getLogger(__name__)
 _PATIENCE: Final = 0.2
@@ -40,10 +41,6 @@ class ReadModel(Protocol):
 
     def continuations(self) -> Continuations:
         """A new state for continuing texts."""
-
-
-class Closed(Exception):  # noqa: N818  # no error: the server stops, or the client has gone
-    """Nothing is read any more for the thread that asked."""
 
 
 @dataclass(slots=True, eq=False)
@@ -166,8 +163,8 @@ class Batcher:
         self._thread.start()
 
     def enter(self, gone: threading.Event) -> Caller:
-        """A new line; what it waits for ends with `Closed` once `gone` is set. Raises what `next_tokens` raises if
-        nothing can be read any more."""
+        """A new line; waiting for it ends with StoppedError once `gone` is set. Raises ModelError if the batcher has
+        failed."""
         caller = Caller(gone)
         with self._changed:
             self._check_open()
@@ -179,8 +176,10 @@ class Batcher:
         self._left.append(caller)
 
     def next_tokens(self, caller: Caller, texts: Sequence[IntArray]) -> NextTokens:
-        """The predictions of a line's texts. Raises what reading them raises, Closed, and ModelError if nothing can be
-        read any more."""
+        """The predictions for the texts of a line.
+
+        Raises the error of reading them, StoppedError, and ModelError if the batcher has failed.
+        """
         answer: Future[NextTokens] = Future()
         with self._changed:
             self._check_open()
@@ -190,8 +189,7 @@ class Batcher:
         return answer.result()
 
     def read(self, reads: _ReadPasses, passes: Sequence[ScoringSequence], gone: threading.Event) -> list[FloatArray]:
-        """What a method of the model gives for passes. Raises what it raises, Closed, and ModelError if nothing can be
-        read any more."""
+        """The results of a method of the model for some passes; raises its error, and what `next_tokens` raises."""
         if not passes:
             return []
         scoring = _Scoring(reads, passes, gone)
@@ -202,7 +200,7 @@ class Batcher:
         return scoring.answer.result()
 
     def close(self) -> None:
-        """End the thread after the step that it is reading; whoever waits gets Closed."""
+        """End the thread after the step that it is reading; whoever waits gets StoppedError."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -216,7 +214,7 @@ class Batcher:
     def _end(self) -> Exception:
         """What whoever waits gets when nothing is read for it any more."""
         if self.failed is None:
-            return Closed()
+            return StoppedError()
         error = ModelError(f"what reads for all requests has failed: {self.failed!r}; start the server anew.")
         error.__cause__ = self.failed
         return error

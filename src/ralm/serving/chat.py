@@ -1,7 +1,4 @@
-"""What a request for a chat does: the last message of the user is answered, with passages in it.
-
-A generator of events, for a thread; knows nothing of HTTP.
-"""
+"""The work of a request for a chat: answers the last message of the user with passages, as a generator of events."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,30 +10,30 @@ from ralm.answering.prompts import Conversation, QuestionPrompt, open_prompt
 from ralm.answering.sources import AskedRetriever, QuestionSource, RerankedPassages
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
-from ralm.protocols import Tokenizer, WritingModel
+from ralm.protocols import Tokenizer
 from ralm.serving.completion import Began, Ended, Wrote
 from ralm.serving.errors import RequestError
 from ralm.serving.indexes import ReadConfig
-from ralm.serving.model import Check, Watched
-from ralm.serving.options import Limits, generation_of
+from ralm.serving.model import SharedModel
+from ralm.serving.options import Limits, generation_options
 from ralm.serving.prompts import TOO_LONG, check_size
 from ralm.serving.scoring import check_scores
 from ralm.validation import MAX_SEED
 
 _SHARE: Final = 4
-"""An answer has at most one of so many parts of what the model reads at once, if a request does not say."""
-_IDLE: Final = ("stride", "query_tokens", "document_tokens")
-"""Choices that change nothing in a chat: passages are found once, with the whole message, and read whole."""
+"""By default an answer has at most this fraction, 1/4, of the tokens that the model reads at once."""
+_UNUSED: Final = ("stride", "query_tokens", "document_tokens")
+"""Choices without effect in a chat: passages are found once, with the whole message, and read whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
-    """What is asked for: `times` answers to a conversation, each of `new_tokens` tokens at most (None: a quarter of
-    what the model reads).
+class ChatCompletion:
+    """A request: `times` answers to a conversation, each of at most `new_tokens` tokens (None: a quarter of the tokens
+    that the model reads).
 
-    With `measured`, the answers are scored without passages too, so that they cite what gave something. `likeliest` is
-    how many likely tokens are listed for each token. `sampling` holds the options of `ralm.reading.Sampling`
-    and `stop`.
+    With `measured`, the answers are also scored without passages, so that they cite the passages that helped.
+    `likeliest` is the number of top log-probabilities of each token. `sampling` holds the options of
+    `ralm.reading.Sampling` and `stop`.
     """
 
     conversation: Conversation
@@ -48,40 +45,39 @@ class Chat:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answered:
-    """An answer with what each of its passages gave to it."""
+class Attributed:
+    """An answer with the contribution of each passage."""
 
     choice: int
     answer: SourcedAnswer
 
 
-ChatEvent: TypeAlias = Began | Wrote | Ended | Answered
+ChatEvent: TypeAlias = Began | Wrote | Ended | Attributed
 
 
-def answered(
-    asked: Chat, model: WritingModel, reads: ReadConfig, prompt: QuestionPrompt, limits: Limits, check: Check
+def answer_chat(
+    chat: ChatCompletion, model: SharedModel, reads: ReadConfig, prompt: QuestionPrompt, limits: Limits
 ) -> Iterator[ChatEvent]:
-    """Do what is asked, event by event; the choices have the seeds from that of `sampling` on.
+    """The events of a chat; the seeds of its choices count up from the one in `sampling`.
 
-    Raises RequestError if the conversation cannot be asked or does not fit, UsageError if the model cannot answer so.
+    Raises RequestError if the conversation is not valid or does not fit, UsageError if the model cannot answer so.
     """
     length = min(reads.settings.plan.max_length, limits.prompt_tokens or reads.settings.plan.max_length)
-    watched = Watched(model, check)
-    said = [one.content.strip() for one in asked.conversation.messages if one.role == "user"]  # no template drops these
-    check_size(said, model.tokenizer, length, "messages")
+    questions = [one.content.strip() for one in chat.conversation.messages if one.role == "user"]
+    check_size(questions, model, length, "messages")  # every template keeps the messages of the user
     try:
-        own = _own_tokens(asked.conversation, model.tokenizer, prompt)
-        options = _options(asked, prompt, _new_tokens(asked, own, limits, length), length)
+        own = _own_tokens(chat.conversation, model.tokenizer, prompt)
+        options = _options(chat, prompt, _new_tokens(chat, own, limits, length), length)
         answerer = Answerer(
-            watched,
+            model,
             prompt,
-            _source(reads, watched),
+            _source(reads, model),
             reader=reads.reader,
             options=options,
-            credit="passages" if asked.measured else "none",
+            credit="passages" if chat.measured else "none",
         )
-        seeds = [(options.seed + time) % (MAX_SEED + 1) for time in range(asked.times)]
-        streams = answerer.streams(asked.conversation, seeds)
+        seeds = [(options.seed + time) % (MAX_SEED + 1) for time in range(chat.times)]
+        streams = answerer.streams(chat.conversation, seeds)
     except LengthError as error:
         raise RequestError(str(error), param="messages", code=TOO_LONG) from None
     except ChatError as error:
@@ -89,71 +85,73 @@ def answered(
     yield Began((), own)
     for choice, piece in streams:
         yield Wrote(choice, piece)
-    for choice in range(asked.times):
+    for choice in range(chat.times):
         answer = streams.sourced(choice)
         yield Ended(choice, "stop" if streams.is_complete(choice) else "length", len(answer.answer.tokens))
         if reads.source is not None:
-            yield Answered(choice, answer)
+            yield Attributed(choice, answer)
 
 
-def _source(reads: ReadConfig, model: WritingModel) -> QuestionSource | None:
-    """Where the passages come from."""
+def _source(reads: ReadConfig, model: SharedModel) -> QuestionSource | None:
+    """The source of passages; None for a model without an index."""
     if reads.source is None:
         return None
     if reads.reranker is None:
         return AskedRetriever(reads.source)
-    return RerankedPassages(reads.source, reads.reranker, model, generation_of(reads.settings))
+    return RerankedPassages(reads.source, reads.reranker, model, generation_options(reads.settings))
 
 
 def open_chat_prompt(name: str) -> QuestionPrompt:
-    """The prompt of chats, by name or from a file; raises what `open_prompt` raises, and UsageError if it is for
-    questions with choices."""
+    """The prompt of chats, by name or from a file.
+
+    Raises what `open_prompt` raises, and UsageError for a prompt of multiple choice.
+    """
     prompt = open_prompt(name)
     if prompt.shows_choices:
-        raise UsageError(f"the `prompt` {name} shows choices, which a chat does not have: give another one.")
+        raise UsageError(f"the `prompt` {name} is for questions with choices: give another one.")
     return prompt
 
 
-def check_chat(model: WritingModel, prompt: QuestionPrompt, choice: Mapping[str, Any], *, logprobs: bool) -> None:
-    """Raise RequestError if the model cannot do what a chat asks for, or if a request chooses something that changes
-    nothing in a chat."""
+def check_chat(model: SharedModel, prompt: QuestionPrompt, choice: Mapping[str, Any], *, logprobs: bool) -> None:
+    """Raise RequestError if the model cannot do what a chat requests, or if a choice has no effect in a chat."""
     if logprobs and model.tier == "text":
         raise RequestError(
-            f"the model {model.name} tells no log-probabilities: leave out `logprobs`.", param="logprobs"
+            f"the model {model.name} returns no log-probabilities: leave out `logprobs`.", param="logprobs"
         )
     if choice.get("gain"):
         check_scores(model)
     if prompt.chat and not has_chat_template(model.tokenizer):
         raise RequestError(
-            f"the model {model.name} has no chat template: ask /v1/completions, or have the server started with a "
-            "`--prompt` that needs none.",
+            f"the model {model.name} has no chat template: use /v1/completions, or start the server with a `--prompt` "
+            "that needs none.",
             code="no_chat_template",
         )
-    for name in _IDLE:
+    for name in _UNUSED:
         if name in choice:
-            raise RequestError(f"`{name}` does nothing in a chat: leave it out.", param=f"ralm.{name}")
+            raise RequestError(f"`{name}` has no effect in a chat: leave it out.", param=f"ralm.{name}")
 
 
-def _options(asked: Chat, prompt: QuestionPrompt, new_tokens: int, length: int) -> AnswerOptions:
-    """How answers are drawn, in a model that reads `length` tokens. Behind a prompt that is no chat, models do not end
-    an answer by themselves: without stop strings, it ends with the line, as in `ralm ask`."""
-    sampling = dict(asked.sampling)
+def _options(chat: ChatCompletion, prompt: QuestionPrompt, new_tokens: int, length: int) -> AnswerOptions:
+    """The options of an answer. With a prompt that is no chat, models do not end an answer by themselves: without stop
+    strings, it ends with the line, as in `ralm ask`."""
+    sampling = dict(chat.sampling)
     if not (prompt.chat or sampling["stop"]):
         sampling["stop"] = AnswerOptions().stop
-    return AnswerOptions(new_tokens=new_tokens, max_length=length, likeliest=asked.likeliest, **sampling)
+    return AnswerOptions(new_tokens=new_tokens, max_length=length, likeliest=chat.likeliest, **sampling)
 
 
-def _new_tokens(asked: Chat, own: int, limits: Limits, length: int) -> int:
-    """The most tokens of an answer to a conversation of so many tokens, by default what fits of a share of all.
+def _new_tokens(chat: ChatCompletion, own: int, limits: Limits, length: int) -> int:
+    """The maximum number of tokens of an answer to a conversation of `own` tokens.
 
-    Raises RequestError if the conversation does not fit beside it, before any passage is looked for.
+    Raises RequestError if the conversation does not fit beside it, before passages are retrieved.
     """
     usual = min(length // _SHARE, limits.new_tokens or length, length - own)
-    new_tokens = max(1, usual) if asked.new_tokens is None else asked.new_tokens
+    new_tokens = max(1, usual) if chat.new_tokens is None else chat.new_tokens
     if own + new_tokens > length:
         raise RequestError(
-            f"the messages have {own:,} tokens and {new_tokens:,} are to be written, together {own + new_tokens:,}; at "
-            f"most {length:,} fit here: shorten them to {max(0, length - new_tokens):,} tokens, or lower `max_tokens`.",
+            f"the messages have {own:,} tokens and `max_tokens` is {new_tokens:,}, together {own + new_tokens:,}; the "
+            f"limit is {length:,}: shorten the messages to {max(0, length - new_tokens):,} tokens, or lower "
+            "`max_tokens`.",
             param="messages",
             code=TOO_LONG,
         )
@@ -161,6 +159,6 @@ def _new_tokens(asked: Chat, own: int, limits: Limits, length: int) -> int:
 
 
 def _own_tokens(conversation: Conversation, tokenizer: Tokenizer, prompt: QuestionPrompt) -> int:
-    """How many tokens a conversation has without passages."""
+    """The number of tokens of a conversation without passages."""
     chat = full_tokenizer(tokenizer).encode_chat(conversation.messages) if prompt.chat else None
     return len(tokenizer.encode(conversation.question) if chat is None else chat[0])

@@ -24,18 +24,18 @@ from ralm.records import Passage
 from ralm.serving.answers import (
     Head,
     Json,
-    PassagesTold,
+    PassageJson,
     Usage,
     finite,
-    log_prob_told,
-    passage_told,
-    result_told,
-    traced_told,
+    log_prob_json,
+    passage_json,
+    search_result_json,
+    traced_gain_json,
 )
-from ralm.serving.chat import Answered, Chat, ChatEvent
+from ralm.serving.chat import Attributed, ChatCompletion, ChatEvent
 from ralm.serving.completion import Began, Ended, Wrote
 from ralm.serving.indexes import ReadConfig
-from ralm.serving.prompts import NamesByToken
+from ralm.serving.prompts import TokenNames
 
 _WHOLE: Final = "chat.completion"
 _PIECE: Final = "chat.completion.chunk"
@@ -59,9 +59,9 @@ class ChatAnswer:
 
     def __init__(
         self,
-        asked: Chat,
+        asked: ChatCompletion,
         reads: ReadConfig,
-        names: NamesByToken,
+        names: TokenNames,
         address: Callable[[Passage], str],
         *,
         model: str,
@@ -76,7 +76,7 @@ class ChatAnswer:
         self._logprobs = logprobs
         self._as_text = sources_as_text
         self._choices = [_Choice() for _ in range(asked.times)]
-        self._told = PassagesTold(reads.passages, names)
+        self._told = PassageJson(reads.passages, names)
 
     def whole(self, events: Iterator[ChatEvent]) -> Json:
         """The answer."""
@@ -137,7 +137,7 @@ class ChatAnswer:
             case Ended():
                 self.usage.written += event.tokens
                 self._choices[event.choice].reason = event.reason
-            case Answered():
+            case Attributed():
                 self._choices[event.choice].answer = event.answer
                 self._choices[event.choice].cited = citations(event.answer.text)
 
@@ -161,7 +161,7 @@ class ChatAnswer:
         name = self._names.of(token)
         told: list[JsonValue] = [*name.encode()]
         is_text = name != self._names.of(token, as_id=True)
-        return {"token": name, "logprob": log_prob_told(log_prob), "bytes": told if is_text else None}
+        return {"token": name, "logprob": log_prob_json(log_prob), "bytes": told if is_text else None}
 
     def _annotations(self, choice: _Choice) -> list[JsonValue]:
         """The parts of a text that come from passages, in the order of the text."""
@@ -201,10 +201,10 @@ class ChatAnswer:
         passages = self._told.known.values()
         ralm: Json = {
             **{name: value for name, value in self._reads.settings.config.items() if name in _CONFIG},
-            "passages": [passage_told(one) for one in passages],
+            "passages": [passage_json(one) for one in passages],
             "choices": choices,
         }
-        return {"ralm": ralm, "search_results": [result_told(one, self._url(one)) for one in passages]}
+        return {"ralm": ralm, "search_results": [search_result_json(one, self._url(one)) for one in passages]}
 
     def _gave(self, choice: _Choice) -> Json:
         """What each passage gave to an answer."""
@@ -220,7 +220,7 @@ class ChatAnswer:
             }
             for one in _sources_of(choice)
         ]
-        return {**traced_told(choice.answer.text), "sources": sources, "cut": choice.answer.cut.documents}
+        return {**traced_gain_json(choice.answer.text), "sources": sources, "cut": choice.answer.cut.documents}
 
 
 def _shares(choice: _Choice) -> bool:

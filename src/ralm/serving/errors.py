@@ -1,4 +1,4 @@
-"""What is wrong with a request: one sentence for the client, with what OpenAI's error bodies say beside it."""
+"""Errors of requests as OpenAI's error bodies, each with one sentence for the client."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,13 @@ from starlette.responses import JSONResponse, Response
 from ralm.errors import BudgetError, InputError, ModelError, RalmError, ServerError, UsageError
 from ralm.terminal import one_line
 
+_LOG: Final = logging.getLogger("ralm.serving")
+
 
 class RequestError(UsageError):
-    """A request asks for something that there is not, or in a way that is not understood.
+    """A request that the server cannot answer.
 
-    `param` names the field of the request, `code` the kind of error for programs, `status` is that of HTTP.
+    `param` names the field of the request, `code` the kind of error for programs, `status` is the HTTP status.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
@@ -25,8 +27,13 @@ class RequestError(UsageError):
         self.status = status
 
 
+def model_not_found(message: str) -> RequestError:
+    """The error for a model that is not served."""
+    return RequestError(message, param="model", code="model_not_found", status=404)
+
+
 class BusyError(Exception):
-    """As many requests wait as may."""
+    """The queue is full."""
 
 
 class StoppedError(Exception):
@@ -34,19 +41,22 @@ class StoppedError(Exception):
 
 
 class TimeUpError(Exception):
-    """A request takes longer than it may."""
+    """The request timed out."""
 
 
-_LOG: Final = logging.getLogger("ralm.serving")
-
-_LONGEST: Final = 1000
-"""Characters of a message: what it quotes of a request may be long."""
-_KINDS: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_SAID: Final = {
+_MAX_CHARACTERS: Final = 1000
+"""Maximum number of characters of a message: it may quote a long part of the request."""
+_ERROR_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_FAULTS: Final = {
     "missing": "is missing",
     "bool_type": "must be true or false",
     "string_type": "must be text",
-    "string_unicode": "holds half a character, a lone surrogate",
+    "string_unicode": "contains a lone surrogate (half a character)",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
     "int_parsing": "must be a whole number",
@@ -61,18 +71,18 @@ _SAID: Final = {
 
 
 def error_body(message: str, status: int, *, param: str | None = None, code: str | None = None) -> dict[str, JsonValue]:
-    """An error as OpenAI's API says it; control characters of the message are shown as escapes."""
+    """An error body of OpenAI's API; control characters in the message become escapes."""
     shown = one_line(message)
-    shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
-    kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    shown = shown if len(shown) <= _MAX_CHARACTERS else f"{shown[:_MAX_CHARACTERS]}..."
+    kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": shown, "type": kind, "param": param, "code": code}}
 
 
-def first_fault(errors: Sequence[Mapping[str, Any]], known: Sequence[str] = ()) -> tuple[str, str | None]:
-    """The first of pydantic's errors as a sentence, and the field that it is about; `known` are all fields."""
+def validation_message(errors: Sequence[Mapping[str, Any]], known: Sequence[str] = ()) -> tuple[str, str | None]:
+    """The first of pydantic's errors as a sentence, and its field; `known` are the names of all fields."""
     error = errors[0]
     place = [str(part) for part in error["loc"] if part not in ("body", "query")]
-    param = ".".join(part for part in place if not _is_kind(part)) or None
+    param = ".".join(part for part in place if not _is_type(part)) or None
     kind = error["type"]
     if kind == "json_invalid":
         return "the body is not JSON; send one JSON object.", None
@@ -83,16 +93,16 @@ def first_fault(errors: Sequence[Mapping[str, Any]], known: Sequence[str] = ()) 
     if kind == "extra_forbidden":
         close = get_close_matches(place[-1], known, n=1)
         return f"`{param}` is not a field of this request{f'; the nearest is `{close[0]}`' if close else ''}.", param
-    return f"`{param}` {_SAID.get(kind) or 'is wrong: ' + str(error['msg'])}.", param
+    return f"`{param}` {_FAULTS.get(kind) or 'is wrong: ' + str(error['msg'])}.", param
 
 
-def _is_kind(part: str) -> bool:
-    """Whether a part of a place names one of several types that a field may have."""
+def _is_type(part: str) -> bool:
+    """Whether a part of a location names one of the types of a field."""
     return "[" in part or part in ("str", "int", "float", "bool", "constrained-str")
 
 
 def error_response(error: BaseException) -> Response:
-    """The answer to a request that failed so."""
+    """The response to a request that failed with an error."""
     status, body = status_and_body(error)
     headers = {"Retry-After": "1"} if status in (429, 503) else None
     return JSONResponse(body, status, headers)
@@ -106,19 +116,19 @@ def status_and_body(error: BaseException) -> tuple[int, dict[str, JsonValue]]:
         case UsageError() | InputError():
             return 400, error_body(str(error), 400)
         case BusyError():
-            return 429, error_body("as many requests wait here as may: try again later.", 429, code="busy")
+            return 429, error_body("the queue is full: try again later.", 429, code="busy")
         case TimeUpError():
-            return 503, error_body("the request took longer than one may here: ask for less.", 503, code="time_up")
+            return 503, error_body("the request timed out: ask for fewer tokens.", 503, code="time_up")
         case StoppedError():
             return 503, error_body("the server is being stopped.", 503, code="stopping")
         case ServerError() | BudgetError():
             _LOG.warning("%s", error)
-            return 502, error_body("the server of the language model did not answer as it should.", 502)
+            return 502, error_body("the server of the language model failed: see the log of this server.", 502)
         case ModelError():
             _LOG.warning("%s", error)
             return 500, error_body("the language model failed: see the log of the server.", 500)
         case RalmError():
             _LOG.warning("%s", error)
-            return 500, error_body("the server cannot read what it serves: see its log.", 500)
-    _LOG.error("an error that should not be", exc_info=error)
-    return 500, error_body("the server has an error: see its log.", 500)
+            return 500, error_body("the server cannot read its index: see its log.", 500)
+    _LOG.error("internal error", exc_info=error)
+    return 500, error_body("internal error: see the log of the server.", 500)

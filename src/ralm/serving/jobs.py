@@ -1,7 +1,7 @@
-"""The threads of requests: so many at once, so many that wait, and requests that end before their time.
+"""Runs each request in a thread of its own, and turns its events into an HTTP response or a stream.
 
-A request is a generator of events that runs in a thread of its own. Its place is free when its thread has ended, not
-when the client goes away: what computes counts. Knows nothing of HTTP or of what is computed.
+A request keeps its place until its thread has ended, even if the client goes away before: the place stands for the
+computation.
 """
 
 import asyncio
@@ -19,23 +19,24 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ralm.serving.answers import DONE, Json, Usage, server_sent
-from ralm.serving.batcher import Closed
-from ralm.serving.errors import BusyError, StoppedError, TimeUpError, error_response, status_and_body
-from ralm.serving.model import Check, ending_with
+from ralm.serving.errors import BusyError, error_response, status_and_body
+from ralm.serving.model import RequestScope, in_scope
 from ralm.serving.requests import ChatRequest, CompletionRequest
 from ralm.serving.service import Service
 
+_LOG: Final = logging.getLogger("ralm.serving")
+_GONE: Final = 499
+"""The status in logs of a request whose client went away."""
+_NOT_BUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _END: Final = object()
-
-
-Job: TypeAlias = Callable[[Check], Iterator[Any]]
-"""What a request does: it calls the check often, and yields events."""
+_E = TypeVar("_E", contravariant=True)
+_Job: TypeAlias = Callable[[], Iterator[bytes]]
 
 
 class Workers:
-    """Runs at most `at_once` jobs, each for `seconds` at most; `most_waiting` more wait. Belongs to one event loop.
+    """Runs at most `at_once` jobs, each for at most `seconds`; at most `most_waiting` more wait in a queue.
 
-    `under_way` and `waiting` count the jobs that run and wait.
+    Belongs to one event loop. `waiting` is the length of the queue.
     """
 
     def __init__(self, at_once: int, most_waiting: int, seconds: float) -> None:
@@ -47,11 +48,11 @@ class Workers:
 
     @property
     def under_way(self) -> int:
-        """How many jobs run."""
+        """The number of running jobs."""
         return len(self._running)
 
-    async def start(self, job: Job) -> "RunningJob":
-        """Begin a job, perhaps after others; BusyError if too many wait already."""
+    async def start(self, job: _Job) -> "RunningJob":
+        """Begin a job once there is a place for it; BusyError if the queue is full."""
         if self._free.locked() and self.waiting >= self._most_waiting:
             raise BusyError
         self.waiting += 1
@@ -59,7 +60,7 @@ class Workers:
             await self._free.acquire()
         finally:
             self.waiting -= 1
-        running = RunningJob(job, time.monotonic() + self._seconds, self._ended)
+        running = RunningJob(job, RequestScope(Event(), time.monotonic() + self._seconds), self._ended)
         self._running.add(running)
         running.thread.start()
         return running
@@ -75,23 +76,22 @@ class Workers:
 
 
 class RunningJob:
-    """A job under way: its events, once and in order; `stop` ends it soon."""
+    """A job and its events, once and in order; `stop` ends it soon."""
 
-    def __init__(self, job: Job, deadline: float, ended: Callable[["RunningJob"], None]) -> None:
+    def __init__(self, job: _Job, scope: RequestScope, ended: Callable[["RunningJob"], None]) -> None:
         self._job = job
-        self._deadline = deadline
+        self._scope = scope
         self._on_end = ended
-        self._stopped = Event()
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Any] = asyncio.Queue()
         self.thread = Thread(target=self._run, daemon=True, name="ralm-request")
 
     def stop(self) -> None:
         """Let the thread end at its next check."""
-        self._stopped.set()
+        self._scope.gone.set()
 
-    async def events(self) -> AsyncGenerator[Any]:
-        """What the job yields; raises what it raises, and stops it if it is not read to its end."""
+    async def events(self) -> AsyncGenerator[bytes]:
+        """The events of the job; raises its error, and stops it if the caller does not read to the end."""
         try:
             while (event := await self._events.get()) is not _END:
                 if isinstance(event, BaseException):
@@ -100,36 +100,22 @@ class RunningJob:
         finally:
             self.stop()
 
-    def _check(self) -> None:
-        if self._stopped.is_set():
-            raise StoppedError
-        if time.monotonic() > self._deadline:
-            raise TimeUpError
-
     def _run(self) -> None:
         try:
-            with ending_with(self._stopped):
-                for event in self._job(self._check):
-                    self._tell(self._events.put_nowait, event)
-                    self._check()
-            self._tell(self._events.put_nowait, _END)
-        except Closed:
-            self._tell(self._events.put_nowait, StoppedError())
+            with in_scope(self._scope):
+                for event in self._job():
+                    self._call(self._events.put_nowait, event)
+                    self._scope.check()
+            self._call(self._events.put_nowait, _END)
         except BaseException as error:  # noqa: BLE001  # raised again where the events are read
-            self._tell(self._events.put_nowait, error)
+            self._call(self._events.put_nowait, error)
         finally:
-            self._tell(self._on_end, self)
+            self._call(self._on_end, self)
 
-    def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
+    def _call(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call a function in the thread of the event loop."""
         with suppress(RuntimeError):  # the server is gone, and its loop with it
             self._loop.call_soon_threadsafe(call, *arguments)
-
-
-_LOG: Final = logging.getLogger("ralm.serving")
-_GONE: Final = 499
-"""The status in logs of a request whose client went away."""
-_NOT_BUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_E = TypeVar("_E", contravariant=True)
 
 
 def _service(request: Request) -> Service:
@@ -140,13 +126,8 @@ def _service(request: Request) -> Service:
 Served = Annotated[Service, Depends(_service)]
 
 
-def as_bytes(value: JsonValue) -> bytes:
-    """JSON as the body of an answer."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
 class _Answer(Protocol[_E]):
-    """How the events of a job are told."""
+    """Turns the events of a job into JSON."""
 
     usage: Usage
 
@@ -155,23 +136,41 @@ class _Answer(Protocol[_E]):
     def pieces(self, events: Iterator[_E], *, usage: bool) -> Iterator[Json]: ...
 
 
-def told(
-    service: Service, body: CompletionRequest | ChatRequest, answer: _Answer[_E], events: Iterator[_E]
-) -> Iterator[bytes]:
-    """An answer as bytes: whole, or in pieces if that is what the request asks for. Its tokens are counted."""
-    try:
-        if body.stream:
-            usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-            yield from map(server_sent, answer.pieces(events, usage=usage))
-        else:
-            yield as_bytes(answer.whole(events))
-    finally:
-        service.count_tokens(answer.usage.prompt, answer.usage.written)
+async def respond(
+    request: Request,
+    body: CompletionRequest | ChatRequest,
+    begin: Callable[[], tuple[_Answer[_E], Iterator[_E]]],
+) -> Response:
+    """The answer and its events that `begin` makes in the thread of the request: whole, or streamed if requested."""
+
+    def job() -> Iterator[bytes]:
+        answer, events = begin()
+        try:
+            if body.stream:
+                usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+                yield from map(server_sent, answer.pieces(events, usage=usage))
+            else:
+                yield _as_bytes(answer.whole(events))
+        finally:
+            _service(request).count_tokens(answer.usage.prompt, answer.usage.written)
+
+    return await (_stream if body.stream else _whole)(request, job)
 
 
-async def whole(request: Request, job: Job) -> Response:
-    """The one thing that a job yields, as JSON."""
+async def respond_with(request: Request, compute: Callable[[], JsonValue]) -> Response:
+    """A value that `compute` returns in the thread of the request, as JSON."""
 
+    def job() -> Iterator[bytes]:
+        yield _as_bytes(compute())
+
+    return await _whole(request, job)
+
+
+def _as_bytes(value: JsonValue) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+async def _whole(request: Request, job: _Job) -> Response:
     async def work() -> Response:
         running = await _workers(request).start(job)
         async with aclosing(running.events()) as events:
@@ -181,8 +180,8 @@ async def whole(request: Request, job: Job) -> Response:
     return await _unless_gone(request, work)
 
 
-async def stream(request: Request, job: Job) -> Response:
-    """What a job yields, as server-sent events; an error before the first one is an answer of its own."""
+async def _stream(request: Request, job: _Job) -> Response:
+    """The events as server-sent events; an error before the first one is a response of its own."""
     begin = time.monotonic()
 
     async def work() -> Response:
@@ -200,7 +199,7 @@ async def stream(request: Request, job: Job) -> Response:
 
 
 class _Stream(StreamingResponse):
-    """The events of a job, which ends with the stream, however that ends."""
+    """The events of a job; the job ends when the stream ends."""
 
     def __init__(self, events: AsyncIterator[bytes], running: RunningJob) -> None:
         super().__init__(events, media_type="text/event-stream", headers=_NOT_BUFFERED)
@@ -214,7 +213,7 @@ class _Stream(StreamingResponse):
             self._running.stop()
 
 
-async def _sent(first: bytes | None, events: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+async def _sent(first: bytes | None, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     try:
         if first is not None:
             yield first
@@ -228,14 +227,14 @@ async def _sent(first: bytes | None, events: AsyncIterator[Any]) -> AsyncIterato
 
 
 async def _unless_gone(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
-    """The answer of some work, or what became of it; the work is cancelled if the client goes away first."""
+    """The response that `work` makes, or the one to its error; it is cancelled if the client goes away first."""
     working, gone = asyncio.ensure_future(work()), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             return Response(status_code=_GONE)
         return working.result()
-    except Exception as error:  # noqa: BLE001  # every error is an answer
+    except Exception as error:  # noqa: BLE001  # every error is a response
         return error_response(error)
     finally:
         working.cancel()

@@ -1,15 +1,18 @@
-"""A language model that many threads use at the same time; what they ask for together is read together.
+"""One language model for the threads of all requests.
 
-To each thread it is the model itself, so that all of the library works on it as on the model.
+To the library it is a `WritingModel` like any other. Threads ask a local model together (`Batcher`); a model behind an
+API is asked by each thread alone. Every call first checks whether the request of the thread goes on.
 """
 
+import math
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from threading import RLock
-from typing import Any, Final, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from ralm.errors import ModelError
 from ralm.lm.tokenizer import full_tokenizer
@@ -24,98 +27,145 @@ from ralm.records import (
     SpecialTokens,
     TextsAhead,
 )
-from ralm.serving.batcher import Batcher, Caller, Counts
+from ralm.serving.batcher import Batcher, Counts
+from ralm.serving.errors import StoppedError, TimeUpError
 from ralm.serving.options import BatchOptions
 
-Check: TypeAlias = Callable[[], None]
-"""Raises an error once a request is to end."""
-_PASSES_AT_ONCE: Final = 8
-"""Passes whose distributions over the vocabulary are held at once."""
-_NEVER: Final = threading.Event()
-_GONE: ContextVar[threading.Event] = ContextVar("gone", default=_NEVER)
+_SEQUENCES_AT_ONCE: Final = 8
+"""Sequences whose distributions over the vocabulary are held at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestScope:
+    """When a request ends: once `gone` is set, or at `deadline` (seconds of `time.monotonic`)."""
+
+    gone: threading.Event = field(default_factory=threading.Event)
+    deadline: float = math.inf
+
+    def check(self) -> None:
+        """Raise StoppedError or TimeUpError if the request must end."""
+        if self.gone.is_set():
+            raise StoppedError
+        if time.monotonic() > self.deadline:
+            raise TimeUpError
+
+
+_scope: ContextVar[RequestScope] = ContextVar("scope", default=RequestScope())  # noqa: B039  # nobody ends this one
 
 
 @contextmanager
-def ending_with(gone: threading.Event) -> Iterator[None]:
-    """In this thread and within, waiting for the model ends with `Closed` once `gone` is set."""
-    token = _GONE.set(gone)
+def in_scope(scope: RequestScope) -> Iterator[None]:
+    """Inside the block, calls of models in this thread end with the scope."""
+    token = _scope.set(scope)
     try:
         yield
     finally:
-        _GONE.reset(token)
+        _scope.reset(token)
 
 
-class BatchedModel:
-    """A `WritingModel` that reads with `model`, from any number of threads; close it to end its own thread.
+class SharedModel:
+    """A `WritingModel` that any number of threads may use; close it to end the thread that reads for them.
 
-    The model must give the whole vocabulary (`tier` "all"), as local models do. What a thread gets does not depend on
-    the others, but for the last digits of figures, as in any batch.
+    A thread gets the same as alone, except for the last digits of figures, as in any batch. `vocabulary` and
+    `longest_token` are None if the model does not tell them; `distributions` raises AttributeError if it has none.
     """
-
-    tier: Final[Tier] = "all"
 
     def __init__(self, model: WritingModel, options: BatchOptions | None = None) -> None:
         options = options or BatchOptions()
-        assert model.tier == "all", "servers batch by themselves"
-        self._model = model
-        self._batcher = Batcher(model, options.chunk_tokens, options.cached_tokens)
+        self._model: Any = model
+        self._batcher = None
+        if model.tier == "all":  # servers of models batch by themselves
+            self._batcher = Batcher(model, options.chunk_tokens, options.cached_tokens)
         self.name = model.name
         self.max_length = model.max_length
-        self.tokenizer: Tokenizer = model.tokenizer
+        self.tier: Tier = model.tier
         self.end_tokens = model.end_tokens
+        self.tokenizer: Tokenizer = _LockedTokenizer(model.tokenizer)
+        self.longest_token: int | None = getattr(model.tokenizer, "longest_token", None)
         self.vocabulary: int | None = getattr(model, "vocabulary", None)
         self.merges_prefixes: bool = getattr(model, "merges_prefixes", True)
-        if hasattr(model, "distributions"):
-            self.distributions = self._distributions
+
+    def __getattr__(self, name: str) -> Any:  # `config`, and optional members such as `bounds`
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._model, name)
 
     @property
-    def config(self) -> Mapping[str, Any]:
-        """The model's own."""
-        return self._model.config
-
-    @property
-    def counts(self) -> Counts:
-        """What was read so far."""
-        return self._batcher.counts
+    def counts(self) -> Counts | None:
+        """The work of the batcher so far; None without one."""
+        return None if self._batcher is None else self._batcher.counts
 
     @property
     def failed(self) -> BaseException | None:
-        """The error for which nothing can be read any more, if there is one."""
-        return self._batcher.failed
+        """The error that ended the batcher, if any."""
+        return None if self._batcher is None else self._batcher.failed
 
-    def score(self, passes: Sequence[ScoringSequence]) -> list[FloatArray]:
-        """As the model's own."""
-        return self._batcher.read(self._model.score, passes, _GONE.get())
+    def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
+        """As `WritingModel.score`."""
+        return self._checked(self._model.score, sequences, len(sequences) or 1)
 
-    def continuations(self) -> "BatchedContinuations":
-        """A new state for continuing texts."""
-        return BatchedContinuations(self._batcher, self.name, self.max_length, self.vocabulary)
+    @property
+    def distributions(self) -> Callable[[Sequence[ScoringSequence]], Iterator[FloatArray]]:
+        """As `LanguageModel.distributions`."""
+        own = self._model.distributions
+        return lambda sequences: self._checked(own, sequences, _SEQUENCES_AT_ONCE)
+
+    def continuations(self) -> Continuations:
+        """As `WritingModel.continuations`."""
+        if self._batcher is None:
+            return _CheckedContinuations(self._model.continuations())
+        return _BatchedContinuations(self, self._batcher)
 
     def close(self) -> None:
-        """End the thread after the step that it is reading; whoever waits gets `Closed`."""
-        self._batcher.close()
+        """End the batcher after its current step; threads that wait get StoppedError."""
+        if self._batcher is not None:
+            self._batcher.close()
 
-    def _distributions(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """As the model's own; a few passes at a time, since they are large."""
-        for first in range(0, len(passes), _PASSES_AT_ONCE):
-            some = passes[first : first + _PASSES_AT_ONCE]
-            yield from self._batcher.read(self._model.distributions, some, _GONE.get())  # type: ignore[attr-defined]
+    def _checked(
+        self,
+        read: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]],
+        sequences: Sequence[ScoringSequence],
+        at_once: int,
+    ) -> Iterator[FloatArray]:
+        """The results of `read`, with a check before each."""
+        scope = _scope.get()
+        scope.check()
+        for first in range(0, len(sequences), at_once):
+            some = sequences[first : first + at_once]
+            found = read(some) if self._batcher is None else self._batcher.read(read, some, scope.gone)
+            for one in found:
+                yield one
+                scope.check()
 
 
-class BatchedContinuations:
-    """The texts that one thread is continuing."""
+class _CheckedContinuations:
+    """Texts that a model behind an API continues for one thread."""
 
-    def __init__(self, batcher: Batcher, name: str, max_length: int, vocabulary: int | None) -> None:
+    def __init__(self, own: Continuations) -> None:
+        self._own = own
+
+    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
+        _scope.get().check()
+        return self._own.next_tokens(texts, wanted)
+
+    def read_ahead(self, several: Sequence[TextsAhead]) -> None:
+        ahead = getattr(self._own, "read_ahead", None)
+        if ahead is not None:
+            ahead(several)
+
+
+class _BatchedContinuations:
+    """Texts that the batcher continues for one thread."""
+
+    def __init__(self, model: SharedModel, batcher: Batcher) -> None:
+        self._model = model
         self._batcher = batcher
-        self._name = name
-        self._max_length = max_length
-        self._vocabulary = vocabulary
-        self._caller: Caller = batcher.enter(_GONE.get())
+        self._caller = batcher.enter(_scope.get().gone)
         weakref.finalize(self, batcher.leave, self._caller)
 
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        """As the model's own. Raises ModelError if a text is empty, too long, or has a token that the model does not
-        know, and `Closed`."""
+        """As `Continuations.next_tokens`; raises ModelError for tokens that the model cannot read, and StoppedError."""
+        _scope.get().check()
         for text in texts:
             self._check(text)
         given = self._batcher.next_tokens(self._caller, texts)
@@ -127,100 +177,67 @@ class BatchedContinuations:
 
     def _check(self, tokens: IntArray) -> None:
         """Raise ModelError if tokens cannot be read: in a batch they would fail those of others."""
-        if not 0 < len(tokens) <= self._max_length:
-            raise ModelError(f"{self._name} reads 1 to {self._max_length:,} tokens at once, not {len(tokens):,}.")
-        if tokens.min() < 0 or (self._vocabulary is not None and tokens.max() >= self._vocabulary):
-            raise ModelError(f"token {tokens.max()} is not one of the {self._vocabulary} that {self._name} knows.")
+        name, most, size = self._model.name, self._model.max_length, self._model.vocabulary
+        if not 0 < len(tokens) <= most:
+            raise ModelError(f"{name} reads 1 to {most:,} tokens at once, not {len(tokens):,}.")
+        if tokens.min() < 0 or (size is not None and tokens.max() >= size):
+            raise ModelError(f"token {tokens.max()} is not one of the {size} that {name} knows.")
 
 
-def shared_model(model: WritingModel, options: BatchOptions) -> WritingModel:
-    """A model for many threads: a local one reads what they ask for together, a server is asked by all at once."""
-    safe = WithLockedTokenizer(model)
-    return BatchedModel(safe, options) if model.tier == "all" else safe
-
-
-class WithLockedTokenizer:
-    """A model whose tokenizer many threads may use."""
-
-    def __init__(self, model: WritingModel) -> None:
-        self._model: Any = model
-        self.tokenizer = LockedTokenizer(model.tokenizer)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._model, name)
-
-
-class LockedTokenizer:
-    """A tokenizer that many threads share. The fast ones of transformers fail if two threads use one at once."""
+class _LockedTokenizer:
+    """A tokenizer that one thread at a time uses: the fast ones of transformers fail if two threads use one at once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._own: Any = tokenizer
         self._full = full_tokenizer(tokenizer)
-        self._lock = RLock()
+        self._lock = threading.RLock()
 
-    def __getattr__(self, name: str) -> Any:  # the members that only some tokenizers have
+    def __getattr__(self, name: str) -> Any:  # members that only some tokenizers have
         if name.startswith("_"):
             raise AttributeError(name)
-        found = getattr(self._own, name)
+        with self._lock:
+            found = getattr(self._own, name)
         return self._locked(found) if callable(found) else found
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """The tokenizer's own."""
         with self._lock:
             return self._full.special_tokens
 
     @property
     def end_token(self) -> int | None:
-        """The tokenizer's own."""
         return self._full.end_token
 
     @property
     def unknown_token(self) -> int | None:
-        """The tokenizer's own."""
         return self._full.unknown_token
 
-    @property
-    def longest_token(self) -> int | None:
-        """The tokenizer's own, if it has one."""
-        with self._lock:
-            return getattr(self._own, "longest_token", None)
-
     def token_of(self, text: str) -> int | None:
-        """The tokenizer's own."""
         with self._lock:
             return self._full.token_of(text)
 
     def encode(self, text: str) -> IntArray:
-        """The tokenizer's own."""
         with self._lock:
             return self._full.encode(text)
 
     def decode(self, tokens: IntArray) -> str:
-        """The tokenizer's own."""
         with self._lock:
             return self._full.decode(tokens)
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        """The tokenizer's own."""
         with self._lock:
             return self._full.encode_with_spans(text)
 
     def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
-        """The tokenizer's own, all pieces at once."""
         with self._lock:
-            found = list(self._full.encode_pieces(chunks))
+            found = list(self._full.encode_pieces(chunks))  # all now: a generator would leave the lock
         yield from found
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        """The tokenizer's own."""
         with self._lock:
             return self._full.encode_document(text, max_tokens)
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
-        """The tokenizer's own."""
         with self._lock:
             return self._full.encode_chat(messages)
 
@@ -230,62 +247,3 @@ class LockedTokenizer:
                 return call(*arguments, **named)
 
         return locked
-
-
-class Watched:
-    """The model of one request: `check` is called before every call, and raises to end the request.
-
-    With `ends` False no token ends a text.
-    """
-
-    def __init__(self, model: WritingModel, check: Check, *, ends: bool = True) -> None:
-        self._model = model
-        self._check = check
-        self.name = model.name
-        self.config = model.config
-        self.max_length = model.max_length
-        self.tier: Tier = model.tier
-        self.tokenizer = model.tokenizer
-        self.end_tokens: frozenset[int] = model.end_tokens if ends else frozenset()
-
-    def __getattr__(self, name: str) -> Any:  # the optional members of a model
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._model, name)
-
-    def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """The model's own; checks before every result."""
-        return self._checked(self._model.score, passes)
-
-    def continuations(self) -> Continuations:
-        """The model's own; checks before every token."""
-        return _WatchedContinuations(self._model.continuations(), self._check)
-
-    @property
-    def distributions(self) -> Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]]:
-        """The model's own; AttributeError if it has none."""
-        own = self._model.distributions  # type: ignore[attr-defined]  # only some models have it
-        return lambda passes: self._checked(own, passes)
-
-    def _checked(
-        self, read: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]], passes: Sequence[ScoringSequence]
-    ) -> Iterator[FloatArray]:
-        self._check()
-        for found in read(passes):
-            yield found
-            self._check()
-
-
-class _WatchedContinuations:
-    def __init__(self, own: Continuations, check: Check) -> None:
-        self._own = own
-        self._check = check
-
-    def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
-        self._check()
-        return self._own.next_tokens(texts, wanted)
-
-    def read_ahead(self, several: Sequence[TextsAhead]) -> None:
-        ahead = getattr(self._own, "read_ahead", None)
-        if ahead is not None:
-            ahead(several)

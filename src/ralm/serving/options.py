@@ -235,9 +235,9 @@ def changed(settings: Settings, choice: Mapping[str, Any], options: ServeOptions
         raise UsageError('`rerank="predictive"` needs a cross-encoder, and the operator named none.')
     settings = _ARGUMENTS.changed(replace(settings, index=index), values)
     if index is None:
-        idle = [name for name in choice if name != "index"]
-        if idle:
-            raise UsageError(f"`{idle[0]}` does nothing here: it goes with an `index`.")
+        unused = [name for name in choice if name != "index"]
+        if unused:
+            raise UsageError(f"`{unused[0]}` has no effect without an `index`.")
         return settings
     _ARGUMENTS.refuse_idle(settings, values)
     if "retriever" in values and "query_tokens" not in values:
@@ -254,7 +254,7 @@ def check_documents(reading: ReadingOptions, limits: Limits) -> None:
             raise UsageError(f"`{name}` must be at most {limits.documents} here, not {count:,}.")
 
 
-def generation_of(settings: Settings, **sampling: Any) -> GenerationOptions:
+def generation_options(settings: Settings, **sampling: Any) -> GenerationOptions:
     """How a text is continued as `ralm generate` does, with these options of sampling and stopping."""
     plan = settings.plan
     return GenerationOptions(

@@ -11,10 +11,11 @@ from typing import Final
 import numpy as np
 
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import Tokenizer, WritingModel
+from ralm.protocols import Tokenizer
 from ralm.reading.tokens import first_tokens
 from ralm.records import IntArray
 from ralm.serving.errors import RequestError
+from ralm.serving.model import SharedModel
 from ralm.serving.options import Limits, Settings
 
 TOO_LONG: Final = "context_length_exceeded"
@@ -56,39 +57,37 @@ class ServedPrompt:
         return int(len(self.tokens) > 1 and int(self.tokens[0]) in (full.special_tokens.begin, full.end_token))
 
 
-def check_size(texts: Iterable[str], tokenizer: Tokenizer, most: int, param: str) -> None:
+def check_size(texts: Iterable[str], model: SharedModel, most: int, param: str) -> None:
     """Raise RequestError if texts have more bytes than `most` tokens can stand for, so that they need not be tokenised.
 
-    Of many tokenizers it is not known for sure how many these are, and nothing is refused.
+    Accepts everything if the tokenizer does not know the length of its longest token.
     """
-    longest: int | None = getattr(tokenizer, "longest_token", None)
-    if longest is None:
+    if model.longest_token is None:
         return
-    least = -(-sum(len(text.encode()) for text in texts) // longest)
+    least = -(-sum(len(text.encode()) for text in texts) // model.longest_token)
     if least > most:
         raise RequestError(
-            f"the text of `{param}` has at least {least:,} tokens, and at most {most:,} fit here: send less.",
+            f"the text of `{param}` has at least {least:,} tokens, and the limit is {most:,}: send less.",
             param=param,
             code=TOO_LONG,
         )
 
 
 def read_prompt(
-    given: str | Sequence[int], model: WritingModel, param: str = "prompt", most: int | None = None
+    given: str | Sequence[int], model: SharedModel, param: str = "prompt", most: int | None = None
 ) -> ServedPrompt:
     """The prompt that a request gives.
 
-    Raises RequestError if it is empty, has a token that the model does not know, holds half a character, or is a text
-    that surely has more than `most` tokens.
+    Raises RequestError if it is empty, has a token that the model does not know, holds a lone surrogate, or is a text
+    that has more than `most` tokens for sure.
     """
-    tokenizer = model.tokenizer
     if isinstance(given, str):
-        check_text(given, param)
+        check_encodable(given, param)
         if most is not None:
-            check_size([given], tokenizer, most, param)
-        tokens = tokenizer.encode(given)
+            check_size([given], model, most, param)
+        tokens = model.tokenizer.encode(given)
     else:
-        vocabulary = getattr(model, "vocabulary", _MOST_IDS)
+        vocabulary = model.vocabulary or _MOST_IDS
         for token in given:
             if not 0 <= token < vocabulary:
                 raise RequestError(
@@ -98,29 +97,29 @@ def read_prompt(
         tokens = np.array(given, dtype=np.int64)
     if len(tokens) == 0:
         raise RequestError(f"`{param}` is empty: give at least one word or token.", param=param)
-    return ServedPrompt(tokens, given if isinstance(given, str) else None, tokenizer)
+    return ServedPrompt(tokens, given if isinstance(given, str) else None, model.tokenizer)
 
 
 def check_prompt(prompt: ServedPrompt, new_tokens: int, limits: Limits, max_length: int) -> None:
-    """Raise RequestError if a prompt and what is to be written after it are longer than a request may be."""
+    """Raise RequestError if a prompt and its continuation are longer than the limit."""
     most = limits.prompt_tokens or max_length
     length = len(prompt.tokens)
     if length + new_tokens > most:
         fits = max(0, most - new_tokens)
         raise RequestError(
-            f"the prompt has {length:,} tokens and {new_tokens:,} are to be written, together {length + new_tokens:,}; "
-            f"at most {most:,} fit here: send a prompt of at most {fits:,} tokens, or lower `max_tokens`.",
+            f"the prompt has {length:,} tokens and `max_tokens` is {new_tokens:,}, together {length + new_tokens:,}; "
+            f"the limit is {most:,}: send a prompt of at most {fits:,} tokens, or lower `max_tokens`.",
             param="prompt",
             code=TOO_LONG,
         )
 
 
-def check_text(text: str, param: str) -> None:
+def check_encodable(text: str, param: str) -> None:
     """Raise RequestError if a text holds half a character (a lone surrogate)."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise RequestError(f"`{param}` holds half a character, a lone surrogate.", param=param) from None
+        raise RequestError(f"`{param}` contains a lone surrogate (half a character).", param=param) from None
 
 
 def _short(number: int) -> str:
@@ -128,11 +127,11 @@ def _short(number: int) -> str:
 
 
 _BEFORE: Final = "a"
-"""What stands before a token when it is decoded: some tokenizers write its space only there."""
+"""Text that is decoded before a token: some tokenizers write the space of a token only after other text."""
 
 
-class NamesByToken:
-    """The names of tokens. A part of a character has no text of its own, and is called by its id."""
+class TokenNames:
+    """The names of tokens in responses: their text, or `token_id:17` where the text does not identify the token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

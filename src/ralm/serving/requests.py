@@ -12,7 +12,7 @@ from ralm.answering.prompts import Conversation
 from ralm.errors import UsageError
 from ralm.reading.sampling import Sampling
 from ralm.records import Message
-from ralm.serving.chat import Chat
+from ralm.serving.chat import ChatCompletion
 from ralm.serving.completion import Completion
 from ralm.serving.errors import RequestError
 from ralm.serving.options import Limits, choices
@@ -33,7 +33,7 @@ class Body(BaseModel):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise PydanticCustomError("surrogates", "holds half a character, a lone surrogate") from None
+            raise PydanticCustomError("surrogates", "contains a lone surrogate (half a character)") from None
         except (RecursionError, ValueError):
             raise PydanticCustomError("nested", "is nested too deeply, or has a number that is too long") from None
         return value
@@ -362,7 +362,7 @@ class ChatRequest(Body):
         return self.ralm is not None and self.ralm.sources == "text"
 
 
-def chat_of(body: ChatRequest, limits: Limits) -> Chat:
+def chat_of(body: ChatRequest, limits: Limits) -> ChatCompletion:
     """What a request asks for.
 
     Raises RequestError if a value is wrong, beyond the limits, or asks for something that there is not.
@@ -373,7 +373,7 @@ def chat_of(body: ChatRequest, limits: Limits) -> Chat:
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("`top_logprobs` goes with `logprobs`: true.", param="top_logprobs")
     choice = body.chosen
-    return Chat(
+    return ChatCompletion(
         conversation=_conversation(body.messages, choice.get("query")),
         new_tokens=_new_tokens(body, limits),
         times=count("n", body.n, 1, limits.texts, default=1),

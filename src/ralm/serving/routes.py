@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""The routes of clients: completions, chats, models, search, embeddings and the tokenizer."""
 
 import base64
 from collections.abc import Iterator
@@ -14,14 +14,13 @@ from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import FullTokenizer
 from ralm.reading.provenance import hits_as_json
 from ralm.records import Passage
-from ralm.serving.answers import CompletionAnswer, Head, Usage, passage_told
-from ralm.serving.chat import answered, check_chat
+from ralm.serving.answers import CompletionAnswer, Head, Usage, passage_json
+from ralm.serving.chat import ChatEvent, answer_chat, check_chat
 from ralm.serving.chat_answers import ChatAnswer
-from ralm.serving.completion import check_sources, completed
-from ralm.serving.errors import RequestError
-from ralm.serving.jobs import Job, Served, as_bytes, stream, told, whole
-from ralm.serving.model import Check
-from ralm.serving.prompts import check_text, read_prompt
+from ralm.serving.completion import CompletionEvent, check_sources, complete
+from ralm.serving.errors import RequestError, model_not_found
+from ralm.serving.jobs import Served, respond, respond_with
+from ralm.serving.prompts import check_encodable, read_prompt
 from ralm.serving.requests import Body, ChatRequest, CompletionRequest, chat_of, completion_of, prompts_of
 from ralm.serving.service import Service
 from ralm.validation import retrieve_checked
@@ -30,39 +29,56 @@ router = APIRouter()
 
 
 @router.post("/v1/completions")
-async def complete(request: Request, body: CompletionRequest, service: Served) -> Response:
+async def completions(request: Request, body: CompletionRequest, service: Served) -> Response:
     """Continue prompts, or score them (`echo`), with passages in front."""
-    job = _completion_job(body, service)
-    return await (stream if body.stream else whole)(request, job)
 
-
-def _completion_job(body: CompletionRequest, service: Service) -> Job:
-    def job(check: Check) -> Iterator[bytes]:
+    def begin() -> tuple[CompletionAnswer, Iterator[CompletionEvent]]:
         choice = service.chosen(body.model, body.chosen)
         limits = service.options.limits
-        asked = completion_of(body, limits)
+        completion = completion_of(body, limits)
         reads = service.reads(choice)
-        check_sources(asked, reads.settings)
-        service.log_prompts(asked.prompts)
+        check_sources(completion, reads.settings)
+        service.log_prompts(completion.prompts)
         answer = CompletionAnswer(
             Head(body.model),
-            asked,
+            completion,
             reads,
             service.names,
             logprobs=body.logprobs is not None,
             as_ids=bool(body.return_tokens_as_token_ids),
         )
-        events = completed(asked, service.model, reads, limits, check)
-        yield from told(service, body, answer, events)
+        return answer, complete(completion, service.model, reads, limits)
 
-    return job
+    return await respond(request, body, begin)
 
 
 @router.post("/v1/chat/completions")
 async def chat(request: Request, body: ChatRequest, service: Served) -> Response:
     """Answer the last message of the user in a conversation, with passages in it."""
-    job = _chat_job(request, body, service)
-    return await (stream if body.stream else whole)(request, job)
+
+    def begin() -> tuple[ChatAnswer, Iterator[ChatEvent]]:
+        choice = service.chosen(body.model, body.chosen)
+        limits = service.options.limits
+        completion = chat_of(body, limits)
+        reads = service.reads(choice, in_strides=False)
+        check_chat(service.model, service.prompt, choice, logprobs=bool(body.logprobs))
+        service.log_prompts([completion.conversation.question])
+
+        def address(one: Passage) -> str:
+            return str(request.url_for("passage", index=reads.settings.index, number=one.number))
+
+        answer = ChatAnswer(
+            completion,
+            reads,
+            service.names,
+            address,
+            model=body.model,
+            logprobs=bool(body.logprobs),
+            sources_as_text=body.sources_as_text,
+        )
+        return answer, answer_chat(completion, service.model, reads, service.prompt, limits)
+
+    return await respond(request, body, begin)
 
 
 @router.get("/passages/{index}/{number}")
@@ -71,54 +87,22 @@ async def passage(index: str, number: int, service: Served) -> dict[str, JsonVal
     passages = service.indexes.index(index).passages if index in service.indexes.names else ()
     if not 0 <= number < len(passages):
         raise RequestError(f"there is no passage {number} of an index {index!r} here.", status=404)
-    return passage_told(passages[number])
-
-
-def _chat_job(request: Request, body: ChatRequest, service: Service) -> Job:
-    def job(check: Check) -> Iterator[bytes]:
-        choice = service.chosen(body.model, body.chosen)
-        limits = service.options.limits
-        asked = chat_of(body, limits)
-        reads = service.reads(choice, in_strides=False)
-        check_chat(service.model, service.prompt, choice, logprobs=bool(body.logprobs))
-        service.log_prompts([asked.conversation.question])
-
-        def address(one: Passage) -> str:
-            return str(request.url_for("passage", index=reads.settings.index, number=one.number))
-
-        answer = ChatAnswer(
-            asked,
-            reads,
-            service.names,
-            address,
-            model=body.model,
-            logprobs=bool(body.logprobs),
-            sources_as_text=body.sources_as_text,
-        )
-        events = answered(asked, service.model, reads, service.prompt, limits, check)
-        yield from told(service, body, answer, events)
-
-    return job
+    return passage_json(passages[number])
 
 
 @router.get("/v1/models")
 async def models(service: Served) -> dict[str, JsonValue]:
-    """The names of the language model, and the indexes that encode texts."""
+    """The names of the language model, and the dense indexes, which encode texts."""
     return {"object": "list", "data": [*_models(service).values()]}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, service: Served) -> JsonValue:
-    """One of them."""
-    found = _models(service).get(name)
-    if found is None:
-        raise RequestError(
-            f"the model {name!r} is not served; there is: {', '.join(_models(service))}.",
-            param="model",
-            code="model_not_found",
-            status=404,
-        )
-    return found
+    """One model."""
+    known = _models(service)
+    if name not in known:
+        raise model_not_found(f"the model {name!r} is not served; there is: {', '.join(known)}.")
+    return known[name]
 
 
 def _models(service: Service) -> dict[str, JsonValue]:
@@ -132,7 +116,7 @@ def _models(service: Service) -> dict[str, JsonValue]:
 
 
 class EmbeddingRequest(Body):
-    """Texts, or their token ids, to be encoded as queries of an index; `model` is the name of the index."""
+    """Texts, or their token ids, to encode as queries; `model` is the name of a dense index."""
 
     model: str
     input: Annotated[Any, Field(description="Text, token ids, or a list of either.")]
@@ -151,15 +135,11 @@ async def search(
     retriever: Annotated[str | None, Query(description="How to search; as the operator set by default.")] = None,
 ) -> Response:
     """The passages of an index that best match a query."""
-
-    def job(_: Check) -> Iterator[bytes]:
-        yield as_bytes(_found(service, q, k, {"index": index, "retriever": retriever}))
-
-    return await whole(request, job)
+    return await respond_with(request, lambda: _found(service, q, k, {"index": index, "retriever": retriever}))
 
 
 def _found(service: Service, query: str, k: int, given: dict[str, str | None]) -> dict[str, JsonValue]:
-    check_text(query, "q")
+    check_encodable(query, "q")
     most = service.options.limits.documents
     if not 1 <= k <= most:
         raise RequestError(f"`k` must be from 1 to {most:,}.", param="k")
@@ -175,22 +155,13 @@ def _found(service: Service, query: str, k: int, given: dict[str, str | None]) -
 @router.post("/v1/embeddings")
 async def embed(request: Request, body: EmbeddingRequest, service: Served) -> Response:
     """The vectors of texts as queries of a dense index."""
-
-    def job(_: Check) -> Iterator[bytes]:
-        yield as_bytes(_embedded(service, body))
-
-    return await whole(request, job)
+    return await respond_with(request, lambda: _embedded(service, body))
 
 
 def _embedded(service: Service, body: EmbeddingRequest) -> dict[str, JsonValue]:
     names = service.indexes.dense_names()
     if body.model not in names:
-        raise RequestError(
-            f"the model {body.model!r} does not encode texts here; the indexes that do: {', '.join(names) or 'none'}.",
-            param="model",
-            code="model_not_found",
-            status=404,
-        )
+        raise model_not_found(f"{body.model!r} is not a dense index; there is: {', '.join(names) or 'none'}.")
     if body.dimensions is not None:
         raise RequestError("`dimensions` is not supported: leave it out.", param="dimensions")
     given = prompts_of(body.input, "input")
@@ -215,7 +186,7 @@ def _vector(vector_D: Any, encoding: str | None) -> JsonValue:
 
 
 class TokenizeRequest(Body):
-    """A text to be split into tokens; `add_special_tokens` also those that the tokenizer puts around it."""
+    """A text to split into tokens; `add_special_tokens` adds those that the tokenizer puts around it."""
 
     prompt: str
     model: str | None = None
@@ -224,7 +195,7 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    """Token ids to be read as text."""
+    """Token ids to turn into text."""
 
     tokens: list[int]
     model: str | None = None
@@ -233,46 +204,30 @@ class DetokenizeRequest(Body):
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request, service: Served) -> Response:
     """The special tokens, the chat template, and how many tokens there are."""
-
-    def job(_: Check) -> Iterator[bytes]:
-        yield as_bytes(_info(service))
-
-    return await whole(request, job)
+    return await respond_with(request, lambda: _info(service))
 
 
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest, service: Served) -> Response:
     """The token ids of a text."""
-
-    def job(_: Check) -> Iterator[bytes]:
-        _check_model(service, body.model)
-        yield as_bytes(_tokens(body, service))
-
-    return await whole(request, job)
+    return await respond_with(request, lambda: _tokens(service, body))
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest, service: Served) -> Response:
     """The text of token ids."""
-
-    def job(_: Check) -> Iterator[bytes]:
-        _check_model(service, body.model)
-        if not body.tokens:
-            yield as_bytes({"prompt": ""})
-            return
-        yield as_bytes({"prompt": read_prompt(body.tokens, service.model, "tokens").text})
-
-    return await whole(request, job)
+    return await respond_with(request, lambda: _text_of(service, body))
 
 
-def _check_model(service: Service, model: str | None) -> None:
-    if model is not None:
-        service.check_model(model)
+def _text_of(service: Service, body: DetokenizeRequest) -> dict[str, JsonValue]:
+    service.check_model(body.model)
+    return {"prompt": read_prompt(body.tokens, service.model, "tokens").text if body.tokens else ""}
 
 
-def _tokens(body: TokenizeRequest, service: Service) -> dict[str, JsonValue]:
+def _tokens(service: Service, body: TokenizeRequest) -> dict[str, JsonValue]:
+    service.check_model(body.model)
     tokenizer = full_tokenizer(service.model.tokenizer)
-    check_text(body.prompt, "prompt")
+    check_encodable(body.prompt, "prompt")
     tokens = tokenizer.encode(body.prompt)
     if body.add_special_tokens is None or body.add_special_tokens:
         special = tokenizer.special_tokens
@@ -293,7 +248,7 @@ def _info(service: Service) -> dict[str, JsonValue]:
         "bos_token": _text(full, full.special_tokens.begin),
         "eos_token": _text(full, full.end_token),
         "unk_token": _text(full, full.unknown_token),
-        "vocab_size": getattr(service.model, "vocabulary", None),
+        "vocab_size": service.model.vocabulary,
         "model_max_length": service.max_length,
         "chat_template": template,
     }

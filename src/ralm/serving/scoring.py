@@ -1,13 +1,12 @@
-"""The tokens of a prompt, scored as `ralm eval` scores a text, with the likeliest tokens in each place if asked.
+"""Scores the tokens of a prompt as `ralm eval` scores a text, with the top log-probabilities of each place.
 
     p(y | x) = sum over prompt prefixes d of  weight_d  p(y | [d; x])             (REPLUG, Eq. 2)
 
-Works on token ids; knows nothing of HTTP. Shapes: K prompt prefixes, T targets, N tokens of a prompt, P targets of a
-pass, V vocabulary.
+Shapes: K prompt prefixes, T targets, N tokens of a prompt, P targets of a sequence, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,35 +15,34 @@ from ralm.errors import ModelError
 from ralm.evaluation.perplexity import check_plan
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
-from ralm.protocols import LanguageModel, Reader, Reranker, WritingModel
+from ralm.protocols import LanguageModel
 from ralm.reading.ensemble import mixture, posterior
 from ralm.reading.in_context import InContext, rows_with_targets
 from ralm.reading.pieces import GeneratedToken, Pieces
 from ralm.reading.plan import PlanOptions, make_plan
 from ralm.reading.provenance import provenance_of
 from ralm.reading.score import hits_wanted, read, rows_and_prompt_prefixes
-from ralm.reading.sources import FromRetriever
 from ralm.reading.tokens import PreparedText, prepare_text
-from ralm.records import (
-    NO_PASSAGE,
-    FloatArray,
-    Hits,
-    IntArray,
-    Passages,
-    PromptPrefix,
-    Request,
-    ScoredTokens,
-    ScoringSequence,
-)
+from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray, PromptPrefix, Request, ScoringSequence
 from ralm.serving.errors import RequestError
+from ralm.serving.indexes import ReadConfig
+from ralm.serving.model import SharedModel
 from ralm.serving.prompts import ServedPrompt
 from ralm.validation import scores_given_texts
 
-Likeliest: TypeAlias = tuple[tuple[int, float], ...]
-"""Token ids with their log-probabilities, the likeliest first."""
+_TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
+_Rows: TypeAlias = Sequence[tuple[int, Sequence[PromptPrefix]]]
 _NUMBERS_AT_ONCE: Final = 1 << 24
 """Log-probabilities of whole vocabularies that are held at once: 64 MiB of them."""
-_NOTHING: Final[IntArray] = np.zeros(0, dtype=np.int64)
+_NO_TOKENS: Final[IntArray] = np.zeros(0, dtype=np.int64)
+
+
+def _no_passage() -> IntArray:
+    return np.array([NO_PASSAGE], dtype=np.int64)
+
+
+def _whole_share() -> FloatArray:
+    return np.ones(1, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,191 +55,146 @@ class ScoredToken:
 
     token: int
     text: str
-    log_prob: float | None
-    passages_K: IntArray
-    posteriors_K: FloatArray
-    likeliest: Likeliest = ()
+    log_prob: float | None = None
+    passages_K: IntArray = field(default_factory=_no_passage)
+    posteriors_K: FloatArray = field(default_factory=_whole_share)
+    likeliest: _TopLogprobs = ()
     gain: float | None = None
 
 
 def score_prompt(
     prompt: ServedPrompt,
-    begin: int,
-    model: WritingModel,
+    model: SharedModel,
     options: PlanOptions,
-    source: FromRetriever | None = None,
+    reads: ReadConfig,
     *,
-    reader: Reader | None = None,
-    reranker: Reranker | None = None,
     likeliest: int = 0,
     gain: bool = False,
 ) -> list[ScoredToken]:
-    """Every token of a prompt, the text behind its first `begin` tokens scored as `evaluate_text` does.
+    """Every token of a prompt; the text after its leading special tokens is scored as `evaluate_text` does.
 
-    With `likeliest`, the model must tell `distributions`. Raises RequestError if it does not, and what `evaluate_text`
-    raises.
+    `likeliest` is the number of top log-probabilities of each token. Raises RequestError if the model cannot return
+    them, and what `evaluate_text` raises.
     """
-    scorer, reader = Scorer(model, progress=False), reader or InContext()
+    scorer, reader = Scorer(model, progress=False), reads.reader or InContext()
     check_scores(model)
     check_plan(scorer, options)
-    tokens = prompt.tokens[begin:]
-    found = _Places(len(prompt.tokens))
+    scored = [ScoredToken(int(token), text) for token, text in zip(prompt.tokens, token_texts(prompt), strict=True)]
+    begin = prompt.beginning(reads.settings)
     if begin:
-        found.fill(begin, _first(prompt.tokens[: begin + 1], model, scorer, likeliest))
-    if len(tokens) > 1:
-        prepared = _prepared(prompt, tokens, options)
-        hits, passages = _hits(prepared, model, source, hits_wanted(reader, reranker))
-        if likeliest:
-            for place, one in _listed(prepared, model, hits, passages, reader, reranker, likeliest):
-                found.fill(begin + place, one)
-        else:
-            found.read(begin, read(prepared, scorer, hits, passages, reader, reranker))
-        if gain:
-            found.baseline(begin, read(prepared, scorer))
-    return found.tokens(prompt)
-
-
-class _Found(NamedTuple):
-    """What is known of a token that has something before it."""
-
-    log_prob: float
-    passages_K: IntArray = np.array([NO_PASSAGE], dtype=np.int64)
-    posteriors_K: FloatArray = np.ones(1, dtype=np.float32)
-    likeliest: Likeliest = ()
-
-
-class _Places:
-    """What is known of each token of a prompt so far."""
-
-    def __init__(self, count: int) -> None:
-        self._found: list[_Found | None] = [None] * count
-        self._gains: list[float | None] = [None] * count
-
-    def read(self, begin: int, scored: ScoredTokens) -> None:
-        """Note what was scored of the text that begins at a token."""
-        provenance = provenance_of(scored)
-        for row, place in enumerate(scored.positions_T.tolist()):
-            self._found[begin + place] = _Found(
-                float(scored.log_probs_T[row]), provenance.passages_TK[row], provenance.posteriors_TK[row]
+        scored[begin] = _score_first(scored[begin], prompt.tokens[: begin + 1], model, scorer, likeliest)
+    tokens = prompt.tokens[begin:]
+    if len(tokens) < 2:
+        return scored
+    prepared = _prepare(prompt, tokens, options)
+    hits: Hits | None = None
+    if reads.source is not None:
+        hits, _ = reads.source.find(prepared, model.tokenizer, hits_wanted(reader, reads.reranker))
+    if likeliest:
+        for place, found in _distributions(prepared, model, hits, reads, likeliest):
+            scored[begin + place] = replace(scored[begin + place], **found._asdict())
+    else:
+        read_with = read(prepared, scorer, hits, reads.passages, reader, reads.reranker)
+        provenance = provenance_of(read_with)
+        for row, place in enumerate(read_with.positions_T.tolist()):
+            scored[begin + place] = replace(
+                scored[begin + place],
+                log_prob=float(read_with.log_probs_T[row]),
+                passages_K=provenance.passages_TK[row],
+                posteriors_K=provenance.posteriors_TK[row],
             )
+    return _with_gains(scored, begin, prepared, scorer) if gain else scored
 
-    def fill(self, place: int, found: _Found) -> None:
-        """Note what is known of a token."""
-        self._found[place] = found
 
-    def baseline(self, begin: int, scored: ScoredTokens) -> None:
-        """Note what the same text has without passages."""
-        for place, log_prob in zip(scored.positions_T.tolist(), scored.log_probs_T.tolist(), strict=True):
-            own = self._found[begin + place]
-            self._gains[begin + place] = None if own is None else own.log_prob - log_prob
-
-    def tokens(self, prompt: ServedPrompt) -> list[ScoredToken]:
-        """The tokens of the prompt with what is known of each."""
-        nothing = _Found(float("nan"))
-        return [
-            ScoredToken(
-                token=int(token),
-                text=text,
-                log_prob=None if found is None else found.log_prob,
-                passages_K=(found or nothing).passages_K,
-                posteriors_K=(found or nothing).posteriors_K,
-                likeliest=(found or nothing).likeliest,
-                gain=gain,
-            )
-            for token, text, found, gain in zip(
-                prompt.tokens, token_texts(prompt), self._found, self._gains, strict=True
-            )
-        ]
+def _with_gains(scored: list[ScoredToken], begin: int, prepared: PreparedText, scorer: Scorer) -> list[ScoredToken]:
+    """The tokens, each with its gain over reading without passages."""
+    baseline = read(prepared, scorer)
+    for place, log_prob in zip(baseline.positions_T.tolist(), baseline.log_probs_T.tolist(), strict=True):
+        own = scored[begin + place]
+        if own.log_prob is not None:
+            scored[begin + place] = replace(own, gain=own.log_prob - log_prob)
+    return scored
 
 
 def token_texts(prompt: ServedPrompt) -> list[str]:
-    """What each token of a prompt adds to its text; a character of several tokens comes with the last."""
-    spans_N2 = _spans(prompt.tokens, prompt)
+    """The text that each token of a prompt adds; the tokens of one character share a text."""
+    spans_N2 = _spans(prompt)
     ends = np.concatenate([[0], np.maximum.accumulate(spans_N2[:, 1])]).tolist()
     ends[-1] = len(prompt.text)
     return [prompt.text[ends[at] : ends[at + 1]] for at in range(len(prompt.tokens))]
 
 
-def _spans(tokens: IntArray, prompt: ServedPrompt) -> IntArray:
+def _spans(prompt: ServedPrompt) -> IntArray:
     """The first and one past the last character of each token in the text of the prompt (int64, N x 2)."""
     if prompt.given is not None:
         return full_tokenizer(prompt.tokenizer).encode_with_spans(prompt.given)[1]
-    pieces, spans, at = Pieces(_NOTHING, prompt.tokenizer), [], 0
-    made = [piece for token in tokens.tolist() for piece in pieces.add(_bare(token))] + pieces.rest()
-    for piece in made:
+    pieces, spans, at = Pieces(_NO_TOKENS, prompt.tokenizer), list[tuple[int, int]](), 0
+    tokens = [GeneratedToken(token, 0.0, _no_passage(), _whole_share()) for token in prompt.tokens.tolist()]
+    for piece in [piece for token in tokens for piece in pieces.add(token)] + pieces.rest():
         spans += [(at, at + len(piece.text))] * len(piece.tokens)
         at += len(piece.text)
     return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
 
-def _bare(token: int) -> GeneratedToken:
-    return GeneratedToken(token, 0.0, np.array([NO_PASSAGE], dtype=np.int64), np.ones(1, dtype=np.float32))
-
-
-def _prepared(prompt: ServedPrompt, tokens: IntArray, options: PlanOptions) -> PreparedText:
+def _prepare(prompt: ServedPrompt, tokens: IntArray, options: PlanOptions) -> PreparedText:
     """The text of a prompt with its plan."""
     if prompt.given is not None:
         return prepare_text(prompt.given, prompt.tokenizer, options)
     text = ServedPrompt(tokens, None, prompt.tokenizer)
-    return PreparedText(text.text, tokens, _spans(tokens, text), make_plan(len(tokens), options))
+    return PreparedText(text.text, tokens, _spans(text), make_plan(len(tokens), options))
 
 
-def _hits(
-    prepared: PreparedText, model: LanguageModel, source: FromRetriever | None, count: int
-) -> tuple[Hits | None, Passages]:
-    return (None, ()) if source is None else source.find(prepared, model.tokenizer, count)
-
-
-def _first(tokens: IntArray, model: WritingModel, scorer: Scorer, likeliest: int) -> _Found:
-    """The first token of a text behind the special tokens that begin it, without a passage."""
+def _score_first(
+    token: ScoredToken, tokens: IntArray, model: SharedModel, scorer: Scorer, likeliest: int
+) -> ScoredToken:
+    """The first token of a text after the special tokens that begin it, scored without a passage."""
     if not likeliest:
-        [[log_prob]] = scorer.log_probs([Request(_NOTHING, tokens[:-1], tokens[-1:])])
-        return _Found(float(log_prob))
-    [log_probs_PV] = distributions_of(model)([ScoringSequence(tokens, np.array([len(tokens) - 1]))])
-    return _Found(float(log_probs_PV[0, tokens[-1]]), likeliest=_likeliest(log_probs_PV[0], likeliest))
+        [[log_prob]] = scorer.log_probs([Request(_NO_TOKENS, tokens[:-1], tokens[-1:])])
+        return replace(token, log_prob=float(log_prob))
+    [log_probs_PV] = _read_distributions(model, [ScoringSequence(tokens, np.array([len(tokens) - 1]))])
+    return replace(token, log_prob=float(log_probs_PV[0, tokens[-1]]), likeliest=_top(log_probs_PV[0], likeliest))
 
 
-def _listed(
-    prepared: PreparedText,
-    model: WritingModel,
-    hits: Hits | None,
-    passages: Passages,
-    reader: Reader,
-    reranker: Reranker | None,
-    likeliest: int,
-) -> Iterator[tuple[int, _Found]]:
-    """Each target by its place: its log-probability, passages and their shares, and the likeliest tokens there."""
+class _Target(NamedTuple):
+    """A scored target with the top log-probabilities in its place."""
+
+    log_prob: float
+    passages_K: IntArray
+    posteriors_K: FloatArray
+    likeliest: _TopLogprobs
+
+
+def _distributions(
+    prepared: PreparedText, model: SharedModel, hits: Hits | None, reads: ReadConfig, likeliest: int
+) -> Iterator[tuple[int, _Target]]:
+    """Each target by its place."""
     scorer = Scorer(model, progress=False)
-    distributions = distributions_of(model)
-    _, prefixes_R = rows_and_prompt_prefixes(prepared, scorer, hits, passages, reader, reranker)
+    _, prefixes_R = rows_and_prompt_prefixes(prepared, scorer, hits, reads.passages, reads.reader, reads.reranker)
     rows = [*zip(rows_with_targets(prepared.plan), prefixes_R, strict=True)]
-    for some in _chunks(rows, prepared, getattr(model, "vocabulary", 1)):
-        by_front = _read(some, prepared, distributions, merges=getattr(model, "merges_prefixes", True))
-        for row, prompt_prefixes in some:
-            log_weights_K = np.array([prompt_prefix.log_weight for prompt_prefix in prompt_prefixes], dtype=np.float64)
-            passages_K = np.array([prompt_prefix.passage for prompt_prefix in prompt_prefixes], dtype=np.int64)
+    for some in _chunks(rows, prepared, model.vocabulary or 1):
+        by_prefix = _read_rows(some, prepared, model)
+        for row, prefixes in some:
+            log_weights_K = np.array([prefix.log_weight for prefix in prefixes], dtype=np.float64)
+            passages_K = np.array([prefix.passage for prefix in prefixes], dtype=np.int64)
             for place in _targets(prepared, row):
-                log_probs_KV = np.stack([by_front[row, number][place] for number in range(len(prompt_prefixes))])
+                log_probs_KV = np.stack([by_prefix[row, number][place] for number in range(len(prefixes))])
                 token = int(prepared.tokens[place])
                 log_probs_V = mixture(log_probs_KV, log_weights_K)
                 posteriors_K = posterior(log_probs_KV[:, [token]], log_weights_K)[0]
-                listed = _likeliest(log_probs_V, likeliest)
-                yield place, _Found(float(log_probs_V[token]), passages_K, posteriors_K, listed)
-
-
-_Rows: TypeAlias = Sequence[tuple[int, Sequence[PromptPrefix]]]
+                top = _top(log_probs_V, likeliest)
+                yield place, _Target(float(log_probs_V[token]), passages_K, posteriors_K, top)
 
 
 def _chunks(rows: _Rows, prepared: PreparedText, vocabulary: int) -> Iterator[_Rows]:
     """Rows in order, as many at a time as there is room for their distributions, at least one."""
     some: list[tuple[int, Sequence[PromptPrefix]]] = []
     held = 0
-    for row, prompt_prefixes in rows:
-        needed = len(_targets(prepared, row)) * len(prompt_prefixes) * vocabulary
+    for row, prefixes in rows:
+        needed = len(_targets(prepared, row)) * len(prefixes) * vocabulary
         if some and held + needed > _NUMBERS_AT_ONCE:
             yield some
             some, held = [], 0
-        some.append((row, prompt_prefixes))
+        some.append((row, prefixes))
         held += needed
     yield some
 
@@ -250,70 +203,78 @@ def _targets(prepared: PreparedText, row: int) -> range:
     return range(int(prepared.plan.target_begin_R[row]), int(prepared.plan.end_R[row]))
 
 
-def _read(
-    rows: _Rows,
-    prepared: PreparedText,
-    distributions: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]],
-    *,
-    merges: bool,
-) -> dict[tuple[int, int], dict[int, FloatArray]]:
-    """The distributions (float32, V) at the targets of each row behind each of its prompt prefixes, by row and prompt
-    prefix, and place.
+class _Reading(NamedTuple):
+    """A prompt prefix, the context after it, which begins at the token `begin` of the text, and its targets."""
 
-    Where the model `merges` prefixes, rows that read the same prompt prefix and the same context share a pass: the
+    prefix: IntArray
+    begin: int
+    targets: list[tuple[int, int, int]]
+    """The row, the number of the prefix and the place of each target."""
+
+    def sequence(self, tokens: IntArray) -> ScoringSequence:
+        """The sequence for the model."""
+        places = sorted({place for *_, place in self.targets})
+        text = np.concatenate([self.prefix, tokens[self.begin : places[-1] + 1]])
+        return ScoringSequence(text, np.array(places, dtype=np.int64) + self.shift)
+
+    @property
+    def shift(self) -> int:
+        """The position in the sequence less the place in the text."""
+        return len(self.prefix) - self.begin
+
+
+def _read_rows(rows: _Rows, prepared: PreparedText, model: SharedModel) -> dict[tuple[int, int], dict[int, FloatArray]]:
+    """The distributions (float32, V) by row and number of the prefix, then by place.
+
+    If the model allows it, rows with the same prompt prefix and the same begin of the context share a sequence: the
     shorter one is the beginning of the longer.
     """
-    passes: dict[tuple[bytes, int, int], list[tuple[int, int, int]]] = {}
-    tokens_of: dict[tuple[bytes, int, int], IntArray] = {}
-    for row, prompt_prefixes in rows:
-        for number, prompt_prefix in enumerate(prompt_prefixes):
-            begin = prepared.plan.context_begins(row, len(prompt_prefix.tokens))
-            key = prompt_prefix.tokens.tobytes(), begin, -1 if merges else row
-            tokens_of[key] = prompt_prefix.tokens
-            passes.setdefault(key, []).extend((row, number, place) for place in _targets(prepared, row))
-    keys = sorted(passes, key=lambda key: -(len(tokens_of[key]) + passes[key][-1][2] - key[1]))  # the longest first
-    asked = []
-    for key in keys:
-        places = sorted({place for *_, place in passes[key]})
-        text = np.concatenate([tokens_of[key], prepared.tokens[key[1] : places[-1] + 1]])
-        asked.append(ScoringSequence(text, np.array(places, dtype=np.int64) + len(tokens_of[key]) - key[1]))
+    readings: dict[tuple[bytes, int, int], _Reading] = {}
+    for row, prefixes in rows:
+        for number, prefix in enumerate(prefixes):
+            begin = prepared.plan.context_begins(row, len(prefix.tokens))
+            key = prefix.tokens.tobytes(), begin, -1 if model.merges_prefixes else row
+            reading = readings.setdefault(key, _Reading(prefix.tokens, begin, []))
+            reading.targets.extend((row, number, place) for place in _targets(prepared, row))
+    longest_first = sorted(readings.values(), key=lambda one: -(one.targets[-1][2] + one.shift))
+    sequences = [one.sequence(prepared.tokens) for one in longest_first]
     found: dict[tuple[int, int], dict[int, FloatArray]] = {}
-    for key, one, log_probs_PV in zip(keys, asked, distributions(asked), strict=True):
-        rows_of = {int(target): log_probs_PV[at] for at, target in enumerate(one.targets_P)}
-        shift = len(tokens_of[key]) - key[1]
-        for row, number, place in passes[key]:
-            found.setdefault((row, number), {})[place] = rows_of[place + shift]
+    for reading, sequence, log_probs_PV in zip(
+        longest_first, sequences, _read_distributions(model, sequences), strict=True
+    ):
+        at = {int(target): row for row, target in enumerate(sequence.targets_P)}
+        for row, number, place in reading.targets:
+            found.setdefault((row, number), {})[place] = log_probs_PV[at[place + reading.shift]]
     return found
 
 
 def check_scores(model: LanguageModel) -> None:
-    """Raise RequestError if a model does not tell the log-probabilities of given texts."""
+    """Raise RequestError if a model does not return the log-probabilities of given texts."""
     if not scores_given_texts(model):
         raise RequestError(
-            f"{model.name} is behind an API that does not tell the log-probabilities of given texts: leave out `echo` "
-            "with `logprobs`, and `ralm.gain`."
+            f"{model.name} is behind an API that does not return the log-probabilities of given texts: leave out "
+            "`echo` with `logprobs`, and `ralm.gain`."
         )
 
 
-def distributions_of(model: WritingModel) -> Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]]:
-    """What tells the log-probabilities (float32, P x V) of all tokens at the targets of passes; RequestError if the
-    model does not."""
-    found: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]] | None = getattr(model, "distributions", None)
-    if found is None:
+def _read_distributions(model: SharedModel, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
+    """The log-probabilities (float32, P x V) of all tokens at the targets; RequestError if the model has none."""
+    try:
+        distributions = model.distributions
+    except AttributeError:
         raise RequestError(
-            f"{model.name} does not tell the likeliest tokens of a text that is given: with `echo`, set `logprobs` to "
-            "0 or leave it out.",
+            f"{model.name} does not return the top log-probabilities of a given text: with `echo`, set `logprobs` to 0 "
+            "or leave it out.",
             param="logprobs",
-        )
-    return found
+        ) from None
+    return distributions(sequences)
 
 
-def _likeliest(log_probs_V: FloatArray, count: int) -> Likeliest:
+def _top(log_probs_V: FloatArray, count: int) -> _TopLogprobs:
     """The `count` likeliest tokens, equal ones in the order of ids."""
     count = min(count, len(log_probs_V))
     some = np.argpartition(-log_probs_V, count - 1)[:count]
-    least = log_probs_V[some].min()
-    some = np.flatnonzero(log_probs_V >= least)
+    some = np.flatnonzero(log_probs_V >= log_probs_V[some].min())  # with all that equal the last: the ids decide
     order = some[np.argsort(-log_probs_V[some], kind="stable")][:count]
     if not len(order):
         raise ModelError("the model gives no log-probability that is a number.")

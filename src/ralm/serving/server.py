@@ -25,7 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from ralm.errors import UsageError
 from ralm.options import without_none
 from ralm.runs.report import page
-from ralm.serving.errors import RequestError, error_body, error_response, first_fault
+from ralm.serving.errors import RequestError, error_body, error_response, validation_message
 from ralm.serving.jobs import Served, Workers
 from ralm.serving.middleware import AccessLog, Guard
 from ralm.serving.options import choices
@@ -52,7 +52,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     fields = _FIELDS.get(request.url.path, {})
     part = next((name for name in fields if name in faults[0]["loc"]), "")
     known = fields.get(part)
-    said, param = first_fault(faults, [] if known is None else [*known.model_fields])
+    said, param = validation_message(faults, [] if known is None else [*known.model_fields])
     return JSONResponse(error_body(said, 400, param=param), 400)
 
 

@@ -15,10 +15,10 @@ from ralm.protocols import LanguageModel, WritingModel
 from ralm.retrieval.retriever import RetrieverName, RetrieverOptions
 from ralm.serving.chat import open_chat_prompt
 from ralm.serving.completion import write
-from ralm.serving.errors import RequestError
+from ralm.serving.errors import RequestError, model_not_found
 from ralm.serving.indexes import Indexes, ReadConfig, Rerankers
 from ralm.serving.middleware import BATCH_FIGURES, SEARCH_FIGURES, Metrics
-from ralm.serving.model import BatchedModel, shared_model
+from ralm.serving.model import SharedModel
 from ralm.serving.options import (
     PLAIN,
     ServeOptions,
@@ -27,10 +27,10 @@ from ralm.serving.options import (
     check_documents,
     check_room,
     fitted,
-    generation_of,
+    generation_options,
     indexes_by_model,
 )
-from ralm.serving.prompts import NamesByToken
+from ralm.serving.prompts import TokenNames
 
 _LOG: Final = logging.getLogger("ralm.serving")
 _LOGGED: Final = 200
@@ -60,7 +60,7 @@ class Service:
         self.key = key
         self.created = int(time.time())
         self.name = self.options.name or _last_part(model.name)
-        self.model = shared_model(model, self.options.batch)
+        self.model = SharedModel(model, self.options.batch)
         self.indexes = Indexes(folders or {})
         default = next(iter(self.indexes.names), None)
         if PLAIN in self.indexes.names:
@@ -70,7 +70,7 @@ class Service:
         check_documents(self.settings.reading, self.options.limits)
         self._rerankers = Rerankers(self.settings.reading, ranker)
         self.prompt = open_chat_prompt(self.options.prompt)
-        self.names = NamesByToken(self.model.tokenizer)
+        self.names = TokenNames(self.model.tokenizer)
         self.metrics = Metrics()
         self._watch_counts()
         self.reads({})  # what cannot be opened is said now
@@ -85,35 +85,29 @@ class Service:
         if self.model.tier != "all":
             return  # it is behind an API, and every request costs
         reads = self.reads({})
-        options = generation_of(self.settings, new_tokens=1)
+        options = generation_options(self.settings, new_tokens=1)
         prompt = self.model.tokenizer.encode("The first request must not wait.")
-        for _ in write([prompt], self.model, options, **reads.parts):
+        for _ in write([prompt], self.model, options, reads):
             pass
 
     def close(self) -> None:
         """End the thread that reads for all requests; whoever waits for it ends too."""
-        if isinstance(self.model, BatchedModel):
-            self.model.close()
+        self.model.close()
 
     @property
     def failed(self) -> bool:
         """Whether the model can read nothing any more."""
-        return isinstance(self.model, BatchedModel) and self.model.failed is not None
+        return self.model.failed is not None
 
     def _watch_counts(self) -> None:
         self.metrics.watch_each("search", SEARCH_FIGURES, self.indexes.searches)
-        if isinstance(self.model, BatchedModel):
+        if self.model.counts is not None:
             self.metrics.watch_each("batch", BATCH_FIGURES, self.model.counts)
 
-    def check_model(self, name: str) -> None:
-        """Raise RequestError if a model is not served."""
-        if name not in self.models:
-            raise RequestError(
-                f"the model {name!r} is not served; there is: {', '.join(self.models)}.",
-                param="model",
-                code="model_not_found",
-                status=404,
-            )
+    def check_model(self, name: str | None) -> None:
+        """Raise RequestError if a model is given that is not served."""
+        if name is not None and name not in self.models:
+            raise model_not_found(f"the model {name!r} is not served; there is: {', '.join(self.models)}.")
 
     def chosen(self, model: str, choice: Mapping[str, Any]) -> dict[str, Any]:
         """What a request chooses by the name of the model and in its field `ralm` together.
