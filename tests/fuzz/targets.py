@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -261,7 +261,7 @@ def ask_signals(folder: Path) -> Any:
     signals = open_signals(folder / "signals")
     arrays = (signals.passages_EK, signals.scores_EK, signals.log_probs_EK, signals.baseline_E, signals.tokens_E)
     texts = [signals.texts(column).to_pylist() for column in ("query", "prefix", "continuation")]
-    return [[array.tolist() for array in arrays], texts, [*signals.documents_E], signal_statistics(signals).as_json()]
+    return [[array.tolist() for array in arrays], texts, [*signals.documents_E], asdict(signal_statistics(signals))]
 
 
 TARGETS = (

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_the_command_says_what_signals_are_worth(work: Path, tmp_path: Path, ask
     assert made.passages_EK.shape == (30, 3)
     assert len(list((out / CANDIDATES).iterdir())) == 4
     assert not (tmp_path / "signals.unfinished").exists()
-    assert made.folders[0].manifest.settings["worth"] == signal_statistics(made).as_json()
+    assert made.folders[0].manifest.settings["worth"] == asdict(signal_statistics(made))
     examples = pq.read_table(out / "examples.parquet").to_pylist()
     assert [row["example"] for row in examples] == list(range(30))
     for row in examples:
@@ -89,7 +90,7 @@ def test_the_command_says_what_signals_are_worth(work: Path, tmp_path: Path, ask
     assert again.status != 0
     assert "already exists" in again.err
     as_json = json.loads(succeeded(ralm(*asked, "--out", out, "--force", "--json")).out)
-    assert as_json == signal_statistics(made).as_json()
+    assert as_json == asdict(signal_statistics(made))
     same(made, open_signals(out))
     assert ralm("check", out).status == 0
 

@@ -1,6 +1,6 @@
 """`ralm signals` scores retrieved passages with a language model; `ralm train` trains small models on the scores."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -271,6 +271,6 @@ def signals(
         force=force,
     )
     if json:
-        print_json(signal_statistics(made).as_json())
+        print_json(asdict(signal_statistics(made)))
     else:
         print_worth(out, signal_statistics(made))

@@ -1,4 +1,4 @@
-"""Training a small model in steps: order of examples, optimiser, evaluation, early stopping, checkpoints, result.
+"""Trains a small model in steps: order of examples, optimiser, evaluation, early stopping, checkpoints, result.
 
     with training_run(out, KIND, config, force=force) as work:
         trained = train(model, work, training_E, held_out_E, options)
@@ -72,15 +72,15 @@ class TrainableModel(ABC):
         """An example in messages: its number and its document."""
         return f"example {example}"
 
-    def begin_step(self, step: int) -> None:  # noqa: B027 (most students need nothing)
-        """Called before each step, from 0; for what changes on the way, such as the passages that are retrieved."""
+    def begin_step(self, step: int) -> None:  # noqa: B027 (most models need nothing)
+        """Prepare a step, from 0: retrieve other passages, for example."""
 
     def state(self) -> dict[str, JsonValue]:
         """What a checkpoint must hold besides the weights."""
         return {}
 
     def restore(self, state: dict[str, JsonValue]) -> None:  # noqa: B027
-        """Go on from what `state` gave."""
+        """Continue from what `state` returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +114,9 @@ def training_run(out: Path | str, kind: str, config: dict[str, JsonValue], *, fo
     Raises FolderExistsError if `out` exists and `force` is not set or another process is training into it, and
     UsageError if a training with other settings was begun there.
     """
-    check_out(out, kind, force=force)
+    check_output(Path(out), kind=kind, force=force)
     with unfinished_run(Path(out), config, force=force) as folder:
         yield folder
-
-
-def check_out(out: Path | str, kind: str, *, force: bool) -> None:
-    """Raise what `training_run` raises if `out` exists; for a check before models are loaded."""
-    check_output(Path(out), kind=kind, force=force)
 
 
 @contextmanager
@@ -141,7 +136,9 @@ def train(
     Call it within `own_randomness`. Raises ModelError if a loss is not finite, StorageError if the disk is full; the
     last checkpoint stays.
     """
-    return _Training(trainable, Checkpoints(work), training_E, evaluation_examples(held_out_E, options), options).run()
+    return _Training(
+        trainable, Checkpoints(work), training_E, evenly_spaced(held_out_E, options.evaluated), options
+    ).run()
 
 
 def write_trained(
@@ -389,14 +386,9 @@ def batch_of_step(examples_E: IntArray, step: int, options: TrainingOptions) -> 
     return np.array([orders[one][place] for one, place in zip(rounds.tolist(), within.tolist(), strict=True)])
 
 
-def evaluation_examples(held_out_E: IntArray, options: TrainingOptions) -> IntArray:
-    """The held-out examples that an evaluation reads: evenly spread, at most as many as the options say."""
-    return evenly_spaced(held_out_E, options.evaluated)
-
-
-def evenly_spaced(examples_E: IntArray, most: int) -> IntArray:
-    """At most so many of the examples, evenly spread."""
-    count = min(most, len(examples_E))
+def evenly_spaced(examples_E: IntArray, max_count: int) -> IntArray:
+    """At most `max_count` of the examples, evenly spread."""
+    count = min(max_count, len(examples_E))
     return examples_E[np.linspace(0, len(examples_E) - 1, count).astype(np.int64)]
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from ralm.retrieval.index import Index
+from ralm.storage.outputs import check_output
 from ralm.training.options import RerankerOptions, TrainingOptions, training_extra
 from ralm.training.signals import Signals, index_of, open_signals, split_with_choice
 
@@ -49,8 +50,8 @@ def train_reranker(
 ) -> TrainedReranker:
     """Train a cross-encoder on signals, from the language model, encoder or cross-encoder `init` (hub name or folder).
 
-    A language model reads the passage in front of the prefix, and gets a head that scores its last token; how likely it
-    finds the end of the prefix counts, too, as in zero-shot reranking.
+    A language model reads the passage before the prefix, and gets a head that scores its last token; the likelihood of
+    the prefix's end counts too, as in zero-shot reranking.
 
     Writes the folder `out`, which `load_cross_encoder` and sentence-transformers load, with the losses as a table and a
     plot. `index` is the one that the signals were measured with; None is the folder that they name. A killed training
@@ -68,15 +69,8 @@ def train_reranker(
     with training_extra():
         from ralm.reranking.cross_encoder import load_pair_model
         from ralm.training.cross_encoder import TrainableCrossEncoder
-        from ralm.training.loop import (
-            check_out,
-            evaluation_examples,
-            own_randomness,
-            train,
-            training_run,
-            write_trained,
-        )
-    check_out(out, KIND, force=force)
+        from ralm.training.loop import evenly_spaced, own_randomness, train, training_run, write_trained
+    check_output(Path(out), kind=KIND, force=force)
     with own_randomness(options.seed):
         model = load_pair_model(init, reading.tokens, device=options.device, max_length=reading.max_length, new=True)
         config: dict[str, JsonValue] = {
@@ -91,7 +85,9 @@ def train_reranker(
         trainable = TrainableCrossEncoder(model, signals, index.passages, reading, fitted_to=training_E)
         with training_run(out, KIND, config, force=force) as work:
             trained = train(trainable, work, training_E, held_out_E, options)
-            held_out = trainable.held_out_gains(evaluation_examples(held_out_E, options)) if len(held_out_E) else None
+            held_out = (
+                trainable.held_out_gains(evenly_spaced(held_out_E, options.evaluated)) if len(held_out_E) else None
+            )
             results: dict[str, JsonValue] = {"held_out": None if held_out is None else {**held_out}}
             likelihood = None if model.likelihood is None else asdict(model.likelihood)
             write_trained(out, KIND, trainable, trained, config, results=results, force=force)

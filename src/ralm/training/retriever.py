@@ -18,7 +18,7 @@ from ralm.retrieval.dense.options import load_encoder
 from ralm.retrieval.encode import Ahead, add_vectors, check_can_add
 from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import VectorSet, vector_options
-from ralm.storage.outputs import recover
+from ralm.storage.outputs import check_output, recover
 from ralm.training.options import REPLUG, QueryEncoderOptions, RetrieverTrainingOptions, TrainingOptions, training_extra
 from ralm.training.signals import Signals, index_of, open_signals, split_documents, split_with_choice
 
@@ -85,21 +85,20 @@ def train_query_encoder(
         from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR
         from ralm.training.encoders import TrainableQueryEncoder
         from ralm.training.loop import (
-            check_out,
-            evaluation_examples,
+            evenly_spaced,
             own_randomness,
             train,
             training_run,
             write_trained,
         )
-    check_out(out, ENCODER_KIND, force=force)
+    check_output(Path(out), kind=ENCODER_KIND, force=force)
     vectors = index.passage_vectors(options.vectors)
     with own_randomness(training.seed):
         encoder = _query_encoder(index, chosen, vectors.dimension, options, training.device)
         config = _config(index, chosen, encoder, training)
         config |= {"signals": signals.fingerprint, "options": asdict(options)}
         trainable = TrainableQueryEncoder(encoder, signals, vectors, options)
-        some_E = evaluation_examples(held_out_E, training)
+        some_E = evenly_spaced(held_out_E, training.evaluated)
         before = trainable.held_out_gains(some_E)["chosen"] if len(some_E) else 0.0
         with training_run(out, ENCODER_KIND, config, force=force) as work:
             trained = train(trainable, work, training_E, held_out_E, training)
@@ -162,8 +161,7 @@ def train_retriever(
         from ralm.retrieval.dense.options import ENCODER_KIND, is_trained, trained_options
         from ralm.training.encoders import TrainableEncoders
         from ralm.training.loop import (
-            check_out,
-            evaluation_examples,
+            evenly_spaced,
             own_randomness,
             read_trained,
             train,
@@ -171,7 +169,7 @@ def train_retriever(
             write_trained,
         )
     if force or not is_trained(Path(out)):
-        check_out(out, ENCODER_KIND, force=force)
+        check_output(Path(out), kind=ENCODER_KIND, force=force)
     if ahead is None and options.refresh_every is not None:
         check_encoder_device(options.refresh_device)  # else it fails after thousands of steps
     named = index.encoder_options(options.vectors)
@@ -195,7 +193,7 @@ def train_retriever(
                     encoder, examples, index, first, work, training_E, options, training, ahead
                 )
                 try:
-                    trainable.measure_held_out(evaluation_examples(held_out_E, training))
+                    trainable.measure_held_out(evenly_spaced(held_out_E, training.evaluated))
                     trained = train(trainable, work, training_E, held_out_E, training)
                 finally:
                     trainable.close()

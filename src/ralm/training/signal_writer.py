@@ -277,7 +277,7 @@ def _write(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Measu
         counts = {"examples": sampled.metadata.num_rows}
         settings: dict[str, JsonValue] = {"config": config, "environment": environment()}
         write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts)
-        worth = signal_statistics(open_signals(folder)).as_json()
+        worth = asdict(signal_statistics(open_signals(folder)))
         (folder / "manifest.json").unlink()
         write_manifest(
             folder, kind=KIND, format_version=FORMAT_VERSION, settings={**settings, "worth": worth}, counts=counts

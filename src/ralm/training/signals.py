@@ -13,7 +13,8 @@ Letters of shapes: E examples, K candidates.
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -209,15 +210,11 @@ def open_signals(path: Path | str, *more: Path | str) -> Signals:
     seeds, numbers of examples and retrievers may differ. Raises NotAFolderOfThisKindError, NewerFormatError or
     DamagedFolderError, and UsageError if folders do not go together or one is given twice.
     """
-    parts = [_open_now(Path(one)) for one in (path, *more)]
+    parts = [open_consistently(Path(one), partial(_open, Path(one))) for one in (path, *more)]
     for number, part in enumerate(parts):
         for other in parts[:number]:
             _check_together(other.folders[0], part.folders[0])
     return parts[0] if len(parts) == 1 else _joined(parts)
-
-
-def _open_now(path: Path) -> Signals:
-    return open_consistently(path, lambda: _open(path))
 
 
 def _check_together(one: SignalsFolder, other: SignalsFolder) -> None:
@@ -392,13 +389,9 @@ class SignalStatistics:
     entropies: dict[str, float]
     uniform: float
 
-    def as_json(self) -> dict[str, JsonValue]:
-        """For a manifest."""
-        return asdict(self)
-
 
 def signal_statistics(signals: Signals) -> SignalStatistics:
-    """What some signals are worth."""
+    """The statistics of some signals."""
     there_EK = signals.passages_EK != NO_PASSAGE
     several_E, possible_E = signals.has_choice_E, signals.is_possible_E
     used_E = several_E & possible_E
