@@ -3,7 +3,8 @@
 Any class with these methods works: the parts of this package, a fake in a test, or your own class.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import JsonValue
@@ -91,13 +92,7 @@ class LanguageModel(Protocol):
     Scoring is enough for evaluation, reranking and ensembles over a text. `ralm.lm.scoring.Scorer` merges requests
     into sequences, caches scores and checks what a model returns, so that a model does not have to.
 
-    A model may have more members. `merges_prefixes` (bool) says whether the scores of a sequence that is a prefix of
-    another may be taken from the longer one. The default, True, is right for every causal model except those that read
-    a token differently depending on how many tokens follow it (LongRoPE). `vocabulary` (int) is the number of token ids
-    of the model; if it is given, ids outside of this range are rejected before the model is called. `bounds`, if it is
-    not None, are two models whose scores are lower and upper bounds of those that this model cannot give.
-    `distributions(sequences)` is as `score`, but with the log-probabilities (float32, P x V) of every token of the
-    vocabulary in the place of each target.
+    The members of `ModelTraits` are optional.
     """
 
     @property
@@ -126,6 +121,37 @@ class LanguageModel(Protocol):
 
 Tier: TypeAlias = Literal["all", "chosen", "likeliest", "text"]
 """Which next tokens a model returns log-probabilities for; see `WritingModel.tier`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTraits:
+    """The optional members of a language model, with the values for models that lack them."""
+
+    merges_prefixes: bool = True
+    """Whether the scores of a sequence that is a prefix of another may be taken from the longer one. This is so for
+    every causal model except those that read a token differently depending on how many tokens follow it (LongRoPE)."""
+    vocabulary: int | None = None
+    """The number of token ids of the model; if given, other ids are rejected before the model is called."""
+    distributions: Callable[[Sequence[ScoringSequence]], Iterable[FloatArray]] | None = None
+    """As `score`, but with the log-probabilities (float32, P x V) of the whole vocabulary in the place of each
+    target."""
+    bounds: tuple[LanguageModel, LanguageModel] | None = None
+    """Two models whose scores are lower and upper bounds of those that this model cannot give."""
+    bound: Literal["lower", "upper"] | None = None
+    """Which bound the scores are, if the model is one of the `bounds` of another."""
+    tier: Tier = "all"
+    """See `WritingModel.tier`."""
+    answers_only: bool = False
+    """Whether the model answers messages, so that nothing can be read as the continuation of a text."""
+
+
+def traits_of(model: LanguageModel) -> ModelTraits:
+    """The optional members of a model; a `Scorer`, which wraps a model, holds those of that model as `traits`."""
+    held = getattr(model, "traits", None)
+    if isinstance(held, ModelTraits):
+        return held
+    names = (one.name for one in fields(ModelTraits))
+    return ModelTraits(**{name: getattr(model, name) for name in names if hasattr(model, name)})
 
 
 class Continuations(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import RetrieverError, UsageError
-from ralm.protocols import LanguageModel, Retriever
+from ralm.protocols import LanguageModel, Retriever, traits_of
 from ralm.records import NO_PASSAGE, Hits, IntArray
 
 MAX_COUNT: Final = 2**31 - 1
@@ -91,8 +91,8 @@ def check_length(model: LanguageModel, max_length: int) -> None:
 
 def scores_given_texts(model: LanguageModel) -> bool:
     """Whether a model tells the log-probabilities of given texts; some servers tell only what they write."""
-    tier = getattr(getattr(model, "model", model), "tier", "all")
-    return getattr(model, "bounds", None) is None and tier != "text"
+    traits = traits_of(model)
+    return traits.bounds is None and traits.tier != "text"
 
 
 def fault_of_hits(hits: Hits, queries: int, k: int, passages: int | None) -> str:

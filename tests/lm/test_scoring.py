@@ -144,14 +144,14 @@ def test_an_end_before_all_is_read_stops_the_model() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([[-1.0, -2.0]], "counting gives log-probabilities for 1 of 2 passes"),
-        ([[-1.0, -2.0], [-1.0], [-1.0]], "gives log-probabilities for more than the 2 passes asked for"),
-        ([[-1.0, -2.0], [-1.0, -1.0]], r"gives log-probabilities of shape \(2,\) for 1 targets"),
-        ([[-1.0, float("nan")], [-1.0]], "gives log-probabilities that are not numbers"),
-        ([[-1.0, 0.5], [-1.0]], "gives a log-probability of 0.5; none can be above 0"),
-        ([[-1.0, float("inf")], [-1.0]], "gives a log-probability of inf"),
-        ([[-1.0, "x"], [-1.0]], "gives list instead of log-probabilities"),
-        ([-1.0, -2.0], r"gives log-probabilities of shape \(\) for 2 targets"),
+        ([[-1.0, -2.0]], "counting returned log-probabilities for 1 of 2 sequences"),
+        ([[-1.0, -2.0], [-1.0], [-1.0]], "returned log-probabilities for more than the 2 sequences"),
+        ([[-1.0, -2.0], [-1.0, -1.0]], r"returned log-probabilities of shape \(2,\) for 1 targets"),
+        ([[-1.0, float("nan")], [-1.0]], "returned log-probabilities that are not numbers"),
+        ([[-1.0, 0.5], [-1.0]], "returned a log-probability of 0.5; none can be above 0"),
+        ([[-1.0, float("inf")], [-1.0]], "returned a log-probability of inf"),
+        ([[-1.0, "x"], [-1.0]], "returned list instead of log-probabilities"),
+        ([-1.0, -2.0], r"returned log-probabilities of shape \(\) for 2 targets"),
     ],
 )
 def test_what_is_no_log_probability_is_refused(given: Any, message: str) -> None:

@@ -150,7 +150,7 @@ def test_pieces_of_words_of_ctrl(tmp_path: Path) -> None:
 
 def test_tokens_that_cannot_be_found_are_refused() -> None:
     said = ["one", "three"]
-    with pytest.raises(ModelError, match="' two' was not found. Take a model with a fast tokenizer"):
+    with pytest.raises(ModelError, match="' two' was not found. Use a model with a fast tokenizer"):
         align("one two", [0, 1], lambda ids: " ".join(said[number] for number in ids), unknown=None, mark="")
     with pytest.raises(ModelError, match="' two' was not found"):
         align("one two", [0], lambda ids: "one", unknown=None, mark="")

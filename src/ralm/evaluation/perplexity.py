@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
-from ralm.protocols import LanguageModel, Reader, Reranker
+from ralm.protocols import LanguageModel, Reader, Reranker, traits_of
 from ralm.reading.in_context import InContext
 from ralm.reading.plan import PlanOptions
 from ralm.reading.provenance import TracedText, gain_as_json, provenance_of, used_passages
@@ -230,7 +230,7 @@ def timed(prepared: PreparedText, read_text: Callable[[], ScoredTokens]) -> Read
 def check_plan(model: LanguageModel, options: PlanOptions) -> None:
     """Raise UsageError if a plan cannot be read, or needs a longer context than the model has, or if the model answers
     messages and does not continue texts."""
-    if getattr(getattr(model, "model", model), "answers_only", False):
+    if traits_of(model).answers_only:
         raise UsageError(
             f"{model.name} answers messages, and a text that goes on is no answer: it cannot be scored by this server."
         )

@@ -17,11 +17,11 @@ import numpy as np
 
 from ralm.errors import ModelError
 from ralm.lm.journal import MemoryJournal, request_key
-from ralm.protocols import Continuations, LanguageModel, Tokenizer, WritingModel
-from ralm.records import FloatArray, IntArray, Request, ScoringSequence
+from ralm.protocols import Continuations, LanguageModel, Tokenizer, WritingModel, traits_of
+from ralm.records import FloatArray, IntArray, Request, ScoringSequence, TextsAhead
 from ralm.terminal import progress_bar
 
-Text = TypeVar("Text", Request, ScoringSequence)
+_Text = TypeVar("_Text", Request, ScoringSequence)
 
 TOKENS_AT_ONCE: Final = 1 << 22
 """Tokens of the requests that are merged at a time; merging copies them, so a whole plan would need too much memory."""
@@ -36,9 +36,8 @@ class Scorer:
     its cache.
 
     `asked` counts the requests so far, `scored` those that this process had not scored before. A `journal` answers
-    requests that an earlier process scored, and keeps the new results for the next process. `progress`: whether
-    a bar shows how far the scoring is. `cache` reads the passes instead of the model, and shares them with the texts
-    that the model continues.
+    requests that an earlier process scored, and keeps the new results for the next process. `progress` shows a bar.
+    `cache` scores instead of the model, and shares what it reads with the texts that the model continues.
     """
 
     def __init__(
@@ -56,8 +55,7 @@ class Scorer:
         self._read_by = cache or model
         self._progress = progress
         self._known: dict[bytes, FloatArray] = {}
-        self._merges: bool = getattr(model, "merges_prefixes", True)
-        self._vocabulary: int | None = getattr(model, "vocabulary", None)
+        self.traits = traits_of(model)
 
     @classmethod
     def of(cls, model: LanguageModel) -> "Scorer":
@@ -65,7 +63,7 @@ class Scorer:
         return model if isinstance(model, Scorer) else cls(model)
 
     def keeping(self, journal: MemoryJournal) -> "Scorer":
-        """A scorer that shares what this one knows, and keeps what it scores itself in a journal."""
+        """A scorer that shares the cache of this one, and writes what it scores itself to a journal."""
         scorer = copy(self)
         scorer._journal, scorer.asked, scorer.scored = journal, 0, 0
         return scorer
@@ -77,12 +75,12 @@ class Scorer:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The model's own."""
+        """The `config` of the model."""
         return self.model.config
 
     @property
     def max_length(self) -> int:
-        """The most tokens that the model can read at once."""
+        """The maximum number of tokens that the model can read at once."""
         return self.model.max_length
 
     @property
@@ -92,12 +90,12 @@ class Scorer:
 
     @property
     def bounds(self) -> tuple[LanguageModel, LanguageModel] | None:
-        """The model's own."""
-        return getattr(self.model, "bounds", None)
+        """The models that score lower and upper bounds, if the model cannot score."""
+        return self.traits.bounds
 
-    def score(self, passes: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
-        """The model's own results, not cached."""
-        return self._read_by.score(passes)
+    def score(self, sequences: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
+        """The results of the model, not cached."""
+        return self._read_by.score(sequences)
 
     def log_probs(self, requests: Sequence[Request]) -> list[FloatArray]:
         """For each request, in order, the natural log-probability (float32) of each of its targets.
@@ -116,19 +114,19 @@ class Scorer:
 
     def _score(self, requests: Sequence[Request], advance: Callable[[int], None]) -> list[FloatArray]:
         keys = [request_key(request) for request in requests]
-        new: dict[bytes, _Unknown] = {}
+        new: dict[bytes, _NewRequest] = {}
         for key, request in zip(keys, requests, strict=True):
             if key not in self._known and key not in new:
-                new[key] = _Unknown(key, _spelt(request), request)
+                new[key] = _NewRequest(key, _sortable_bytes(request), request)
         self.scored += len(new)
         waiting = Counter(key for key in keys if key in new)
         advance(len(requests) - waiting.total())
-        for become_known in self._answer(list(new.values())):
-            advance(sum(waiting[key] for key in become_known))
+        for scored_keys in self._answer(list(new.values())):
+            advance(sum(waiting[key] for key in scored_keys))
         return [self._known[key] for key in keys]
 
-    def _answer(self, new: Sequence["_Unknown"]) -> Iterator[list[bytes]]:
-        """Answer these from the journal or the model; yields the keys of those that are now known."""
+    def _answer(self, new: Sequence["_NewRequest"]) -> Iterator[list[bytes]]:
+        """Answer requests from the journal or the model; yields the keys of those that are now known."""
         left = []
         for one in new:
             found = None if self._journal is None else self._journal.get(one.key)
@@ -137,164 +135,174 @@ class Scorer:
             else:
                 self._known[one.key] = found
                 yield [one.key]
-        for answers in self._read(_merge(left, prefixes=self._merges)):
+        for answers in self._read(_merge(left, prefixes=self.traits.merges_prefixes)):
             self._known.update((one.key, log_probs) for one, log_probs in answers)
             if self._journal is not None:
                 self._journal.add((one.key, log_probs) for one, log_probs in answers)
             yield [one.key for one, _ in answers]
 
     def _read(self, merged: Sequence["_Merged"]) -> Iterator["_Answers"]:
-        """The answers of each pass as soon as it is read, the longest pass first."""
+        """The answers of each sequence as soon as it is scored, the longest sequence first."""
         merged = sorted(merged, key=lambda one: -len(one.tokens))
-        passes = [one.scoring_pass() for one in merged]
-        for one, scored, log_probs_P in zip(merged, passes, self._given(passes), strict=True):
-            yield one.answers(scored, log_probs_P)
+        sequences = [one.sequence() for one in merged]
+        for one, sequence, log_probs_P in zip(merged, sequences, self._model_log_probs(sequences), strict=True):
+            yield one.answers(sequence, log_probs_P)
 
-    def _given(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """The checked log-probabilities of each pass."""
-        if not passes:
+    def _model_log_probs(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
+        """The checked log-probabilities of each sequence."""
+        if not sequences:
             return
         name = self.model.name
-        _check_passes(passes, name, self.model.max_length, self._vocabulary)
-        given = iter(self._read_by.score(passes))
+        _check_sequences(sequences, name, self.model.max_length, self.traits.vocabulary)
+        results = iter(self._read_by.score(sequences))
         try:
-            for number, one in enumerate(passes):
-                log_probs_P = next(given, None)
+            for number, sequence in enumerate(sequences):
+                log_probs_P = next(results, None)
                 if log_probs_P is None:
-                    raise ModelError(f"{name} gives log-probabilities for {number:,} of {len(passes):,} passes.")
-                yield _checked(log_probs_P, one, name)
-            if next(given, None) is not None:
-                raise ModelError(f"{name} gives log-probabilities for more than the {len(passes):,} passes asked for.")
+                    raise ModelError(
+                        f"{name} returned log-probabilities for {number:,} of {len(sequences):,} sequences."
+                    )
+                yield _checked(log_probs_P, sequence, name)
+            if next(results, None) is not None:
+                raise ModelError(f"{name} returned log-probabilities for more than the {len(sequences):,} sequences.")
         finally:
-            if isinstance(given, Generator):
-                given.close()  # now, and not when it is garbage-collected: threads may be working for it
+            if isinstance(results, Generator):
+                results.close()  # now, and not when it is garbage-collected: threads may be working for it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Unknown:
-    """A request to score: its key, its tokens as bytes, and itself."""
+class _NewRequest:
+    """A request to score; `sortable` are its tokens as bytes."""
 
     key: bytes
-    spelt: bytes
+    sortable: bytes
     request: Request
 
-    def __len__(self) -> int:
-        """The number of targets."""
-        return len(self.request.targets)
+    @property
+    def first_target(self) -> int:
+        """The position of the first target."""
+        return len(self.request) - len(self.request.targets)
 
 
-_Answers: TypeAlias = Sequence[tuple[_Unknown, FloatArray]]
+_Answers: TypeAlias = Sequence[tuple[_NewRequest, FloatArray]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Merged:
-    """Tokens that are read once, and the sequences that this pass scores."""
+    """Tokens that the model reads once, and the requests that this answers."""
 
     tokens: IntArray
-    unknown: list[_Unknown] = field(default_factory=list)
+    requests: list[_NewRequest] = field(default_factory=list)
 
-    def scoring_pass(self) -> ScoringSequence:
-        """The pass that scores the targets of all sequences."""
-        targets = [np.arange(len(one.request) - len(one), len(one.request)) for one in self.unknown]
+    def sequence(self) -> ScoringSequence:
+        """The tokens, with the targets of all requests."""
+        targets = [np.arange(one.first_target, len(one.request)) for one in self.requests]
         return ScoringSequence(self.tokens, np.unique(np.concatenate(targets)))
 
-    def answers(self, scored: ScoringSequence, log_probs_P: FloatArray) -> _Answers:
-        """The results of that pass for each sequence."""
-        firsts = [int(np.searchsorted(scored.targets_P, len(one.request) - len(one))) for one in self.unknown]
-        return [(one, log_probs_P[first : first + len(one)]) for one, first in zip(self.unknown, firsts, strict=True)]
+    def answers(self, sequence: ScoringSequence, log_probs_P: FloatArray) -> _Answers:
+        """The part of the sequence's log-probabilities that belongs to each request."""
+        firsts = [int(np.searchsorted(sequence.targets_P, one.first_target)) for one in self.requests]
+        return [
+            (one, log_probs_P[first : first + len(one.request.targets)])
+            for one, first in zip(self.requests, firsts, strict=True)
+        ]
 
 
-def split_by_tokens(texts: Iterable[Text], tokens: int) -> Iterator[list[Text]]:
-    """Requests or passes in order, about `tokens` tokens at a time."""
-    some: list[Text] = []
-    read = 0
+def split_by_tokens(texts: Iterable[_Text], tokens: int) -> Iterator[list[_Text]]:
+    """Requests or sequences in order, about `tokens` tokens at a time."""
+    some: list[_Text] = []
+    count = 0
     for text in texts:
         some.append(text)
-        read += len(text)
-        if read >= tokens:
+        count += len(text)
+        if count >= tokens:
             yield some
-            some, read = [], 0
+            some, count = [], 0
     if some:
         yield some
 
 
-def _merge(unknown: Iterable[_Unknown], *, prefixes: bool) -> list[_Merged]:
-    """The token sequences to read; with `prefixes`, sequences that are prefixes of others share their pass.
+def _merge(new: Iterable[_NewRequest], *, prefixes: bool) -> list[_Merged]:
+    """The token sequences to read; with `prefixes`, a request that is a prefix of another shares its sequence.
 
-    In lexicographic order a sequence comes directly before all sequences that begin with it. So it is enough to compare
-    each sequence with its successor, from the last to the first.
+    In lexicographic order a request comes directly before all requests that begin with it. So it is enough to compare
+    each request with its successor, from the last to the first.
     """
     merged: list[_Merged] = []
     longest = b""
-    for one in sorted(unknown, key=lambda one: one.spelt, reverse=True):
-        if not (prefixes and longest.startswith(one.spelt)):
-            merged.append(_Merged(tokens=np.frombuffer(one.spelt, dtype=">i4").astype(np.int64)))
-            longest = one.spelt
-        merged[-1].unknown.append(one)
+    for one in sorted(new, key=lambda one: one.sortable, reverse=True):
+        if not (prefixes and longest.startswith(one.sortable)):
+            merged.append(_Merged(tokens=np.frombuffer(one.sortable, dtype=">i4").astype(np.int64)))
+            longest = one.sortable
+        merged[-1].requests.append(one)
     return merged
 
 
-def _spelt(request: Request) -> bytes:
-    """The tokens of a request as bytes that sort like the tokens."""
+def _sortable_bytes(request: Request) -> bytes:
+    """The tokens of a request as bytes that sort like the tokens: big-endian, since ids are not negative."""
     return b"".join(part.astype(">i4").tobytes() for part in (request.document, request.context, request.targets))
 
 
-def _check_passes(passes: Sequence[ScoringSequence], name: str, max_length: int, vocabulary: int | None) -> None:
-    """Raise ModelError if a pass is too long for a model, or has a token that the model does not know."""
-    longest = max(map(len, passes))
+def _check_sequences(sequences: Sequence[ScoringSequence], name: str, max_length: int, vocabulary: int | None) -> None:
+    """Raise ModelError if a sequence is too long for a model, or has a token that the model does not know."""
+    longest = max(map(len, sequences))
     if longest > max_length:
         raise ModelError(f"{name} reads at most {max_length} tokens at once, not {longest}.")
-    for one in passes:
-        least, most = int(one.tokens_N.min()), int(one.tokens_N.max())
-        if least < 0 or (vocabulary is not None and most >= vocabulary):
+    for one in sequences:
+        smallest, largest = int(one.tokens_N.min()), int(one.tokens_N.max())
+        if smallest < 0 or (vocabulary is not None and largest >= vocabulary):
             raise ModelError(
-                f"token {most if least >= 0 else least} is not one of the {vocabulary or 'ids'} that {name} knows: its "
-                "tokenizer belongs to another model."
+                f"token {largest if smallest >= 0 else smallest} is not one of the {vocabulary or 'ids'} that {name} "
+                "knows: its tokenizer belongs to another model."
             )
 
 
-def _checked(given: object, asked: ScoringSequence, name: str) -> FloatArray:
-    """Log-probabilities as the model gave them; ModelError if they are not log-probabilities of the targets of a
-    pass."""
+def _checked(result: object, sequence: ScoringSequence, name: str) -> FloatArray:
+    """A result of a model as an array; ModelError if it does not hold log-probabilities of the targets."""
     try:
         with np.errstate(over="ignore"):
-            log_probs_P: FloatArray = np.asarray(given, dtype=np.float32)
+            log_probs_P: FloatArray = np.asarray(result, dtype=np.float32)
     except (TypeError, ValueError):
-        raise ModelError(f"{name} gives {type(given).__name__} instead of log-probabilities.") from None
-    targets = len(asked.targets_P)
+        raise ModelError(f"{name} returned {type(result).__name__} instead of log-probabilities.") from None
+    targets = len(sequence.targets_P)
     if log_probs_P.shape != (targets,):
-        raise ModelError(f"{name} gives log-probabilities of shape {log_probs_P.shape} for {targets:,} targets.")
+        raise ModelError(f"{name} returned log-probabilities of shape {log_probs_P.shape} for {targets:,} targets.")
     if np.isnan(log_probs_P).any():
-        raise ModelError(f"{name} gives log-probabilities that are not numbers.")
+        raise ModelError(f"{name} returned log-probabilities that are not numbers.")
     if (log_probs_P > _ABOVE_ZERO).any():
-        raise ModelError(f"{name} gives a log-probability of {log_probs_P.max():g}; none can be above 0.")
+        raise ModelError(f"{name} returned a log-probability of {log_probs_P.max():g}; none can be above 0.")
     return log_probs_P
 
 
 class SharedCache:
-    """What a model has read, for its scores and for the texts that it continues; made when it is first needed.
+    """One cache for scoring and writing: a prompt that is continued and whose known answer is scored is read once.
 
-    Where the model's `Continuations` cannot score, or it reads a token by how many follow it (`merges_prefixes`), the
-    model scores by itself, and nothing is shared.
+    `continuations` are created when they are first needed. The model scores by itself, and nothing is shared, if its
+    `Continuations` cannot score, or if it does not merge prefixes.
     """
 
     def __init__(self, model: WritingModel) -> None:
         self._model = model
+        self._apart = not traits_of(model).merges_prefixes
 
     @cached_property
     def continuations(self) -> Continuations:
         """The texts that the model is continuing."""
         return self._model.continuations()
 
-    def score(self, passes: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
-        """As `LanguageModel.score`; what passes share with the texts of the previous call is not read again.
+    @cached_property
+    def read_ahead(self) -> Callable[[Sequence[TextsAhead]], None] | None:
+        """The method `read_ahead` of the `Continuations`, if there is one."""
+        return getattr(self.continuations, "read_ahead", None)
 
-        All passes are held at once, so they should be as few as the texts that are continued together.
+    def score(self, sequences: Sequence[ScoringSequence]) -> Iterable[FloatArray]:
+        """As `LanguageModel.score`; what sequences share with the texts of the previous call is not read again.
+
+        All sequences are held at once, so they should be as few as the texts that are continued together.
         """
-        apart = not getattr(self._model, "merges_prefixes", True)
-        score = self._model.score if apart else getattr(self.continuations, "score", self._model.score)
-        found: Iterable[FloatArray] = score(passes)
-        return found
+        score = self._model.score if self._apart else getattr(self.continuations, "score", self._model.score)
+        scored: Iterable[FloatArray] = score(sequences)
+        return scored
 
 
 def common_prefix_length(one: IntArray, other: IntArray) -> int:

@@ -10,12 +10,25 @@ from ralm.errors import ChatError, ModelError
 from ralm.protocols import FullTokenizer, Tokenizer
 from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
 
-_NONE: Final = SpecialTokens(before=np.zeros(0, dtype=np.int64), after=np.zeros(0, dtype=np.int64), begin=None)
+_OPTIONAL_MEMBERS: Final = (
+    "special_tokens",
+    "end_token",
+    "unknown_token",
+    "token_of",
+    "encode_with_spans",
+    "encode_pieces",
+    "encode_document",
+    "encode_chat",
+)
+_MAX_PENDING: Final = 32
+"""The maximum number of tokens that make up one character, or one piece that is found in the text."""
+
+Span = tuple[int, int]
 
 
 def full_tokenizer(tokenizer: Tokenizer) -> FullTokenizer:
     """The tokenizer with all members of `FullTokenizer`; missing ones get the defaults that their docstrings name."""
-    return tokenizer if isinstance(tokenizer, FullTokenizer) else _Filled(tokenizer)
+    return tokenizer if isinstance(tokenizer, FullTokenizer) else _WithDefaults(tokenizer)
 
 
 def has_chat_template(tokenizer: Tokenizer) -> bool:
@@ -24,91 +37,64 @@ def has_chat_template(tokenizer: Tokenizer) -> bool:
 
 
 def last_of_user(messages: Sequence[Message]) -> int:
-    """The place of the last message of the user; ChatError if there is none."""
+    """The index of the last message of the user; ChatError if there is none."""
     places = [place for place, one in enumerate(messages) if one.role == "user"]
     if not places:
         raise ChatError("the chat has no message of the user: it needs one with the role user.")
     return places[-1]
 
 
-class _Filled:
-    """A tokenizer that lacks some of the optional members, with their defaults."""
+class _WithDefaults:
+    """A tokenizer that lacks optional members, with their defaults."""
+
+    special_tokens = SpecialTokens(before=np.zeros(0, dtype=np.int64), after=np.zeros(0, dtype=np.int64), begin=None)
+    end_token: int | None = None
+    unknown_token: int | None = None
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._own = tokenizer
+        self.encode = tokenizer.encode
+        self.decode = tokenizer.decode
+        # members of the instance take precedence over the defaults of the class
+        self.__dict__.update({name: getattr(tokenizer, name) for name in _OPTIONAL_MEMBERS if hasattr(tokenizer, name)})
 
-    def encode(self, text: str) -> IntArray:
-        return self._own.encode(text)
-
-    def decode(self, tokens: IntArray) -> str:
-        return self._own.decode(tokens)
-
-    @property
-    def special_tokens(self) -> SpecialTokens:
-        special: SpecialTokens = getattr(self._own, "special_tokens", _NONE)
-        return special
-
-    @property
-    def end_token(self) -> int | None:
-        return getattr(self._own, "end_token", None)
-
-    @property
-    def unknown_token(self) -> int | None:
-        return getattr(self._own, "unknown_token", None)
-
-    def token_of(self, text: str) -> int | None:
-        own = getattr(self._own, "token_of", None)
-        return None if own is None else own(text)
+    def token_of(self, _: str) -> int | None:
+        return None
 
     def encode_with_spans(self, text: str) -> tuple[IntArray, IntArray]:
-        own = getattr(self._own, "encode_with_spans", None)
-        if own is not None:
-            found: tuple[IntArray, IntArray] = own(text)
-            return found
+        def decode(ids: Sequence[int]) -> str:
+            return self.decode(np.array(ids, dtype=np.int64))
+
         tokens = self.encode(text)
-        spans = align(text, tokens.tolist(), self._decoded, unknown=self.unknown_token, mark="")
+        spans = align(text, tokens.tolist(), decode, unknown=self.unknown_token, mark="")
         return tokens, np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def encode_pieces(self, chunks: Iterable[str]) -> Iterator[EncodedPiece]:
-        own = getattr(self._own, "encode_pieces", None)
-        if own is not None:
-            yield from own(chunks)
-            return
         text = "".join(chunks)
         tokens, spans_N2 = self.encode_with_spans(text)
         yield EncodedPiece(text=text, tokens=tokens, spans_N2=spans_N2)
 
     def encode_document(self, text: str, max_tokens: int) -> IntArray:
-        own = getattr(self._own, "encode_document", None)
-        if own is not None:
-            document: IntArray = own(text, max_tokens)
-            return document
         special = self.special_tokens
         room = max(0, max_tokens - len(special.before) - len(special.after))
         return np.concatenate([special.before, self.encode(text)[:room], special.after])[:max_tokens]
 
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
-        own = getattr(self._own, "encode_chat", None)
-        return None if own is None else own(messages)
-
-    def _decoded(self, ids: Sequence[int]) -> str:
-        return self._own.decode(np.array(ids, dtype=np.int64))
-
-
-_LONGEST: Final = 32
-"""The most tokens that may together make up one character, or one piece that can be found in the text."""
-
-Span = tuple[int, int]
+    def encode_chat(self, _: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
+        return None
 
 
 def align(
-    text: str, tokens: Sequence[int], decode: Callable[[Sequence[int]], str], *, unknown: int | None, mark: str
+    text: str,
+    tokens: Sequence[int],
+    decode: Callable[[Sequence[int]], str],
+    *,
+    unknown: int | None,
+    mark: str,
 ) -> list[Span]:
     """The first and one past the last character of each token.
 
     Tokens that are text only together, such as the bytes of a character, share a span. White space that no token
-    decodes to lies between two spans. `mark` ends a token if its word continues. The `unknown` token covers the text
-    between its neighbours.
+    decodes to lies between two spans. A token whose word continues ends in the `mark`, if there is one.
+    The `unknown` token covers the text between its neighbours.
 
     Raises ModelError if the tokens do not decode to the text; lower case for upper case is allowed.
     """
@@ -130,9 +116,9 @@ class _Alignment:
         self._at = 0
         """The first character after the tokens that have a span."""
         self._gap = 0
-        """How many unknown tokens follow them."""
+        """The number of unknown tokens that follow them."""
         self._pending: list[int] = []
-        """The tokens after those, which are not text yet."""
+        """The tokens after those, whose text was not found yet."""
 
     def add(self, token: int) -> None:
         """Find the text of the pending tokens and this one."""
@@ -141,39 +127,41 @@ class _Alignment:
             return
         self._pending.append(token)
         for piece in self._pieces():
-            if (span := self._found(piece)) is not None:
+            if (span := self._span_of(piece)) is not None:
                 self._close_gap(span[0])
                 self._spans += [span] * len(self._pending)
                 self._at, self._pending = span[1], []
                 return
         if token == self._unknown and len(self._pending) == 1:
             self._gap, self._pending = self._gap + 1, []
-        elif len(self._pending) > _LONGEST:
-            raise self._refusal()
+        elif len(self._pending) > _MAX_PENDING:
+            raise self._error()
 
     def finish(self) -> list[Span]:
         """The spans of all tokens; ModelError if tokens are pending or text other than white space is left."""
         self._close_gap(len(self._text))
         if self._pending or self._text[self._at :].strip():
-            raise self._refusal()
+            raise self._error()
         return self._spans
 
     def _pieces(self) -> list[str]:
         """The texts that the pending tokens may stand for."""
         decoded = self._decoded(tuple(self._pending))
-        goes_on = self._mark and decoded.endswith(self._mark)
-        return [piece for piece in (decoded.removesuffix(self._mark) if goes_on else "", decoded) if piece]
+        pieces = [decoded]
+        if self._mark and decoded.endswith(self._mark):
+            pieces.insert(0, decoded.removesuffix(self._mark))
+        return [piece for piece in pieces if piece]
 
-    def _found(self, piece: str) -> Span | None:
+    def _span_of(self, piece: str) -> Span | None:
         """The span of a piece: next, after white space, or after the unknown tokens, which have at least one character
         each."""
         if self._gap:
             begin = self._text.find(piece.strip() or piece, self._at + self._gap)
             return None if begin < 0 else (begin, begin + len(piece.strip() or piece))
-        for begin, wanted in ((self._at, piece), (self._after_spaces(), piece.strip())):
-            there = self._text[begin : begin + len(wanted)]
-            if wanted and (there == wanted or there.lower() == wanted):
-                return begin, begin + len(wanted)
+        for begin, expected in ((self._at, piece), (self._after_spaces(), piece.strip())):
+            there = self._text[begin : begin + len(expected)]
+            if expected and (there == expected or there.lower() == expected):
+                return begin, begin + len(expected)
         return None
 
     def _after_spaces(self) -> int:
@@ -187,16 +175,16 @@ class _Alignment:
         together."""
         if self._gap:
             between = range(self._at, end)
-            places = [at for at in between if not self._text[at].isspace()] or list(between)
-            if not places:
-                raise self._refusal()
-            each = [(at, at + 1) for at in places]
-            self._spans += each if len(each) == self._gap else [(places[0], places[-1] + 1)] * self._gap
+            characters = [at for at in between if not self._text[at].isspace()] or list(between)
+            if not characters:
+                raise self._error()
+            each = [(at, at + 1) for at in characters]
+            self._spans += each if len(each) == self._gap else [(characters[0], characters[-1] + 1)] * self._gap
             self._at, self._gap = end, 0
 
-    def _refusal(self) -> ModelError:
+    def _error(self) -> ModelError:
         return ModelError(
-            "the tokenizer gives no character spans, and its tokens do not decode to the text: "
-            f"{self._text[self._at : self._at + 40]!r} was not found. Take a model with a fast tokenizer; your own "
+            "the tokenizer returns no character spans, and its tokens do not decode to the text: "
+            f"{self._text[self._at : self._at + 40]!r} was not found. Use a model with a fast tokenizer; your own "
             "tokenizer needs `encode_with_spans`."
         )

@@ -14,7 +14,7 @@ import numpy as np
 
 from ralm.errors import UsageError
 from ralm.lm.scoring import SharedCache
-from ralm.protocols import Reader, Reranker, WritingModel
+from ralm.protocols import Reader, Reranker, WritingModel, traits_of
 from ralm.reading.in_context import InContext
 from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText
 from ralm.reading.rows import PromptRows, PromptState
@@ -185,14 +185,15 @@ class Decoder:
     def __init__(
         self, model: WritingModel, options: GenerationOptions, max_length: int, cache: SharedCache | None = None
     ) -> None:
-        if options.temperature > 0 and getattr(model, "answers_only", False):
+        if options.temperature > 0 and traits_of(model).answers_only:
             raise UsageError(
                 f"{model.name} answers messages, and an answer cannot be drawn token by token: set `temperature` to 0."
             )
         self._model = model
         self._options = options
         self._max_length = max_length
-        self._continuations = (cache or SharedCache(model)).continuations
+        cache = cache or SharedCache(model)
+        self._continuations, self._model_reads_ahead = cache.continuations, cache.read_ahead
         self._going_on: dict[int, _Drawn] = {}
         self._added = 0
 
@@ -250,9 +251,8 @@ class Decoder:
 
     def _read_ahead(self, several: Sequence[tuple[PromptState, Sequence[IntArray]]]) -> None:
         """Tell the model what it will be asked for, if it wants to know."""
-        read_ahead = getattr(self._continuations, "read_ahead", None)
-        if read_ahead is not None and self._options.temperature == 0:
-            read_ahead([self._ahead(state, texts) for state, texts in several])
+        if self._model_reads_ahead is not None and self._options.temperature == 0:
+            self._model_reads_ahead([self._ahead(state, texts) for state, texts in several])
 
     def _ahead(self, state: PromptState, texts: Sequence[IntArray]) -> TextsAhead:
         """The texts of an average, which only grow until they are retrieved for again or fill the model's length."""

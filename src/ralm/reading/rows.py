@@ -98,7 +98,7 @@ class StrideRows(TextRows):
 
         Rows without a choice are scored too, since they will be read as well and share passes.
         """
-        if getattr(self._scorer.model, "bound", None):
+        if self._scorer.traits.bound:
             raise UsageError(
                 f"{self._scorer.name} gives bounds of log-probabilities, which do not rank passages: leave out "
                 "`rerank`, rank by another `rerank_lm`, or use a server that tells log-probabilities of given texts."

@@ -26,7 +26,7 @@ from ralm.lm.tokenizer import align, last_of_user
 from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
 
 _LOG = logging.getLogger(__name__)
-_GOES_ON = "@@"
+_CONTINUES = "@@"
 """The mark with which some tokenizers end a piece of a word that continues."""
 _LONG = 1 << 18
 """The number of characters from which a text is encoded in pieces."""
@@ -250,17 +250,17 @@ class ModelTokenizer:
 
     def _found(self, text: str, tokens: IntArray) -> list[tuple[int, int]]:
         """The spans of tokens, found by decoding them."""
-        mark = _GOES_ON if self._marks_what_goes_on() else ""
+        mark = _CONTINUES if self._marks_continuation() else ""
         return align(text, tokens.tolist(), self._decoded, unknown=self.unknown_token, mark=mark)
 
     def _decoded(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
-    def _marks_what_goes_on(self) -> bool:
+    def _marks_continuation(self) -> bool:
         """Whether a piece of a word that continues ends in a mark, which decoding removes before the next piece."""
-        marked = (number for token, number in self._tokenizer.get_vocab().items() if token.endswith(_GOES_ON))
+        marked = (number for token, number in self._tokenizer.get_vocab().items() if token.endswith(_CONTINUES))
         piece = next(marked, None)
-        return piece is not None and self._decoded([piece, piece]).count(_GOES_ON) == 1
+        return piece is not None and self._decoded([piece, piece]).count(_CONTINUES) == 1
 
     def _warn_of(self, document: str, unknown: int) -> None:
         """Warn once that passages contain characters that the tokenizer does not know."""
