@@ -12,7 +12,7 @@ from ralm.errors import DamagedFolderError, UsageError
 from ralm.lm.api.options import ApiOptions
 from ralm.lm.named import ModelOptions
 from ralm.reading.plan import PlanOptions
-from ralm.recipes.folder import MARK, CommandOptions, RecipeFolder, check_given
+from ralm.recipes.folder import MARK, CommandOptions, RecipeFolder, check_replacements
 from ralm.recipes.readings import trained_retriever
 from ralm.recipes.recipe import FULL
 from ralm.recipes.resources import CONTRIEVER, GPT2, OPT, WIKITEXT_TEST, WIKITEXT_TITLES, WIKITEXT_TRAIN
@@ -22,9 +22,9 @@ from tests.cli.program import ralm
 STEP = eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions())
 
 
-def name(step: Step, tmp_path: Path, given: dict[str, str] | None = None, ways: CommandOptions | None = None) -> str:
-    place = RecipeFolder(tmp_path / "out", given or {}, stands_in=False, ways=ways or CommandOptions())
-    return place.folder_of(step).name
+def name(step: Step, tmp_path: Path, given: dict[str, str] | None = None, options: CommandOptions | None = None) -> str:
+    place = RecipeFolder(tmp_path / "out", given or {}, stand_in=False, options=options or CommandOptions())
+    return place.path_of(step).name
 
 
 def test_what_decides_a_step_is_in_its_name(tmp_path: Path) -> None:
@@ -36,10 +36,10 @@ def test_what_decides_a_step_is_in_its_name(tmp_path: Path) -> None:
     names.append(name(STEP, tmp_path, given))
     names.append(name(eval_step(WIKITEXT_TEST, GPT2[1], PlanOptions()), tmp_path))
     names.append(name(eval_step(WIKITEXT_TEST, GPT2[0], PlanOptions(stride=8)), tmp_path))
-    names.append(name(STEP, tmp_path, ways=CommandOptions(model=ModelOptions(dtype="bfloat16"))))
+    names.append(name(STEP, tmp_path, options=CommandOptions(model=ModelOptions(dtype="bfloat16"))))
     assert len(set(names)) == len(names)
     assert name(STEP, tmp_path, given) == names[2], "the same file has the same name"
-    assert name(STEP, tmp_path, ways=CommandOptions(model=ModelOptions(device="cpu"), ray="auto")) == names[0]
+    assert name(STEP, tmp_path, options=CommandOptions(model=ModelOptions(device="cpu"), ray="auto")) == names[0]
 
 
 def test_what_decides_an_earlier_step_decides_a_later_one(tmp_path: Path) -> None:
@@ -77,20 +77,23 @@ def test_titles_depend_on_the_texts_that_they_are_taken_from(tmp_path: Path) -> 
     given = {WIKITEXT_TEST.name: str(text)}
     first = name(step, tmp_path, given)
     assert first != name(step, tmp_path)
-    file = RecipeFolder(tmp_path / "out", given, stands_in=False, ways=CommandOptions()).value(WIKITEXT_TITLES)
+    file = RecipeFolder(tmp_path / "out", given, stand_in=False, options=CommandOptions()).source_of(WIKITEXT_TITLES)
     text.write_text(" = Two = \n")
     assert name(step, tmp_path, given) != first
-    assert RecipeFolder(tmp_path / "out", given, stands_in=False, ways=CommandOptions()).value(WIKITEXT_TITLES) != file
+    assert (
+        RecipeFolder(tmp_path / "out", given, stand_in=False, options=CommandOptions()).source_of(WIKITEXT_TITLES)
+        != file
+    )
 
 
 def test_the_command_line_of_a_step(tmp_path: Path) -> None:
-    ways = CommandOptions(model=ModelOptions(dtype="bfloat16", device="cuda"), ray="auto")
-    place = RecipeFolder(tmp_path / "out", {"gpt2": "mine"}, stands_in=False, ways=ways)
+    options = CommandOptions(model=ModelOptions(dtype="bfloat16", device="cuda"), ray="auto")
+    place = RecipeFolder(tmp_path / "out", {"gpt2": "mine"}, stand_in=False, options=options)
     line = place.command_line(STEP)
     assert line[0] == "eval"
     assert line[2:] == [
         *["--lm", "mine", "--dtype", "bfloat16", "--device", "cuda", "--ray", "auto"],
-        *["--out", str(place.folder_of(STEP))],
+        *["--out", str(place.path_of(STEP))],
     ]
     retrieval = place.command_line(retrieve_step(WIKITEXT_TEST, OPT[0], index_step(WIKITEXT_TRAIN), PlanOptions(), k=3))
     assert "--ray" not in retrieval
@@ -98,11 +101,11 @@ def test_the_command_line_of_a_step(tmp_path: Path) -> None:
 
 
 def test_results_of_another_version_are_not_mixed(tmp_path: Path) -> None:
-    place = RecipeFolder(tmp_path / "out", {}, stands_in=False, ways=CommandOptions())
+    place = RecipeFolder(tmp_path / "out", {}, stand_in=False, options=CommandOptions())
     place.begin()
     mark = json.loads((tmp_path / "out" / MARK).read_text())
     with pytest.raises(UsageError, match="holds results with no stand-ins"):
-        RecipeFolder(tmp_path / "out", {}, stands_in=True, ways=CommandOptions()).check()
+        RecipeFolder(tmp_path / "out", {}, stand_in=True, options=CommandOptions()).check()
     (tmp_path / "out" / MARK).write_text(json.dumps({**mark, "ralm": "0.0.1"}))
     with pytest.raises(UsageError, match=r"holds results of ralm 0\.0\.1"):
         place.check()
@@ -113,15 +116,15 @@ def test_results_of_another_version_are_not_mixed(tmp_path: Path) -> None:
 
 def test_what_a_kill_left_of_the_mark_is_in_no_way(tmp_path: Path) -> None:
     (tmp_path / "out" / f".{MARK}.partial").mkdir(parents=True)
-    place = RecipeFolder(tmp_path / "out", {}, stands_in=False, ways=CommandOptions())
+    place = RecipeFolder(tmp_path / "out", {}, stand_in=False, options=CommandOptions())
     place.begin()
     assert (tmp_path / "out" / MARK).exists()
 
 
 def test_options_go_to_the_commands_that_take_them(tmp_path: Path) -> None:
     def told(step: Step, given: dict[str, str], **how: Any) -> list[str]:
-        ways = CommandOptions(model=ModelOptions(**how))
-        return RecipeFolder(tmp_path / "out", given, stands_in=False, ways=ways).command_line(step)
+        options = CommandOptions(model=ModelOptions(**how))
+        return RecipeFolder(tmp_path / "out", given, stand_in=False, options=options).command_line(step)
 
     dense = index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER)
     assert "--device" not in told(dense, {}, device="map")
@@ -184,12 +187,12 @@ def test_options_without_effect_are_refused(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="is not a folder of recipes, and is not empty"):
-        RecipeFolder(tmp_path, {}, stands_in=False, ways=CommandOptions()).check()
+        RecipeFolder(tmp_path, {}, stand_in=False, options=CommandOptions()).check()
 
 
 def test_the_nearest_names_are_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no resource 'gpt-2' here; did you mean gpt2"):
-        check_given({"gpt-2": "x"}, ["gpt2", "wikipedia-2018"])
+        check_replacements({"gpt-2": "x"}, ["gpt2", "wikipedia-2018"])
     answer = ralm("recipe", "run", "in-context-ralm/tabel-1", "--out", tmp_path)
     assert answer.status == 2
     assert "no recipe 'in-context-ralm/tabel-1'; did you mean in-context-ralm/table-1" in answer.err

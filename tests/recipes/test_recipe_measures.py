@@ -5,7 +5,8 @@ import math
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pytest
 
 from ralm.errors import DamagedFolderError
 from ralm.reading.plan import PlanOptions
+from ralm.recipes.folder import RecipeFolder
 from ralm.recipes.measures import (
     AnswerScore,
     ChoiceAccuracy,
@@ -26,7 +28,6 @@ from ralm.recipes.measures import (
 )
 from ralm.recipes.recipe import Cell, Order, Recipe
 from ralm.recipes.replug_figure_7 import (
-    NGRAM,
     GainBelowOverlap,
     GainByFrequency,
     GainOfClass,
@@ -99,7 +100,7 @@ def test_short_texts_have_twenty_stretches_and_long_ones_of_512() -> None:
 
 
 def order_of(better: Measure, worse: Measure, folders: dict[Step, Path]) -> MeasuredOrder:
-    order = Order(better=better, worse=worse, said="")
+    order = Order(better=better, worse=worse, text="")
     recipe = Recipe(
         name="x",
         paper="",
@@ -107,7 +108,7 @@ def order_of(better: Measure, worse: Measure, folders: dict[Step, Path]) -> Meas
         cells=(Cell(model="m", how="h", column="c", measure=better, published=2.0),),
         orders=(order,),
     )
-    result = measure_recipe(recipe, folders)
+    result = measure_recipe(recipe, cast("RecipeFolder", SimpleNamespace(path_of=folders.__getitem__)))
     assert result.cells[0].difference == pytest.approx(better.sample(folders).value - 2.0)
     return result.orders[0]
 
@@ -128,7 +129,7 @@ class _Given(Measure):
     values: tuple[float, ...] = ()
 
     @property
-    def said(self) -> str:
+    def label(self) -> str:
         return "given"
 
     def sample(self, folders: object) -> Sample:
@@ -233,7 +234,7 @@ def test_the_contamination_curve_is_that_of_a_loop(folders: dict[Step, Path]) ->
 
 def runs(text: str) -> list[tuple[str, ...]]:
     words = re.findall(r"\w+", text.lower())
-    return [tuple(words[begin : begin + NGRAM]) for begin in range(len(words) - NGRAM + 1)]
+    return [tuple(words[begin : begin + 8]) for begin in range(len(words) - 8 + 1)]
 
 
 def finished(folder: Path, kind: str, files: dict[str, Any]) -> dict[Step, Path]:

@@ -47,9 +47,10 @@ def test_every_step_is_a_command_of_the_program(scale: Scale) -> None:
 def test_the_plan_of_a_step_is_the_one_that_was_asked_for() -> None:
     plan = PlanOptions(semantics="official", stride=8, windows="blocked", block=64)
     reading = ReadingOptions(reader="ensemble", ensemble=Ensemble(documents=3, weights="uniform"))
-    step = eval_step(WIKITEXT_TEST, GPT2[0], plan, index=index_step(WIKITEXT_TRAIN), reading=reading, limit_tokens=90)
+    found = retrieve_step(WIKITEXT_TEST, GPT2[0], index_step(WIKITEXT_TRAIN), plan, k=3)
+    step = eval_step(WIKITEXT_TEST, GPT2[0], plan, retrieved=found, reading=reading, limit_tokens=90)
     assert spelt(step)[1:-2] == [
-        *["wikitext-103-test", "--lm", "gpt2", "--index", "a-step", "--reader", "ensemble", "--documents", "3"],
+        *["wikitext-103-test", "--lm", "gpt2", "--retrieved", "a-step", "--reader", "ensemble", "--documents", "3"],
         *["--weights", "uniform", "--semantics", "official", "--stride", "8", "--windows", "blocked", "--block", "64"],
         *["--limit-tokens", "90"],
     ]
@@ -76,7 +77,7 @@ def test_one_model_is_a_part_of_a_recipe() -> None:
     assert {cell.model for cell in part.cells} == {"GPT-2 M"}
     assert len(part.cells) == len(whole.cells) // 4
     assert part.orders
-    assert all("GPT-2 M" in order.said for order in part.orders)
+    assert all("GPT-2 M" in order.text for order in part.orders)
     read = {resource.name for step in part.steps if step.command == "eval" for resource in step.resources}
     assert "gpt2-medium" in read
     assert "gpt2-xl" not in read

@@ -48,10 +48,12 @@ def test_articles_of_wikitext(tmp_path: Path) -> None:
 def test_documents_of_one_kind_are_chosen(tmp_path: Path) -> None:
     meta = [{"pile_set_name": name} for name in ("ArXiv", "Github", "ArXiv", "ArXiv")]
     source = saved(tmp_path / "set", {"text": ["one", "two", "three", "four"], "meta": [*meta]})
-    text = Resource(name="a", kind="text", source=source, writes="joined", only=("meta.pile_set_name", "ArXiv"), most=2)
+    text = Resource(
+        name="a", kind="text", source=source, form="joined", only=("meta.pile_set_name", "ArXiv"), max_rows=2
+    )
     write_resource(text, tmp_path / "text.txt")
     assert (tmp_path / "text.txt").read_text() == "one\n\nthree"
-    write_resource(replace(text, writes="lines", most=None), tmp_path / "lines.jsonl")
+    write_resource(replace(text, form="lines", max_rows=None), tmp_path / "lines.jsonl")
     lines = (tmp_path / "lines.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == ["one", "three", "four"]
     with pytest.raises(CorpusError, match="has nothing for a"):
@@ -77,8 +79,8 @@ def test_titles_are_those_of_both_texts(tmp_path: Path) -> None:
     for name, row in (("test", " = One @-@ two = \n text\n = = Part = = \n"), ("dev", " = Three = \n")):
         (tmp_path / name).write_text(row)
     given = {WIKITEXT_TEST.name: str(tmp_path / "test"), WIKITEXT_DEV.name: str(tmp_path / "dev")}
-    place = RecipeFolder(tmp_path / "out", given, stands_in=False, ways=CommandOptions())
+    place = RecipeFolder(tmp_path / "out", given, stand_in=False, options=CommandOptions())
     step = index_step(Resource(name="c", kind="corpus", source="hf:x"), titles=WIKITEXT_TITLES)
     place.begin()
-    place.provide(step)
-    assert Path(place.value(WIKITEXT_TITLES)).read_text().splitlines() == ["One @-@ two", "One-two", "Three"]
+    place.write_inputs(step)
+    assert Path(place.source_of(WIKITEXT_TITLES)).read_text().splitlines() == ["One @-@ two", "One-two", "Three"]

@@ -49,9 +49,9 @@ def show(name: Name, json: options.Json = False) -> None:
     from ralm.recipes.runner import command_text
 
     recipe = recipe_named(name)
-    place = RecipeFolder(_OUT, {}, stands_in=False, ways=CommandOptions())
+    folder = RecipeFolder(_OUT, {}, stand_in=False, options=CommandOptions())
     read = resources_of(recipe.steps)
-    lines = [command_text(place.command_line(step)) for step in recipe.steps]
+    lines = [command_text(folder.command_line(step)) for step in recipe.steps]
     if json:
         print_json(
             {
@@ -72,7 +72,9 @@ def show(name: Name, json: options.Json = False) -> None:
     print_line("\nReads, each of which --use NAME=PATH replaces:")
     for one in read.values():
         note = f" ({one.note})" if one.note else ""
-        print_line(f"  {one.name:<26} {one.source or 'made from ' + ', '.join(part.name for part in one.of)}{note}")
+        print_line(
+            f"  {one.name:<26} {one.source or 'made from ' + ', '.join(part.name for part in one.made_of)}{note}"
+        )
     if recipe.differs:
         print_line("\nWhat differs from the paper:")
         for said in recipe.differs:
@@ -124,9 +126,9 @@ def run(
     from ralm.cli.models import release_models, sharing_models
     from ralm.cli.output import print_json, print_line
     from ralm.recipes.catalogue import recipe_named, resources_of
-    from ralm.recipes.folder import CommandOptions, RecipeFolder, check_given
+    from ralm.recipes.folder import CommandOptions, RecipeFolder, check_replacements
     from ralm.recipes.recipe import FULL, STAND_IN
-    from ralm.recipes.results import markdown, measure_recipe, result_as_json, write_result
+    from ralm.recipes.results import as_markdown, measure_recipe, result_as_json, write_result
     from ralm.recipes.runner import run_steps
     from ralm.runs.run import check_plot
 
@@ -139,18 +141,18 @@ def run(
     ):
         raise UsageError(f"`limit_tokens` does nothing here: {name} reads questions, not texts.")
     replaced = _replaced(given)
-    check_given(replaced, [*resources_of(recipe.steps)])
+    check_replacements(replaced, [*resources_of(recipe.steps)])
     changes = [f"{one} is {value}" for one, value in replaced.items()]
     changes += [] if limit_tokens is None else [f"texts have {limit_tokens:,} tokens"]
-    place = RecipeFolder(
+    folder = RecipeFolder(
         out or (_STAND_IN_OUT if stand_in else _OUT),
         replaced,
-        stands_in=stand_in,
-        ways=CommandOptions(model=model, ray=ray),
+        stand_in=stand_in,
+        options=CommandOptions(model=model, ray=ray),
     )
-    place.check()
+    folder.check()
     if steps:
-        _print_steps(recipe, place, json=json)
+        _print_steps(recipe, folder, json=json)
         return
     if recipe.figure is not None:
         check_plot()
@@ -161,16 +163,15 @@ def run(
             program()(line, standalone_mode=False)
 
     with sharing_models():
-        run_steps(recipe.steps, place, perform)
-    folders = {step: place.folder_of(step) for step in recipe.steps}
+        run_steps(recipe.steps, folder, perform)
     partial = limit_tokens is not None
-    result = measure_recipe(place.distinct(recipe), folders, changes, is_partial=partial)
-    folder = write_result(result, place, only)
+    result = measure_recipe(folder.distinct(recipe), folder, changes, is_partial=partial)
+    written = write_result(result, only)
     if json:
-        print_json(result_as_json(result, place, folder))
+        print_json(result_as_json(result, written))
     else:
-        print_line(markdown(result, place).partition("\n## Where the figures come from")[0])
-        print_line(f"With the command and folder of every figure: {folder}")
+        print_line(as_markdown(result).partition("\n## Where the figures come from")[0])
+        print_line(f"With the command and folder of every figure: {written}")
 
 
 def _replaced(given: tuple[str, ...]) -> dict[str, str]:
@@ -185,17 +186,17 @@ def _replaced(given: tuple[str, ...]) -> dict[str, str]:
     return replaced
 
 
-def _print_steps(recipe: "Recipe", place: "RecipeFolder", *, json: bool) -> None:
+def _print_steps(recipe: "Recipe", folder: "RecipeFolder", *, json: bool) -> None:
     """The steps, what is done, and what the rest will take."""
     from ralm.cli.output import print_json, print_line
     from ralm.recipes.runner import command_text, estimate, total
 
-    found = [(step, place.is_done(step), estimate(step, place)) for step in place.distinct_steps(recipe.steps)]
+    found = [(step, folder.is_done(step), estimate(step, folder)) for step in folder.distinct_steps(recipe.steps)]
     rest = total([needed for _, done, needed in found if not done])
     if json:
         rows: list[JsonValue] = [
             {
-                "command": command_text(place.command_line(step)),
+                "command": command_text(folder.command_line(step)),
                 "done": done,
                 "passages": needed.passages,
                 "tokens": needed.tokens,
@@ -209,7 +210,7 @@ def _print_steps(recipe: "Recipe", place: "RecipeFolder", *, json: bool) -> None
         return
     for step, done, needed in found:
         state = "done" if done else _said(needed.passages, needed.tokens, needed.disk, needed.hours)
-        print_line(f"{place.folder_of(step).name}: {state}\n  {command_text(place.command_line(step))}")
+        print_line(f"{folder.path_of(step).name}: {state}\n  {command_text(folder.command_line(step))}")
     print_line(
         f"\n{sum(not done for _, done, _ in found)} of {len(found)} steps are left: about "
         f"{_said(rest.passages, rest.tokens, rest.disk, rest.hours)}, and {rest.memory / 1e9:,.1f} GB of memory. These "

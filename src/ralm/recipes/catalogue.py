@@ -4,7 +4,7 @@ from typing import Final
 
 from ralm.errors import UsageError
 from ralm.recipes.analyses import oracle_by_candidates, paper_or_code
-from ralm.recipes.folder import nearest
+from ralm.recipes.folder import nearest_names
 from ralm.recipes.icr_figures_3_5_6_7_9_10 import (
     icr_figure_3,
     icr_figure_5,
@@ -62,12 +62,12 @@ def recipe_named(name: str, scale: Scale = FULL, *, only: str | None = None) -> 
     """A recipe, or its part about one model; UsageError with the nearest names if there is none."""
     known = recipes(scale)
     if name not in known:
-        raise UsageError(f"there is no recipe {name!r}; {nearest(name, [*known])}.")
+        raise UsageError(f"there is no recipe {name!r}; {nearest_names(name, [*known])}.")
     recipe = known[name]
     if only is None:
         return recipe
     if only not in recipe.models:
-        raise UsageError(f"{name} has no model {only!r} that can be run; {nearest(only, recipe.models)}.")
+        raise UsageError(f"{name} has no model {only!r} that can be run; {nearest_names(only, recipe.models)}.")
     return recipe.only(only)
 
 
@@ -75,5 +75,5 @@ def resources_of(steps: list[Step]) -> dict[str, Resource]:
     """The resources that steps read, by name."""
     found = {resource.name: resource for step in steps for resource in step.resources}
     for resource in [*found.values()]:
-        found |= {one.name: one for one in resource.of}
+        found |= {one.name: one for one in resource.made_of}
     return found

@@ -15,7 +15,7 @@ from ralm.recipes.results import MeasuredCell, Result
 from ralm.runs.plot import DOTS_AN_INCH, INCHES
 
 
-def draw(result: Result, path: Path, *, stands_in: bool) -> None:
+def draw(result: Result, path: Path) -> None:
     """Draw the measured cells, a panel for each column."""
     drawn = result.recipe.figure
     assert drawn is not None, "called for recipes with a figure"
@@ -32,8 +32,9 @@ def draw(result: Result, path: Path, *, stands_in: bool) -> None:
         else:
             _draw_bars(axes, cells)
         axes.set_ylabel(column)
-    warning = "STAND-IN: not the paper's data and models" if stands_in else "CHANGED: the table says how"
-    if stands_in or result.changes:
+    stand_in = result.folder.stand_in
+    warning = "STAND-IN: not the paper's data and models" if stand_in else "CHANGED: the table says how"
+    if stand_in or result.changes:
         figure.suptitle(warning, color="C3", fontsize="small")
     figure.savefig(path)
 

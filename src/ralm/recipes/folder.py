@@ -1,8 +1,8 @@
-"""The folder of recipes: where each step's result is, found by everything that decides it.
+"""The folder of recipes, where each step's result is found by everything that decides it.
 
     recipes.json     the version of ralm, and whether these are stand-ins
     inputs/          data sets of the hub that had to be written to files
-    stand-ins/       what stands in for data and models
+    stand-ins/       stand-ins for data and models
     steps/           a folder or file for each step: its command, and a hash of everything that decides its result
     tables/          a folder for each recipe: table, figure, cells
 
@@ -32,6 +32,7 @@ from ralm.recipes.measures import Measure
 from ralm.recipes.recipe import Cell, Order, Recipe
 from ralm.recipes.resources import Resource
 from ralm.recipes.steps import Argument, NameOf, Step
+from ralm.retrieval.dense.options import EncoderOptions
 from ralm.storage.atomic import try_file_lock
 from ralm.storage.manifest import whole_checksum
 from ralm.storage.outputs import replaced_file
@@ -41,9 +42,8 @@ from ralm.version import __version__
 MARK: Final = "recipes.json"
 _READS_MODEL: Final = ("eval", "signals", "qa", "curve", "choice")
 _TAKES_MODEL_OPTIONS: Final = (*_READS_MODEL, "train retriever")
-_ON_CLUSTER: Final = (*_READS_MODEL, "train retriever")
-_OF_RESULTS: Final = ("tokenizer", "likeliest", "context_length")
-"""Options of models behind an API that may decide a result; the others say how they are asked, and what it may cost."""
+_DECISIVE: Final = ("tokenizer", "likeliest", "context_length")
+"""Options of models behind an API that may decide a result; the others are about requests and their cost."""
 _HASH: Final = 16
 
 
@@ -55,58 +55,55 @@ class CommandOptions:
     ray: str | None = None
 
     def flags(self, step: Step, *, api: bool) -> list[str]:
-        """The flags that a command gets for it; `api`: whether its model is behind an API."""
-        ray = [] if self.ray is None or not self._on_cluster(step) else ["--ray", self.ray]
-        asking = flags_of(_without(self.model.api, _OF_RESULTS), ApiOptions()) if self._asks(step, api=api) else []
-        return [*self.decisive(step, api=api), *asking, *self._device(step, api=api), *ray]
+        """The flags that the command of a step gets for them; `api`: whether its model is behind an API."""
+        takes_model = step.command in _TAKES_MODEL_OPTIONS
+        requests = flags_of(_without(self.model.api, _DECISIVE), ApiOptions()) if api and takes_model else []
+        on_cluster = takes_model or (step.command == "index" and not step.has(EncoderOptions))
+        ray = ["--ray", self.ray] if self.ray is not None and on_cluster else []
+        return [*self.decisive_flags(step, api=api), *requests, *self._device(step, api=api), *ray]
 
-    def decisive(self, step: Step, *, api: bool) -> list[str]:
+    def decisive_flags(self, step: Step, *, api: bool) -> list[str]:
         """Those of these flags that may decide the result of a step."""
         if step.command not in _TAKES_MODEL_OPTIONS:
             return []
         if api:
-            deciding = {name: getattr(self.model.api, name) for name in _OF_RESULTS}
-            return flags_of(ApiOptions(**deciding), ApiOptions())
+            return flags_of(ApiOptions(**{name: getattr(self.model.api, name) for name in _DECISIVE}), ApiOptions())
         return flags_of(replace(self.model, device="auto", api=ApiOptions()), ModelOptions())
 
-    def _asks(self, step: Step, *, api: bool) -> bool:
-        return api and step.command in _TAKES_MODEL_OPTIONS
-
     def _device(self, step: Step, *, api: bool) -> list[str]:
-        """Several devices, and a model that is spread over them, are for commands that read with a language model."""
+        """Only commands that read with a language model take several devices, or a model that is spread over them."""
         device = self.model.device
         if step.command in _READS_MODEL:
             takes = not api
         else:
-            trains = step.command.startswith("train") or (step.command == "index" and "--encoder" in step.arguments)
+            trains = step.command.startswith("train") or step.has(EncoderOptions)
             takes = trains and device.partition(":")[0] in ("cpu", "cuda") and "," not in device
         return ["--device", device] if takes and device != "auto" else []
 
-    def _on_cluster(self, step: Step) -> bool:
-        return step.command in _ON_CLUSTER or (step.command == "index" and "--encoder" not in step.arguments)
-
 
 class RecipeFolder:
-    """The folder of recipes, and what the user gives instead of resources (`given`, by name).
+    """The folder of recipes, with the user's `replacements` of resources, by name.
 
     Nothing is read or written before `check` or `begin`.
     """
 
-    def __init__(self, folder: Path, given: Mapping[str, str], *, stands_in: bool, ways: CommandOptions) -> None:
+    def __init__(
+        self, folder: Path, replacements: Mapping[str, str], *, stand_in: bool, options: CommandOptions
+    ) -> None:
         self.folder = folder
-        self.given = given
-        self.stands_in = stands_in
-        self.ways = ways
+        self.replacements = replacements
+        self.stand_in = stand_in
+        self.options = options
         self._keys: dict[Step, str] = {}
         self._identities: dict[Resource, str] = {}
 
     @property
     def _mark(self) -> dict[str, object]:
-        return {"kind": "recipes", "ralm": __version__, "stand_in": self.stands_in}
+        return {"kind": "recipes", "ralm": __version__, "stand_in": self.stand_in}
 
     def check(self) -> None:
         """Raise UsageError if the folder belongs to another version of ralm, holds results of the other kind
-        (stand-ins or not), or is something else; DamagedFolderError if that cannot be told."""
+        (stand-ins or not), or is something else; DamagedFolderError if its mark cannot be read."""
         _check_mark(self.folder, self._mark)
 
     def begin(self) -> None:
@@ -123,110 +120,113 @@ class RecipeFolder:
         make_stand_ins(folder)
         return folder
 
-    def folder_of(self, step: Step) -> Path:
-        """Where the result of a step is, finished or not yet."""
+    def path_of(self, step: Step) -> Path:
+        """The path of a step's result, finished or not yet."""
         name = f"{step.command.replace(' ', '-')}-{self._key(step)}"
         return self.folder / "steps" / (f"{name}.json" if step.makes_file else name)
 
     def is_done(self, step: Step) -> bool:
-        """Whether the result of a step is there; it appears at once, when it is complete."""
-        return self.folder_of(step).exists()
+        """Whether the result of a step exists; it appears at once, when it is complete."""
+        return self.path_of(step).exists()
 
     def command_line(self, step: Step) -> list[str]:
         """The arguments of `ralm` for a step."""
         arguments = [self._written(argument) for argument in step.arguments]
-        flags = self.ways.flags(step, api=self.asks_api(step))
-        return [*step.command.split(), *arguments, *flags, "--out", str(self.folder_of(step))]
+        flags = self.options.flags(step, api=self.uses_api(step))
+        return [*step.command.split(), *arguments, *flags, "--out", str(self.path_of(step))]
 
-    def asks_api(self, step: Step) -> bool:
+    def uses_api(self, step: Step) -> bool:
         """Whether a model of a step is behind an API."""
-        return any(one.kind == "model" and is_api(self.value(one)) for one in step.resources)
+        return any(one.kind == "model" and is_api(self.source_of(one)) for one in step.resources)
 
     def distinct_steps(self, steps: Sequence[Step]) -> list[Step]:
-        """The steps without those whose result is that of an earlier one; only stand-ins have such."""
+        """The steps without repetitions; with stand-ins, several steps have the same result."""
         distinct: dict[Path, Step] = {}
         for step in steps:
-            distinct.setdefault(self.folder_of(step), step)
+            distinct.setdefault(self.path_of(step), step)
         return [*distinct.values()]
 
     def distinct(self, recipe: Recipe) -> Recipe:
-        """A recipe without the cells and orders that repeat others: where one model stands in for all, its figures are
-        those of every model. Such cells are named after what stands in."""
-        if not self.stands_in:
+        """A recipe without the cells and orders that repeat others: with one stand-in for all models, its figures are
+        those of every model. Such cells are named after the stand-in."""
+        if not self.stand_in:
             return recipe
         cells: dict[object, Cell] = {}
         for cell in recipe.cells:
-            own = cell.model if cell.measure is None else self._measured(cell.measure)
+            own = cell.model if cell.measure is None else self._identity_of_measure(cell.measure)
             cells.setdefault((cell.how, cell.column, cell.at, own), cell)
         orders: dict[object, Order] = {}
         for order in recipe.orders:
-            orders.setdefault((self._measured(order.better), self._measured(order.worse)), order)
+            key = (self._identity_of_measure(order.better), self._identity_of_measure(order.worse))
+            orders.setdefault(key, order)
         named = [
-            replace(one, model=f"{STAND_IN_MODEL} for {one.model}") if one.measure else one for one in cells.values()
+            replace(cell, model=f"{STAND_IN_MODEL} for {cell.model}") if cell.measure else cell
+            for cell in cells.values()
         ]
         return replace(recipe, cells=tuple(named), orders=tuple(orders.values()))
 
-    def _measured(self, measure: Measure) -> tuple[object, ...]:
-        """What a measure reads off which folders."""
+    def _identity_of_measure(self, measure: Measure) -> tuple[object, ...]:
+        """The type of a measure with its values, each step as the path of its result."""
         values = [getattr(measure, field.name) for field in fields(measure)]
-        return (type(measure), *(self.folder_of(one) if isinstance(one, Step) else one for one in values))
+        return (type(measure), *(self.path_of(one) if isinstance(one, Step) else one for one in values))
 
-    def value(self, resource: Resource) -> str:
-        """What a command reads for a resource; the file may not be there yet (`provide`)."""
-        if resource.name in self.given:
-            return self.given[resource.name]
-        if self.stands_in:
+    def source_of(self, resource: Resource) -> str:
+        """The argument of a command for a resource; a file may not exist yet (`write_inputs`)."""
+        if resource.name in self.replacements:
+            return self.replacements[resource.name]
+        if self.stand_in:
             return stand_in(resource.kind, self._stand_ins)
-        return str(self._file(resource)) if resource.writes else resource.source
+        return str(self._file(resource)) if resource.form else resource.source
 
-    def provide(self, step: Step) -> None:
-        """Write the files of the hub's data sets that a step reads, unless they are there.
+    def is_from_hub(self, resource: Resource) -> bool:
+        """Whether a resource is read from the hub."""
+        return not self.stand_in and resource.name not in self.replacements
+
+    def write_inputs(self, step: Step) -> None:
+        """Write the files of the hub's data sets that a step reads, unless they exist.
 
         Raises what `write_resource` raises.
         """
         for resource in step.resources:
-            self._provide(resource)
+            self._write_input(resource)
 
-    def is_from_hub(self, resource: Resource) -> bool:
-        """Whether a resource is read from the hub."""
-        return not self.stands_in and resource.name not in self.given
-
-    def _provide(self, resource: Resource) -> None:
-        if not (resource.writes and self.is_from_hub(resource)) or self._file(resource).exists():
+    def _write_input(self, resource: Resource) -> None:
+        if not (resource.form and self.is_from_hub(resource)) or self._file(resource).exists():
             return
-        for one in resource.of:
-            self._provide(one)
+        for one in resource.made_of:
+            self._write_input(one)
         file = self._file(resource)
         file.parent.mkdir(parents=True, exist_ok=True)
+        # Two recipes may share the folder: the second waits for the file instead of reading the data set again.
         with try_file_lock(file.with_suffix(".lock"), wait=True):
             if file.exists():
                 return
-            if resource.writes == "titles":
-                write_titles((read_text(Path(self.value(one))) for one in resource.of), file)
+            if resource.form == "titles":
+                write_titles((read_text(Path(self.source_of(one))) for one in resource.made_of), file)
             else:
                 write_resource(resource, file)
 
     def _file(self, resource: Resource) -> Path:
-        suffix = ".jsonl" if resource.writes in ("articles", "lines") else ".txt"
-        made_of = [self._identity_of(one) for one in resource.of]
-        spelt = json.dumps([resource.source, resource.writes, resource.only, resource.most, made_of])
+        suffix = ".jsonl" if resource.form in ("articles", "lines") else ".txt"
+        made_of = [self._identity_of(one) for one in resource.made_of]
+        spelt = json.dumps([resource.source, resource.form, resource.only, resource.max_rows, made_of])
         return self.folder / "inputs" / f"{resource.name}-{_hash(spelt)[:8]}{suffix}"
 
     def _key(self, step: Step) -> str:
         if step not in self._keys:
             decides = [self._identity(argument) for argument in step.arguments]
-            decides.append(self.ways.decisive(step, api=self.asks_api(step)))
+            decides.append(self.options.decisive_flags(step, api=self.uses_api(step)))
             self._keys[step] = _hash(json.dumps([step.command, decides]))
         return self._keys[step]
 
     def _written(self, argument: Argument) -> str:
         match argument:
             case Step():
-                return str(self.folder_of(argument))
+                return str(self.path_of(argument))
             case NameOf(step=step):
-                return self.folder_of(step).name
+                return self.path_of(step).name
             case Resource():
-                return self.value(argument)
+                return self.source_of(argument)
             case _:
                 return argument
 
@@ -244,28 +244,28 @@ class RecipeFolder:
                 return argument
 
     def _identity_of(self, resource: Resource) -> str:
-        """What decides what is read: a name and the content of files."""
-        if resource.writes and self.is_from_hub(resource):
+        """The name of a resource; for files, with their content."""
+        if resource.form and self.is_from_hub(resource):
             return self._file(resource).name
-        value = self.value(resource)
-        path = Path(value)
-        if is_url(value) and resource.kind == "corpus":
-            return f"{value} {fingerprint_of([value])}"
-        if value == STAND_IN_MODEL or not path.exists():
-            return value
+        source = self.source_of(resource)
+        path = Path(source)
+        if is_url(source) and resource.kind == "corpus":
+            return f"{source} {fingerprint_of([source])}"
+        if source == STAND_IN_MODEL or not path.exists():
+            return source
         name = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path.resolve()
         files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
         return " ".join([str(name), *(f"{one.name} {whole_checksum(one)}" for one in files)])
 
 
-def check_given(given: Mapping[str, str], known: list[str]) -> None:
+def check_replacements(replacements: Mapping[str, str], known: list[str]) -> None:
     """Raise UsageError if a name is that of no resource."""
-    for name in given:
+    for name in replacements:
         if name not in known:
-            raise UsageError(f"there is no resource {name!r} here; {nearest(name, known)}.")
+            raise UsageError(f"there is no resource {name!r} here; {nearest_names(name, known)}.")
 
 
-def nearest(name: str, known: list[str]) -> str:
+def nearest_names(name: str, known: list[str]) -> str:
     """The names that are most like a wrong one, for a message."""
     like = get_close_matches(name, known, n=3, cutoff=0.4)
     return f"did you mean {', '.join(like)}?" if like else f"there are {', '.join(known)}"
@@ -281,20 +281,18 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:_HASH]
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether this is what a killed process left when it made the folder."""
-    return path.name.startswith(f".{MARK}")
-
-
 def _check_mark(folder: Path, mark: Mapping[str, object]) -> None:
     file = folder / MARK
     if not file.exists():
-        if folder.exists() and (not folder.is_dir() or any(not _is_ours(one) for one in folder.iterdir())):
+        # A killed process leaves a hidden partial mark, which does not make the folder someone else's.
+        if folder.exists() and (
+            not folder.is_dir() or any(not one.name.startswith(f".{MARK}") for one in folder.iterdir())
+        ):
             raise UsageError(f"{folder} is not a folder of recipes, and is not empty: choose another `out`.")
         return
     try:
         found = json.loads(file.read_bytes())
-        kind, version, stands_in = found["kind"], found["ralm"], found["stand_in"]
+        kind, version, stand_in = found["kind"], found["ralm"], found["stand_in"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedFolderError(f"{folder} is damaged: its {MARK} cannot be read; choose another `out`.") from error
     if kind != mark["kind"]:
@@ -304,6 +302,6 @@ def _check_mark(folder: Path, mark: Mapping[str, object]) -> None:
             f"{folder} holds results of ralm {version}, and this is {__version__}: figures of two versions are not "
             "mixed. Choose another `out`, or use that version."
         )
-    if stands_in != mark["stand_in"]:
-        held = "stand-ins" if stands_in else "no stand-ins"
+    if stand_in != mark["stand_in"]:
+        held = "stand-ins" if stand_in else "no stand-ins"
         raise UsageError(f"{folder} holds results with {held}: choose another `out`.")

@@ -1,15 +1,14 @@
 """In-Context RALM, Tables 1 (with Figure 2), 2, 3 and 5, and Figure 4: perplexity with BM25 and with reranking."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ralm.recipes.measures import Per
-from ralm.recipes.readings import SEMANTICS, IcrReadings, wikipedia
-from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale, orders_of
+from ralm.recipes.readings import ICR_SEMANTICS, NO_FIGURES, Readings, wikipedia
+from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale, cells_of, orders_of
 from ralm.recipes.resources import (
     GPT2,
-    GPT2_NAMES,
     LLAMA,
     NEO,
     OPT,
@@ -20,10 +19,11 @@ from ralm.recipes.resources import (
     WIKITEXT_TEST,
     Resource,
 )
-from ralm.recipes.steps import index_step
+from ralm.recipes.steps import Step, index_step
 
-_COLUMNS: Final = ("WikiText-103", "RealNews", "ArXiv", "Stack Exchange", "FreeLaw")
-_TABLE_1: Final = {
+_Published = dict[tuple[str, str], tuple[float, ...]]
+
+_TABLE_1: Final[_Published] = {
     ("GPT-2 S", "none"): (37.5, 21.3, 12.0, 12.8, 13.0),
     ("GPT-2 S", "BM25"): (29.6, 16.1, 10.9, 11.3, 9.6),
     ("GPT-2 S", "zero-shot"): (28.6, 15.5, 10.1, 10.6, 8.8),
@@ -41,41 +41,65 @@ _TABLE_1: Final = {
     ("GPT-2 XL", "zero-shot"): (16.1, 9.8, 6.8, 7.1, 6.0),
     ("GPT-2 XL", "predictive"): (15.4,),
 }
+_TABLE_2: Final[_Published] = {
+    ("LLaMA-7B", "none"): (9.9,),
+    ("LLaMA-7B", "BM25"): (8.8,),
+    ("LLaMA-13B", "none"): (8.5,),
+    ("LLaMA-13B", "BM25"): (7.6,),
+    ("LLaMA-33B", "none"): (6.3,),
+    ("LLaMA-33B", "BM25"): (6.1,),
+}
+_TABLE_3: Final = {
+    "GPT-2 M": ((20.8, 20.8), (12.1, 12.0)),
+    "GPT-2 L": ((17.7, 17.6), (10.7, 10.6)),
+    "GPT-2 XL": ((16.2, 16.1), (9.9, 9.8)),
+}
+"""Ranked by GPT-2 S and by itself, on both texts."""
+_TABLE_5: Final[_Published] = {
+    ("GPT-Neo 1.3B", "none"): (17.5, 12.3),
+    ("GPT-Neo 1.3B", "BM25"): (14.6, 9.9),
+    ("GPT-Neo 2.7B", "none"): (15.1, 11.0),
+    ("GPT-Neo 2.7B", "BM25"): (12.8, 9.0),
+    ("GPT-J 6B", "none"): (11.6, 9.2),
+    ("GPT-J 6B", "BM25"): (10.0, 7.7),
+}
+_FIRST_PASSAGE: Final = ("none", "BM25")
+_REALNEWS: Final = "RealNews is C4's part that is like it."
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text with the index of its corpus, and its column."""
+
+    column: str
+    text: Resource
+    index: Step
+    per: Per = "token"
+
+
+def _texts() -> tuple[_Text, ...]:
+    pile = zip(("ArXiv", "Stack Exchange", "FreeLaw"), PILE_TEST, PILE_TRAIN, strict=True)
+    return (
+        _Text("WikiText-103", WIKITEXT_TEST, wikipedia(), "word"),
+        _Text("RealNews", REALNEWS_DEV, index_step(REALNEWS_TRAIN)),
+        *(_Text(column, text, index_step(corpus)) for column, text, corpus in pile),
+    )
 
 
 def icr_table_1(scale: Scale) -> Recipe:
-    """The table."""
-    texts = (WIKITEXT_TEST, REALNEWS_DEV, *PILE_TEST)
-    indexes = (wikipedia(), *(index_step(corpus) for corpus in (REALNEWS_TRAIN, *PILE_TRAIN)))
-    cells, orders = list[Cell](), list[Order]()
-    for column, text, own in zip(_COLUMNS, texts, indexes, strict=True):
-        per: Per = "word" if column == "WikiText-103" else "token"
-        readings = IcrReadings(scale=scale, text=text, index=own, tokenizer=GPT2[0], per=per)
-        for name, lm in zip(GPT2_NAMES, GPT2, strict=True):
-            measured = {
-                "none": readings.plain(lm),
-                "BM25": readings.bm25(lm),
-                "zero-shot": readings.zero_shot(lm),
-                **({"predictive": readings.predictive(lm)} if per == "word" else {}),
-            }
-            for how, measure in measured.items():
-                published = dict(zip(_COLUMNS, _TABLE_1[name, how], strict=False)).get(column)
-                head = f"{column}, {measure.per} perplexity"
-                cells.append(Cell(model=name, how=how, column=head, measure=measure, published=published))
-            pairs = (("BM25", "none"), ("zero-shot", "BM25"), ("predictive", "zero-shot"))
-            orders += orders_of(f"{column}, {name}", measured, pairs)
+    """Five corpora, with BM25, zero-shot and predictive reranking."""
+    cells, orders = _compared(scale, _texts(), GPT2, ("none", "BM25", "zero-shot", "predictive"), _TABLE_1)
     return Recipe(
         name="in-context-ralm/table-1",
         paper="In-Context RALM, Table 1 and Figure 2",
         about="Perplexity of GPT-2 on five corpora: without retrieval, with BM25's first passage, and with the best of "
         "16 by zero-shot and by predictive reranking.",
-        cells=tuple(cells),
-        orders=tuple(orders),
+        cells=cells,
+        orders=orders,
         figure=Figure(kind="bars", over="reading"),
         differs=(
-            SEMANTICS,
-            "RealNews is C4's part that is like it. ArXiv, Stack Exchange and FreeLaw are those of the Pile without "
-            "the parts under copyright.",
+            ICR_SEMANTICS,
+            f"{_REALNEWS} ArXiv, Stack Exchange and FreeLaw are those of the Pile without the parts under copyright.",
             "Which 300,000 examples the reranker learned from is not published. Here they are drawn from all of "
             "WikiText-103's training set, 16 in a row, with prefixes of 128 to 252 tokens; candidates that share 13 "
             "words with the text at the continuation are left out.",
@@ -83,36 +107,40 @@ def icr_table_1(scale: Scale) -> Recipe:
     )
 
 
-_LLAMA: Final = {
-    "LLaMA-7B": ((9.9,), (8.8,)),
-    "LLaMA-13B": ((8.5,), (7.6,)),
-    "LLaMA-33B": ((6.3,), (6.1,)),
-}
-_NEO: Final = {
-    "GPT-Neo 1.3B": ((17.5, 12.3), (14.6, 9.9)),
-    "GPT-Neo 2.7B": ((15.1, 11.0), (12.8, 9.0)),
-    "GPT-J 6B": ((11.6, 9.2), (10.0, 7.7)),
-}
-_OPT: Final = {f"OPT {one.name.removeprefix('opt-').upper()}": ((), ()) for one in OPT}
-_Published = Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
-
-
 def icr_table_2(scale: Scale) -> Recipe:
     """LLaMA on WikiText-103."""
-    cells, orders = _cells(scale, LLAMA, _LLAMA, realnews=False)
+    cells, orders = _compared(scale, _texts()[:1], LLAMA, _FIRST_PASSAGE, _TABLE_2)
     return Recipe(
         name="in-context-ralm/table-2",
         paper="In-Context RALM, Table 2",
         about="Word perplexity of LLaMA on WikiText-103, without retrieval and with BM25's first passage.",
         cells=cells,
         orders=orders,
-        differs=(SEMANTICS, "LLaMA's weights are copies on the hub, under Meta's licence."),
+        differs=(ICR_SEMANTICS, "LLaMA's weights are copies on the hub, under Meta's licence."),
+    )
+
+
+def icr_table_3(scale: Scale) -> Recipe:
+    """A smaller model chooses the passage for a larger one."""
+    texts = [(_heading(one), _readings(scale, one, GPT2)) for one in _texts()[:2]]
+    cells = [
+        Cell(model=lm.label, how=how, column=column, measure=readings.zero_shot(lm, ranker), published=published[place])
+        for lm in GPT2[1:]
+        for place, (how, ranker) in enumerate((("ranked by GPT-2 S", GPT2[0]), ("ranked by itself", None)))
+        for (column, readings), published in zip(texts, _TABLE_3[lm.label], strict=True)
+    ]
+    return Recipe(
+        name="in-context-ralm/table-3",
+        paper="In-Context RALM, Table 3",
+        about="Zero-shot reranking by GPT-2 S against reranking by the model that reads.",
+        cells=tuple(cells),
+        differs=(ICR_SEMANTICS, _REALNEWS),
     )
 
 
 def icr_table_5(scale: Scale) -> Recipe:
     """GPT-Neo and GPT-J on WikiText-103 and RealNews."""
-    cells, orders = _cells(scale, NEO, _NEO, realnews=True)
+    cells, orders = _compared(scale, _texts()[:2], NEO, _FIRST_PASSAGE, _TABLE_5)
     return Recipe(
         name="in-context-ralm/table-5",
         paper="In-Context RALM, Table 5",
@@ -120,84 +148,54 @@ def icr_table_5(scale: Scale) -> Recipe:
         "passage.",
         cells=cells,
         orders=orders,
-        differs=(SEMANTICS, "RealNews is C4's part that is like it."),
+        differs=(ICR_SEMANTICS, _REALNEWS),
     )
 
 
 def icr_figure_4(scale: Scale) -> Recipe:
-    """OPT on WikiText-103 and RealNews; the paper prints no figures."""
-    cells, orders = _cells(scale, OPT, _OPT, realnews=True)
-    sizes = {f"OPT {one.name.removeprefix('opt-').upper()}": one.parameters / 1e9 for one in OPT}
-    drawn = tuple(replace(one, at=sizes[one.model], line="OPT") for one in cells)
+    """OPT on WikiText-103 and RealNews, by its size."""
+    cells, orders = _compared(scale, _texts()[:2], OPT, _FIRST_PASSAGE, {})
+    sizes = {lm.label: lm.parameters / 1e9 for lm in OPT}
     return Recipe(
         name="in-context-ralm/figure-4",
         paper="In-Context RALM, Figure 4",
         about="Perplexity of OPT by its size, on WikiText-103 and RealNews, without retrieval and with BM25's first "
-        "passage. The paper shows a plot without figures.",
-        cells=drawn,
+        f"passage. {NO_FIGURES}",
+        cells=tuple(replace(one, at=sizes[one.model], line="OPT") for one in cells),
         orders=orders,
         figure=Figure(kind="lines", over="parameters, billions", logarithmic=True),
-        differs=(SEMANTICS, "RealNews is C4's part that is like it."),
+        differs=(ICR_SEMANTICS, _REALNEWS),
     )
 
 
-def _cells(
-    scale: Scale, models: tuple[Resource, ...], published: _Published, *, realnews: bool
+def _compared(
+    scale: Scale, texts: Sequence[_Text], models: Sequence[Resource], hows: Sequence[str], published: _Published
 ) -> tuple[tuple[Cell, ...], tuple[Order, ...]]:
-    found = [*_of_text(scale, models, published, "WikiText-103, word perplexity", 0)]
-    if realnews:
-        found += _of_text(scale, models, published, "RealNews, token perplexity", 1)
-    cells = tuple(cell for pair, _ in found for cell in pair)
-    return cells, tuple(order for _, order in found)
+    """A cell for each text, model and way of reading, and the orders among the ways; the predictive reranker was
+    trained for WikiText-103 alone."""
+    ways = {
+        "none": Readings.plain,
+        "BM25": Readings.bm25,
+        "zero-shot": Readings.zero_shot,
+        "predictive": Readings.predictive,
+    }
+    cells, orders = list[Cell](), list[Order]()
+    for place, text in enumerate(texts):
+        readings = _readings(scale, text, models)
+        read = [how for how in hows if how != "predictive" or text.per == "word"]
+        for lm in models:
+            measured = {how: ways[how](readings, lm) for how in read}
+            figures = [published.get((lm.label, how), ()) for how in read]
+            known = [figure[place] if place < len(figure) else None for figure in figures]
+            cells += cells_of(lm.label, _heading(text), measured, known)
+            pairs = (("BM25", "none"), ("zero-shot", "BM25"), ("predictive", "zero-shot"))
+            orders += orders_of(f"{text.column}, {lm.label}", measured, *pairs)
+    return tuple(cells), tuple(orders)
 
 
-def _of_text(
-    scale: Scale, models: tuple[Resource, ...], published: _Published, column: str, place: int
-) -> Iterator[tuple[tuple[Cell, Cell], Order]]:
-    readings = (
-        IcrReadings(scale=scale, text=WIKITEXT_TEST, index=wikipedia(), tokenizer=models[0])
-        if place == 0
-        else IcrReadings(
-            scale=scale, text=REALNEWS_DEV, index=index_step(REALNEWS_TRAIN), tokenizer=models[0], per="token"
-        )
-    )
-    for (name, (plain, bm25)), lm in zip(published.items(), models, strict=True):
-        none, first = readings.plain(lm), readings.bm25(lm)
-        known = [values[place] if place < len(values) else None for values in (plain, bm25)]
-        yield (
-            (
-                Cell(model=name, how="none", column=column, measure=none, published=known[0]),
-                Cell(model=name, how="BM25", column=column, measure=first, published=known[1]),
-            ),
-            Order(better=first, worse=none, said=f"{column.partition(',')[0]}, {name}: BM25 < none"),
-        )
+def _readings(scale: Scale, text: _Text, models: Sequence[Resource]) -> Readings:
+    return Readings(scale=scale, text=text.text, index=text.index, tokenizer=models[0], per=text.per)
 
 
-_TABLE_3: Final = {
-    "GPT-2 M": ((20.8, 12.1), (20.8, 12.0)),
-    "GPT-2 L": ((17.7, 10.7), (17.6, 10.6)),
-    "GPT-2 XL": ((16.2, 9.9), (16.1, 9.8)),
-}
-
-
-def icr_table_3(scale: Scale) -> Recipe:
-    """The table."""
-    wikitext = IcrReadings(scale=scale, text=WIKITEXT_TEST, index=wikipedia(), tokenizer=GPT2[0])
-    news = IcrReadings(scale=scale, text=REALNEWS_DEV, index=index_step(REALNEWS_TRAIN), tokenizer=GPT2[0], per="token")
-    columns = (("WikiText-103, word perplexity", wikitext), ("RealNews, token perplexity", news))
-    cells = []
-    for (name, rows), lm in zip(_TABLE_3.items(), GPT2[1:], strict=True):
-        for how, ranker, published in zip(
-            ("ranked by GPT-2 S", "ranked by itself"), (GPT2[0], None), rows, strict=True
-        ):
-            cells += [
-                Cell(model=name, how=how, column=column, measure=readings.zero_shot(lm, ranker), published=value)
-                for (column, readings), value in zip(columns, published, strict=True)
-            ]
-    return Recipe(
-        name="in-context-ralm/table-3",
-        paper="In-Context RALM, Table 3",
-        about="Zero-shot reranking by GPT-2 S against reranking by the model that reads.",
-        cells=tuple(cells),
-        differs=(SEMANTICS, "RealNews is C4's part that is like it."),
-    )
+def _heading(text: _Text) -> str:
+    return f"{text.column}, {text.per} perplexity"

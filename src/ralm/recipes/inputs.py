@@ -26,11 +26,28 @@ from ralm.demo.demonstration import held_out_text
 from ralm.demo.documentation import split_held_out, standard_library_documentation
 from ralm.errors import CorpusError
 from ralm.lm.named import model_folder
-from ralm.recipes.resources import Kind, Resource
+from ralm.recipes.resources import Resource, ResourceKind
 from ralm.records import Document
 from ralm.storage.manifest import read_manifest, write_manifest
 from ralm.storage.outputs import MANIFEST, new_folder, replaced_file
 
+_KIND: Final = "stand-ins"
+_VERSION: Final = 1
+STAND_IN_MODEL: Final = "ralm-tiny"
+_FILES: Final[dict[ResourceKind, str]] = {
+    "text": "text.txt",
+    "corpus": "corpus.jsonl",
+    "titles": "titles.txt",
+    "questions": "questions.jsonl",
+    "demonstrations": "demonstrations.jsonl",
+    "choices": "choices.jsonl",
+    "choice-demonstrations": "choice-demonstrations.jsonl",
+    "encoder": "encoder",
+}
+"""The files and the folder of stand-ins, by what they stand in for."""
+_CHOICES: Final = 4
+_DEMONSTRATIONS: Final = 40
+_DOCUMENTED: Final = re.compile(r"^(?:async )?def (\w+)\(.*\):\n    (\w.{20,140}?\.)$", re.MULTILINE)
 _HEADING: Final = re.compile(r"^ = ([^=].*[^=]) = $", re.MULTILINE)
 _JOINED: Final = re.compile(r" @(.)@ ")
 _BEFORE: Final = re.compile(r" ([,.;:?!)%']|'s\b)")
@@ -86,7 +103,7 @@ def _texts(resource: Resource) -> Iterator[str]:
     kept = (
         record for record in records if resource.only is None or _value(record, resource.only[0]) == resource.only[1]
     )
-    for record in islice(kept, resource.most):
+    for record in islice(kept, resource.max_rows):
         if not isinstance(record.get("text"), str):
             raise CorpusError(f"{resource.source} has a record without a text.")
         yield str(record["text"])
@@ -101,7 +118,7 @@ def _value(record: Mapping[str, Any], field: str) -> Any:
 
 def _written(resource: Resource, texts: Iterator[str]) -> Iterator[str]:
     """The parts of the file."""
-    match resource.writes:
+    match resource.form:
         case "wikitext":
             yield from (text or " \n" for text in texts)
         case "joined":
@@ -113,30 +130,10 @@ def _written(resource: Resource, texts: Iterator[str]) -> Iterator[str]:
         case "lines":
             yield from (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
         case _:
-            raise AssertionError(resource.writes)
+            raise AssertionError(resource.form)
 
 
-_KIND: Final = "stand-ins"
-_VERSION: Final = 1
-STAND_IN_MODEL: Final = "ralm-tiny"
-_FILES: Final[dict[Kind, str]] = {
-    "text": "text.txt",
-    "corpus": "corpus.jsonl",
-    "titles": "titles.txt",
-    "questions": "questions.jsonl",
-    "demonstrations": "demonstrations.jsonl",
-    "choices": "choices.jsonl",
-    "choice-demonstrations": "choice-demonstrations.jsonl",
-    "encoder": "encoder",
-}
-"""The files and the folder of stand-ins, by what they stand in for."""
-
-_CHOICES: Final = 4
-_DEMONSTRATIONS: Final = 40
-_DOCUMENTED: Final = re.compile(r"^(?:async )?def (\w+)\(.*\):\n    (\w.{20,140}?\.)$", re.MULTILINE)
-
-
-def stand_in(kind: Kind, folder: Path) -> str:
+def stand_in(kind: ResourceKind, folder: Path) -> str:
     """What stands in for a resource of a kind: ralm-tiny, or a file in the folder that `make_stand_ins` made."""
     return STAND_IN_MODEL if kind == "model" else str(folder / _FILES[kind])
 

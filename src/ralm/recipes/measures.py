@@ -75,7 +75,7 @@ class Measure(ABC):
 
     @property
     @abstractmethod
-    def said(self) -> str:
+    def label(self) -> str:
         """Its name in a table."""
 
     @abstractmethod
@@ -91,7 +91,7 @@ class Perplexity(Measure):
     smaller_is_better: ClassVar[bool] = True
 
     @property
-    def said(self) -> str:
+    def label(self) -> str:
         """Its name."""
         return {"token": "token perplexity", "word": "word perplexity", "byte": "bits per byte"}[self.per]
 
@@ -110,7 +110,7 @@ class PerplexityBySpaces(Measure):
     smaller_is_better: ClassVar[bool] = True
 
     @property
-    def said(self) -> str:
+    def label(self) -> str:
         """Its name."""
         return "word perplexity"
 
@@ -161,7 +161,7 @@ class AnswerScore(Measure):
     measure: Literal["exact_match", "gold_log_prob"] = "exact_match"
 
     @property
-    def said(self) -> str:
+    def label(self) -> str:
         """Its name."""
         return "exact match, %" if self.measure == "exact_match" else "log-probability of a right token"
 
@@ -184,7 +184,7 @@ class ChoiceAccuracy(Measure):
     category: str | None = None
 
     @property
-    def said(self) -> str:
+    def label(self) -> str:
         """Its name."""
         return "accuracy, %"
 
@@ -225,7 +225,7 @@ class CurveExactMatch(Measure):
     number: int
 
     @property
-    def said(self) -> str:
+    def label(self) -> str:
         """Its name."""
         return "exact match, %"
 

@@ -1,10 +1,11 @@
-"""What a recipe is: a table whose cells are figures of steps, with the paper's own figures beside them.
+"""Recipes: tables whose cells are figures of steps, with the paper's own figures beside them.
 
-A recipe is built for a scale: the paper's, or a small one that stands in for it (`STAND_IN`). Both are the same graph.
+A recipe is built for a scale: the paper's, or a small one for stand-ins (`STAND_IN`). Both give the same graph.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Literal
 
 from ralm.reading.plan import PlanOptions
@@ -77,7 +78,7 @@ STAND_IN = Scale(small=True, limit_tokens=700, limit=16)
 class Cell:
     """A figure of a table: of a `model` that reads as `how` says, in a `column`; in a figure, `at` a place of its x.
 
-    In a figure, `line` is the one that it is drawn in, by default that of its model. `measure` None is a figure that
+    In a figure, `line` is the one that it is drawn in, by default that of its model. `measure` is None if the figure
     cannot be measured again; `why_not` says why.
     """
 
@@ -97,19 +98,41 @@ class Order:
 
     better: Measure
     worse: Measure
-    said: str
+    text: str
 
 
-def cells_of(model: str, column: str, measured: Mapping[str, Measure]) -> list[Cell]:
-    """A cell for each way of reading, by its name; the paper has no figures."""
-    return [Cell(model=model, how=how, column=column, measure=one) for how, one in measured.items()]
-
-
-def orders_of(what: str, measured: Mapping[str, Measure], pairs: Iterable[tuple[str, str]]) -> list[Order]:
-    """The orders among ways of reading, each a pair of names, the better one first; those of unknown names are left
-    out."""
+def cells_of(
+    model: str,
+    column: str,
+    measured: Mapping[str, Measure],
+    published: Sequence[float | None] = (),
+    *,
+    at: float | None = None,
+    line: str | None = None,
+) -> list[Cell]:
+    """A cell for each way of reading, by its name, with the paper's figures in the same order, if it has any."""
     return [
-        Order(better=measured[one], worse=measured[other], said=f"{what}: {one} < {other}")
+        Cell(model=model, how=how, column=column, measure=measure, published=figure, at=at, line=line)
+        for (how, measure), figure in zip_longest(measured.items(), published)
+    ]
+
+
+def discontinued(model: str, column: str, published: Mapping[str, float]) -> list[Cell]:
+    """The cells of a model that is no longer offered, by the name of the way of reading."""
+    return [
+        Cell(model=model, how=how, column=column, measure=None, published=value, why_not="no longer offered")
+        for how, value in published.items()
+    ]
+
+
+def orders_of(label: str, measured: Mapping[str, Measure], *pairs: tuple[str, str]) -> list[Order]:
+    """The orders among ways of reading: pairs of names, the better one first. Pairs with unknown names are skipped."""
+    return [
+        Order(
+            better=measured[one],
+            worse=measured[other],
+            text=f"{label}{': ' if label else ''}{one} {'<' if measured[one].smaller_is_better else '>'} {other}",
+        )
         for one, other in pairs
         if one in measured
     ]

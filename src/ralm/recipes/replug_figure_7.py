@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from ralm.corpus.decontamination import Decontamination
 from ralm.errors import UsageError
 from ralm.recipes.measures import REMEDY, Folders, Measure, Sample, stretches
-from ralm.recipes.readings import REPLUG_ENCODING, REPLUG_WINDOWS, ReplugReadings, on_wikitext_dev, wikipedia
-from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale
+from ralm.recipes.readings import REPLUG_PLAN, REPLUG_WINDOWS, Readings, on_wikitext_dev, wikipedia
+from ralm.recipes.recipe import Cell, Figure, Order, Recipe, Scale, cells_of
 from ralm.recipes.resources import CONTRIEVER, GPT2, WIKITEXT_TEST, WIKITEXT_TRAIN
 from ralm.recipes.steps import Step, index_step
 from ralm.records import DoubleArray
@@ -27,14 +27,14 @@ from ralm.retrieval.index import open_index
 from ralm.runs.run import PASSAGES, RUN_TOKENS, damage_named, read_tokens
 
 TokenClass = Literal["capitalised word", "other word", "rest of a word", "number", "punctuation and space"]
-CLASSES: Final[tuple[TokenClass, ...]] = (
+_CLASSES: Final[tuple[TokenClass, ...]] = (
     "capitalised word",
     "other word",
     "rest of a word",
     "number",
     "punctuation and space",
 )
-NGRAM: Final = 8
+_NGRAM: Final = 8
 _WORD: Final = re.compile(r"\w+")
 
 
@@ -103,8 +103,8 @@ class GainOfClass(_Compared):
     kind: TokenClass
 
     @property
-    def said(self) -> str:
-        """Its name."""
+    def label(self) -> str:
+        """Its name in a table."""
         return "gain, nats a token"
 
     def sample(self, folders: Folders) -> Sample:
@@ -121,15 +121,15 @@ def _classes(run: Path) -> "np.ndarray[tuple[int], np.dtype[np.str_]]":
 
 @dataclass(frozen=True, slots=True)
 class GainByFrequency(_Compared):
-    """The mean gain of tokens in words that stand in `least` to `most` of a million passages; `most` None is no bound.
+    """The mean gain of tokens in words that stand in `lowest` to `end` of a million passages; `end` None is no bound.
 
     `index` is an index for BM25 of the corpus: its terms are counted, so words without a term, such as stop words, are
     left out.
     """
 
     index: Step
-    least: float
-    most: float | None
+    lowest: float
+    end: float | None
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -137,16 +137,16 @@ class GainByFrequency(_Compared):
         return (self.step, self.without, self.index)
 
     @property
-    def said(self) -> str:
-        """Its name."""
+    def label(self) -> str:
+        """Its name in a table."""
         return "gain, nats a token"
 
     def sample(self, folders: Folders) -> Sample:
         """The gains of these tokens."""
         rates_T = _rates(folders[self.step], folders[self.index])
-        most = np.inf if self.most is None else self.most
+        end = np.inf if self.end is None else self.end
         with np.errstate(invalid="ignore"):
-            chosen_T = (rates_T >= self.least) & (rates_T < most)
+            chosen_T = (rates_T >= self.lowest) & (rates_T < end)
         return _some(self.gains_T(folders), chosen_T)
 
 
@@ -165,22 +165,22 @@ class GainBelowOverlap(_Compared):
     """By how many percent passages lower the token perplexity, if those that overlap the text more are taken out.
 
     The overlap of a passage is the share of its runs of eight words that stand in the evaluated text. A target whose
-    passage overlaps more than `most` is counted as if it had been read without passages. With `share` the figure is how
+    passage overlaps more than `limit` counts as read without passages. With `share` the figure is how
     many percent of the targets keep their passage.
     """
 
-    most: float
+    limit: float
     share: bool = False
 
     @property
-    def said(self) -> str:
-        """Its name."""
+    def label(self) -> str:
+        """Its name in a table."""
         return "targets that keep their passage, %" if self.share else "lower perplexity, %"
 
     def sample(self, folders: Folders) -> Sample:
         """The gains of targets whose passage stays."""
         overlap_T = _overlaps(folders[self.step])
-        kept_T = overlap_T <= self.most
+        kept_T = overlap_T <= self.limit
         if self.share:
             return stretches(kept_T.astype(np.float64), lambda mean: 100 * mean)
         return stretches(np.where(kept_T, self.gains_T(folders), 0.0), lambda mean: -100 * np.expm1(-mean))
@@ -190,7 +190,7 @@ class GainBelowOverlap(_Compared):
 def _overlaps(run: Path) -> DoubleArray:
     """For each target, the overlap of the passage that it was read with; 0 without a passage."""
     tokens = read_tokens(run)
-    evaluated = Decontamination.of(texts=[tokens.before + "".join(tokens.texts)], ngram=NGRAM)
+    evaluated = Decontamination.of(texts=[tokens.before + "".join(tokens.texts)], ngram=_NGRAM)
     with damage_named(run, REMEDY):
         passages = pq.read_table(run / PASSAGES, columns=["passage", "text"]).to_pylist()
         read = pq.read_table(run / RUN_TOKENS, columns=["passage"])["passage"].to_pylist()
@@ -205,10 +205,9 @@ _OVERLAPS: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 def replug_figure_7(scale: Scale) -> Recipe:
     """REPLUG's question of which tokens gain, asked of all tokens."""
-    readings = ReplugReadings(scale=scale, text=WIKITEXT_TEST, tokenizer=GPT2[0], per="word")
-    own = index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER, encoding=REPLUG_ENCODING)
-    lm = GPT2[-1]
-    with_, without = readings.ensemble(lm, own).step, readings.plain(lm).step
+    readings, lm = Readings(scale=scale, text=WIKITEXT_TEST, tokenizer=GPT2[0], plan=REPLUG_PLAN), GPT2[-1]
+    with_ = readings.ensemble(lm, index_step(WIKITEXT_TRAIN, encoder=CONTRIEVER)).step
+    without = readings.plain(lm).step
     return Recipe(
         name="replug/figure-7",
         paper="REPLUG, Figure 7",
@@ -234,45 +233,26 @@ def gain_by_token(scale: Scale) -> Recipe:
     )
 
 
-def _gain_cells(model: str, with_: Step, without: Step, counted: Step) -> tuple[Cell, ...]:
-    column = "gain, nats a token"
-    classes = [Cell(model=model, how=one, column=column, measure=GainOfClass(with_, without, one)) for one in CLASSES]
-    bounds = itertools.pairwise(_BOUNDS)
-    return (
-        *classes,
-        *(
-            Cell(
-                model=model,
-                how=_between(least or 0, most),
-                column=column,
-                measure=GainByFrequency(with_, without, counted, least or 0, most),
-            )
-            for least, most in bounds
-        ),
-    )
-
-
-def _between(least: float, most: float | None) -> str:
-    of = "of a million passages have the word"
-    return f"{least:,} or more {of}" if most is None else f"{least:,} to {most:,} {of}"
+def _gain_cells(model: str, with_: Step, without: Step, index: Step) -> tuple[Cell, ...]:
+    measures: dict[str, Measure] = {one: GainOfClass(with_, without, one) for one in _CLASSES}
+    for lowest, end in itertools.pairwise(_BOUNDS):
+        between = f"{lowest:,} or more" if end is None else f"{lowest:,} to {end:,}"
+        how = f"{between} of a million passages have the word"
+        measures[how] = GainByFrequency(with_, without, index, lowest or 0, end)
+    return tuple(cells_of(model, "gain, nats a token", measures))
 
 
 def contamination(scale: Scale) -> Recipe:
     """How much of the gain is near-duplicates of the text."""
     readings = on_wikitext_dev(scale)
     with_, without = readings.bm25(GPT2[0]).step, readings.plain(GPT2[0]).step
-    gain, kept = "lower token perplexity, %", "targets that keep their passage, %"
-    cells = [
-        Cell(
-            model="GPT-2 S",
-            how="BM25",
-            column=kept if share else gain,
-            measure=GainBelowOverlap(with_, without, most, share),
-            at=100 * most,
-        )
-        for share in (False, True)
-        for most in _OVERLAPS
-    ]
+    columns = {False: "lower token perplexity, %", True: "targets that keep their passage, %"}
+    cells = list[Cell]()
+    for share, column in columns.items():
+        for limit in _OVERLAPS:
+            cells += cells_of(
+                "GPT-2 S", column, {"BM25": GainBelowOverlap(with_, without, limit, share)}, at=100 * limit
+            )
     return Recipe(
         name="analysis/contamination",
         paper="Analysis: contamination curve",
@@ -284,7 +264,7 @@ def contamination(scale: Scale) -> Recipe:
             Order(
                 better=GainBelowOverlap(with_, without, 1.0),
                 worse=GainBelowOverlap(with_, without, 0.0),
-                said="all passages gain more than those without any shared run of eight words",
+                text="all passages gain more than those without any shared run of eight words",
             ),
         ),
         figure=Figure(kind="lines", over="greatest overlap of a passage, %"),

@@ -1,73 +1,66 @@
-"""What recipes read from outside: texts, corpora, questions, models. Where each is, and what stands in for it.
-
-A resource is what a command takes: a hub name or a file. Some data sets have to be written to a file first, such as the
-text of WikiText, whose rows are lines (`writes`, done by `writing.py`). Knows names; reads nothing.
-"""
+"""The texts, corpora, questions and models that recipes read: hub names and files, with the sizes for estimates."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal[
+ResourceKind = Literal[
     "text", "corpus", "titles", "questions", "demonstrations", "choices", "choice-demonstrations", "model", "encoder"
 ]
-Writes = Literal["", "joined", "wikitext", "articles", "lines", "titles"]
+FileForm = Literal["", "joined", "wikitext", "articles", "lines", "titles"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """One thing that a recipe reads.
+    """One data set or model that a recipe reads.
 
-    `source`: what a command takes, or for those that are written first, the data set that is read. `writes`: how it is
-    written. `joined` and `wikitext` make one text of all rows, `articles` and `lines` make JSON Lines of documents,
-    `titles` makes a list of the titles in texts of WikiText (`of`). `only` keeps the rows in which a field, such as
-    `meta.pile_set_name`, has a value; `most` keeps the first ones. `note`: what a user should know: the licence, what
-    is no longer public, and the nearest that is.
+    `source` is the hub name or file that a command takes. If `form` is set, the data set is written to a file first:
+    `joined` and `wikitext` make one text of all rows, `articles` and `lines` make JSON Lines of documents, `titles`
+    makes a list of the titles in texts of WikiText (`made_of`). `only` keeps the rows in which a field, such as
+    `meta.pile_set_name`, has a value; `max_rows` keeps the first ones. `note` has the licence, and what replaces data
+    that is no longer public. `label` is what the papers call a model.
 
     The sizes are rough, for estimates: `tokens` of a text, `passages` of a corpus, `questions`, and `parameters` of a
     model.
     """
 
     name: str
-    kind: Kind
+    kind: ResourceKind
     source: str = ""
-    writes: Writes = ""
-    of: "tuple[Resource, ...]" = ()
+    form: FileForm = ""
+    made_of: "tuple[Resource, ...]" = ()
     only: tuple[str, str] | None = None
-    most: int | None = None
+    max_rows: int | None = None
     note: str = ""
+    label: str = ""
     tokens: int = 0
     passages: int = 0
     questions: int = 0
     parameters: float = 0
 
 
-def model(name: str, hub: str, parameters: float, note: str = "") -> Resource:
-    """A causal language model of the hub."""
-    return Resource(name=name, kind="model", source=hub, parameters=parameters, note=note)
+def _model(name: str, hub: str, parameters: float, label: str = "", note: str = "") -> Resource:
+    return Resource(name=name, kind="model", source=hub, parameters=parameters, label=label or name, note=note)
 
 
-def encoder(name: str, hub: str, parameters: float, note: str = "") -> Resource:
-    """An encoder of the hub, for dense retrieval or to begin a training from."""
-    return Resource(name=name, kind="encoder", source=hub, parameters=parameters, note=note)
+def _encoder(name: str, hub: str, parameters: float) -> Resource:
+    return Resource(name=name, kind="encoder", source=hub, parameters=parameters)
 
 
 _LLAMA = "under Meta's licence"
 
 GPT2 = (
-    model("gpt2", "gpt2", 124e6),
-    model("gpt2-medium", "gpt2-medium", 355e6),
-    model("gpt2-large", "gpt2-large", 774e6),
-    model("gpt2-xl", "gpt2-xl", 1.56e9),
+    _model("gpt2", "gpt2", 124e6, "GPT-2 S"),
+    _model("gpt2-medium", "gpt2-medium", 355e6, "GPT-2 M"),
+    _model("gpt2-large", "gpt2-large", 774e6, "GPT-2 L"),
+    _model("gpt2-xl", "gpt2-xl", 1.56e9, "GPT-2 XL"),
 )
-GPT2_NAMES = ("GPT-2 S", "GPT-2 M", "GPT-2 L", "GPT-2 XL")
-"""What both papers call them."""
 NEO = (
-    model("gpt-neo-1.3b", "EleutherAI/gpt-neo-1.3B", 1.3e9),
-    model("gpt-neo-2.7b", "EleutherAI/gpt-neo-2.7B", 2.7e9),
-    model("gpt-j-6b", "EleutherAI/gpt-j-6b", 6.05e9),
+    _model("gpt-neo-1.3b", "EleutherAI/gpt-neo-1.3B", 1.3e9, "GPT-Neo 1.3B"),
+    _model("gpt-neo-2.7b", "EleutherAI/gpt-neo-2.7B", 2.7e9, "GPT-Neo 2.7B"),
+    _model("gpt-j-6b", "EleutherAI/gpt-j-6b", 6.05e9, "GPT-J 6B"),
 )
 OPT = tuple(
-    model(f"opt-{size}", f"facebook/opt-{size}", parameters)
+    _model(f"opt-{size}", f"facebook/opt-{size}", parameters, f"OPT {size.upper()}")
     for size, parameters in (
         ("125m", 125e6),
         ("350m", 331e6),
@@ -80,7 +73,7 @@ OPT = tuple(
     )
 )
 BLOOM = tuple(
-    model(f"bloom-{size}", f"bigscience/bloom-{hub}", parameters)
+    _model(f"bloom-{size}", f"bigscience/bloom-{hub}", parameters)
     for size, hub, parameters in (
         ("560m", "560m", 559e6),
         ("1.1b", "1b1", 1.07e9),
@@ -90,44 +83,44 @@ BLOOM = tuple(
     )
 )
 LLAMA = (
-    model("llama-7b", "huggyllama/llama-7b", 6.7e9, _LLAMA),
-    model("llama-13b", "huggyllama/llama-13b", 13.0e9, _LLAMA),
-    model("llama-33b", "huggyllama/llama-30b", 32.5e9, _LLAMA),
+    _model("llama-7b", "huggyllama/llama-7b", 6.7e9, "LLaMA-7B", _LLAMA),
+    _model("llama-13b", "huggyllama/llama-13b", 13.0e9, "LLaMA-13B", _LLAMA),
+    _model("llama-33b", "huggyllama/llama-30b", 32.5e9, "LLaMA-33B", _LLAMA),
 )
 
-CONTRIEVER = encoder("contriever", "facebook/contriever", 110e6)
-SPIDER = encoder("spider", "tau/spider", 110e6)
-BERT = encoder("bert", "bert-base-uncased", 110e6)
-DPR = encoder("dpr-passages", "facebook/dpr-ctx_encoder-single-nq-base", 110e6)
-DPR_QUESTIONS = encoder("dpr-questions", "facebook/dpr-question_encoder-single-nq-base", 110e6)
-ROBERTA = encoder("roberta", "roberta-base", 125e6)
+CONTRIEVER = _encoder("contriever", "facebook/contriever", 110e6)
+SPIDER = _encoder("spider", "tau/spider", 110e6)
+BERT = _encoder("bert", "bert-base-uncased", 110e6)
+DPR = _encoder("dpr-passages", "facebook/dpr-ctx_encoder-single-nq-base", 110e6)
+DPR_QUESTIONS = _encoder("dpr-questions", "facebook/dpr-question_encoder-single-nq-base", 110e6)
+ROBERTA = _encoder("roberta", "roberta-base", 125e6)
 
 WIKITEXT_TEST = Resource(
     name="wikitext-103-test",
     kind="text",
     source="hf:Salesforce/wikitext:wikitext-103-v1:test",
-    writes="wikitext",
+    form="wikitext",
     tokens=286_221,
 )
 WIKITEXT_DEV = Resource(
     name="wikitext-103-dev",
     kind="text",
     source="hf:Salesforce/wikitext:wikitext-103-v1:validation",
-    writes="wikitext",
+    form="wikitext",
     tokens=249_887,
 )
 WIKITEXT_TRAIN = Resource(
     name="wikitext-103-train",
     kind="corpus",
     source="hf:Salesforce/wikitext:wikitext-103-v1:train",
-    writes="articles",
+    form="articles",
     passages=1_030_000,
 )
 WIKITEXT_TITLES = Resource(
     name="wikitext-103-titles",
     kind="titles",
-    writes="titles",
-    of=(WIKITEXT_TEST, WIKITEXT_DEV),
+    form="titles",
+    made_of=(WIKITEXT_TEST, WIKITEXT_DEV),
     note="taken from the headings of both texts; the list of the official code, with variants, can be given instead",
 )
 WIKIPEDIA = Resource(
@@ -141,8 +134,8 @@ REALNEWS_DEV = Resource(
     name="realnews-dev",
     kind="text",
     source="hf:allenai/c4:realnewslike:validation",
-    writes="joined",
-    most=600,
+    form="joined",
+    max_rows=600,
     tokens=500_000,
     note="C4's part that is like RealNews, which is given to those who ask its authors. The paper does not say how "
     "much it reads; these are the first 600 documents",
@@ -161,27 +154,27 @@ _PILE = (
 
 
 def _pile(
-    subset: str, split: str, kind: Kind, *, most: int | None = None, tokens: int = 0, passages: int = 0
+    subset: str, split: str, kind: ResourceKind, *, max_rows: int | None = None, tokens: int = 0, passages: int = 0
 ) -> Resource:
     name = subset.lower().replace(" ", "-")
     return Resource(
         name=f"pile-{name}-{split}",
         kind=kind,
         source=f"hf:monology/pile-uncopyrighted:{split}",
-        writes="joined" if kind == "text" else "lines",
+        form="joined" if kind == "text" else "lines",
         only=("meta.pile_set_name", subset),
-        most=most,
+        max_rows=max_rows,
         note=_PILE
-        if most is None
-        else f"{_PILE}. The paper does not say how much it reads; these are the first {most}",
+        if max_rows is None
+        else f"{_PILE}. The paper does not say how much it reads; these are the first {max_rows}",
         tokens=tokens,
         passages=passages,
     )
 
 
 PILE_TEST = tuple(
-    _pile(name, "test", "text", most=most, tokens=500_000)
-    for name, most in (("ArXiv", 40), ("StackExchange", 800), ("FreeLaw", 140))
+    _pile(name, "test", "text", max_rows=rows, tokens=500_000)
+    for name, rows in (("ArXiv", 40), ("StackExchange", 800), ("FreeLaw", 140))
 )
 PILE_TRAIN = tuple(
     _pile(name, "train", "corpus", passages=passages)
@@ -195,8 +188,8 @@ PILE_ALL_TEST = Resource(
     name="pile-test",
     kind="text",
     source="hf:monology/pile-uncopyrighted:test",
-    writes="joined",
-    most=2_000,
+    form="joined",
+    max_rows=2_000,
     tokens=3_000_000,
     note=f"{_PILE_NOTE}does not say how much of the test data it reads; these are the first 2,000 documents",
 )
@@ -204,8 +197,8 @@ PILE_ALL_TRAIN = Resource(
     name="pile-train-sample",
     kind="corpus",
     source="hf:monology/pile-uncopyrighted:train",
-    writes="lines",
-    most=3_000_000,
+    form="lines",
+    max_rows=3_000_000,
     passages=36_000_000,
     note=f"{_PILE_NOTE}samples 36 million passages of 128 tokens; these are about as many, of the first documents",
 )

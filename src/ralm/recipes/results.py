@@ -8,10 +8,10 @@ manifest.json          the name of the recipe, and a checksum of each file
 
 import html
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,13 +28,38 @@ from ralm.recipes.steps import in_order
 from ralm.storage.manifest import write_manifest
 from ralm.storage.outputs import new_folder
 
+RECIPE_KIND: Final = "recipe"
+RECIPE_VERSION: Final = 1
+MARKDOWN: Final = "table.md"
+PAGE: Final = "table.html"
+CSV: Final = "cells.csv"
+CELLS: Final = "cells.parquet"
+FIGURE: Final = "figure.png"
+_STAND_IN: Final = (
+    "STAND-IN: small local data and models took the place of the paper's. These figures are not comparable with the "
+    "paper's; they show that the recipe runs, and which of its orders hold here."
+)
+_NOTES: Final = (
+    "Ours with the 95% interval of a bootstrap over stretches of the text, or over questions; in brackets the "
+    "difference from the paper."
+)
+_NOTHING: Final = "-"
+_STYLE: Final = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem}"
+    "table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #8886;padding:.3rem .6rem;text-align:left}"
+    "code{font-size:.85em;overflow-wrap:anywhere}.stand-in{border:2px solid #c60;padding:.5rem 1rem}"
+    ":root{color-scheme:light dark}"
+)
+_TEXTS: Final = ("model", "how", "column", "measure", "folder", "command", "why_not", "changes")
+_NUMBERS: Final = ("at", "published", "value", "low", "high", "difference")
+
 Verdict = Literal["seen", "not clear", "the other way", "not comparable"]
 _Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCell:
-    """A cell with our figure and its 95% interval; None where there is nothing to measure, or one unit."""
+    """A cell with our figure and its 95% interval; None if nothing can be measured, or of one unit."""
 
     cell: Cell
     value: float | None
@@ -79,26 +104,45 @@ class MeasuredOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A recipe with everything measured. `changes`: how the run differs from the recipe; `is_partial`: whether it read
-    a part of the text, so that its figures are not compared with the paper's."""
+    """A recipe with everything measured in its folder.
+
+    `changes` lists how the run differs from the recipe. `is_partial` means that it read a part of the text.
+    """
 
     recipe: Recipe
+    folder: RecipeFolder
     cells: Sequence[MeasuredCell]
     orders: Sequence[MeasuredOrder]
     changes: Sequence[str] = ()
     is_partial: bool = False
 
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the figures can be compared with the paper's."""
+        return not (self.folder.stand_in or self.is_partial)
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings that stand before the figures."""
+        warnings = [_STAND_IN] if self.folder.stand_in else []
+        if self.changes:
+            changes = "; ".join(self.changes)
+            warnings.append(f"CHANGED: {changes}. Compare with the paper's figures only if the paper read the same.")
+        return warnings
+
 
 def measure_recipe(
-    recipe: Recipe, folders: Folders, changes: Sequence[str] = (), *, is_partial: bool = False
+    recipe: Recipe, folder: RecipeFolder, changes: Sequence[str] = (), *, is_partial: bool = False
 ) -> Result:
-    """Measure every cell and order from the folders of its steps; `Result` says what `changes` are.
+    """Measure every cell and order from the results of its steps.
 
     Raises DamagedFolderError if one cannot be read.
     """
-    samples = {measure: measure.sample(folders) for measure in recipe.measures}
+    paths: Folders = {step: folder.path_of(step) for step in recipe.steps}
+    samples = {measure: measure.sample(paths) for measure in recipe.measures}
     return Result(
         recipe=recipe,
+        folder=folder,
         cells=[_measured(cell, samples.get(cell.measure) if cell.measure else None) for cell in recipe.cells],
         orders=[_ordered(order, samples) for order in recipe.orders],
         changes=changes,
@@ -117,6 +161,7 @@ def _ordered(order: Order, samples: dict[Measure, Sample]) -> MeasuredOrder:
     change = ends = None
     judged = better.counts_U.sum() > 0
     if judged and len(better.counts_U) > 1 and np.array_equal(better.counts_U, worse.counts_U):
+        # Both figures are of the same units, so each draw takes the same units for both: a paired bootstrap.
         sums_UR = np.stack([better.sums_U, worse.sums_U], axis=1)
         drawn_DR = bootstrap_means(sums_UR, better.counts_U)
         drawn = better.figure(drawn_DR[:, 0]), worse.figure(drawn_DR[:, 1])
@@ -127,116 +172,116 @@ def _ordered(order: Order, samples: dict[Measure, Sample]) -> MeasuredOrder:
     return MeasuredOrder(order=order, better=better.value, worse=worse.value, change=change, interval=ends)
 
 
-RECIPE_KIND: Final = "recipe"
-RECIPE_VERSION: Final = 1
-MARKDOWN: Final = "table.md"
-PAGE: Final = "table.html"
-CSV: Final = "cells.csv"
-CELLS: Final = "cells.parquet"
-FIGURE: Final = "figure.png"
-_STAND_IN: Final = (
-    "STAND-IN: small local data and models took the place of the paper's. These figures are not comparable with the "
-    "paper's; they show that the recipe runs, and which of its orders hold here."
-)
-_NOTHING: Final = "-"
-_STYLE: Final = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem}"
-    "table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #8886;padding:.3rem .6rem;text-align:left}"
-    "code{font-size:.85em;overflow-wrap:anywhere}.stand-in{border:2px solid #c60;padding:.5rem 1rem}"
-    ":root{color-scheme:light dark}"
-)
-
-
 def folder_name(recipe: str, only: str | None = None) -> str:
     """The name of the folder of a recipe's table, or of its part about one model."""
     part = "" if only is None else "-only-" + "-".join(only.lower().split())
     return recipe.replace("/", "-") + part
 
 
-def write_result(result: Result, place: RecipeFolder, only: str | None = None) -> Path:
+def write_result(result: Result, only: str | None = None) -> Path:
     """Write the folder of a recipe's result, or of its part about one model, atomically, in place of an older one;
     returns it."""
-    folder = place.folder / "tables" / folder_name(result.recipe.name, only)
-    with new_folder(folder, kind=RECIPE_KIND, force=True) as partial:
-        cells = _cells(result, place)
+    recipe, stand_in = result.recipe, result.folder.stand_in
+    path = result.folder.folder / "tables" / folder_name(recipe.name, only)
+    with new_folder(path, kind=RECIPE_KIND, force=True) as partial:
+        cells = _cell_table(result)
         pq.write_table(cells, partial / CELLS, compression="zstd")
         pyarrow.csv.write_csv(cells, partial / CSV)
-        (partial / MARKDOWN).write_text(markdown(result, place), encoding="utf-8")
-        if result.recipe.figure is not None:
+        (partial / MARKDOWN).write_text(as_markdown(result), encoding="utf-8")
+        (partial / PAGE).write_text(_as_html(result), encoding="utf-8")
+        if recipe.figure is not None:
             from ralm.recipes.figures import draw
 
-            draw(result, partial / FIGURE, stands_in=place.stands_in)
-        (partial / PAGE).write_text(_page(result, place), encoding="utf-8")
+            draw(result, partial / FIGURE)
         settings: dict[str, JsonValue] = {
-            "recipe": result.recipe.name,
-            "stand_in": place.stands_in,
+            "recipe": recipe.name,
+            "stand_in": stand_in,
             "changes": [*result.changes],
         }
-        write_manifest(
-            partial,
-            kind=RECIPE_KIND,
-            format_version=RECIPE_VERSION,
-            settings=settings,
-            counts={"cells": len(result.cells)},
-        )
-    return folder
+        counts = {"cells": len(result.cells)}
+        write_manifest(partial, kind=RECIPE_KIND, format_version=RECIPE_VERSION, settings=settings, counts=counts)
+    return path
 
 
-def markdown(result: Result, place: RecipeFolder) -> str:
-    """The table, the orders and the provenance as Markdown."""
-    recipe = result.recipe
-    parts = [f"# {recipe.paper}: {recipe.name}", *(f"**{said}**" for said in _warnings(result, place)), recipe.about]
-    parts += [_as_markdown(*table(result, compared=_compared(result, place))), _NOTES]
-    if recipe.figure is not None:
-        parts.append(f"![{recipe.name}]({FIGURE})")
-    if result.orders:
-        parts += ["## Orders that the paper reports", _as_markdown(*orders(result))]
-    if recipe.differs:
-        parts += ["## What differs from the paper", "\n".join(f"- {one}" for one in recipe.differs)]
-    parts += ["## Where the figures come from", _as_markdown(*provenance(result, place), code=2)]
-    return "\n\n".join(parts) + "\n"
+def result_as_json(result: Result, path: Path) -> JsonValue:
+    """The cells and orders by name; `path` is that of the written result."""
+    cells: list[JsonValue] = [{**_row(one, result)} for one in result.cells]  # type: ignore[dict-item]
+    found: list[JsonValue] = [
+        {
+            "order": one.order.text,
+            "better": one.better,
+            "worse": one.worse,
+            "change": one.change,
+            "interval": None if one.interval is None else [*one.interval],
+            "verdict": one.verdict,
+        }
+        for one in result.orders
+    ]
+    return {
+        "recipe": result.recipe.name,
+        "stand_in": result.folder.stand_in,
+        "folder": str(path),
+        "cells": cells,
+        "orders": found,
+    }
 
 
-_NOTES: Final = (
-    "Ours with the 95% interval of a bootstrap over stretches of the text, or over questions; in brackets the "
-    "difference from the paper."
-)
+def _cell_table(result: Result) -> pa.Table:
+    kinds = {name: pa.string() for name in _TEXTS} | {name: pa.float64() for name in _NUMBERS}
+    schema = pa.schema([*kinds.items(), ("stand_in", pa.bool_())])
+    return pa.Table.from_pylist([_row(one, result) for one in result.cells], schema=schema)
 
 
-def _compared(result: Result, place: RecipeFolder) -> bool:
-    """Whether the figures can be compared with the paper's."""
-    return not (place.stands_in or result.is_partial)
+def _row(one: MeasuredCell, result: Result) -> Mapping[str, object]:
+    cell, folder = one.cell, result.folder
+    steps = cell.measure.steps if cell.measure else ()
+    low, high = one.interval or (None, None)
+    return {
+        "model": cell.model,
+        "how": cell.how,
+        "column": cell.column,
+        "measure": cell.measure.label if cell.measure else "",
+        "at": cell.at,
+        "published": cell.published,
+        "value": one.value,
+        "low": low,
+        "high": high,
+        "difference": one.difference if result.is_comparable else None,
+        "folder": " ".join(f"steps/{folder.path_of(step).name}" for step in steps),
+        "command": "; ".join(command_text(folder.command_line(step)) for step in steps),
+        "why_not": cell.why_not,
+        "stand_in": folder.stand_in,
+        "changes": "; ".join(result.changes),
+    }
 
 
-def _warnings(result: Result, place: RecipeFolder) -> list[str]:
-    """What a reader must know before the figures."""
-    said = [_STAND_IN] if place.stands_in else []
-    changed = f"CHANGED: {'; '.join(result.changes)}. Compare with the paper's figures only if the paper read the same."
-    return [*said, changed] if result.changes else said
+class _Table(NamedTuple):
+    """The heads and rows of a table, and the number of a column of code."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    code: int | None = None
 
 
-def table(result: Result, *, compared: bool) -> tuple[list[str], list[list[str]]]:
-    """The heads and rows of the table as in the paper: a row for each way of reading, and beside each column of the
-    paper one with our figures; ours alone if the paper has none."""
+def _paper_table(result: Result) -> _Table:
+    """The table as in the paper: a row for each way of reading, and beside each column of the paper one with our
+    figures; ours alone if the paper has none."""
     columns = list(dict.fromkeys(one.cell.column for one in result.cells))
-    places = any(one.cell.at is not None for one in result.cells)
+    at_places = any(one.cell.at is not None for one in result.cells)
     over = result.recipe.figure.over if result.recipe.figure else "at"
-    heads = ["Model", "Reading", *([over] if places else [])]
     published = {one.cell.column for one in result.cells if one.cell.published is not None}
-    heads += [head for column in columns for head in _heads(column, published=column in published)]
+    heads = ["Model", "Reading", *([over] if at_places else [])]
+    for column in columns:
+        heads += [f"{column}: paper", "ours"] if column in published else [column]
     cells = {(one.cell.model, one.cell.how, one.cell.at, one.cell.column): one for one in result.cells}
     rows = []
     for model, how, at in dict.fromkeys(key[:3] for key in cells):
-        row = [model, how, *([_NOTHING if at is None else f"{at:g}"] if places else [])]
+        row = [model, how, *([_NOTHING if at is None else f"{at:g}"] if at_places else [])]
         for column in columns:
-            pair = _pair(cells.get((model, how, at, column)), compared=compared)
+            pair = _pair(cells.get((model, how, at, column)), compared=result.is_comparable)
             row += pair if column in published else pair[1:]
         rows.append(row)
-    return heads, rows
-
-
-def _heads(column: str, *, published: bool) -> list[str]:
-    return [f"{column}: paper", "ours"] if published else [column]
+    return _Table(heads, rows)
 
 
 def _pair(one: MeasuredCell | None, *, compared: bool) -> list[str]:
@@ -246,17 +291,16 @@ def _pair(one: MeasuredCell | None, *, compared: bool) -> list[str]:
     published = _NOTHING if one.cell.published is None else f"{one.cell.published:g}"
     if one.value is None:
         return [published, one.cell.why_not or _NOTHING]
-    between = "" if one.interval is None else f" ({number(one.interval[0])} to {number(one.interval[1])})"
+    between = "" if one.interval is None else f" ({_number(one.interval[0])} to {_number(one.interval[1])})"
     difference = "" if not compared or one.difference is None else f" [{one.difference:+.2f}]"
-    return [published, f"{number(one.value)}{between}{difference}"]
+    return [published, f"{_number(one.value)}{between}{difference}"]
 
 
-def orders(result: Result) -> tuple[list[str], list[list[str]]]:
-    """The heads and rows of the orders."""
-    heads = ["Order", "Better", "Worse", "Change (95%)", "Here"]
-    return heads, [
-        [one.order.said, number(one.better), number(one.worse), _change(one), one.verdict] for one in result.orders
+def _order_table(result: Result) -> _Table:
+    rows = [
+        [one.order.text, _number(one.better), _number(one.worse), _change(one), one.verdict] for one in result.orders
     ]
+    return _Table(["Order", "Better", "Worse", "Change (95%)", "Here"], rows)
 
 
 def _change(one: MeasuredOrder) -> str:
@@ -266,113 +310,92 @@ def _change(one: MeasuredOrder) -> str:
     return f"{write(one.change)} ({write(one.interval[0])} to {write(one.interval[1])})"
 
 
-def provenance(result: Result, place: RecipeFolder) -> tuple[list[str], list[list[str]]]:
-    """The heads and rows of where cells come from: for each step, which cells are read off it, its folder and its
-    command. Steps that only others read come before them."""
+def _source_table(result: Result) -> _Table:
+    """The folder and the command of each step, with the first cell that is measured from it. Steps that only others
+    read come before them."""
     rows: dict[str, list[str]] = {}
     for one in result.cells:
         measured = one.cell.measure.steps if one.cell.measure else ()
         for step in in_order(measured):
-            folder = place.folder_of(step)
+            path = result.folder.path_of(step)
             name = f"{one.cell.model}, {one.cell.how}" if step in measured else ""
-            row = rows.setdefault(folder.name, ["", f"steps/{folder.name}", command_text(place.command_line(step))])
+            command = command_text(result.folder.command_line(step))
+            row = rows.setdefault(path.name, ["", f"steps/{path.name}", command])
             row[0] = row[0] or name
-    return ["Figure", "Folder", "Command"], [*rows.values()]
+    return _Table(["Figure", "Folder", "Command"], [*rows.values()], code=2)
 
 
-def number(value: float) -> str:
+def _number(value: float) -> str:
     """A figure with as many digits as papers print."""
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}"
 
 
-def _cells(result: Result, place: RecipeFolder) -> pa.Table:
-    rows = [_row(one, result, place) for one in result.cells]
-    kinds = {name: pa.string() for name in _TEXTS} | {name: pa.float64() for name in _NUMBERS}
-    schema = pa.schema([*kinds.items(), ("stand_in", pa.bool_())])
-    return pa.Table.from_pylist(rows, schema=schema)
+def _blocks(result: Result) -> Iterator[tuple[str, Any]]:
+    """The parts of the page, each with its kind."""
+    recipe = result.recipe
+    yield "title", f"{recipe.paper}: {recipe.name}"
+    yield from (("warning", one) for one in result.warnings)
+    yield "text", recipe.about
+    yield "table", _paper_table(result)
+    yield "text", _NOTES
+    if recipe.figure is not None:
+        yield "figure", recipe
+    if result.orders:
+        yield "heading", "Orders that the paper reports"
+        yield "table", _order_table(result)
+    if recipe.differs:
+        yield "heading", "What differs from the paper"
+        yield "list", recipe.differs
+    yield "heading", "Where the figures come from"
+    yield "table", _source_table(result)
 
 
-_TEXTS: Final = ("model", "how", "column", "measure", "folder", "command", "why_not", "changes")
-_NUMBERS: Final = ("at", "published", "value", "low", "high", "difference")
-
-
-def _row(one: MeasuredCell, result: Result, place: RecipeFolder) -> Mapping[str, object]:
-    steps = one.cell.measure.steps if one.cell.measure else ()
-    low, high = one.interval or (None, None)
-    return {
-        "model": one.cell.model,
-        "how": one.cell.how,
-        "column": one.cell.column,
-        "measure": one.cell.measure.said if one.cell.measure else "",
-        "at": one.cell.at,
-        "published": one.cell.published,
-        "value": one.value,
-        "low": low,
-        "high": high,
-        "difference": one.difference if _compared(result, place) else None,
-        "folder": " ".join(f"steps/{place.folder_of(step).name}" for step in steps),
-        "command": "; ".join(command_text(place.command_line(step)) for step in steps),
-        "why_not": one.cell.why_not,
-        "stand_in": place.stands_in,
-        "changes": "; ".join(result.changes),
+def as_markdown(result: Result) -> str:
+    """The table, the orders and the sources as Markdown."""
+    writers: dict[str, Callable[[Any], str]] = {
+        "title": "# {}".format,
+        "heading": "## {}".format,
+        "warning": "**{}**".format,
+        "text": str,
+        "table": _markdown_table,
+        "figure": lambda recipe: f"![{recipe.name}]({FIGURE})",
+        "list": lambda items: "\n".join(f"- {item}" for item in items),
     }
+    return "\n\n".join(writers[kind](content) for kind, content in _blocks(result)) + "\n"
 
 
-def result_as_json(result: Result, place: RecipeFolder, folder: Path) -> JsonValue:
-    """The cells and orders by name."""
-    cells: list[JsonValue] = [{**_row(one, result, place)} for one in result.cells]  # type: ignore[dict-item]
-    found: list[JsonValue] = [
-        {
-            "order": one.order.said,
-            "better": one.better,
-            "worse": one.worse,
-            "change": one.change,
-            "interval": None if one.interval is None else [*one.interval],
-            "verdict": one.verdict,
-        }
-        for one in result.orders
-    ]
-    name = result.recipe.name
-    return {"recipe": name, "stand_in": place.stands_in, "folder": str(folder), "cells": cells, "orders": found}
-
-
-def _as_markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], code: int | None = None) -> str:
+def _markdown_table(table: _Table) -> str:
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-    written = [[f"`{cell}`" if place == code else cell for place, cell in enumerate(row)] for row in rows]
-    return "\n".join([line(heads), "|" + "---|" * len(heads), *map(line, written)])
+    rows = [[f"`{cell}`" if place == table.code else cell for place, cell in enumerate(row)] for row in table.rows]
+    return "\n".join([line(table.heads), "|" + "---|" * len(table.heads), *map(line, rows)])
 
 
-def _as_html(heads: Sequence[str], rows: Iterable[Sequence[str]], code: int | None = None) -> str:
+def _as_html(result: Result) -> str:
+    title = html.escape(f"{result.recipe.paper}: {result.recipe.name}")
+    image = f'<p><img src="{FIGURE}" alt="{title}" style="max-width:100%"></p>'
+    writers: dict[str, Callable[[Any], str]] = {
+        "title": lambda text: f"<h1>{html.escape(text)}</h1>",
+        "heading": lambda text: f"<h2>{html.escape(text)}</h2>",
+        "warning": lambda text: f'<p class="stand-in"><strong>{html.escape(text)}</strong></p>',
+        "text": lambda text: f"<p>{html.escape(text)}</p>",
+        "table": _html_table,
+        "figure": lambda _: image,
+        "list": lambda items: "<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in items) + "</ul>",
+    }
+    body = "".join(writers[kind](content) for kind, content in _blocks(result))
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def _html_table(table: _Table) -> str:
     def line(cells: Iterable[str], tag: str) -> str:
-        written = (html.escape(cell) for cell in cells)
         inner = (
-            f"<code>{cell}</code>" if place == code and tag == "td" else cell for place, cell in enumerate(written)
+            f"<code>{html.escape(cell)}</code>" if place == table.code and tag == "td" else html.escape(cell)
+            for place, cell in enumerate(cells)
         )
         return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in inner) + "</tr>"
 
-    body = "".join(line(row, "td") for row in rows)
-    return f"<table><thead>{line(heads, 'th')}</thead><tbody>{body}</tbody></table>"
-
-
-def _page(result: Result, place: RecipeFolder) -> str:
-    recipe = result.recipe
-    title = html.escape(f"{recipe.paper}: {recipe.name}")
-    parts = [f"<h1>{title}</h1>"]
-    parts += [f'<p class="stand-in"><strong>{html.escape(said)}</strong></p>' for said in _warnings(result, place)]
-    parts += [
-        f"<p>{html.escape(recipe.about)}</p>",
-        _as_html(*table(result, compared=_compared(result, place))),
-        f"<p>{html.escape(_NOTES)}</p>",
-    ]
-    if recipe.figure is not None:
-        parts.append(f'<p><img src="{FIGURE}" alt="{title}" style="max-width:100%"></p>')
-    if result.orders:
-        parts += ["<h2>Orders that the paper reports</h2>", _as_html(*orders(result))]
-    if recipe.differs:
-        items = "".join(f"<li>{html.escape(one)}</li>" for one in recipe.differs)
-        parts += ["<h2>What differs from the paper</h2>", f"<ul>{items}</ul>"]
-    parts += ["<h2>Where the figures come from</h2>", _as_html(*provenance(result, place), code=2)]
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+    body = "".join(line(row, "td") for row in table.rows)
+    return f"<table><thead>{line(table.heads, 'th')}</thead><tbody>{body}</tbody></table>"

@@ -17,50 +17,65 @@ from time import perf_counter
 from typing import Final
 
 from ralm.errors import FolderExistsError, RalmError, StorageError, UsageError
-from ralm.reading.ensemble import Ensemble
+from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.recipes.folder import RecipeFolder
 from ralm.recipes.inputs import STAND_IN_MODEL
 from ralm.recipes.resources import Resource
-from ralm.recipes.steps import Step
-from ralm.reranking import RerankOptions
+from ralm.recipes.steps import Amounts, Step
+from ralm.retrieval.dense.options import EncoderOptions
 from ralm.storage.outputs import recover
-from ralm.training.options import (
-    REPLUG,
-    REPLUG_EXAMPLES,
-    CandidateOptions,
-    ExampleOptions,
-    RetrieverTrainingOptions,
-    TrainingOptions,
-)
+from ralm.training.options import CandidateOptions, ExampleOptions, RetrieverTrainingOptions, TrainingOptions
 
-Perform = Callable[[list[str]], None]
+_BYTES_PER_TOKEN: Final = 4.3
+_BYTES_PER_PASSAGE: Final = 620
+_TOKENS_PER_PASSAGE: Final = 135
+_PASSAGES_PER_SECOND: Final = 20_000
+"""Passages that two cores index for BM25 (docs/cluster.md)."""
+_QUERIES_PER_SECOND: Final = 500
+_INDEX_BYTES: Final = 1_100
+_VECTOR_BYTES: Final = 4 * 768
+_HIT_BYTES: Final = 750
+_ROW_BYTES: Final = 60
+_SIGNAL_BYTES: Final = 16 * 40
+_ANSWER_BYTES: Final = 4_000
+_PROMPT_TOKENS: Final = 1_500
+_EXAMPLE_TOKENS: Final = 384
+_PAIR_TOKENS: Final = 200
+_RANKER_PARAMETERS: Final = 125e6
+_TINY_PARAMETERS: Final = 4e6
+_LARGE_PARAMETERS: Final = 2e9
+_TRAINING: Final = 3
+"""Operations of a training step to those of reading."""
+_UTILISATION: Final = 0.5
+_SECONDS: Final = 0.2
+
 _LOG: Final = logging.getLogger(__name__)
 
 
-def run_steps(steps: Sequence[Step], place: RecipeFolder, perform: Perform) -> None:
-    """Perform the steps, which are in order, unless they were done before.
+def run_steps(steps: Sequence[Step], folder: RecipeFolder, run: Callable[[list[str]], None]) -> None:
+    """Run the steps, which are in order, unless their results exist; `run` executes a command line.
 
-    Raises what a command raises, with the step in front and what can be given instead of what it reads from the hub.
+    Raises what a command raises, naming the step and the inputs that can be replaced if the hub cannot be reached.
     """
-    place.begin()
-    steps = place.distinct_steps(steps)
+    folder.begin()
+    steps = folder.distinct_steps(steps)
     for number, step in enumerate(steps, 1):
-        at = f"[{number}/{len(steps)}] {place.folder_of(step).name}"
-        if place.is_done(step):
-            with suppress(FolderExistsError):  # another process is at its end
-                recover(place.folder_of(step))
+        at = f"[{number}/{len(steps)}] {folder.path_of(step).name}"
+        if folder.is_done(step):
+            with suppress(FolderExistsError):  # another process is about to finish it
+                recover(folder.path_of(step))
             _LOG.info("%s: done before", at)
             continue
-        line = place.command_line(step)
+        line = folder.command_line(step)
         _LOG.info("%s: %s", at, command_text(line))
         try:
-            check_room(step, place)
-            place.provide(step)
-            perform(line)
+            check_room(step, folder)
+            folder.write_inputs(step)
+            run(line)
         except RalmError as error:
-            said = str(error)
-            error.args = (f"{at}: {said}{'' if said.endswith('.') else '.'}{_instead(step, place)}",)
+            text = str(error)
+            error.args = (f"{at}: {text}{'' if text.endswith('.') else '.'}{_replaceable(step, folder)}",)
             raise
 
 
@@ -69,36 +84,18 @@ def command_text(line: Sequence[str]) -> str:
     return f"ralm {shlex.join(line)}"
 
 
-def _instead(step: Step, place: RecipeFolder) -> str:
-    """What a user can give if the hub cannot be reached."""
-    read = [resource for resource in step.resources if place.is_from_hub(resource)]
+def _replaceable(step: Step, folder: RecipeFolder) -> str:
+    """The inputs of a step from the hub, for a message."""
+    read = [resource for resource in step.resources if folder.is_from_hub(resource)]
     if not read:
         return ""
     named = [f"{one.name} ({one.note})" if one.note else one.name for one in read]
     return f" From the hub it reads {', '.join(named)}; give your own with --use {read[0].name}=PATH."
 
 
-_BYTES_A_TOKEN: Final = 4.3
-_BYTES_A_PASSAGE: Final = 620
-_TOKENS_A_PASSAGE: Final = 135
-_PASSAGES_A_SECOND: Final = 20_000
-"""Passages that two cores index for BM25 (docs/cluster.md)."""
-_INDEX_BYTES: Final = 1_100
-_VECTOR_BYTES: Final = 4 * 768
-_HIT_BYTES: Final = 750
-_ROW_BYTES: Final = 60
-_TINY_PARAMETERS: Final = 4e6
-_LARGE: Final = 2e9
-_TRAINING: Final = 3
-"""Operations of a training step to those of reading."""
-_HALF: Final = 0.5
-_SECONDS: Final = 0.2
-_PLAN: Final = PlanOptions()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Passages, tokens that models read, bytes of disk and memory, and hours."""
+    """Passages, tokens that models read, bytes of disk and memory, and hours. All are rough."""
 
     passages: int = 0
     tokens: int = 0
@@ -107,166 +104,158 @@ class Estimate:
     hours: float = 0.0
 
 
-def estimate(step: Step, place: RecipeFolder) -> Estimate:
-    """What a step will take."""
-    sizes = _Sizes(place)
+def estimate(step: Step, folder: RecipeFolder) -> Estimate:
+    """The estimate of a step."""
+    sizes = _Sizes(folder)
     match step.command:
         case "index":
             return sizes.index(step)
         case "retrieve":
-            rows = sizes.strides(step)
-            return Estimate(disk=int(rows * _number(step, "-k") * _HIT_BYTES), hours=rows / 500 / 3600)
+            queries = sizes.strides(step)
+            disk = int(queries * step.option(Amounts).k * _HIT_BYTES)
+            return Estimate(disk=disk, hours=queries / _QUERIES_PER_SECOND / 3600)
         case "eval":
             return sizes.evaluation(step)
-        case "signals" | "train reranker" | "train retriever":
-            return sizes.learning(step)
+        case "train reranker":
+            return sizes.reranker_training(step)
+        case "signals" | "train retriever":
+            return sizes.signals(step)
         case _:
             return sizes.questions(step)
 
 
-def check_room(step: Step, place: RecipeFolder) -> None:
+def total(estimates: Sequence[Estimate]) -> Estimate:
+    """All steps together; memory is that of the largest."""
+    return Estimate(
+        passages=sum(one.passages for one in estimates),
+        tokens=sum(one.tokens for one in estimates),
+        disk=sum(one.disk for one in estimates),
+        memory=max((one.memory for one in estimates), default=0),
+        hours=sum(one.hours for one in estimates),
+    )
+
+
+def check_room(step: Step, folder: RecipeFolder) -> None:
     """Raise StorageError or UsageError before a step begins whose result or model does not fit on this machine.
 
     Memory is not checked where the model runs elsewhere: on a GPU, a cluster, or behind an API.
     """
-    needed = estimate(step, place)
-    free = shutil.disk_usage(place.folder if place.folder.exists() else place.folder.resolve().parent).free
+    needed = estimate(step, folder)
+    free = shutil.disk_usage(folder.folder if folder.folder.exists() else folder.folder.resolve().parent).free
     if needed.disk > free:
         raise StorageError(
-            f"{place.folder_of(step).name} needs about {needed.disk / 1e9:,.1f} GB of disk, and {place.folder} has "
+            f"{folder.path_of(step).name} needs about {needed.disk / 1e9:,.1f} GB of disk, and {folder.folder} has "
             f"{free / 1e9:,.1f} GB left: choose an `out` on a larger disk."
         )
-    memory, elsewhere = _memory(), place.ways.ray is not None or place.asks_api(step)
-    if needed.memory <= memory or elsewhere or place.ways.model.device not in ("auto", "cpu") or _has_gpu():
+    memory, elsewhere = _memory(), folder.options.ray is not None or folder.uses_api(step)
+    if needed.memory <= memory or elsewhere or folder.options.model.device not in ("auto", "cpu") or _has_gpu():
         return
     dense = step.command == "index"
     remedy = "" if dense else 'run smaller models alone (`only`), give `dtype="bfloat16"`, or '
     raise UsageError(
-        f"{place.folder_of(step).name} needs about {needed.memory / 1e9:,.1f} GB of memory for its "
+        f"{folder.path_of(step).name} needs about {needed.memory / 1e9:,.1f} GB of memory for its "
         f"{'vectors' if dense else 'model'}, and this machine has {memory / 1e9:,.1f} GB: {remedy}use a larger "
         "machine, one with a GPU, or a cluster."
     )
 
 
 class _Sizes:
-    """Estimates with the sizes of what a place reads."""
+    """Estimates steps with the sizes of the files that they read."""
 
-    def __init__(self, place: RecipeFolder) -> None:
-        self._place = place
+    def __init__(self, folder: RecipeFolder) -> None:
+        self._folder = folder
 
     def index(self, step: Step) -> Estimate:
-        corpus = _resource(step, "corpus")
+        corpus = step.resource("corpus")
         passages = self._passages(corpus)
-        written = passages * _BYTES_A_PASSAGE if corpus.writes and self._place.is_from_hub(corpus) else 0
-        encoder = next((one for one in step.arguments if isinstance(one, Resource) and one.kind == "encoder"), None)
-        dense = "--encoder" in step.arguments
-        disk = written + passages * (_INDEX_BYTES + _VECTOR_BYTES if dense else _INDEX_BYTES)
-        if not dense:
-            return Estimate(passages=passages, disk=disk, hours=passages / _PASSAGES_A_SECOND / 3600)
-        tokens = passages * _TOKENS_A_PASSAGE
-        parameters = self._parameters(encoder) if encoder else 110e6
-        memory = passages * _VECTOR_BYTES
-        return Estimate(passages=passages, tokens=tokens, disk=disk, memory=memory, hours=_hours(tokens, parameters))
+        disk = passages * _INDEX_BYTES
+        disk += passages * _BYTES_PER_PASSAGE if corpus.form and self._folder.is_from_hub(corpus) else 0
+        if not step.has(EncoderOptions):
+            return Estimate(passages=passages, disk=disk, hours=passages / _PASSAGES_PER_SECOND / 3600)
+        encoders = [one for one in step.resources if one.kind == "encoder"]
+        tokens, memory = passages * _TOKENS_PER_PASSAGE, passages * _VECTOR_BYTES
+        hours = _hours(tokens, self._parameters(encoders[0]) if encoders else 110e6)
+        return Estimate(passages=passages, tokens=tokens, disk=disk + memory, memory=memory, hours=hours)
 
     def strides(self, step: Step) -> float:
-        return self._text(step) / _number(step, "--stride", _PLAN.stride)
+        return self._tokens(step) / step.option(PlanOptions).stride
 
     def evaluation(self, step: Step) -> Estimate:
-        tokens, window = self._text(step), _number(step, "--max-length", _PLAN.max_length)
-        rows = self.strides(step)
-        passages = "--index" in step.arguments or "--retrieved" in step.arguments
-        several = 1.0
-        if passages and "--rerank" in step.arguments:
-            several = _number(step, "--candidates", RerankOptions().candidates)
-        elif passages and "ensemble" in step.arguments:
-            several = _number(step, "--documents", Ensemble().documents)
-        if "blocked" in step.arguments:
-            rows = tokens / _number(step, "--block", _PLAN.block) * (5 if passages else 1)
-        read = int(rows * min(window, tokens) * several)
-        parameters = self._parameters(_resource(step, "model"))
-        return Estimate(
-            tokens=read, disk=int(tokens * _ROW_BYTES), memory=self._weights(parameters), hours=_hours(read, parameters)
-        )
+        tokens, plan, reading = self._tokens(step), step.option(PlanOptions), step.option(ReadingOptions)
+        retrieved = any(one.command == "retrieve" for one in step.steps)
+        windows = self.strides(step)
+        if plan.windows == "blocked":
+            windows = tokens / plan.block * (5 if retrieved else 1)
+        several = 1
+        if reading.reranks and retrieved:
+            several = reading.reranking.candidates
+        elif reading.reader == "ensemble" and retrieved:
+            several = reading.ensemble.documents
+        read = int(windows * min(plan.max_length, tokens) * several)
+        return self._reading(step, read, disk=tokens * _ROW_BYTES)
 
-    def learning(self, step: Step) -> Estimate:
-        if step.command == "train reranker":
-            plain = TrainingOptions()
-            examples = _number(step, "--steps", plain.steps) * _number(step, "--batch", plain.batch)
-            pairs = examples * _number(step, "--candidates", CandidateOptions().candidates)
-            return Estimate(tokens=int(pairs * 200), hours=_TRAINING * _hours(pairs * 200, 125e6))
-        vectors = 0
+    def reranker_training(self, step: Step) -> Estimate:
+        training = step.option(TrainingOptions)
+        tokens = training.steps * training.batch * CandidateOptions().candidates * _PAIR_TOKENS
+        return Estimate(tokens=tokens, hours=_TRAINING * _hours(tokens, _RANKER_PARAMETERS))
+
+    def signals(self, step: Step) -> Estimate:
+        examples, vectors = step.option(ExampleOptions).examples, 0
         if step.command == "signals":
-            examples = _number(step, "--examples", ExampleOptions().examples)
-            candidates = _number(step, "--candidates", CandidateOptions().candidates)
-        else:  # those of the index are encoded again
-            read_once = _number(step, "--steps", REPLUG.steps) * _number(step, "--batch", REPLUG.batch)
-            examples = min(_number(step, "--examples", REPLUG_EXAMPLES.examples), read_once)
-            candidates = _number(step, "--candidates", RetrieverTrainingOptions().candidates)
-            vectors = 2 * self._passages(_resource(step, "corpus")) * _VECTOR_BYTES
-        read = examples * candidates * 384
-        parameters = self._parameters(_resource(step, "model"))
-        return Estimate(
-            tokens=int(read),
-            disk=int(examples * 16 * 40) + vectors,
-            memory=self._weights(parameters),
-            hours=_hours(read, parameters),
-        )
+            candidates = step.option(CandidateOptions).candidates
+        else:  # the training ends after so many steps, and encodes the vectors of the index again
+            training = step.option(TrainingOptions)
+            examples = min(examples, training.steps * training.batch)
+            candidates = step.option(RetrieverTrainingOptions).candidates
+            vectors = 2 * self._passages(step.resource("corpus")) * _VECTOR_BYTES
+        read = examples * candidates * _EXAMPLE_TOKENS
+        return self._reading(step, read, disk=examples * _SIGNAL_BYTES + vectors)
 
     def questions(self, step: Step) -> Estimate:
-        asked = next(one for one in step.resources if one.kind in ("questions", "choices"))
-        count = min(asked.questions or 1000, _number(step, "--limit", 1e9))
-        prompts = _number(step, "--documents", Ensemble().documents) if "ensemble" in step.arguments else 1
-        if "--numbers" in step.arguments:
-            prompts = len(str(step.arguments[step.arguments.index("--numbers") + 1]).split(","))
-        read = count * prompts * 1500
-        parameters = self._parameters(_resource(step, "model"))
-        return Estimate(
-            tokens=int(read), disk=int(count * 4000), memory=self._weights(parameters), hours=_hours(read, parameters)
-        )
+        amounts, reading = step.option(Amounts), step.option(ReadingOptions)
+        count = step.resource("questions", "choices").questions or 1000
+        count = count if amounts.limit is None else min(count, amounts.limit)
+        prompts = reading.ensemble.documents if reading.reader == "ensemble" else 1
+        prompts = len(amounts.numbers) or prompts
+        return self._reading(step, count * prompts * _PROMPT_TOKENS, disk=count * _ANSWER_BYTES)
 
-    def _text(self, step: Step) -> float:
-        text = _resource(step, "text")
-        tokens = (self._bytes(text) or text.tokens * _BYTES_A_TOKEN) / _BYTES_A_TOKEN
-        return min(tokens, _number(step, "--limit-tokens", tokens))
+    def _reading(self, step: Step, tokens: int, disk: float) -> Estimate:
+        """A step whose language model reads so many tokens."""
+        parameters = self._parameters(step.resource("model"))
+        memory, hours = self._weights(parameters), _hours(tokens, parameters)
+        return Estimate(tokens=tokens, disk=int(disk), memory=memory, hours=hours)
+
+    def _tokens(self, step: Step) -> float:
+        text, limit = step.resource("text"), step.option(Amounts).limit_tokens
+        tokens = (self._bytes(text) or text.tokens * _BYTES_PER_TOKEN) / _BYTES_PER_TOKEN
+        return tokens if limit is None else min(tokens, limit)
 
     def _passages(self, corpus: Resource) -> int:
-        return int((self._bytes(corpus) or corpus.passages * _BYTES_A_PASSAGE) / _BYTES_A_PASSAGE)
+        return int((self._bytes(corpus) or corpus.passages * _BYTES_PER_PASSAGE) / _BYTES_PER_PASSAGE)
 
     def _parameters(self, resource: Resource) -> float:
-        value = self._place.value(resource)
-        if value == STAND_IN_MODEL:
+        source = self._folder.source_of(resource)
+        if source == STAND_IN_MODEL:
             return _TINY_PARAMETERS
-        weights = sum(one.stat().st_size for one in Path(value).glob("*.safetensors")) if Path(value).is_dir() else 0
+        weights = sum(one.stat().st_size for one in Path(source).glob("*.safetensors")) if Path(source).is_dir() else 0
         return weights / 4 if weights else resource.parameters
 
     def _weights(self, parameters: float) -> int:
         """The bytes of a model's weights; large ones are mostly saved in 16 bits, which `dtype="auto"` keeps."""
-        dtype = self._place.ways.model.dtype
-        halves = parameters >= _LARGE if dtype == "auto" else dtype != "float32"
+        dtype = self._folder.options.model.dtype
+        halves = parameters >= _LARGE_PARAMETERS if dtype == "auto" else dtype != "float32"
         return int(parameters * (2 if halves else 4))
 
     def _bytes(self, resource: Resource) -> int:
         """The size of a file or folder; 0 if it is on the hub."""
-        path = Path(self._place.value(resource))
+        path = Path(self._folder.source_of(resource))
         if path.is_dir():
             return sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
         return path.stat().st_size if path.is_file() else 0
 
 
-def _resource(step: Step, kind: str) -> Resource:
-    return next(one for one in step.resources if one.kind == kind)
-
-
-def _number(step: Step, flag: str, default: float | None = None) -> float:
-    """The value of a flag of a step; one without a default is always there."""
-    places = [place for place, one in enumerate(step.arguments) if one == flag]
-    if places or default is None:
-        return float(str(step.arguments[places[0] + 1]))
-    return default
-
-
 def _hours(tokens: float, parameters: float) -> float:
-    return 2 * tokens * parameters / (_HALF * _speed()) / 3600
+    return 2 * tokens * parameters / (_UTILISATION * _speed()) / 3600
 
 
 @cache
@@ -280,7 +269,7 @@ def _speed() -> float:
     _ = (matrix @ matrix)[0, 0].item()
     begin, products = perf_counter(), 0
     while perf_counter() - begin < _SECONDS:
-        _ = (matrix @ matrix)[0, 0].item()
+        _ = (matrix @ matrix)[0, 0].item()  # .item() waits for the GPU
         products += 1
     return 2 * float(size) ** 3 * products / (perf_counter() - begin)
 
@@ -294,14 +283,3 @@ def _has_gpu() -> bool:
 def _memory() -> int:
     """The memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def total(estimates: Sequence[Estimate]) -> Estimate:
-    """All steps together; memory is that of the largest."""
-    return Estimate(
-        passages=sum(one.passages for one in estimates),
-        tokens=sum(one.tokens for one in estimates),
-        disk=sum(one.disk for one in estimates),
-        memory=max((one.memory for one in estimates), default=0),
-        hours=sum(one.hours for one in estimates),
-    )

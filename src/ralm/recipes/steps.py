@@ -1,13 +1,11 @@
-"""Steps: the commands that a recipe runs, and how one reads what another made.
+"""The commands that recipes run, as a graph: some arguments of a step are other steps or resources.
 
-A step is a command line of which some arguments are other steps or resources. So a recipe is a graph, and equal steps
-of several recipes are one. The functions below make steps from the option records of the library; nothing is an option
-of recipes alone. Knows no folder and runs nothing.
+Equal steps of several recipes are one. The functions below make steps from the option records of the library.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias, TypeVar
 
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
 from ralm.corpus.splitting import Splitting
@@ -29,14 +27,36 @@ from ralm.training.options import (
 )
 
 Command = Literal["index", "retrieve", "eval", "signals", "train reranker", "train retriever", "qa", "curve", "choice"]
+_Record = TypeVar("_Record")
+
+_BM25 = RetrieverOptions()
+_PLAN = PlanOptions()
+_FIRST_PASSAGE = ReadingOptions()
+_SENTENCES = Splitting()
+_ENCODING = EncoderOptions(encoder="")
+"""The encoder itself is an argument: a resource, or the step that trains it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """How much a step reads, where no option record says it; None is all. `numbers` are those of `ralm curve`."""
+
+    k: int = 1
+    limit_tokens: int | None = None
+    limit: int | None = None
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command without its `--out`, which is a folder, or a file for `retrieve`."""
+    """A command without its `--out`, which is a folder, or a file for `retrieve`.
+
+    `options` are the records that its flags were made of, for estimates. They don't identify a step.
+    """
 
     command: Command
     arguments: "tuple[Argument, ...]"
+    options: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def makes_file(self) -> bool:
@@ -56,6 +76,18 @@ class Step:
     def resources(self) -> Iterator[Resource]:
         """The resources that it reads itself."""
         yield from (one for one in self.arguments if isinstance(one, Resource))
+
+    def resource(self, *kinds: str) -> Resource:
+        """The first resource of one of these kinds."""
+        return next(one for one in self.resources if one.kind in kinds)
+
+    def has(self, record: type) -> bool:
+        """Whether its flags come from a record of this type."""
+        return any(isinstance(one, record) for one in self.options)
+
+    def option(self, record: type[_Record]) -> _Record:
+        """Its option record of this type."""
+        return next(one for one in self.options if isinstance(one, record))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +118,23 @@ def in_order(wanted: Sequence[Step]) -> list[Step]:
 def index_step(
     corpus: Resource,
     *,
-    splitting: Splitting | None = None,
+    splitting: Splitting = _SENTENCES,
     tokens_of: Resource | None = None,
     titles: Resource | None = None,
-    encoding: EncoderOptions | None = None,
+    encoding: EncoderOptions = _ENCODING,
     encoder: Resource | Step | None = None,
     query_encoder: Resource | None = None,
 ) -> Step:
-    """An index of a corpus for BM25; with an `encoder`, for dense retrieval. Documents with `titles` are left out.
+    """Indexes a corpus for BM25; with an `encoder`, for dense retrieval. Documents with `titles` are left out.
 
-    `tokens_of` is the model whose tokens passages are measured in. `encoding` tells all of the encoder but its name.
+    `tokens_of` is the model whose tokens passages are measured in. `encoding` holds all of the encoder but its name.
     """
-    arguments: list[Argument] = [corpus, *flags_of(splitting or Splitting(), Splitting())]
-    arguments += _given("--lm", tokens_of) + _given("--forbidden-titles", titles)
-    if encoder is not None:
-        plain = EncoderOptions(encoder="")
-        arguments += ["--retriever", "dense", "--encoder", encoder, *_given("--query-encoder", query_encoder)]
-        arguments += flags_of(encoding or plain, plain)
-    return Step("index", tuple(arguments))
+    arguments: list[Argument] = [corpus, *flags_of(splitting, _SENTENCES)]
+    arguments += _flag("--lm", tokens_of) + _flag("--forbidden-titles", titles)
+    if encoder is None:
+        return Step("index", tuple(arguments), (splitting,))
+    arguments += ["--retriever", "dense", "--encoder", encoder, *_flag("--query-encoder", query_encoder)]
+    return Step("index", (*arguments, *flags_of(encoding, _ENCODING)), (splitting, encoding))
 
 
 def retrieve_step(
@@ -113,20 +144,18 @@ def retrieve_step(
     plan: PlanOptions,
     *,
     k: int,
-    retrieval: RetrieverOptions | None = None,
+    retrieval: RetrieverOptions = _BM25,
     vectors: Step | None = None,
     limit_tokens: int | None = None,
 ) -> Step:
-    """The best passages for every stride of a text; `lm` decides the tokens. `vectors`: search those that the training
-    of a retriever added to the index."""
-    retrieval = retrieval or RetrieverOptions()
-    always = ("query_tokens",) if retrieval.is_dense else ()
-    unread = PlanOptions(document_tokens=0)
-    arguments: list[Argument] = [text, "--lm", lm, "--index", index, "-k", str(k)]
-    arguments += flags_of(retrieval, RetrieverOptions())
+    """Retrieves the k best passages for every stride of a text; `lm` decides the tokens. `vectors`: search those that
+    the training of a retriever added to the index."""
+    arguments: list[Argument] = [text, "--lm", lm, "--index", index, "-k", str(k), *flags_of(retrieval, _BM25)]
     arguments += ["--vectors", NameOf(vectors)] if vectors else []
-    plan_flags = flags_of(replace(plan, document_tokens=0), unread, always)
-    return Step("retrieve", (*arguments, *plan_flags, *_limit(limit_tokens)))
+    unread, base = replace(plan, document_tokens=0), replace(_PLAN, document_tokens=0)
+    arguments += flags_of(unread, base, ("query_tokens",) if retrieval.is_dense else ())
+    amounts = Amounts(k=k, limit_tokens=limit_tokens)
+    return Step("retrieve", (*arguments, *_number("--limit-tokens", limit_tokens)), (plan, retrieval, amounts))
 
 
 def eval_step(
@@ -134,61 +163,37 @@ def eval_step(
     lm: Resource,
     plan: PlanOptions,
     *,
-    index: Step | None = None,
     retrieved: Step | None = None,
-    retrieval: RetrieverOptions | None = None,
-    reading: ReadingOptions | None = None,
+    reading: ReadingOptions = _FIRST_PASSAGE,
     reranker: Step | None = None,
-    candidates: int = RerankOptions().candidates,
     rerank_lm: Resource | None = None,
     limit_tokens: int | None = None,
 ) -> Step:
-    """A text that a model reads, with passages of an index, with those that were retrieved, or without.
+    """Scores a text with a model, with the passages that were retrieved, or without.
 
-    A `reranker` that was trained chooses among `candidates`.
+    With a trained `reranker`, `reading` says among how many passages it chooses.
     """
-    retrieval = retrieval or RetrieverOptions()
-    arguments: list[Argument] = [text, "--lm", lm, *_given("--index", index), *_given("--retrieved", retrieved)]
-    arguments += flags_of(retrieval, RetrieverOptions()) if index else []
-    arguments += flags_of(reading or ReadingOptions(), ReadingOptions())
-    if reranker is not None:
-        chosen = RerankOptions(method="predictive", cross_encoder="", candidates=candidates)
-        arguments += flags_of(chosen, replace(RerankOptions(), cross_encoder="")) + _given("--reranker", reranker)
-    arguments += _given("--rerank-lm", rerank_lm)
-    if index is None and plan.windows != "rolling":  # no query is asked
-        plan = replace(plan, query_tokens=PlanOptions().query_tokens)
-    always = ("query_tokens",) if index and retrieval.is_dense else ()
-    return Step("eval", (*arguments, *flags_of(plan, PlanOptions(), always), *_limit(limit_tokens)))
+    arguments: list[Argument] = [text, "--lm", lm, *_flag("--retrieved", retrieved)]
+    base = replace(_FIRST_PASSAGE, reranking=replace(RerankOptions(), cross_encoder="")) if reranker else _FIRST_PASSAGE
+    arguments += flags_of(reading, base) + _flag("--reranker", reranker) + _flag("--rerank-lm", rerank_lm)
+    if plan.windows != "rolling":  # passages were retrieved before, so the length of queries has no effect
+        plan = replace(plan, query_tokens=_PLAN.query_tokens)
+    arguments += flags_of(plan, _PLAN) + _number("--limit-tokens", limit_tokens)
+    return Step("eval", tuple(arguments), (plan, reading, Amounts(limit_tokens=limit_tokens)))
 
 
 def signals_step(
-    corpus: Resource,
-    lm: Resource,
-    index: Step,
-    *,
-    examples: ExampleOptions,
-    candidates: CandidateOptions | None = None,
-    retrieval: RetrieverOptions | None = None,
+    corpus: Resource, lm: Resource, index: Step, *, examples: ExampleOptions, candidates: CandidateOptions
 ) -> Step:
-    """What a model makes of retrieved passages in examples from a corpus."""
-    retrieval = retrieval or RetrieverOptions()
-    arguments: list[Argument] = [corpus, "--lm", lm, "--index", index]
-    arguments += flags_of(examples, ExampleOptions(), ("query_tokens",) if retrieval.is_dense else ())
-    arguments += flags_of(candidates or CandidateOptions(), CandidateOptions())
-    return Step("signals", (*arguments, *flags_of(retrieval, RetrieverOptions())))
+    """Scores retrieved passages with a model, in examples from a corpus."""
+    flags = flags_of(examples, ExampleOptions()) + flags_of(candidates, CandidateOptions())
+    return Step("signals", (corpus, "--lm", lm, "--index", index, *flags), (examples, candidates))
 
 
-def train_reranker_step(
-    signals: Step,
-    init: Resource,
-    *,
-    training: TrainingOptions | None = None,
-    reading: RerankerOptions | None = None,
-) -> Step:
-    """A cross-encoder that learns from signals (In-Context RALM, section 6.2)."""
-    arguments: list[Argument] = [signals, "--init", init]
-    arguments += flags_of(reading or RerankerOptions(), RerankerOptions())
-    return Step("train reranker", (*arguments, *flags_of(training or TrainingOptions(), TrainingOptions())))
+def train_reranker_step(signals: Step, init: Resource, *, training: TrainingOptions, reading: RerankerOptions) -> Step:
+    """Trains a cross-encoder on signals (In-Context RALM, section 6.2)."""
+    flags = flags_of(reading, RerankerOptions()) + flags_of(training, TrainingOptions())
+    return Step("train reranker", (signals, "--init", init, *flags), (training, reading))
 
 
 def train_retriever_step(
@@ -200,10 +205,10 @@ def train_retriever_step(
     training: TrainingOptions,
     examples: ExampleOptions,
 ) -> Step:
-    """A retriever that learns from a model (REPLUG LSR): both encoders, with passages that are encoded again."""
-    arguments: list[Argument] = [corpus, "--lm", lm, "--index", index]
-    arguments += flags_of(both, RetrieverTrainingOptions()) + flags_of(training, REPLUG)
-    return Step("train retriever", (*arguments, *flags_of(examples, REPLUG_EXAMPLES)))
+    """Trains both encoders of a retriever from a model (REPLUG LSR); passages are encoded again meanwhile."""
+    flags = flags_of(both, RetrieverTrainingOptions()) + flags_of(training, REPLUG)
+    flags += flags_of(examples, REPLUG_EXAMPLES)
+    return Step("train retriever", (corpus, "--lm", lm, "--index", index, *flags), (both, training, examples))
 
 
 def qa_step(
@@ -211,26 +216,26 @@ def qa_step(
     lm: Resource,
     *,
     index: Step | None = None,
-    retrieval: RetrieverOptions | None = None,
-    reading: ReadingOptions | None = None,
+    retrieval: RetrieverOptions = _BM25,
+    reading: ReadingOptions = _FIRST_PASSAGE,
     demonstrations: Resource | None = None,
     shots: int | None = None,
     prompt: str | None = None,
     answering: AnswerOptions | None = None,
-    numbers: Sequence[int] | None = None,
+    numbers: tuple[int, ...] = (),
     semantics: AnswerSemantics = "paper",
     limit: int | None = None,
 ) -> Step:
-    """Questions that a model answers; with `numbers`, with several numbers of passages (`ralm curve`)."""
-    arguments: list[Argument] = [questions, "--lm", lm, *_given("--index", index)]
-    arguments += flags_of(retrieval or RetrieverOptions(), RetrieverOptions()) if index else []
-    arguments += flags_of(reading or ReadingOptions(), ReadingOptions())
-    arguments += _given("--demonstrations", demonstrations) + _number("--shots", shots)
+    """Answers questions; with `numbers`, with several numbers of passages (`ralm curve`)."""
+    retrieval, reading = (retrieval, reading) if index else (_BM25, _FIRST_PASSAGE)
+    arguments = _question_arguments(questions, lm, index, retrieval, reading)
+    arguments += _flag("--demonstrations", demonstrations) + _number("--shots", shots)
     arguments += ["--prompt", prompt] if prompt else []
     arguments += [] if semantics == "paper" else ["--semantics", semantics]
     arguments += flags_of(answering or AnswerOptions(), AnswerOptions())
     arguments += ["--numbers", ",".join(map(str, numbers))] if numbers else []
-    return Step("curve" if numbers else "qa", (*arguments, *_number("--limit", limit)))
+    amounts = Amounts(limit=limit, numbers=numbers)
+    return Step("curve" if numbers else "qa", (*arguments, *_number("--limit", limit)), (reading, amounts))
 
 
 def choice_step(
@@ -240,29 +245,31 @@ def choice_step(
     demonstrations: Resource,
     shots: int,
     index: Step | None = None,
-    retrieval: RetrieverOptions | None = None,
-    reading: ReadingOptions | None = None,
+    retrieval: RetrieverOptions = _BM25,
+    reading: ReadingOptions = _FIRST_PASSAGE,
     choosing: ChoiceOptions | None = None,
     prompt: str | None = None,
     limit: int | None = None,
 ) -> Step:
-    """Multiple choice."""
-    arguments: list[Argument] = [questions, "--lm", lm, *_given("--index", index)]
-    arguments += flags_of(retrieval or RetrieverOptions(), RetrieverOptions()) if index else []
-    arguments += flags_of(reading or ReadingOptions(), ReadingOptions())
+    """Answers multiple choice."""
+    retrieval, reading = (retrieval, reading) if index else (_BM25, _FIRST_PASSAGE)
+    arguments = _question_arguments(questions, lm, index, retrieval, reading)
     arguments += ["--prompt", prompt] if prompt else []
     arguments += ["--demonstrations", demonstrations, "--shots", str(shots)]
     arguments += flags_of(choosing or ChoiceOptions(), ChoiceOptions())
-    return Step("choice", (*arguments, *_number("--limit", limit)))
+    return Step("choice", (*arguments, *_number("--limit", limit)), (reading, Amounts(limit=limit)))
 
 
-def _given(flag: str, value: "Resource | Step | None") -> list[Argument]:
+def _question_arguments(
+    questions: Resource, lm: Resource, index: Step | None, retrieval: RetrieverOptions, reading: ReadingOptions
+) -> list[Argument]:
+    arguments: list[Argument] = [questions, "--lm", lm, *_flag("--index", index)]
+    return arguments + flags_of(retrieval, _BM25) + flags_of(reading, _FIRST_PASSAGE)
+
+
+def _flag(flag: str, value: Resource | Step | None) -> list[Argument]:
     return [] if value is None else [flag, value]
 
 
 def _number(flag: str, value: int | None) -> list[Argument]:
     return [] if value is None else [flag, str(value)]
-
-
-def _limit(tokens: int | None) -> list[Argument]:
-    return _number("--limit-tokens", tokens)
