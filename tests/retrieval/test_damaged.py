@@ -124,7 +124,7 @@ def test_a_manifest_that_was_altered(index: Path, what: str) -> None:
         case "counts":
             manifest["counts"]["passages"] += 1
         case "encoder":
-            manifest["settings"]["dense"]["query_fingerprint"] = "another"
+            manifest["settings"]["vectors"]["sets"]["main"]["query_fingerprint"] = "another"
         case "checksum":
             del manifest["checksum"]
     (index / MANIFEST).write_text(json.dumps(manifest))

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from ralm.errors import DamagedFolderError, FolderExistsError, NewerFormatError, OtherEncoderError, UsageError
+from ralm.errors import DamagedFolderError, FolderExistsError, OtherEncoderError, UsageError
 from ralm.records import Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.encode import add_vectors, remove_vectors, set_default_vectors
 from ralm.retrieval.index import Index, check_index, open_index
 from ralm.retrieval.retriever import matching_passages
 from ralm.storage import manifest as manifests
-from ralm.storage.manifest import read_manifest
 from ralm.storage.outputs import MANIFEST
 from ralm.storage.work import PARTIAL, UNFINISHED_VECTORS, work_folder
 from tests.fakes import LetterEncoder
@@ -115,7 +114,7 @@ def test_identities_outlive_changes(index: Path, both: Path) -> None:
     before, alone = open_index(both), open_index(index)
     bm25, main = before.bm25.config, before.dense(encoder=HashEncoder()).config
     entries = sorted((name, entry.checksum) for name, entry in before.manifest.files.items())
-    assert before.fingerprint == hashlib.sha256(repr(entries).encode()).hexdigest()[:16], "as earlier versions had it"
+    assert before.fingerprint == hashlib.sha256(repr(entries).encode()).hexdigest()[:16]
     add_vectors(both, LetterEncoder(), name="letters")
     letters = open_index(both).dense(encoder=LetterEncoder()).config
     add_vectors(both, OtherLetters(), name="other")
@@ -221,13 +220,6 @@ def test_a_manifest_that_says_too_little_of_its_sets(both: Path, what: str) -> N
     (both / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(DamagedFolderError, match="build the index again"):
         open_index(both)
-
-
-def test_earlier_versions_are_told(both: Path) -> None:
-    """They would search the vectors that they know, and take them for the default."""
-    add_vectors(both, LetterEncoder(), name="letters")
-    with pytest.raises(NewerFormatError, match="has format 4"):
-        read_manifest(both, kind="index", format_version=3)
 
 
 def test_a_changed_index_can_be_built_again(both: Path) -> None:

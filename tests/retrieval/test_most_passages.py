@@ -11,7 +11,7 @@ from ralm.retrieval import update
 from ralm.retrieval.analysis import ENGLISH
 from ralm.retrieval.bm25 import kernels
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
-from ralm.retrieval.build import Placed, build_index, join_parts, write_index, write_part
+from ralm.retrieval.build import ShardFolder, build_index, join_parts, write_index, write_part
 from ralm.retrieval.index import open_index
 from ralm.retrieval.update import update_index
 
@@ -29,9 +29,9 @@ def part(folder: Path, begin: int, end: int) -> tuple[Path, int]:
     return folder, end - begin
 
 
-def shard(folder: Path, *parts: tuple[Path, int]) -> Placed:
+def shard(folder: Path, *parts: tuple[Path, int]) -> ShardFolder:
     folder.mkdir()
-    return Placed(folder, join_parts(parts, folder, BuildOptions()))
+    return ShardFolder(folder, join_parts(parts, folder, BuildOptions()))
 
 
 def build(folder: Path, count: int) -> None:

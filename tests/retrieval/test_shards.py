@@ -16,7 +16,7 @@ from ralm.retrieval.analysis import ENGLISH
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.scan import Forbidden
 from ralm.retrieval.bm25.search import BM25
-from ralm.retrieval.build import Held, Placed, build_index, documents_of, join_parts, write_index, write_part
+from ralm.retrieval.build import PartCounts, ShardFolder, build_index, documents_of, join_parts, write_index, write_part
 from ralm.retrieval.index import Index, check_index, open_index
 
 TEXTS = st.lists(st.lists(st.sampled_from([f"w{number}" for number in range(9)]), max_size=7).map(" ".join), max_size=9)
@@ -29,7 +29,7 @@ def passages_of(texts: Sequence[str], first: int = 0) -> list[Passage]:
     ]
 
 
-def parts_of(folder: Path, several: Sequence[Sequence[Passage]]) -> list[tuple[Path, Held]]:
+def parts_of(folder: Path, several: Sequence[Sequence[Passage]]) -> list[tuple[Path, PartCounts]]:
     parts = []
     for number, passages in enumerate(several):
         part = folder / f"part-{number}"
@@ -38,14 +38,14 @@ def parts_of(folder: Path, several: Sequence[Sequence[Passage]]) -> list[tuple[P
     return parts
 
 
-def shards_of(folder: Path, shares: Sequence[Sequence[tuple[Path, Held]]]) -> list[Placed]:
+def shards_of(folder: Path, shares: Sequence[Sequence[tuple[Path, PartCounts]]]) -> list[ShardFolder]:
     placed = []
     for number, share in enumerate(shares):
         shard = folder / f"shard-{number}"
         shard.mkdir()
         full = [(part, held.passages) for part, held in share if held.passages]
         if full:
-            placed.append(Placed(shard, join_parts(full, shard, BuildOptions())))
+            placed.append(ShardFolder(shard, join_parts(full, shard, BuildOptions())))
     return placed
 
 
@@ -53,7 +53,7 @@ def at_once(several: Sequence[Sequence[Passage]]) -> list[Passage]:
     return [replace(one, number=number) for number, one in enumerate(one for part in several for one in part)]
 
 
-def written(folder: Path, shards: Sequence[Placed], documents: int) -> Index:
+def written(folder: Path, shards: Sequence[ShardFolder], documents: int) -> Index:
     write_index(folder, shards, documents, BM25Options(), ENGLISH, {}, force=False)
     assert check_index(folder) == ([], [])
     return open_index(folder)

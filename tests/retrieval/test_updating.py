@@ -149,10 +149,10 @@ class Updates(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-@pytest.mark.parametrize("times", [campaign(0), writer._TIMES])
+@pytest.mark.parametrize("times", [campaign(0), writer._MIN_RATIO])
 def test_any_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Without merging on the way, and with it."""
-    monkeypatch.setattr(writer, "_TIMES", times)
+    monkeypatch.setattr(writer, "_MIN_RATIO", times)
     monkeypatch.setattr(Updates, "root", str(tmp_path))
     run_state_machine_as_test(
         Updates,
@@ -320,7 +320,7 @@ def test_vectors_of_several_segments_are_those_of_one(tmp_path: Path, kind: str)
             "'a' is given twice among the added",
         ),
         ({"remove": ["twice"]}, CorpusError, "the id 'twice' is shared by several documents"),
-        ({"added": {"twice": ["w1"]}, "replace": True}, CorpusError, "so it is unclear which to remove"),
+        ({"added": {"twice": ["w1"]}, "replace": True}, CorpusError, "so which to remove is unclear"),
         ({}, UsageError, "there is nothing to update"),
         ({"remove": ["d0", "d1", "d2", "d3"]}, UsageError, "nothing would be left of"),
     ],

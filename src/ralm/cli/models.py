@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ralm.distributed.workers import WorkerPool
     from ralm.lm.scoring import Scorer
     from ralm.protocols import WritingModel
-    from ralm.retrieval.encode import Ahead
+    from ralm.retrieval.encode import RemoteEncoding
 
 _opened: "list[WritingModel]" = []
 _clusters: "dict[tuple[str, str], WorkerPool]" = {}
@@ -92,7 +92,7 @@ def open_machines(address: str, device: str) -> "WorkerPool":
     return _clusters[address, device]
 
 
-def encoding_on(address: str | None, device: str) -> "Ahead | None":
+def encoding_on(address: str | None, device: str) -> "RemoteEncoding | None":
     """What encodes passages on the cluster at an address, if one is given; raises ClusterError if there is none."""
     if address is None:
         return None

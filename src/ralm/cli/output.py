@@ -42,8 +42,8 @@ def print_index(out: Path, manifest: Manifest, read: ReadCorpus) -> None:
     counts = manifest.counts
     parts = [f"{counts[what]:,} {what}" for what in ("passages", "terms", "postings") if what in counts]
     print_line(f"{out}: {', '.join(parts)}")
-    if isinstance(dense := manifest.settings.get("dense"), dict):
-        print_vectors(dense, counts["passages"])
+    for vectors in vector_sets(out, manifest).sets.values():
+        print_vectors(vectors.model_dump(mode="json"), counts["passages"])
     _print_skipped(out, read)
 
 

@@ -43,7 +43,7 @@ from ralm.records import Document
 from ralm.retrieval.analysis import analysis_by_name
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
-from ralm.retrieval.build import Held, Placed, Shard, documents_of, join_parts, write_index, write_part
+from ralm.retrieval.build import PartCounts, Shard, ShardFolder, documents_of, join_parts, write_index, write_part
 from ralm.retrieval.index import INDEX_FORMAT, INDEX_KIND
 from ralm.runs.resume import is_begun, write_config
 from ralm.storage.atomic import storage_errors, write_atomically
@@ -118,7 +118,7 @@ class _Record(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    held: Held
+    held: PartCounts
     documents: int
     """Documents with text that were read."""
     skipped: dict[str, tuple[int, list[str]]]
@@ -135,7 +135,7 @@ class _Part(NamedTuple):
 
     source: int
     key: str
-    held: Held
+    held: PartCounts
 
 
 class _Folder(NamedTuple):
@@ -206,7 +206,7 @@ def build_index_on(
         names = _make_shards(job, made, shards)
         own = replace(kept, place=work / _SHARDS) if isinstance(kept, ObjectStore) else kept
         with own.here(names) as folders:
-            placed = [Placed(folder, _shard(job, name)) for folder, name in zip(folders, names, strict=True)]
+            placed = [ShardFolder(folder, _shard(job, name)) for folder, name in zip(folders, names, strict=True)]
             _warn_of_shared(placed)
             documents = documents_of(part.held for part in made)
             analysis = analysis_by_name(plan.analyser)
@@ -335,7 +335,7 @@ def _as_halved(job: _Job, span: CorpusSpan) -> Iterator[CorpusSpan]:
         yield span
 
 
-def _make_part(job: _Job, span: CorpusSpan) -> tuple[str, Held]:
+def _make_part(job: _Job, span: CorpusSpan) -> tuple[str, PartCounts]:
     """Make the part of a span, unless it is there; returns its name and what it holds."""
     job.here.check()
     key = _key(job, span)
@@ -457,7 +457,7 @@ def _name_of_share(share: Sequence[_Folder]) -> str:
     return f"a shard of {sum(folder.passages for folder in share):,} passages"
 
 
-def _warn_of_shared(shards: Sequence[Placed]) -> None:
+def _warn_of_shared(shards: Sequence[ShardFolder]) -> None:
     """Give a RalmWarning if several documents share an id, as far as `read_documents` compares ids."""
     shared = SharedIds()
     shared.watch(

@@ -1,11 +1,16 @@
-"""Builds an index: passages in, an index folder out, in one pass and bounded memory."""
+"""Builds an index from passages, in one pass and bounded memory, or from parts that processes wrote separately.
+
+A part is a folder with the passages of a span of a corpus and their BM25 arrays. Consecutive parts are joined into a
+shard, byte for byte what building all their passages at once writes. The shards are the segments of an index, which is
+searched with the statistics of all passages.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -22,11 +27,10 @@ from ralm.retrieval.dense.options import VectorOptions, dense_extra
 from ralm.retrieval.index import INDEX_FORMAT, INDEX_KIND, STEMMER
 from ralm.retrieval.layout import (
     BM25_FOLDER,
-    BUILT,
+    DENSE_FOLDER,
     SEGMENTS,
-    SEGMENTS_SETTING,
-    SegmentEntries,
     SegmentEntry,
+    new_index_settings,
     open_segment,
 )
 from ralm.storage.atomic import link_file, storage_errors
@@ -55,15 +59,14 @@ def build_index(
     """Write an index of passages numbered from 0, atomically, in one pass and bounded memory.
 
     It is for BM25 with `options` unless `bm25` is false, and for dense retrieval if an `encoder` is given, with vectors
-    stored as `vectors` says. `analyser` names the way in which BM25 turns passages and queries into terms: english,
-    standard, cjk, or another language, such as german. `describe` is called after the last passage; the manifest
-    records what it returns: where the passages came from, how they were split, what was left out. `build` bounds the
-    memory of BM25 and says how many processes analyse. Passages of one document must be consecutive to count as one
-    document.
+    stored as `vectors` says. `analyser`: how BM25 turns passages and queries into terms: english, standard, cjk, or
+    another language, such as german. `describe` is called after the last passage; the manifest records what it returns:
+    where the passages came from, how they were split, what was skipped. `build`: the memory of BM25, and the number of
+    processes that analyse. The passages of a document must be consecutive to count as one document.
 
     Encoded vectors are kept beside `out` until the index is complete, so an interrupted build resumes from them. Raises
     UsageError if the index is for neither, FolderExistsError, CorpusError if there are no passages or more than BM25
-    can number (2,147,483,648), StorageError, WorkerError, and for dense retrieval what `DenseBuilder` raises.
+    can number (2,147,483,648), StorageError, WorkerError, and for dense retrieval the errors of `DenseBuilder`.
     """
     if not (bm25 or encoder):
         raise UsageError("an index is for BM25, for dense retrieval with an encoder, or for both.")
@@ -72,29 +75,37 @@ def build_index(
     with _vectors_kept(out, encoder), new_folder(out, kind=INDEX_KIND, force=force) as folder, ExitStack() as stack:
         terms = stack.enter_context(bm25_builder(folder / BM25_FOLDER, build, analysis)) if bm25 else None
         with progress_bar("Encoding passages" if encoder else "Indexing passages") as advance:
-            dense = dense_builder(folder / BUILT, out, encoder, vectors, advance) if encoder else None
+            dense = dense_builder(folder / DENSE_FOLDER, out, encoder, vectors, advance) if encoder else None
             written = write_passages(folder / PASSAGES_FILE, passages)
             counts = add_all(written, terms, [dense] if dense else [], advance)
         settings: dict[str, JsonValue] = {}
         if terms:
             counts |= asdict(terms.finish())
-            settings["bm25"] = bm25_settings(analysis, options)
-        if dense:
-            settings[BUILT] = dense.finish()
-        settings |= describe()
-        return write_manifest(folder, kind=INDEX_KIND, format_version=INDEX_FORMAT, settings=settings, counts=counts)
+            settings["bm25"] = _bm25_settings(analysis, options)
+        record = dense.finish() if dense else None
+        files, entry = file_entries(folder), SegmentEntry(passages=counts["passages"])
+        settings |= {**new_index_settings([entry], files, record), **describe()}
+        return _write_manifest(folder, settings, counts, files)
 
 
-def bm25_settings(analysis: Analysis, options: BM25Options) -> dict[str, JsonValue]:
-    """What the manifest of an index says of BM25."""
+def _bm25_settings(analysis: Analysis, options: BM25Options) -> dict[str, JsonValue]:
+    """The record of BM25 in the manifest of an index."""
     stemmer = {STEMMER: analysis.stemmer()} if analysis.stemmer else {}
     return {"analysis": analysis.recorded, **stemmer, "k1": options.k1, "b": options.b}
+
+
+def _write_manifest(
+    folder: Path, settings: dict[str, JsonValue], counts: dict[str, int], files: dict[str, FileEntry]
+) -> Manifest:
+    return write_manifest(
+        folder, kind=INDEX_KIND, format_version=INDEX_FORMAT, settings=settings, counts=counts, files=files
+    )
 
 
 def add_all(
     passages: Iterable[Passage], terms: BM25Builder | None, dense: "Sequence[DenseBuilder]", advance: Advance
 ) -> dict[str, int]:
-    """Give each passage to the builders; returns the numbers of documents and passages."""
+    """Add each passage to the builders; returns the numbers of documents and passages."""
     documents, document, count = 0, None, 0
     for passage in passages:
         if terms:
@@ -120,7 +131,7 @@ def bm25_builder(folder: Path, build: BuildOptions | None, analysis: Analysis) -
 def dense_builder(
     folder: Path, out: Path, encoder: Encoder, vectors: VectorOptions | None, advance: Advance | None
 ) -> "DenseBuilder":
-    """A builder of vectors in `folder`, which keeps what it encoded beside `out`."""
+    """A builder of vectors in `folder`, which keeps encoded vectors beside `out`."""
     with dense_extra():
         from ralm.retrieval.dense.build import DenseBuilder
     folder.mkdir(parents=True)
@@ -137,11 +148,8 @@ def _vectors_kept(out: Path, encoder: Encoder | None) -> Iterator[None]:
         yield
 
 
-COUNTED: Final = ("terms", "postings", "tokens")
-
-
-class Held(BaseModel):
-    """What a part holds: passages of documents, and the ids of the first and the last document."""
+class PartCounts(BaseModel):
+    """The numbers of passages and documents of a part, and the ids of its first and last document."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -152,7 +160,7 @@ class Held(BaseModel):
 
 
 class Shard(BaseModel):
-    """What a shard holds: passages, distinct terms, postings, the terms of all passages; and its files."""
+    """The counts of a shard (passages, distinct terms, postings, the terms of all passages), and its files."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -163,25 +171,25 @@ class Shard(BaseModel):
     files: dict[str, FileEntry]
 
 
-class Placed(NamedTuple):
+class ShardFolder(NamedTuple):
     """A shard and its folder."""
 
     folder: Path
     shard: Shard
 
 
-def write_part(folder: Path, passages: Iterable[Passage], analysis: Analysis, build: BuildOptions) -> Held:
+def write_part(folder: Path, passages: Iterable[Passage], analysis: Analysis, build: BuildOptions) -> PartCounts:
     """Write the passages of a part, numbered from 0, and their arrays; there may be none.
 
     Raises StorageError and what reading the passages raises.
     """
     ends: list[str] = []
     with bm25_builder(folder / BM25_FOLDER, build, analysis) as terms, progress_bar("", shown=False) as unseen:
-        counts = add_all(_noting(write_passages(folder / PASSAGES_FILE, passages), ends), terms, [], unseen)
+        counts = add_all(_noting_ends(write_passages(folder / PASSAGES_FILE, passages), ends), terms, [], unseen)
         if not ends:
-            return Held()
+            return PartCounts()
         terms.finish()
-    return Held(**counts, first=ends[0], last=ends[-1])
+    return PartCounts(**counts, first=ends[0], last=ends[-1])
 
 
 def join_parts(parts: Sequence[tuple[Path, int]], folder: Path, build: BuildOptions) -> Shard:
@@ -193,17 +201,11 @@ def join_parts(parts: Sequence[tuple[Path, int]], folder: Path, build: BuildOpti
     (folder / BM25_FOLDER).mkdir()
     join_passages(folder / PASSAGES_FILE, [part / PASSAGES_FILE for part, _ in parts])
     counts = merge_arrays([one.for_bm25() for one in segments], folder / BM25_FOLDER, build.buffered_terms)
-    return Shard(
-        passages=counts.passages,
-        terms=counts.terms,
-        postings=counts.postings,
-        tokens=counts.tokens,
-        files=file_entries(folder),
-    )
+    return Shard(**asdict(counts), files=file_entries(folder))
 
 
-def documents_of(parts: Iterable[Held]) -> int:
-    """How many documents the parts have together: one that goes on in the next part counts once."""
+def documents_of(parts: Iterable[PartCounts]) -> int:
+    """The number of documents of all parts; one that continues in the next part counts once."""
     full = [part for part in parts if part.passages]
     shared = sum(one.last == other.first for one, other in pairwise(full))
     return sum(part.documents for part in full) - shared
@@ -211,7 +213,7 @@ def documents_of(parts: Iterable[Held]) -> int:
 
 def write_index(
     out: Path,
-    shards: Sequence[Placed],
+    shards: Sequence[ShardFolder],
     documents: int,
     options: BM25Options,
     analysis: Analysis,
@@ -219,7 +221,7 @@ def write_index(
     *,
     force: bool,
 ) -> Manifest:
-    """Put an index together whose segments are these shards, atomically; their files get a second name.
+    """Write an index whose segments are these shards, atomically, by linking their files.
 
     Raises CorpusError if there are no shards, or more passages than BM25 can number; and what `new_folder` raises.
     """
@@ -229,14 +231,14 @@ def write_index(
         SegmentEntry(folder=f"{SEGMENTS}/{number}" if number else "", passages=one.shard.passages)
         for number, one in enumerate(shards)
     ]
-    settings: dict[str, JsonValue] = {"bm25": bm25_settings(analysis, options), **described}
-    counts = {"documents": documents, "passages": sum(one.passages for one in entries)}
+    counts = {
+        "documents": documents,
+        "passages": sum(one.passages for one in entries),
+        "tokens": sum(one.shard.tokens for one in shards),
+    }
     check_passage_count(counts["passages"])
     if len(shards) == 1:
-        counts |= {name: getattr(shards[0].shard, name) for name in COUNTED}
-    else:
-        settings[SEGMENTS_SETTING] = SegmentEntries(entries=tuple(entries), next=len(entries)).model_dump(mode="json")
-        counts["tokens"] = sum(one.shard.tokens for one in shards)
+        counts |= {"terms": shards[0].shard.terms, "postings": shards[0].shard.postings}
     files: dict[str, FileEntry] = {}
     with new_folder(out, kind=INDEX_KIND, force=force) as folder:
         for entry, (place, shard) in zip(entries, shards, strict=True):
@@ -244,17 +246,12 @@ def write_index(
             for name, file in shard.files.items():
                 link_file(place / name, folder / entry.file(name))
                 files[entry.file(name)] = file
-        return write_manifest(
-            folder,
-            kind=INDEX_KIND,
-            format_version=INDEX_FORMAT,
-            settings=settings,
-            counts=counts,
-            files=dict(sorted(files.items())),
-        )
+        files = dict(sorted(files.items()))
+        settings = {"bm25": _bm25_settings(analysis, options), **new_index_settings(entries, files), **described}
+        return _write_manifest(folder, settings, counts, files)
 
 
-def _noting(passages: Iterable[Passage], ends: list[str]) -> Iterator[Passage]:
+def _noting_ends(passages: Iterable[Passage], ends: list[str]) -> Iterator[Passage]:
     """The passages; the ids of the first document and of the latest one are kept in `ends`."""
     for passage in passages:
         ends[:] = [ends[0] if ends else passage.document_id, passage.document_id]

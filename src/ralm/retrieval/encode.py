@@ -1,7 +1,7 @@
 """Adds sets of vectors to an index, removes them, or changes the default set, while others read the index.
 
-The manifest of the index is replaced in one step (`ralm.folders.changes`). A process that has the index open keeps what
-it opened, and a process that is killed on the way leaves the index unchanged.
+The manifest of the index is replaced in one step. A process that has the index open keeps the sets that it opened, and
+a process that is killed leaves the index unchanged.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,16 @@ from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import NOTHING_ENCODED, EncodingStats, VectorOptions, dense_extra
 from ralm.retrieval.index import INDEX_FORMAT, Index, open_index
 from ralm.retrieval.layout import (
-    BUILT,
-    FINGERPRINT,
     MAIN,
     VECTORS_SETTING,
     VectorSet,
     VectorSets,
     check_name,
-    folder_of,
     joined_hash,
     set_fingerprint,
+    vectors_folder,
 )
-from ralm.retrieval.writer import changing
+from ralm.retrieval.writer import changed_index
 from ralm.storage.atomic import storage_errors
 from ralm.storage.manifest import Manifest, file_checksum, whole_checksum, write_changed_manifest
 from ralm.storage.work import UNFINISHED_VECTORS, work_folder
@@ -37,12 +35,12 @@ from ralm.terminal import progress_bar
 _NEW: Final = "new-vectors"
 
 
-class Ahead(Protocol):
-    """Encodes passages elsewhere, such as on a cluster. It can be sent to another process."""
+class RemoteEncoding(Protocol):
+    """Encodes passages on other machines. It can be sent to another process."""
 
     def __call__(self, index: Index, encoder: Encoder, work: Path) -> EncodingStats:
-        """Leave the vectors of the passages of an index in a folder, as `ChunkEncoder` does for each `CHUNK` of them.
-        The folder need not be there yet. Returns what was encoded, and not found there."""
+        """Write the vectors of the passages of an index into a folder, as `ChunkEncoder` does for each `CHUNK` of them.
+        The folder need not exist. Returns the numbers of passages that were encoded and not found there."""
 
 
 def add_vectors(
@@ -53,31 +51,31 @@ def add_vectors(
     name: str = MAIN,
     default: bool = True,
     force: bool = False,
-    ahead: Ahead | None = None,
+    ahead: RemoteEncoding | None = None,
 ) -> Manifest:
     """Encode the passages of an index and add the vectors to it as a set with this name; returns the new manifest.
 
     With `default` the set becomes the default; the first set always does. With `force` it replaces an existing set of
-    this name in one step; an index that is open keeps the vectors that it was opened with. What was encoded is kept
-    beside the index until the set is complete, so the same call resumes after an interruption. The identity of BM25 and
-    of other sets does not change: their caches and runs stay valid. `ahead` may encode passages before this process
-    would.
+    this name in one step; an index that is open keeps the vectors that it was opened with. Encoded vectors are kept
+    beside the index until the set is complete, so the same call resumes after an interruption. The fingerprints of BM25
+    and of other sets do not change, so their caches and runs stay valid. `ahead` encodes passages on other machines
+    first.
 
     Raises UsageError if the name is invalid, FolderExistsError if the index already has a set of that name and `force`
-    is false or if another process is writing the index, and what `open_index` and `DenseBuilder` raise.
+    is false or if another process is writing the index, and the errors of `open_index` and `DenseBuilder`.
     """
     check_name(name)
     with dense_extra():
         from ralm.retrieval.dense.build import segment_file
     path = Path(index).resolve()
     opened = open_index(path)  # fails before anything is written beside a folder that is not an index
-    with storage_errors(path), work_folder(UNFINISHED_VECTORS, path) as work, changing(opened) as folder:
+    with storage_errors(path), work_folder(UNFINISHED_VECTORS, path) as work, changed_index(opened) as folder:
         check_can_add(opened, name, force=force)
         sets = opened.vector_sets
         ends = [*accumulate(segment.entry.passages for segment in opened.segments)]
         record = write_vectors(opened, folder / _NEW, work, encoder, options, ahead, ends)
         files = [segment_file(number) for number in range(len(ends))]
-        place = folder_of(name, joined_hash([whole_checksum(folder / _NEW / file) for file in files]))
+        place = vectors_folder(name, joined_hash([whole_checksum(folder / _NEW / file) for file in files]))
         record["file"], *added_files = (f"{place}/{file}" for file in files)
         record["added_files"] = [*added_files]
         record["fingerprint"] = set_fingerprint(
@@ -91,7 +89,7 @@ def add_vectors(
 
 
 def check_can_add(index: Index, name: str, *, force: bool) -> None:
-    """Raise the errors of `add_vectors` that are known before anything is encoded."""
+    """Raise the errors of `add_vectors` that do not depend on encoding."""
     check_name(name)
     if len(index.passages.numbering.removed):
         raise UsageError(
@@ -106,16 +104,15 @@ def check_can_add(index: Index, name: str, *, force: bool) -> None:
 
 
 def remove_vectors(index: Path | str, name: str) -> Manifest:
-    """Remove a set of vectors from an index; returns the new manifest. Without any set left, the index is for BM25
-    only.
+    """Remove a set of vectors from an index; returns the new manifest. Without a set, the index is for BM25 only.
 
     Raises UsageError if the index has no such set, if it is the default and there are others, or if nothing would be
     left to search; FolderExistsError if another process is writing the index.
     """
     opened = open_index(Path(index).resolve())
-    with changing(opened) as folder:
+    with changed_index(opened) as folder:
         sets = opened.vector_sets
-        sets.named(name, opened.path)
+        sets.get(name, opened.path)
         kept = {other: one for other, one in sets.sets.items() if other != name}
         if kept and name == sets.default:
             raise UsageError(f"{name!r} are the default vectors of {opened.path}; make others the default first.")
@@ -130,8 +127,8 @@ def set_default_vectors(index: Path | str, name: str) -> Manifest:
     Raises UsageError if the index has no such set, FolderExistsError if another process is writing the index.
     """
     opened = open_index(Path(index).resolve())
-    with changing(opened) as folder:
-        opened.vector_sets.named(name, opened.path)
+    with changed_index(opened) as folder:
+        opened.vector_sets.get(name, opened.path)
         return _write(opened, folder, opened.vector_sets.model_copy(update={"default": name}))
 
 
@@ -141,13 +138,13 @@ def write_vectors(
     work: Path,
     encoder: Encoder,
     options: VectorOptions | None,
-    ahead: Ahead | None = None,
+    ahead: RemoteEncoding | None = None,
     ends: Sequence[int] = (),
 ) -> dict[str, JsonValue]:
-    """Write the vectors of all passages into a new folder; returns what the manifest records about them.
+    """Write the vectors of all passages into a new folder; returns the record of them for the manifest.
 
-    `ends`: as for `DenseBuilder.finish`, those of the segments; without them there is one. `work` keeps what is
-    encoded, so the same call resumes after an interruption; the caller removes it. Raises what `DenseBuilder` raises.
+    `ends`: the ends of the segments, as for `DenseBuilder.finish`. `work` keeps encoded vectors, so the same call
+    resumes after an interruption; the caller removes it. Raises the errors of `DenseBuilder`.
     """
     with dense_extra():
         from ralm.retrieval.dense.build import DenseBuilder
@@ -162,10 +159,9 @@ def write_vectors(
 
 
 def _write(index: Index, folder: Path, sets: VectorSets) -> Manifest:
-    """Write the manifest of the index with these sets, without the files of sets that are gone."""
+    """Write the manifest of the index with these sets, without the files of removed ones."""
     before = index.manifest
-    settings = {name: value for name, value in before.settings.items() if name not in (BUILT, VECTORS_SETTING)}
-    settings |= {VECTORS_SETTING: sets.model_dump(mode="json"), FINGERPRINT: index.fingerprint}
+    settings = {**before.settings, VECTORS_SETTING: sets.model_dump(mode="json")}
     gone = _files(index.vector_sets) - _files(sets)
     return write_changed_manifest(folder, before, format_version=INDEX_FORMAT, settings=settings, without=gone)
 

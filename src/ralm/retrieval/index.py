@@ -76,7 +76,7 @@ class Index:
     def fingerprint(self) -> str:
         """A short hash of everything the index was built with: equal for equal indexes in any folder, and unchanged
         when vectors are added or removed."""
-        return index_fingerprint(self.manifest)
+        return index_fingerprint(self.path, self.manifest)
 
     @property
     def vectors(self) -> dict[str, dict[str, JsonValue]]:
@@ -112,7 +112,7 @@ class Index:
 
         Raises UsageError if the index has no such vectors.
         """
-        return encoder_options(self.path, self.vector_sets.named(vectors, self.path))
+        return encoder_options(self.path, self.vector_sets.get(vectors, self.path))
 
     def dense(
         self,
@@ -130,7 +130,7 @@ class Index:
         vectors of another length,
         ModelError if it cannot be loaded, MissingExtraError if the extra `dense` is not installed.
         """
-        chosen = self.vector_sets.named(vectors, self.path)
+        chosen = self.vector_sets.get(vectors, self.path)
         encoder = encoder or load_encoder(self.encoder_options(vectors))
         with dense_extra():
             from ralm.retrieval.dense.search import open_dense
@@ -151,7 +151,7 @@ class Index:
         """
         with dense_extra():
             from ralm.retrieval.dense.search import PassageVectors
-        chosen = self.vector_sets.named(vectors, self.path)
+        chosen = self.vector_sets.get(vectors, self.path)
         name = f"the vectors {(vectors or self.vector_sets.default)!r} of {self.path}"
         return PassageVectors(self._open_vectors(chosen), name, self.passages.numbering.removed)
 

@@ -1,6 +1,6 @@
-"""The segments of an index on disk, as its manifest lists them.
+"""The layout of an index on disk: its segments and its sets of vectors, as the manifest lists them.
 
-An index that was never updated is one segment: the index folder itself. Passages that are added are a segment in
+An index that was never updated is one segment, the index folder itself. Passages that are added are a segment in
 `segments/NUMBER`. Passages that are removed stay where they are until segments are merged; `removed/NUMBER` lists them
 for one segment:
 
@@ -8,7 +8,11 @@ for one segment:
     terms.npy     int64    the numbers of their terms in the segment's BM25 arrays, rising
     counts.npy    int64    in how many of the rows each of these occurs
 
-A number is never used twice, so an index that is open keeps what it opened.
+A number is never used twice, so an index that is open keeps the files that it opened.
+
+A set of vectors has a name and an encoder, and a file for each segment. The set that an index is built with is called
+`main` and stored in `dense/vectors.faiss`. Sets that were added are in `vectors/NAME-HASH/vectors.faiss`, with a hash
+of the file, so a set that replaces another of the same name has another path.
 """
 
 import hashlib
@@ -29,23 +33,39 @@ from ralm.records import IntArray
 from ralm.retrieval.bm25.arrays import ARRAY_NAMES, MappedArrays, check_arrays, map_arrays, map_numbers
 from ralm.retrieval.bm25.segments import RemovedPassages, Segment
 from ralm.retrieval.dense.options import VECTORS, BuiltWith, EncoderOptions, VectorOptions
-from ralm.storage.manifest import Manifest
+from ralm.storage.manifest import FileEntry, Manifest
 
 SEGMENTS_SETTING: Final = "segments"
 """The key of the segments in a manifest's settings."""
+VECTORS_SETTING: Final = "vectors"
+"""The key of the sets of vectors in a manifest's settings."""
+FINGERPRINT: Final = "fingerprint"
+"""The key, in a manifest's settings, of the fingerprint of the passages and of BM25."""
 BM25_FOLDER: Final = "bm25"
 """The folder of the BM25 arrays of a segment."""
+DENSE_FOLDER: Final = "dense"
+"""The folder of the vectors that an index is built with."""
 SEGMENTS: Final = "segments"
 """The folder of all segments that were added."""
 REMOVED: Final = "removed"
 """The folder of all lists of removed passages."""
+ADDED: Final = "vectors"
+"""The folder of all sets of vectors that were added."""
+MAIN: Final = "main"
+"""The name of the set of vectors that an index is built with."""
+
 _ROWS: Final = "rows"
-_OF_REMOVED: Final = (_ROWS, "terms", "counts")
+_REMOVED_FILES: Final = (_ROWS, "terms", "counts")
+_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_HASH_LETTERS: Final = 12
+_ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
+_VECTOR_OPTIONS: Final = TypeAdapter(VectorOptions)
+_VECTOR_FIELDS: Final = tuple(field.name for field in fields(VectorOptions))
 
 
 class RemovedEntry(BaseModel):
-    """What was removed from a segment: the folder that lists it, the number of all its terms, and how many of the
-    passages have any."""
+    """The passages removed from a segment: the folder that lists them, the number of all their terms, and how many of
+    them have any."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -55,7 +75,7 @@ class RemovedEntry(BaseModel):
 
 
 class SegmentEntry(BaseModel):
-    """A segment: its folder in the index (empty for the index folder itself), its rows, and what was removed."""
+    """A segment: its folder in the index (empty for the index folder itself), its rows, and the removed ones."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,7 +85,7 @@ class SegmentEntry(BaseModel):
 
     def files(self, *, bm25: bool) -> list[str]:
         """The files of the segment, except those of vectors, by their paths in the index."""
-        removed = _OF_REMOVED if bm25 else (_ROWS,)
+        removed = _REMOVED_FILES if bm25 else (_ROWS,)
         return [
             self.file(PASSAGES_FILE),
             *(self.file(f"{BM25_FOLDER}/{name}.npy") for name in ARRAY_NAMES if bm25),
@@ -78,7 +98,7 @@ class SegmentEntry(BaseModel):
 
 
 class SegmentEntries(BaseModel):
-    """The segments in order, and the number that the next new folder gets."""
+    """The segments in order, and the number of the next new folder."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -108,7 +128,7 @@ class OpenSegment:
 
     @property
     def left(self) -> int:
-        """How many passages are left."""
+        """The number of passages that were not removed."""
         return self.entry.passages - len(self.removed.rows)
 
 
@@ -117,11 +137,8 @@ def segment_entries(index: Path, manifest: Manifest) -> SegmentEntries:
 
     Raises DamagedFolderError if they are not described.
     """
-    listed = manifest.settings.get(SEGMENTS_SETTING)
-    if listed is None:
-        return SegmentEntries(entries=(SegmentEntry(passages=manifest.counts.get("passages", -1)),))
     try:
-        return SegmentEntries.model_validate(listed)
+        return SegmentEntries.model_validate(manifest.settings.get(SEGMENTS_SETTING))
     except ValidationError:
         raise DamagedFolderError(
             f"{index} is damaged: its manifest does not describe its segments; build the index again."
@@ -144,15 +161,15 @@ def open_segment(root: Path, entry: SegmentEntry, *, bm25: bool, checksum: str |
 
 
 def removed_rows(segments: Sequence[OpenSegment]) -> IntArray:
-    """The rows of all segments (int64, rising) that were removed."""
+    """The removed rows (int64, rising), counted through all segments."""
     begins = [0, *accumulate(one.entry.passages for one in segments)]
     return np.concatenate([first + one.removed.rows for first, one in zip(begins, segments, strict=False)])
 
 
 def write_removed(root: Path, folder: str, removed: RemovedPassages, *, bm25: bool) -> RemovedEntry:
-    """Write what was removed from a segment into a new folder below `root`."""
+    """Write the list of the removed passages of a segment into a new folder below `root`."""
     (root / folder).mkdir(parents=True)
-    for name in _OF_REMOVED if bm25 else (_ROWS,):
+    for name in _REMOVED_FILES if bm25 else (_ROWS,):
         np.save(root / folder / f"{name}.npy", getattr(removed, name))
     return RemovedEntry(folder=folder, tokens=removed.tokens, with_terms=removed.with_terms)
 
@@ -161,7 +178,8 @@ def _open_removed(root: Path, entry: SegmentEntry, bm25: bool) -> RemovedPassage
     listed = entry.removed
     if listed is None:
         return RemovedPassages()
-    numbers = {name: map_numbers(root / listed.folder / f"{name}.npy") for name in (_OF_REMOVED if bm25 else (_ROWS,))}
+    names = _REMOVED_FILES if bm25 else (_ROWS,)
+    numbers = {name: map_numbers(root / listed.folder / f"{name}.npy") for name in names}
     if not rise_within(numbers[_ROWS], entry.passages):
         raise DamagedFolderError(
             f"{root / listed.folder} is damaged: rows.npy has invalid numbers; build the index again."
@@ -169,26 +187,8 @@ def _open_removed(root: Path, entry: SegmentEntry, bm25: bool) -> RemovedPassage
     return RemovedPassages(**numbers, tokens=listed.tokens, with_terms=listed.with_terms)
 
 
-MAIN: Final = "main"
-"""The name of the set that an index is built with."""
-VECTORS_SETTING: Final = "vectors"
-"""The key of the sets in a manifest's settings."""
-FINGERPRINT: Final = "fingerprint"
-"""The key, in the settings, of the fingerprint that an index had before it was changed."""
-BUILT: Final = "dense"
-"""The key, in the settings, of the set of an index that was never changed; also the folder with its file."""
-ADDED: Final = "vectors"
-"""The folder of all added sets."""
-
-_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
-_HASH_LETTERS: Final = 12
-_ENCODER_OPTIONS: Final = TypeAdapter(EncoderOptions)
-_VECTOR_OPTIONS: Final = TypeAdapter(VectorOptions)
-_STORED_AS: Final = tuple(field.name for field in fields(VectorOptions))
-
-
 class VectorSet(BaseModel):
-    """What is needed to search a set of vectors; other recorded fields are kept as they are."""
+    """The data that is needed to search a set of vectors; other recorded fields are kept as they are."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -199,8 +199,8 @@ class VectorSet(BaseModel):
     """A short hash of the vectors and their passages; it decides cache keys and the identity of runs."""
     encoder: dict[str, JsonValue]
     query_fingerprint: str
-    query_reading: dict[str, JsonValue] = {}
-    """How the query encoder reads a text; empty in an index from before this was recorded."""
+    query_reading: dict[str, JsonValue]
+    """How the query encoder reads a text."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -209,7 +209,7 @@ class VectorSet(BaseModel):
 
     @property
     def built_with(self) -> BuiltWith:
-        """What the encoder of queries must match."""
+        """The record that the encoder of queries must match."""
         passages = self.encoder.get("passage_fingerprint")
         return BuiltWith(
             query_fingerprint=self.query_fingerprint,
@@ -217,16 +217,22 @@ class VectorSet(BaseModel):
             passage_fingerprint=passages if isinstance(passages, str) else None,
         )
 
+    @property
+    def options(self) -> VectorOptions:
+        """How the vectors are stored."""
+        recorded = self.model_extra or {}
+        return _VECTOR_OPTIONS.validate_python({name: recorded[name] for name in _VECTOR_FIELDS if name in recorded})
+
 
 class VectorSets(BaseModel):
-    """The sets by name, and which of them is the default."""
+    """The sets by name, and the name of the default one."""
 
     model_config = ConfigDict(frozen=True)
 
     default: str | None = None
     sets: dict[str, VectorSet] = {}
 
-    def named(self, name: str | None, index: Path) -> VectorSet:
+    def get(self, name: str | None, index: Path) -> VectorSet:
         """The set with this name; without a name, the default.
 
         Raises UsageError if the index has no such set.
@@ -245,20 +251,15 @@ class VectorSets(BaseModel):
 def vector_sets(index: Path, manifest: Manifest) -> VectorSets:
     """The sets that a manifest lists.
 
-    Raises DamagedFolderError if something that is needed is missing or invalid.
+    Raises DamagedFolderError if a needed entry is missing or invalid.
     """
-    settings = manifest.settings
-    if VECTORS_SETTING not in settings and BUILT not in settings:
+    content = manifest.settings.get(VECTORS_SETTING)
+    if content is None:
         return VectorSets()
-    built = settings.get(BUILT)
-    content = settings.get(VECTORS_SETTING)
-    if content is None and isinstance(built, dict):
-        own = {**built, "file": f"{BUILT}/{VECTORS}", "fingerprint": index_fingerprint(manifest)}
-        content = {"default": MAIN, "sets": {MAIN: own}}
     try:
         sets = VectorSets.model_validate(content)
     except ValidationError as error:
-        raise no_encoder(index) from error
+        raise _no_encoder(index) from error
     files = [file for one in sets.sets.values() for file in one.files]
     if missing := [name for name in files if name not in manifest.files]:
         raise DamagedFolderError(f"{index} is damaged: its manifest does not name {missing[0]}; build the index again.")
@@ -275,7 +276,7 @@ def encoder_options(index: Path, vectors: VectorSet) -> EncoderOptions:
     try:
         return options_of_config(vectors.encoder)
     except ValidationError as error:
-        raise no_encoder(index) from error
+        raise _no_encoder(index) from error
 
 
 def options_of_config(config: Mapping[str, JsonValue]) -> EncoderOptions:
@@ -283,10 +284,10 @@ def options_of_config(config: Mapping[str, JsonValue]) -> EncoderOptions:
     return _ENCODER_OPTIONS.validate_python(config)
 
 
-def vector_options(vectors: VectorSet) -> VectorOptions:
-    """How a set of vectors is stored."""
-    recorded = vectors.model_extra or {}
-    return _VECTOR_OPTIONS.validate_python({name: recorded[name] for name in _STORED_AS if name in recorded})
+def _no_encoder(index: Path) -> DamagedFolderError:
+    return DamagedFolderError(
+        f"{index} is damaged: its manifest does not say with which encoder it was built; build the index again."
+    )
 
 
 def vectors_file(segment: str, name: str) -> str:
@@ -294,11 +295,9 @@ def vectors_file(segment: str, name: str) -> str:
     return f"{segment}/{ADDED}/{name}/{VECTORS}"
 
 
-def no_encoder(index: Path) -> DamagedFolderError:
-    """The error of an index that does not name the encoder of its vectors."""
-    return DamagedFolderError(
-        f"{index} is damaged: its manifest does not say with which encoder it was built; build the index again."
-    )
+def vectors_folder(name: str, sha256: str) -> str:
+    """The folder of an added set whose files have this hash."""
+    return f"{ADDED}/{name}-{sha256[:_HASH_LETTERS]}"
 
 
 def check_name(name: str) -> None:
@@ -310,34 +309,46 @@ def check_name(name: str) -> None:
         )
 
 
-def folder_of(name: str, sha256: str) -> str:
-    """The folder of a set whose file has this checksum."""
-    return f"{ADDED}/{name}-{sha256[:_HASH_LETTERS]}"
+def new_index_settings(
+    entries: Sequence[SegmentEntry], files: Mapping[str, FileEntry], vectors: Mapping[str, JsonValue] | None = None
+) -> dict[str, JsonValue]:
+    """The settings of a new index for its segments, its fingerprint, and the record of its `vectors` if it has any."""
+    fingerprint = _short_hash({name: one.checksum for name, one in files.items()})
+    listed = SegmentEntries(entries=tuple(entries), next=len(entries)).model_dump(mode="json")
+    settings: dict[str, JsonValue] = {SEGMENTS_SETTING: listed, FINGERPRINT: fingerprint}
+    if vectors is not None:
+        file = f"{DENSE_FOLDER}/{VECTORS}"
+        main = VectorSet.model_validate({**vectors, "file": file, "fingerprint": fingerprint})
+        settings[VECTORS_SETTING] = VectorSets(default=MAIN, sets={MAIN: main}).model_dump(mode="json")
+    return settings
 
 
-def index_fingerprint(manifest: Manifest) -> str:
-    """A short hash of everything that an index was built with; adding vectors later does not change it."""
+def index_fingerprint(index: Path, manifest: Manifest) -> str:
+    """A short hash of everything that an index was built with; adding vectors later does not change it.
+
+    Raises DamagedFolderError if the manifest does not hold it.
+    """
     known = manifest.settings.get(FINGERPRINT)
-    if isinstance(known, str):
-        return known
-    return short_hash({name: one.checksum for name, one in manifest.files.items() if not name.startswith(f"{ADDED}/")})
+    if not isinstance(known, str):
+        raise DamagedFolderError(f"{index} is damaged: its manifest holds no fingerprint; build the index again.")
+    return known
 
 
 def fingerprint_after(fingerprint: str, change: dict[str, str]) -> str:
     """The fingerprint of an index, or of a set of vectors, after a change that these hashes describe."""
-    return short_hash({**change, "before": fingerprint})
+    return _short_hash({**change, "before": fingerprint})
 
 
 def set_fingerprint(passages: str, checksum: str) -> str:
     """A short hash of a file of vectors, given by its checksum, and of the passages, given by theirs."""
-    return short_hash({PASSAGES_FILE: passages, VECTORS: checksum})
+    return _short_hash({PASSAGES_FILE: passages, VECTORS: checksum})
 
 
 def joined_hash(hashes: Sequence[str]) -> str:
-    """One hash for several, in their order: a single one stays as it is."""
+    """One hash for several, in their order; a single one stays as it is."""
     return hashes[0] if len(hashes) == 1 else hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
-def short_hash(checksums: dict[str, str]) -> str:
-    """A short hash of checksums and the names of what they are of."""
+def _short_hash(checksums: dict[str, str]) -> str:
+    """A short hash of checksums and their names."""
     return hashlib.sha256(repr(sorted(checksums.items())).encode()).hexdigest()[:16]

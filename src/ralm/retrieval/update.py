@@ -1,11 +1,11 @@
-"""Adds passages to an index and removes documents from it, while others read it.
+"""Adds passages to an index and removes documents from it, in one step, while other processes read it.
 
-Passages that are added become a segment of their own. Removed ones are listed and stay where they are. Either way the
-passages that are left are numbered, and searched, as if the index had been built of them at once. Segments that have
-become small or sparse beside others are merged on the way (`ralm.retrieval.writer`).
+Passages that are added become a segment of their own. Removed ones are listed and stay where they are. The passages
+that are left are numbered and searched as if the index had been built of them at once. Small and sparse segments are
+merged (`ralm.retrieval.writer`).
 
-The manifest of the index is replaced in one step (`ralm.folders.changes`). A process that has the index open keeps what
-it opened, and a process that is killed on the way leaves the index as it was.
+The manifest of the index is replaced in one step. A process that has the index open keeps the version that it opened,
+and a process that is killed leaves the index unchanged.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace as with_changes
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from pydantic import JsonValue
@@ -39,11 +39,10 @@ from ralm.retrieval.layout import (
     VectorSets,
     fingerprint_after,
     open_segment,
-    vector_options,
     vectors_file,
     write_removed,
 )
-from ralm.retrieval.writer import Draft, Piece, changing, merge_some
+from ralm.retrieval.writer import IndexWriter, SegmentFiles, changed_index, merge_small_segments
 from ralm.storage.atomic import storage_errors
 from ralm.storage.manifest import Manifest, whole_checksum
 from ralm.storage.work import UNFINISHED_VECTORS, work_folder
@@ -55,9 +54,9 @@ if TYPE_CHECKING:
 UPDATES: Final = "updates"
 """The key, in a manifest's settings, of the number of updates, and the latest of them."""
 _UPDATES_LISTED: Final = 100
-_NAMED: Final = 3
-_NAMES: Final = ("encoder", "query_encoder")
-"""The names of folders in an encoder's configuration: the same weights may have been moved."""
+_IDS_SHOWN: Final = 3
+_FOLDER_NAMES: Final = ("encoder", "query_encoder")
+"""The keys of folders in an encoder's configuration; they are not compared, since folders may be moved."""
 
 
 def update_index(
@@ -73,35 +72,36 @@ def update_index(
     """Remove the documents with the ids in `remove` from an index, and add passages, numbered from 0, at its end.
     Returns the new manifest.
 
-    All of it happens in one step; an index that is open stays what it was. Afterwards the index has the same hits, with
+    All of it happens in one step; an index that is open does not change. Afterwards the index has the same hits, with
     the same passage numbers, as one that is built at once of the passages that are left. (Added vectors are compared
-    exactly, even if the index is approximate.) Its fingerprint changes, so caches start anew.
+    exactly, even if the index is approximate.) Its fingerprint changes, so cached retrievals are not found again.
 
     Adding a document whose id the index already has is an error, unless `replace` is true: then the older one is
-    removed. Passages are analysed as the index says, and encoded for each of its sets of vectors: by the encoder in
-    `encoders` under the set's name, otherwise by the one that the index names. What was encoded is kept beside the
-    index until the update is complete, so the same call resumes. `describe` is called after the last passage; the
-    manifest records what it returns. `build` bounds the memory of BM25 and says how many processes analyse.
+    removed. Passages are analysed with the analyser of the index, and encoded for each of its sets of vectors: by the
+    encoder in `encoders` under the set's name, otherwise by the one that the index names. Encoded vectors are kept
+    beside the index until the update is complete, so the same call resumes. `describe` is called after the last
+    passage; the manifest records what it returns. `build`: the memory of BM25, and the number of processes that
+    analyse.
 
     Raises UsageError if there is nothing to do or nothing would be left; CorpusError if an id in `remove` is not in the
-    index or belongs to several documents, or if an added id is there twice or already in the index; OtherEncoderError
+    index or belongs to several documents, or if an added id occurs twice or is already in the index; OtherEncoderError
     if an encoder is not the one that made the vectors; OtherAnalyserError if the index was built with another version
     of the stemming library; FolderExistsError if another process is writing the index, or has just changed it; and
-    what `open_index`, `build_index` and `DenseBuilder` raise.
+    the errors of `open_index`, `build_index` and `DenseBuilder`.
     """
     path, remove = Path(index).resolve(), [*remove]
-    coming = _peeked(passages)
+    new = _peeked(passages)
     opened = open_index(path)
     check_stemmer(opened)
-    chosen = _encoders(opened, encoders or {}) if coming else {}
+    chosen = _encoders(opened, encoders or {}) if new else {}
     with ExitStack() as stack:
         stack.enter_context(storage_errors(path))
         if chosen:
             stack.enter_context(work_folder(UNFINISHED_VECTORS, path))
-        draft = Draft.of(opened, stack.enter_context(changing(opened)))
+        writer = IndexWriter.of(opened, stack.enter_context(changed_index(opened)))
         gone, added = _documents(opened, remove, [], replace=replace), None  # fails before hours of encoding
-        if coming:
-            added = _add(draft, coming, chosen, build)
+        if new:
+            added = _add(writer, new, chosen, build)
             gone = _documents(opened, remove, added.documents, replace=replace)
         numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *gone.values()]))
         if added is None and len(numbers) == len(opened.passages):
@@ -109,24 +109,24 @@ def update_index(
         if added is None and not gone:
             raise UsageError("there is nothing to update: give passages to add, or documents to remove.")
         fingerprint, sets = _fingerprints(opened, numbers, added)
-        _remove(draft, numbers)
+        _remove(writer, numbers)
         if added is not None:
-            draft.pieces.append(added.piece)
-        merge_some(draft, build or BuildOptions())
+            writer.segments.append(added.files)
+        merge_small_segments(writer, build or BuildOptions())
         record: dict[str, JsonValue] = {
             "added": {"documents": len(added.documents), "passages": added.passages} if added else None,
             "removed": {"documents": len(gone), "passages": len(numbers)},
             "corpus": describe(),
         }
         documents = opened.manifest.counts.get("documents", 0) - len(gone) + (len(added.documents) if added else 0)
-        return draft.write({UPDATES: _updates(opened.manifest, record)}, sets, fingerprint, documents)
+        return writer.write({UPDATES: _updates(opened.manifest, record)}, sets, fingerprint, documents)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Added:
-    """What was added: the piece, the ids of its documents in order, and the number of passages."""
+    """An added segment: its files, the ids of its documents in order, and the number of passages."""
 
-    piece: Piece
+    files: SegmentFiles
     documents: Sequence[str]
     passages: int
 
@@ -143,8 +143,7 @@ def _encoders(index: Index, given: Mapping[str, Encoder]) -> dict[str, Encoder]:
     chosen = {name: given.get(name) or load_encoder(index.encoder_options(name)) for name in index.vectors}
     for name, encoder in chosen.items():
         made, own = index.vector_sets.sets[name].encoder, encoder.config
-        # what an index from an earlier version does not record cannot be compared
-        other = sorted(key for key in made.keys() - {*_NAMES} if made[key] != own.get(key))
+        other = sorted(key for key in made.keys() - {*_FOLDER_NAMES} if made[key] != own.get(key))
         if other:
             raise OtherEncoderError(
                 f"the vectors {name!r} of {index.path} were made with another encoder than this one: {other[0]} is "
@@ -155,44 +154,44 @@ def _encoders(index: Index, given: Mapping[str, Encoder]) -> dict[str, Encoder]:
 
 
 def _add(
-    draft: Draft, passages: Iterable[Passage], encoders: Mapping[str, Encoder], build: BuildOptions | None
+    writer: IndexWriter, passages: Iterable[Passage], encoders: Mapping[str, Encoder], build: BuildOptions | None
 ) -> _Added:
     """Write a segment of these passages."""
-    place = draft.new_place(SEGMENTS)
-    (draft.folder / place).mkdir(parents=True)
-    files = {name: vectors_file(place, name) for name in encoders}
+    path = writer.new_path(SEGMENTS)
+    folder, analysis = writer.folder / path, writer.index.analysis
+    folder.mkdir(parents=True)
+    files = {name: vectors_file(path, name) for name in encoders}
     documents: list[str] = []
     with ExitStack() as stack, progress_bar("Encoding passages" if encoders else "Indexing passages") as advance:
-        analysis = draft.index.analysis
-        terms = (
-            stack.enter_context(bm25_builder(draft.folder / place / BM25_FOLDER, build, analysis)) if analysis else None
-        )
+        terms = stack.enter_context(bm25_builder(folder / BM25_FOLDER, build, analysis)) if analysis else None
         shown: list[Advance | None] = [advance, *(None for _ in encoders)]  # each passage is counted once
         vectors = [
-            _vectors_builder(draft, files[name], name, encoder, shown.pop(0)) for name, encoder in encoders.items()
+            _vectors_builder(writer, files[name], name, encoder, shown.pop(0)) for name, encoder in encoders.items()
         ]
-        written = write_passages(draft.folder / place / PASSAGES_FILE, _noting(passages, documents))
+        written = write_passages(folder / PASSAGES_FILE, _noting_documents(passages, documents))
         counts = add_all(written, terms, vectors, advance)
         if terms:
             terms.finish()
         for builder in vectors:
             builder.finish()
-    _refuse_twice(documents)
-    entry = SegmentEntry(folder=place, passages=counts["passages"])
-    segment = open_segment(draft.folder, entry, bm25=draft.for_bm25)
-    return _Added(Piece(segment, files), documents, counts["passages"])
+    _check_distinct(documents)
+    entry = SegmentEntry(folder=path, passages=counts["passages"])
+    segment = open_segment(writer.folder, entry, bm25=writer.for_bm25)
+    return _Added(SegmentFiles(segment, files), documents, counts["passages"])
 
 
-def _vectors_builder(draft: Draft, file: str, name: str, encoder: Encoder, advance: Advance | None) -> "DenseBuilder":
+def _vectors_builder(
+    writer: IndexWriter, file: str, name: str, encoder: Encoder, advance: Advance | None
+) -> "DenseBuilder":
     """A builder of the vectors with this name for an added segment; small segments are compared exactly."""
     with dense_extra():
         from ralm.retrieval.dense.build import kind_of_added
-    options = vector_options(draft.index.vector_sets.sets[name])
+    options = writer.index.vector_sets.sets[name].options
     options = with_changes(options, faiss=kind_of_added(encoder.dimension, options.faiss))
-    return dense_builder((draft.folder / file).parent, draft.index.path, encoder, options, advance)
+    return dense_builder((writer.folder / file).parent, writer.index.path, encoder, options, advance)
 
 
-def _noting(passages: Iterable[Passage], documents: list[str]) -> Iterator[Passage]:
+def _noting_documents(passages: Iterable[Passage], documents: list[str]) -> Iterator[Passage]:
     """The passages; the ids of their documents are appended to `documents`."""
     for passage in passages:
         if not documents or documents[-1] != passage.document_id:
@@ -200,35 +199,37 @@ def _noting(passages: Iterable[Passage], documents: list[str]) -> Iterator[Passa
         yield passage
 
 
-def _refuse_twice(documents: Sequence[str]) -> None:
+def _check_distinct(documents: Sequence[str]) -> None:
     twice = [document for document, count in Counter(documents).items() if count > 1]
     if twice:
-        raise CorpusError(f"{_some(twice)} given twice among the added documents; give each document an id of its own.")
+        raise CorpusError(
+            f"{_some_ids(twice)} given twice among the added documents; give each document an id of its own."
+        )
 
 
 def _documents(index: Index, remove: Collection[str], added: Sequence[str], *, replace: bool) -> dict[str, IntArray]:
     """The documents to remove, by id, with the numbers (int64) of their passages."""
-    found = _passages_of(index, {*remove, *added})
+    found = _numbers_by_document(index, {*remove, *added})
     missing = [document for document in dict.fromkeys(remove) if document not in found]
     if missing:
-        raise CorpusError(f"{_some(missing)} not in {index.path}; nothing was changed.")
+        raise CorpusError(f"{_some_ids(missing)} not in {index.path}; nothing was changed.")
     kept = found.keys() - {*remove}
     clashing = [document for document in added if document in kept]
     if clashing and not replace:
         raise CorpusError(
-            f"{_some(clashing)} already in {index.path}; nothing was changed. Replace such documents with "
+            f"{_some_ids(clashing)} already in {index.path}; nothing was changed. Replace such documents with "
             "`replace=True`, or give the new ones other ids."
         )
     several = [document for document, numbers in found.items() if numbers[-1] - numbers[0] >= len(numbers)]
     if several:
         raise CorpusError(
-            f"{_some(several, 'id')} shared by several documents of {index.path}, so it is unclear which to remove; "
+            f"{_some_ids(several, 'id')} shared by several documents of {index.path}, so which to remove is unclear; "
             "nothing was changed. Build the index again with an id for each document."
         )
     return found
 
 
-def _passages_of(index: Index, documents: Collection[str]) -> dict[str, IntArray]:
+def _numbers_by_document(index: Index, documents: Collection[str]) -> dict[str, IntArray]:
     """The numbers (int64, rising) of the passages of documents with these ids, by id."""
     found: dict[str, list[int]] = {}
     first = 0
@@ -242,23 +243,23 @@ def _passages_of(index: Index, documents: Collection[str]) -> dict[str, IntArray
     return {document: np.array(numbers, np.int64) for document, numbers in found.items()}
 
 
-def _remove(draft: Draft, numbers: IntArray) -> None:
-    """Record in the pieces that the passages with these numbers (int64, rising) are gone."""
-    rows, first = draft.index.passages.numbering.rows(numbers), 0
-    for place, piece in enumerate(draft.pieces):
-        entry = piece.segment.entry
+def _remove(writer: IndexWriter, numbers: IntArray) -> None:
+    """Record in the segments that the passages with these numbers (int64, rising) are removed."""
+    rows, first = writer.index.passages.numbering.rows(numbers), 0
+    for place, files in enumerate(writer.segments):
+        entry = files.segment.entry
         own = rows[(rows >= first) & (rows < first + entry.passages)] - first
         first += entry.passages
         if len(own):
-            removed = _removed(piece.segment, own, draft.index.analysis)
-            listed = write_removed(draft.folder, draft.new_place(REMOVED), removed, bm25=draft.for_bm25)
+            removed = _removed(files.segment, own, writer.index.analysis)
+            listed = write_removed(writer.folder, writer.new_path(REMOVED), removed, bm25=writer.for_bm25)
             changed = entry.model_copy(update={"removed": listed})
-            segment = with_changes(piece.segment, entry=changed, removed=removed)
-            draft.pieces[place] = with_changes(piece, segment=segment)
+            segment = with_changes(files.segment, entry=changed, removed=removed)
+            writer.segments[place] = with_changes(files, segment=segment)
 
 
 def _removed(segment: OpenSegment, rows: IntArray, analysis: Analysis | None) -> RemovedPassages:
-    """What is removed from a segment when these rows (int64) go too: their texts are analysed for it."""
+    """All removed passages of a segment, including these rows (int64), whose texts are analysed for it."""
     every = union(segment.removed.rows, rows)
     if analysis is None:
         return RemovedPassages(rows=every)
@@ -287,9 +288,9 @@ def _fingerprints(index: Index, gone: IntArray, added: _Added | None) -> tuple[s
     change = {"removed": hash_of_numbers(gone)}
     vectors: Mapping[str, str] = {}
     if added is not None:
-        root, entry = added.piece.segment.root, added.piece.segment.entry
+        root, entry = added.files.segment.root, added.files.segment.entry
         change["added"] = whole_checksum(root / entry.file(PASSAGES_FILE))
-        vectors = {name: whole_checksum(root / file) for name, file in added.piece.vectors.items()}
+        vectors = {name: whole_checksum(root / file) for name, file in added.files.vectors.items()}
     sets = {
         name: one.model_copy(
             update={"fingerprint": fingerprint_after(one.fingerprint, {**change, "vectors": vectors.get(name, "")})}
@@ -300,17 +301,15 @@ def _fingerprints(index: Index, gone: IntArray, added: _Added | None) -> tuple[s
 
 
 def _updates(before: Manifest, record: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """The number of updates of an index, and the latest of them."""
-    known = before.settings.get(UPDATES)
-    count, latest = (known.get("count"), known.get("latest")) if isinstance(known, dict) else (0, [])
-    listed = [*(latest if isinstance(latest, list) else []), record]
-    return {"count": (count if isinstance(count, int) else 0) + 1, "latest": listed[-_UPDATES_LISTED:]}
+    """The number of updates of an index including this one, and the records of the latest."""
+    known: Any = before.settings.get(UPDATES, {"count": 0, "latest": []})
+    return {"count": known["count"] + 1, "latest": [*known["latest"], record][-_UPDATES_LISTED:]}
 
 
-def _some(ids: Sequence[str], what: str = "document") -> str:
+def _some_ids(ids: Sequence[str], what: str = "document") -> str:
     """The beginning of a sentence about documents or their ids: how many, and the first ones."""
-    named = ", ".join(map(repr, ids[:_NAMED]))
+    named = ", ".join(map(repr, ids[:_IDS_SHOWN]))
     if len(ids) == 1:
         return f"the {what} {named} is"
-    more = ", ..." if len(ids) > _NAMED else ""
+    more = ", ..." if len(ids) > _IDS_SHOWN else ""
     return f"{len(ids):,} {what}s ({named}{more}) are"

@@ -17,9 +17,8 @@ from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from ralm.retrieval.dense.encoder import SentenceEncoder
 from ralm.retrieval.dense.search import Dense, PassageVectors, open_vectors
-from ralm.retrieval.encode import Ahead
+from ralm.retrieval.encode import RemoteEncoding
 from ralm.retrieval.index import Index
-from ralm.retrieval.layout import vector_options
 from ralm.terminal import no_progress
 from ralm.training.candidates import CandidateScores, Examples, load_or_score, score_examples
 from ralm.training.loop import TrainableModel, batch_of_step
@@ -129,7 +128,7 @@ class TrainableEncoders(TrainableModel):
         training_E: IntArray,
         options: RetrieverTrainingOptions,
         training: TrainingOptions,
-        ahead: Ahead | None = None,
+        ahead: RemoteEncoding | None = None,
     ) -> None:
         self.module = _module(encoder)
         self.version = 0
@@ -146,7 +145,7 @@ class TrainableEncoders(TrainableModel):
         self._options = options
         self._training = training
         self._versions = Versions(work)
-        stored = vector_options(index.vector_sets.named(options.vectors, index.path))
+        stored = index.vector_sets.get(options.vectors, index.path).options
         like = index.encoder_options(options.vectors)
         self._refresher = Refresher(index, work, like, stored, options.refresh_device, ahead)
         self._is_followed = False

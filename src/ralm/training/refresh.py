@@ -24,7 +24,7 @@ from ralm.errors import RalmError, UsageError, WorkerError
 from ralm.processes import end_with_parent, starting_processes
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import VECTORS, EncoderOptions, VectorOptions, load_encoder, trained_options
-from ralm.retrieval.encode import Ahead, write_vectors
+from ralm.retrieval.encode import RemoteEncoding, write_vectors
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.atomic import storage_errors, sync, sync_one
 from ralm.terminal import no_progress
@@ -64,7 +64,7 @@ class Versions:
             save(folder)
 
     def encode(
-        self, number: int, index: Index, encoder: Encoder, stored: VectorOptions, ahead: Ahead | None = None
+        self, number: int, index: Index, encoder: Encoder, stored: VectorOptions, ahead: RemoteEncoding | None = None
     ) -> None:
         """Make a version: encode the passages of an index with the encoder of a snapshot, from where an earlier call
         was killed. Raises what `write_vectors` raises, StorageError if the disk is full."""
@@ -131,7 +131,7 @@ class Refresher:
         like: EncoderOptions,
         stored: VectorOptions,
         device: str,
-        ahead: Ahead | None = None,
+        ahead: RemoteEncoding | None = None,
     ) -> None:
         self._arguments = (index.path.resolve(), index.fingerprint, folder, like, stored, device, ahead)
         self._number = 0
@@ -207,7 +207,7 @@ def _refresh(
     like: EncoderOptions,
     stored: VectorOptions,
     device: str,
-    ahead: Ahead | None,
+    ahead: RemoteEncoding | None,
     number: int,
     answer: Connection,
 ) -> None:

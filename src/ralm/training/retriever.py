@@ -15,9 +15,9 @@ from pydantic import JsonValue
 from ralm.errors import OtherEncoderError, RalmWarning, UsageError
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import load_encoder
-from ralm.retrieval.encode import Ahead, add_vectors, check_can_add
+from ralm.retrieval.encode import RemoteEncoding, add_vectors, check_can_add
 from ralm.retrieval.index import Index, open_index
-from ralm.retrieval.layout import VectorSet, vector_options
+from ralm.retrieval.layout import VectorSet
 from ralm.storage.outputs import check_output, recover
 from ralm.training.options import REPLUG, QueryEncoderOptions, RetrieverTrainingOptions, TrainingOptions, training_extra
 from ralm.training.signals import Signals, index_of, open_signals, split_documents, split_with_choice
@@ -79,7 +79,7 @@ def train_query_encoder(
     signals = signals if isinstance(signals, Signals) else open_signals(signals)
     index = index_of(signals, index)
     _warn_of_other_candidates(signals)
-    chosen = index.vector_sets.named(options.vectors, index.path)
+    chosen = index.vector_sets.get(options.vectors, index.path)
     training_E, held_out_E = split_with_choice(signals, training.held_out, training.seed)
     with training_extra():
         from ralm.retrieval.dense.options import ENCODER_KIND, TRAINED_FOR
@@ -132,7 +132,7 @@ def train_retriever(
     training: TrainingOptions = REPLUG,
     *,
     force: bool = False,
-    ahead: Ahead | None = None,
+    ahead: RemoteEncoding | None = None,
 ) -> TrainedRetriever:
     """Train the encoders of an index on examples that a language model scores on the way, and write their folder. Then
     encode the passages of the index with them, as a set of vectors that is not the default.
@@ -149,7 +149,7 @@ def train_retriever(
     """
     options = options or RetrieverTrainingOptions()
     index = index if isinstance(index, Index) else open_index(index)
-    chosen = index.vector_sets.named(options.vectors, index.path)
+    chosen = index.vector_sets.get(options.vectors, index.path)
     name = options.save_as or Path(out).resolve().name
     check_can_add(index, name, force=force)
     training_E, held_out_E = split_documents(examples.documents_E, training.held_out, training.seed)
@@ -200,7 +200,7 @@ def train_retriever(
                 results = {"refreshes": trainable.refreshes}
                 write_trained(out, ENCODER_KIND, trainable, trained, config, results=results, force=force)
     tuned = load_encoder(trained_options(Path(out), named), device=training.device)
-    add_vectors(index.path, tuned, vector_options(chosen), name=name, default=False, force=force, ahead=ahead)
+    add_vectors(index.path, tuned, chosen.options, name=name, default=False, force=force, ahead=ahead)
     return TrainedRetriever(**_outcome(out, trained), refreshes=results["refreshes"])
 
 
