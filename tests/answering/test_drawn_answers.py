@@ -16,9 +16,9 @@ from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.sources import AskedQuestion, Asker
 from ralm.errors import UsageError
-from ralm.lm.journal import Journal
 from ralm.reading.ensemble import Ensemble
 from ralm.records import FloatArray, IntArray, NextTokens, Passage, ScoringSequence
+from ralm.storage.store import Store
 from tests.cli.program import ralm
 from tests.cli.test_cli import failed
 
@@ -70,9 +70,9 @@ def asked(documents: int = 3, questions: Sequence[Question] = QUESTIONS) -> list
     return [asker.ask(one, hits, PASSAGES) for one in questions]
 
 
-def answers(some: Sequence[AskedQuestion], options: AnswerOptions, journal: Journal | None = None) -> list[Answer]:
+def answers(some: Sequence[AskedQuestion], options: AnswerOptions, store: Store | None = None) -> list[Answer]:
     model: Any = Letters()
-    return [answer for _, answer in answer_all(some, model, options, journal)]
+    return [answer for _, answer in answer_all(some, model, options, store)]
 
 
 def test_draws_of_an_ensemble_have_the_shares_of_the_mixture() -> None:
@@ -146,17 +146,17 @@ def test_a_stop_string_of_several_tokens_ends_a_drawn_answer() -> None:
             assert [len(answer.tokens) for answer in stopped] == [len(text.split(stop)[0]) for text in whole]
 
 
-def test_a_journal_keeps_draws_apart(tmp_path: Path) -> None:
+def test_a_store_keeps_draws_apart(tmp_path: Path) -> None:
     greedy = AnswerOptions(new_tokens=12, stop=("-",))
     ways = [greedy, *(replace(greedy, temperature=1.0, seed=seed) for seed in (0, 1)), replace(greedy, temperature=0.7)]
     ways += [replace(ways[1], top_k=2), replace(ways[1], top_p=0.6)]
     expected = [[answer.text for answer in answers(asked(), options)] for options in ways]
     assert len({tuple(texts) for texts in expected}) == len(ways)
-    with Journal(tmp_path / "journal") as journal:
+    with Store(tmp_path / "store") as store:
         for _ in range(2):
             for options, texts in zip(ways, expected, strict=True):
-                assert [answer.text for answer in answers(asked(), options, journal)] == texts
-        assert len(journal) == len(ways) * len(QUESTIONS)
+                assert [answer.text for answer in answers(asked(), options, store)] == texts
+        assert store.count() == len(ways) * len(QUESTIONS)
 
 
 def test_draws_that_are_refused(tmp_path: Path) -> None:

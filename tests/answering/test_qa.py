@@ -19,7 +19,6 @@ from ralm.answering.questions import Question
 from ralm.answering.run import questions_config, run_questions
 from ralm.answering.sources import Asker, GivenPassages
 from ralm.errors import QuestionFileError, UsageError
-from ralm.lm.journal import Journal
 from ralm.lm.named import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import WritingModel
@@ -27,6 +26,7 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.ensemble import Ensemble
 from ralm.records import FloatArray, Hits, IntArray, Passage, Passages
 from ralm.retrieval.retrieval_file import RetrievedPassage
+from ralm.storage.store import Store
 from tests.cli.program import ralm
 from tests.cli.test_cli import failed
 
@@ -304,11 +304,11 @@ def test_given_passages_of_questions_with_one_text() -> None:
     assert source.find([unknown], 1)[1][0].text == "Paris is the capital."  # those that it brings itself
 
 
-def test_an_answer_in_the_journal_ends_where_it_was_asked_to(model: WritingModel, tmp_path: Path) -> None:
+def test_a_stored_answer_ends_where_it_was_asked_to(model: WritingModel, tmp_path: Path) -> None:
     asked = [Asker(PROMPT, model.tokenizer, 400).ask(QUESTIONS[0], [(0, 0.0)], PASSAGES)]
-    with Journal(tmp_path / "answers.journal") as journal:
+    with Store(tmp_path / "answers") as store:
         for tokens in (2, 4):
-            [(_, answer)] = answer_all(asked, model, AnswerOptions(new_tokens=tokens, stop=("~",)), journal)
+            [(_, answer)] = answer_all(asked, model, AnswerOptions(new_tokens=tokens, stop=("~",)), store)
             [(_, alone)] = answer_all(asked, model, AnswerOptions(new_tokens=tokens, stop=("~",)))
             assert [one.token for one in answer.tokens] == [one.token for one in alone.tokens]
             assert len(answer.tokens) == tokens

@@ -12,7 +12,6 @@ from pydantic import JsonValue
 
 from ralm.errors import DamagedFolderError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.lm.journal import Journal
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Hits, Metadata, Passage
@@ -33,7 +32,7 @@ from ralm.retrieval.retrieval_file import (
 from ralm.retrieval.update import update_index
 from ralm.retrieval.writer import merge_index
 from ralm.runs.report import report_of
-from ralm.runs.resume import JOURNAL, unfinished_run
+from ralm.runs.resume import unfinished_run, unfinished_store
 from ralm.runs.run import evaluation_config, open_run, write_run
 from ralm.terminal import Advance
 from ralm.training.signals import open_signals, signal_statistics
@@ -169,7 +168,7 @@ def ask_run(folder: Path) -> Any:
 
 
 SCORED = {
-    hashlib.blake2b(bytes([n]), digest_size=16).digest(): np.random.default_rng(n).random(1 + n % 7).astype(np.float32)
+    hashlib.blake2b(bytes([n]), digest_size=16).digest(): np.random.default_rng(n).bytes(4 + 4 * (n % 7))
     for n in range(40)
 }
 BEGUN: dict[str, JsonValue] = {"model": {"name": "m"}, "plan": {"stride": 4}}
@@ -177,21 +176,21 @@ BEGUN: dict[str, JsonValue] = {"model": {"name": "m"}, "plan": {"stride": 4}}
 
 def make_unfinished(folder: Path) -> None:
     try:
-        with unfinished_run(folder / "run", BEGUN, force=False) as place, Journal(place / f"m{JOURNAL}") as journal:
-            journal.add(SCORED.items())
+        with unfinished_run(folder / "run", BEGUN, force=False) as place, unfinished_store(place, "m") as store:
+            store.put(SCORED.items())
             raise InterruptedError
     except InterruptedError:
         return
 
 
 def ask_unfinished(folder: Path) -> Any:
-    """What a run gives that goes on: what the journal does not know is scored again."""
+    """What a resumed run gives: what the store does not have is scored again."""
     with unfinished_run(folder / "run", BEGUN, force=False) as place:
         for _ in range(2):
-            with Journal(place / f"m{JOURNAL}") as journal:
-                found = {key: journal.get(key) for key in SCORED}
-                journal.add((key, SCORED[key]) for key, known in found.items() if known is None)
-    return [(SCORED[key] if known is None else known).tolist() for key, known in found.items()]
+            with unfinished_store(place, "m") as store:
+                found = store.get(SCORED)
+                store.put((key, value) for key, value in SCORED.items() if key not in found)
+    return [value.hex() for value in (SCORED | found).values()]
 
 
 def ask_cache(folder: Path) -> Any:

@@ -10,7 +10,6 @@ from pydantic import JsonValue
 
 from ralm.errors import ModelError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
-from ralm.lm.journal import Journal
 from ralm.lm.scoring import Scorer
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import LanguageModel, Reader, Reranker, Tokenizer
@@ -20,6 +19,7 @@ from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, IntArray, ScoringSequence, SpecialTokens
 from ralm.reranking.oracle import Oracle
 from ralm.reranking.zero_shot import ZeroShot
+from ralm.storage.store import Store
 from tests.fakes import SharedWordsRetriever, passages_of
 
 
@@ -102,12 +102,12 @@ def test_an_evaluation_that_was_killed_goes_on(tmp_path: Path) -> None:
             return super().log_prob(before, token)
 
     whole = evaluated(Bigrams()).reading.scored.log_probs_T
-    with Journal(tmp_path / "journal") as journal, pytest.raises(InterruptedError):
-        evaluated(Scorer(Dies(), journal))
-    with Journal(tmp_path / "journal") as journal:
+    with Store(tmp_path / "store") as store, pytest.raises(InterruptedError):
+        evaluated(Scorer(Dies(), store))
+    with Store(tmp_path / "store") as store:
         model = Dies()
-        resumed = evaluated(Scorer(model, journal))
-        assert journal.reused > 0
+        assert store.count() > 0
+        resumed = evaluated(Scorer(model, store))
     np.testing.assert_array_equal(resumed.reading.scored.log_probs_T, whole)
 
 

@@ -10,9 +10,10 @@ from hypothesis import given, strategies as st
 
 from ralm.errors import ModelError
 from ralm.lm import scoring
-from ralm.lm.journal import Journal
+from ralm.lm.local.model import load_language_model
 from ralm.lm.scoring import Scorer
 from ralm.records import FloatArray, Request, ScoringSequence
+from ralm.storage.store import Store
 from tests.fakes import CountingModel, WordTokenizer
 
 
@@ -114,11 +115,11 @@ def test_what_was_given_before_a_kill_is_not_read_again(tmp_path: Path) -> None:
                     raise KilledError
                 yield scored
 
-    with Journal(tmp_path / "journal") as journal, pytest.raises(KilledError):
-        Scorer(Dies(WordTokenizer()), journal).log_probs(requests)
+    with Store(tmp_path / "store") as store, pytest.raises(KilledError):
+        Scorer(Dies(WordTokenizer()), store).log_probs(requests)
     model = watched()
-    with Journal(tmp_path / "journal") as journal:
-        found = Scorer(model, journal).log_probs(requests)
+    with Store(tmp_path / "store") as store:
+        found = Scorer(model, store).log_probs(requests)
     assert len(model.passes) == 6 - 3
     for log_probs, one in zip(found, requests, strict=True):
         np.testing.assert_array_equal(log_probs, model.alone(one))
@@ -179,3 +180,39 @@ def test_tokens_and_lengths_that_a_model_does_not_know_are_refused_before_it_rea
     with pytest.raises(ModelError, match="counting reads at most 64 tokens at once, not 65"):
         Scorer(model).log_probs([request([], [1] * 65, [3])])
     assert not model.passes
+
+
+def test_a_killed_process_loses_only_the_batch_that_was_read(
+    tmp_path: Path, tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_language_model(str(tiny_folders["gpt2"]))
+    text = np.arange(60, dtype=np.int64) % 11
+    documents = [text[:0], text[3:9], text[20:25]]
+    requests = [Request(documents[begin % 3], text[:begin], text[begin : begin + 4]) for begin in range(4, 56, 4)]
+    whole = Scorer(model).log_probs(requests)
+    passes = 0
+    forward = model.logits.model.forward
+
+    def dies(*inputs: object, **options: object) -> object:
+        nonlocal passes
+        passes += 1
+        if passes == 2:
+            raise KilledError
+        return forward(*inputs, **options)
+
+    monkeypatch.setattr(model.logits.model, "forward", dies)
+    with Store(tmp_path / "store") as store, pytest.raises(KilledError):
+        Scorer(model, store).log_probs(requests)
+    for _ in range(2):
+        with Store(tmp_path / "store") as store:
+            found = Scorer(model, store).log_probs(requests)
+        assert passes == 4, "one of the three passes was done before; the second is done now, and the third"
+        for expected, log_probs in zip(whole, found, strict=True):
+            np.testing.assert_array_equal(log_probs, expected)
+
+
+def test_requests_are_known_by_tokens_and_targets() -> None:
+    text = np.arange(9, dtype=np.int64)
+    scorer = Scorer(watched())
+    scorer.log_probs([Request(text[:d], text[d:c], text[c:]) for d in range(3) for c in (4, 5)])
+    assert scorer.scored == 2, "where the document ends makes no difference, where the targets begin does"

@@ -14,11 +14,11 @@ from transformers import XLNetConfig, XLNetForSequenceClassification
 import ralm
 from ralm.errors import ModelError, RerankerError, UsageError
 from ralm.evaluation.perplexity import evaluate_text
-from ralm.lm.journal import Journal
 from ralm.records import FloatArray, Hits, Passages
 from ralm.reranking import RerankOptions
 from ralm.reranking.cross_encoder import load_pair_model
 from ralm.reranking.predictive import Pair, PairScorer, Predictive, load_cross_encoder
+from ralm.storage.store import Store
 from tests.fakes import CountingModel, SharedWordsRetriever, WordTokenizer, passages_of
 from tests.tiny_cross_encoders import LENGTH, save_tiny_cross_encoder
 from tests.tiny_encoders import drop_weights, letter_tokenizer, save_tiny_bert
@@ -106,11 +106,11 @@ def test_a_pair_is_scored_once(tmp_path: Path) -> None:
     assert len(model.asked) == len({*model.asked}) == 4, "ends that are equal, passages that are equal"
     assert reranker.choose(rows, hits, PASSAGES, 1).numbers_QK.tolist() == first.numbers_QK.tolist()
     assert len(model.asked) == 4
-    with Journal(tmp_path / "scores") as journal:
-        PairScorer(model, journal).scores([("a", "b"), ("c", "d")])
+    with Store(tmp_path / "scores") as store:
+        PairScorer(model, store).scores([("a", "b"), ("c", "d")])
     assert len(model.asked) == 6
-    with Journal(tmp_path / "scores") as journal:
-        scores = PairScorer(model, journal).scores([("c", "d"), ("a", "b"), ("a", "c")])
+    with Store(tmp_path / "scores") as store:
+        scores = PairScorer(model, store).scores([("c", "d"), ("a", "b"), ("a", "c")])
     assert model.asked[6:] == [("a", "c")]
     assert scores.tolist() == [0, 0, 0]
 
@@ -188,11 +188,11 @@ def test_scores_that_are_not_one_number_for_each_pair_are_refused(given: Any, me
             return np.array(given, dtype=np.float32)
 
     with (
-        Journal(tmp_path / "scores") as journal,
+        Store(tmp_path / "scores") as store,
         pytest.raises(RerankerError, match=f"the cross-encoder Odd {message}"),
     ):
-        PairScorer(Odd(), journal).scores([("an end", "a b"), ("an end", "c d")])
-    assert (tmp_path / "scores").stat().st_size == 0, "nothing of it is kept"
+        PairScorer(Odd(), store).scores([("an end", "a b"), ("an end", "c d")])
+        assert store.count() == 0, "nothing of it is kept"
 
 
 def test_a_run_that_was_stopped_keeps_the_scores_of_pairs(tmp_path: Path) -> None:

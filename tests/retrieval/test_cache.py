@@ -1,15 +1,11 @@
 """The cache of retrievals: what it saves, what it keeps apart, several processes at once, and files that are none."""
 
-import sqlite3
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
-from ralm.errors import InputError, StorageError, UsageError
+from ralm.errors import UsageError
 from ralm.protocols import Retriever
 from ralm.records import Hits
 from ralm.retrieval.bm25.arrays import open_arrays
@@ -117,45 +113,3 @@ def test_no_queries_and_many(tmp_path: Path) -> None:
     many = [f"red {number}" for number in range(1300)]
     assert cached.retrieve(many, 1).numbers_QK.tolist() == cached.retrieve(many, 1).numbers_QK.tolist()
     assert cached.found == 1300
-
-
-def ask(file: Path, first: int) -> list[list[tuple[int, float]]]:
-    cached = CachedRetriever(SharedWordsRetriever(PASSAGES), file, {})
-    answers = []
-    for number in range(first, first + 40):
-        answers += [cached.retrieve([f"sea {number}", f"red {number}"], 2).of(row) for row in (0, 1)]
-    return answers
-
-
-def test_several_processes_at_once(tmp_path: Path) -> None:
-    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
-        answers = list(pool.map(ask, [tmp_path / "cache"] * 4, [0, 10, 20, 30]))
-    assert answers == [[[(2, 1.0), (3, 1.0)], [(0, 1.0), (1, 1.0)]] * 40] * 4
-    cached = CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path / "cache", {})
-    cached.retrieve([f"red {number}" for number in range(70)], 2)
-    assert cached.found == 70
-
-
-def test_files_that_are_none(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("nothing of the kind, and long enough to be looked at " * 20)
-    with pytest.raises(InputError, match="is not a retrieval cache"):
-        CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path / "text", {})
-    with pytest.raises(StorageError, match="cannot be used"):
-        CachedRetriever(SharedWordsRetriever(PASSAGES), tmp_path, {})
-
-
-def test_entries_that_were_altered_are_sought_again(tmp_path: Path) -> None:
-    retriever = SharedWordsRetriever(PASSAGES)
-    cached = CachedRetriever(retriever, tmp_path / "cache", {})
-    expected = cached.retrieve(["red", "sea", "fox"], 2).numbers_QK.tolist()
-    with closing(sqlite3.connect(tmp_path / "cache")) as database, database:
-        entries = dict(database.execute("SELECT address, entry FROM entries").fetchall())
-        one, two, three = entries
-        swapped = {one: entries[two], two: b"\xff" + entries[two][1:], three: "text"}
-        for address, entry in swapped.items():
-            database.execute("UPDATE entries SET entry = ? WHERE address = ?", (entry, address))
-    again = CachedRetriever(retriever, tmp_path / "cache", {})
-    assert again.retrieve(["red", "sea", "fox"], 2).numbers_QK.tolist() == expected
-    assert (again.asked, again.found) == (3, 0)
-    assert again.retrieve(["red", "sea", "fox"], 2).numbers_QK.tolist() == expected
-    assert (again.asked, again.found) == (6, 3), "they were mended"

@@ -140,10 +140,10 @@ def test_a_folder_of_somebody_else_is_kept(tmp_path: Path) -> None:
 
 def test_a_file_of_the_user_stays(tmp_path: Path) -> None:
     with unfinished_run(tmp_path / "run", {"a": 1}, force=False) as folder:
-        (folder / "model-0.journal").write_text("scored")
+        (folder / "model-0.sqlite").write_text("scored")
         (folder / "notes.txt").write_text("years of work")
     assert (tmp_path / "run.unfinished" / "notes.txt").read_text() == "years of work"
-    assert not (tmp_path / "run.unfinished" / "model-0.journal").exists()
+    assert not (tmp_path / "run.unfinished" / "model-0.sqlite").exists()
 
 
 def test_another_process_is_refused(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_run_goes_on_under_other_names_of_the_same_content(tmp_path: Path) -> 
     }
     config["passages"] = {"index": "index", "fingerprint": first, "k1": 0.9}
     with pytest.raises(KeyboardInterrupt), unfinished_run(tmp_path / "run", config, force=False) as folder:
-        (folder / "model-0.journal").write_text("scored")
+        (folder / "model-0.sqlite").write_text("scored")
         raise KeyboardInterrupt
     moved: dict[str, JsonValue] = {**config, "text": {"path": "/else/text.txt", "sha256": first}}
     moved["passages"] = {"index": "/else/index", "fingerprint": first, "k1": 0.9}
@@ -184,10 +184,10 @@ def test_a_run_goes_on_under_other_names_of_the_same_content(tmp_path: Path) -> 
         with pytest.raises(UsageError, match=said), unfinished_run(tmp_path / "run", other, force=False):
             pass
     with unfinished_run(tmp_path / "run", moved, force=False) as folder:
-        assert (folder / "model-0.journal").read_text() == "scored"
+        assert (folder / "model-0.sqlite").read_text() == "scored"
     own: dict[str, JsonValue] = {"path": "a", "sha256": "no hash"}
     with pytest.raises(KeyboardInterrupt), unfinished_run(tmp_path / "run", own, force=False) as folder:
-        (folder / "model-0.journal").write_text("scored")
+        (folder / "model-0.sqlite").write_text("scored")
         raise KeyboardInterrupt
     with (
         pytest.raises(UsageError, match=r"\(path a there, b here\)"),

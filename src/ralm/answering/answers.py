@@ -18,7 +18,6 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import QuestionPrompt, tokens_behind
 from ralm.answering.sources import AskedQuestion
 from ralm.errors import UsageError
-from ralm.lm.journal import MemoryJournal
 from ralm.lm.scoring import Scorer, SharedCache
 from ralm.protocols import LanguageModel, Tokenizer, WritingModel
 from ralm.reading.ensemble import mixture, posterior
@@ -27,6 +26,7 @@ from ralm.reading.pieces import GeneratedText, GeneratedToken, StoppedText, shar
 from ralm.reading.rows import PromptState
 from ralm.reading.sampling import GenerationOptions, Sampling
 from ralm.records import FloatArray, IntArray, PromptPrefix, Request
+from ralm.storage.store import Store
 from ralm.validation import check_length, scores_given_texts
 
 _NO_CONTEXT: Final[IntArray] = np.zeros(0, dtype=np.int64)
@@ -79,8 +79,8 @@ def likelihoods(texts: Sequence[tuple[Sequence[PromptPrefix], IntArray]], scorer
 _TEXTS_AT_ONCE: Final = 32
 """Prompts that are continued together."""
 _KEY_BYTES: Final = 16
-_NUMBERS: Final = 4
-"""What the journal of answers holds of a token, besides the share of each prompt."""
+_TokenTable: TypeAlias = NDArray[np.void]
+"""A row of `_token_type` for each token of an answer."""
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 
 GoldScore: TypeAlias = tuple[float, int]
@@ -117,23 +117,23 @@ class Answer:
 class KeptAnswers:
     """What keeps the scores of gold answers, and the answers themselves, for a later process."""
 
-    scores: MemoryJournal | None = None
-    answers: MemoryJournal | None = None
+    scores: Store | None = None
+    answers: Store | None = None
 
 
 def answer_all(
     asked: Sequence[AskedQuestion],
     model: WritingModel,
     options: AnswerOptions | None = None,
-    journal: MemoryJournal | None = None,
+    store: Store | None = None,
 ) -> Iterator[tuple[int, Answer]]:
     """The answers to questions, each with the number of its question, as soon as they are known.
 
-    Some questions are answered together; an answer does not depend on the others. What a `journal` holds is not
+    Some questions are answered together; an answer does not depend on the others. What a `store` holds is not
     generated again.
     """
     way = _AnswerAll(options or AnswerOptions())
-    return _answered(way, asked, model, KeptAnswers(answers=journal))
+    return _answered(way, asked, model, KeptAnswers(answers=store))
 
 
 def answer_and_score(
@@ -293,15 +293,13 @@ def groups_of(asked: Sequence[AskedQuestion]) -> Iterator[list[int]]:
 
 
 class _Writing:
-    """Writes answers behind prompts, and reads from a journal those that were written before."""
+    """Writes answers behind prompts, and reads from a store those that were written before."""
 
-    def __init__(
-        self, model: WritingModel, options: AnswerOptions, cache: SharedCache, journal: MemoryJournal | None
-    ) -> None:
+    def __init__(self, model: WritingModel, options: AnswerOptions, cache: SharedCache, store: Store | None) -> None:
         self._model = model
         self._options = options
         self._cache = cache
-        self._journal = journal
+        self._store = store
 
     @cached_property
     def _decoder(self) -> Decoder:
@@ -318,54 +316,63 @@ class _Writing:
     def _behind(self, texts: Sequence[Sequence[PromptPrefix]]) -> list[Answer]:
         """The answer behind each group of prompts."""
         keys = [_key(prompt_prefixes, self._options) for prompt_prefixes in texts]
-        known = {key: found for key in keys if (found := self._known(key)) is not None}
+        known = self._known(dict(zip(keys, texts, strict=True)))
         new = {key: prompt_prefixes for key, prompt_prefixes in zip(keys, texts, strict=True) if key not in known}
         for key, drawn in zip(new, self._drawn(new) if new else [], strict=True):
             known[key] = drawn
-            if self._journal is not None:
-                self._journal.add([(self._kept_as(key), drawn)])
+            if self._store is not None:
+                self._store.put([(self._store_key(key), drawn.tobytes())])
         return [self._answer(prompt_prefixes, known[key]) for key, prompt_prefixes in zip(keys, texts, strict=True)]
 
-    def _known(self, key: bytes) -> FloatArray | None:
-        return None if self._journal is None else self._journal.get(self._kept_as(key))
+    def _known(self, texts: Mapping[bytes, Sequence[PromptPrefix]]) -> dict[bytes, _TokenTable]:
+        """The tokens of those answers that the store has."""
+        store_keys = {self._store_key(key): key for key in texts}
+        found = {} if self._store is None else self._store.get(store_keys)
+        return {
+            (key := store_keys[store_key]): np.frombuffer(value, _token_type(len(texts[key])))
+            for store_key, value in found.items()
+        }
 
-    def _kept_as(self, key: bytes) -> bytes:
-        """The key of an answer in the journal: where an answer ends counts, too."""
-        ends = repr((_NUMBERS, self._options.new_tokens, self._options.stop))
+    def _store_key(self, key: bytes) -> bytes:
+        """The key of an answer in the store: where an answer ends counts, too."""
+        ends = repr((self._options.new_tokens, self._options.stop))
         return blake2b(key + ends.encode(), digest_size=_KEY_BYTES).digest()
 
-    def _drawn(self, texts: Mapping[bytes, Sequence[PromptPrefix]]) -> list[FloatArray]:
-        """The tokens behind each group of prompts as numbers: of each token its id, the numbers of a `GeneratedToken`
-        and the share of each prompt. An id is below 2^24, so float32 holds it exactly. The key of a group seeds its
-        draws."""
+    def _drawn(self, texts: Mapping[bytes, Sequence[PromptPrefix]]) -> list[_TokenTable]:
+        """The tokens behind each group of prompts, as rows of `_token_type`. The key of a group seeds its draws."""
         numbers = [
             self._decoder.add(PromptState(_NOTHING, None, prompt_prefixes), _generator(key))
             for key, prompt_prefixes in texts.items()
         ]
         written = dict(zip(numbers, map(self._text_behind, texts.values()), strict=True))
-        drawn: dict[int, list[FloatArray]] = {number: [] for number in numbers}
+        drawn: dict[int, list[tuple[Any, ...]]] = {number: [] for number in numbers}
         while self._decoder.unfinished:
             for number, token in self._decoder.step():
-                values = [token.token, token.log_prob, token.unlisted, token.certified]
-                drawn[number].append(np.concatenate([np.array(values, dtype=np.float32), token.posteriors_K]))
+                drawn[number].append((token.token, token.log_prob, token.unlisted, token.certified, token.posteriors_K))
                 written[number].add(token)
                 if written[number].found:
                     self._decoder.end(number)
-        return [np.concatenate(rows) if rows else np.zeros(0, dtype=np.float32) for rows in drawn.values()]
+        types = (_token_type(len(prompt_prefixes)) for prompt_prefixes in texts.values())
+        return [np.array(rows, dtype=kind) for rows, kind in zip(drawn.values(), types, strict=True)]
 
-    def _answer(self, prompt_prefixes: Sequence[PromptPrefix], drawn: FloatArray) -> Answer:
+    def _answer(self, prompt_prefixes: Sequence[PromptPrefix], drawn: _TokenTable) -> Answer:
         """The answer that these tokens are."""
         passages_K = np.array([prompt_prefix.passage for prompt_prefix in prompt_prefixes], dtype=np.int64)
         text = self._text_behind(prompt_prefixes)
         found: list[GeneratedText] = []
-        for row in drawn.reshape(-1, _NUMBERS + len(prompt_prefixes)):
-            token, log_prob, unlisted, certified = row[:_NUMBERS].tolist()
-            shares_K = row[_NUMBERS:]
-            found += text.add(GeneratedToken(int(token), log_prob, passages_K, shares_K, unlisted, certified == 1))
+        for row in drawn:
+            token, log_prob, unlisted, certified, shares_K = row.item()
+            found += text.add(GeneratedToken(token, log_prob, passages_K, shares_K, unlisted, certified))
         return answer_of([*found, *text.rest()])
 
     def _text_behind(self, prompt_prefixes: Sequence[PromptPrefix]) -> StoppedText:
         return StoppedText(prompt_prefixes[0].tokens, self._model.tokenizer, self._options.stop)
+
+
+def _token_type(prompts: int) -> np.dtype[np.void]:
+    """What is kept of a token of an answer: the numbers of a `GeneratedToken`, and the share of each prompt."""
+    numbers = [("token", "<i8"), ("log_prob", "<f4"), ("unlisted", "<f4"), ("certified", "?")]
+    return np.dtype([*numbers, ("shares_K", "<f4", (prompts,))])
 
 
 def _decoder(model: WritingModel, options: AnswerOptions, cache: SharedCache | None = None) -> Decoder:

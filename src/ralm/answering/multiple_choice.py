@@ -24,11 +24,11 @@ from ralm.answering.sources import AskedQuestion
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.evaluation.calibration import brier_score, calibration_bins, expected_calibration_error
-from ralm.lm.journal import MemoryJournal
 from ralm.lm.scoring import Scorer
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import log_sum_exp
 from ralm.records import IntArray, PromptPrefix
+from ralm.storage.store import Store
 from ralm.validation import MAX_COUNT, check_length
 
 Asked: TypeAlias = tuple[ChoiceQuestion, AskedQuestion]
@@ -206,10 +206,10 @@ class _ByText(_ByLikelihood):
 class _ByWriting:
     """Lets each prompt write an answer, adds up equal ones, and reads the best as a letter."""
 
-    def __init__(self, model: WritingModel, options: ChoiceOptions, journal: MemoryJournal | None) -> None:
+    def __init__(self, model: WritingModel, options: ChoiceOptions, store: Store | None) -> None:
         self._model = model
         self._options = AnswerOptions(new_tokens=options.new_tokens, max_length=options.max_length, join="answers")
-        self._journal = journal
+        self._store = store
         self._room = room_for_prompts(model, self._options)
 
     def answer(self, question: ChoiceQuestion) -> str:
@@ -222,7 +222,7 @@ class _ByWriting:
 
     def choose(self, asked: Sequence[Asked]) -> list[Choice]:
         """The letter that is the best answer."""
-        answers = dict(answer_all([one for _, one in asked], self._model, self._options, self._journal))
+        answers = dict(answer_all([one for _, one in asked], self._model, self._options, self._store))
         return [
             Choice(
                 chosen=letter_of(answers[number].text, question.letters),

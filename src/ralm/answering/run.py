@@ -40,12 +40,11 @@ from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
 from ralm.answering.prompts import QuestionPrompt, prompt_config
 from ralm.answering.questions import ChoiceQuestion, Question
 from ralm.answering.sources import GivenPassages, QuestionSource
-from ralm.lm.journal import Journal
 from ralm.protocols import Reader, WritingModel
 from ralm.reading.in_context import InContext
 from ralm.records import Passage
 from ralm.retrieval.retrieval_file import RetrievedPassage
-from ralm.runs.resume import JOURNAL, unfinished_run
+from ralm.runs.resume import unfinished_run, unfinished_store
 from ralm.runs.run import PASSAGES, SUMMARY, environment, to_json
 from ralm.runs.tables import passage_columns
 from ralm.storage.manifest import write_manifest
@@ -115,8 +114,8 @@ def kept_answers(out: Path | str, config: dict[str, JsonValue], *, force: bool) 
     """
     with (
         unfinished_run(Path(out), config, force=force) as folder,
-        Journal(folder / f"model-0{JOURNAL}") as scores,
-        Journal(folder / f"answers{JOURNAL}") as answers,
+        unfinished_store(folder, "model-0") as scores,
+        unfinished_store(folder, "answers") as answers,
     ):
         yield KeptAnswers(scores, answers)
 

@@ -17,16 +17,16 @@ from ralm.answering.sources import AskedQuestion
 from ralm.distributed.cluster import MAX_CRASHES, Requirements
 from ralm.distributed.workers import Loader, WorkerPool
 from ralm.errors import ClusterError, RalmError, UsageError
-from ralm.lm.journal import MemoryJournal
 from ralm.lm.local.model import LocalLanguageModel
 from ralm.lm.local.tokenization import ModelTokenizer
 from ralm.lm.named import TINY, ModelOptions, load_local_model, load_tokenizer
 from ralm.lm.scoring import split_by_tokens
 from ralm.protocols import Continuations, WritingModel
 from ralm.records import FloatArray, ScoringSequence
+from ralm.storage.store import Store
 
 _Answered = TypeVar("_Answered", bound=tuple[Any, ...])
-_Entries: TypeAlias = Sequence[tuple[bytes, FloatArray]]
+_Entries: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 
 class _NotKeptError(RalmError):
@@ -69,7 +69,7 @@ def answer_on(
 
     Raises ClusterError if a question ends the process that answers it again and again, or the cluster fails.
     """
-    scores, answers = (MemoryJournal() if one is None else one for one in (kept.scores, kept.answers))
+    scores, answers = (Store() if one is None else one for one in (kept.scores, kept.answers))
     only: Any = _OnlyKept(model)
 
     def known(group: Sequence[int]) -> list[_Answered]:
@@ -87,8 +87,8 @@ def answer_on(
         for group in groups:
             while not left.isdisjoint(group):
                 task, found = next(done)
-                scores.add(found[0])
-                answers.add(found[1])
+                scores.put(found[0])
+                answers.put(found[1])
                 left -= {number for number, _ in task.asked}
             for number, one in zip(group, known(group), strict=True):
                 yield cast("_Answered", (number, *one[1:]))
@@ -96,7 +96,7 @@ def answer_on(
 
 def _answer_questions(model: WritingModel, work: _Work) -> tuple[_Entries, _Entries]:
     """Answer questions; returns the scores and the answers that a later process can go on with."""
-    scores, answers = MemoryJournal(), MemoryJournal()
+    scores, answers = Store(), Store()
     for _ in work.way([one for _, one in work.asked], model, KeptAnswers(scores, answers)):
         pass
     return scores.items(), answers.items()

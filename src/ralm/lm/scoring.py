@@ -1,9 +1,9 @@
-"""Scores requests with any language model: merges them, caches their scores, and answers them from a journal.
+"""Scores requests with any language model: merges them, caches their scores, and answers them from a store.
 
 - A request whose tokens equal another's, or are a prefix of another's, is read together with it. In blocked windows
   these are all strides of a block that read the same document.
 - A request that was scored before is answered from a cache.
-- A journal, if given, keeps results for a later process.
+- A store, if given, keeps results for a later process.
 """
 
 from collections import Counter
@@ -11,14 +11,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
 from ralm.errors import ModelError
-from ralm.lm.journal import MemoryJournal, request_key
 from ralm.protocols import Continuations, LanguageModel, Tokenizer, WritingModel, traits_of
 from ralm.records import FloatArray, IntArray, Request, ScoringSequence, TextsAhead
+from ralm.storage.store import Store
 from ralm.terminal import progress_bar
 
 _Text = TypeVar("_Text", Request, ScoringSequence)
@@ -27,6 +28,7 @@ TOKENS_AT_ONCE: Final = 1 << 22
 """Tokens of the requests that are merged at a time; merging copies them, so a whole plan would need too much memory."""
 _ABOVE_ZERO: Final = 0.01
 """How far rounding may lift a log-probability above 0."""
+_KEY_BYTES: Final = 16
 
 
 class Scorer:
@@ -35,7 +37,7 @@ class Scorer:
     It is a `LanguageModel` itself and works wherever one is expected; evaluations that are given the same scorer share
     its cache.
 
-    `asked` counts the requests so far, `scored` those that this process had not scored before. A `journal` answers
+    `asked` counts the requests so far, `scored` those that this process had not scored before. A `store` answers
     requests that an earlier process scored, and keeps the new results for the next process. `progress` shows a bar.
     `cache` scores instead of the model, and shares what it reads with the texts that the model continues.
     """
@@ -43,7 +45,7 @@ class Scorer:
     def __init__(
         self,
         model: LanguageModel,
-        journal: MemoryJournal | None = None,
+        store: Store | None = None,
         *,
         progress: bool = True,
         cache: "SharedCache | None" = None,
@@ -51,7 +53,7 @@ class Scorer:
         self.model = model
         self.asked = 0
         self.scored = 0
-        self._journal = journal
+        self._store = store
         self._read_by = cache or model
         self._progress = progress
         self._known: dict[bytes, FloatArray] = {}
@@ -62,10 +64,10 @@ class Scorer:
         """The scorer itself if it is given one, else a new scorer for the model."""
         return model if isinstance(model, Scorer) else cls(model)
 
-    def keeping(self, journal: MemoryJournal) -> "Scorer":
-        """A scorer that shares the cache of this one, and writes what it scores itself to a journal."""
+    def with_store(self, store: Store) -> "Scorer":
+        """A scorer that shares the cache of this one, and keeps what it scores itself in a store."""
         scorer = copy(self)
-        scorer._journal, scorer.asked, scorer.scored = journal, 0, 0
+        scorer._store, scorer.asked, scorer.scored = store, 0, 0
         return scorer
 
     @property
@@ -113,7 +115,7 @@ class Scorer:
         return found
 
     def _score(self, requests: Sequence[Request], advance: Callable[[int], None]) -> list[FloatArray]:
-        keys = [request_key(request) for request in requests]
+        keys = [_key(request) for request in requests]
         new: dict[bytes, _NewRequest] = {}
         for key, request in zip(keys, requests, strict=True):
             if key not in self._known and key not in new:
@@ -126,19 +128,15 @@ class Scorer:
         return [self._known[key] for key in keys]
 
     def _answer(self, new: Sequence["_NewRequest"]) -> Iterator[list[bytes]]:
-        """Answer requests from the journal or the model; yields the keys of those that are now known."""
-        left = []
-        for one in new:
-            found = None if self._journal is None else self._journal.get(one.key)
-            if found is None:
-                left.append(one)
-            else:
-                self._known[one.key] = found
-                yield [one.key]
+        """Answer requests from the store or the model; yields the keys of those that are now known."""
+        stored = {} if self._store is None else self._store.get(one.key for one in new)
+        self._known.update((key, np.frombuffer(value, "<f4").astype(np.float32)) for key, value in stored.items())
+        yield [*stored]
+        left = [one for one in new if one.key not in stored]
         for answers in self._read(_merge(left, prefixes=self.traits.merges_prefixes)):
             self._known.update((one.key, log_probs) for one, log_probs in answers)
-            if self._journal is not None:
-                self._journal.add((one.key, log_probs) for one, log_probs in answers)
+            if self._store is not None:
+                self._store.put((one.key, log_probs.astype("<f4").tobytes()) for one, log_probs in answers)
             yield [one.key for one, _ in answers]
 
     def _read(self, merged: Sequence["_Merged"]) -> Iterator["_Answers"]:
@@ -236,6 +234,14 @@ def _merge(new: Iterable[_NewRequest], *, prefixes: bool) -> list[_Merged]:
             longest = one.sortable
         merged[-1].requests.append(one)
     return merged
+
+
+def _key(request: Request) -> bytes:
+    """A hash of all tokens of a request and of the number of targets; where the document ends makes no difference."""
+    digest = blake2b(len(request.targets).to_bytes(8, "little"), digest_size=_KEY_BYTES)
+    for part in (request.document, request.context, request.targets):
+        digest.update(part.tobytes())
+    return digest.digest()
 
 
 def _sortable_bytes(request: Request) -> bytes:

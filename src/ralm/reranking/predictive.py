@@ -3,7 +3,7 @@
 Knows pairs and scores; knows nothing of rows, hits or torch. Letters of shapes: P pairs.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, Protocol, Self, TypeAlias
@@ -12,9 +12,9 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import RerankerError, extra
-from ralm.lm.journal import Journal
 from ralm.protocols import Rows
 from ralm.records import FloatArray, Hits, Passages
+from ralm.storage.store import Store
 from ralm.terminal import progress_bar
 from ralm.validation import check_count
 
@@ -40,20 +40,21 @@ class CrossEncoder(Protocol):
 
 
 class PairScorer:
-    """A cross-encoder that remembers what it has scored; with a journal, so does a later process."""
+    """A cross-encoder that remembers what it has scored; with a store, so does a later process."""
 
-    def __init__(self, cross_encoder: CrossEncoder, journal: Journal | None = None) -> None:
+    def __init__(self, cross_encoder: CrossEncoder, store: Store | None = None) -> None:
         self.cross_encoder = cross_encoder
-        self._known: Journal | _Memory = _Memory() if journal is None else journal
+        self._store = store
+        self._known: dict[bytes, float] = {}
 
     @classmethod
     def of(cls, cross_encoder: "CrossEncoder | PairScorer") -> "PairScorer":
         """The cross-encoder itself if it remembers already, else one that does."""
         return cross_encoder if isinstance(cross_encoder, PairScorer) else cls(cross_encoder)
 
-    def keeping(self, journal: Journal) -> Self:
-        """The same cross-encoder, which remembers in a journal."""
-        return type(self)(self.cross_encoder, journal)
+    def with_store(self, store: Store) -> Self:
+        """The same cross-encoder, which remembers in a store."""
+        return type(self)(self.cross_encoder, store)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -81,12 +82,21 @@ class PairScorer:
         with progress_bar("Reranking", len(order), shown=len(order) > _PAIRS_A_CALL) as advance:
             for begin in range(0, len(order), _PAIRS_A_CALL):
                 group = order[begin : begin + _PAIRS_A_CALL]
-                new = [key for key in group if self._known.get(key) is None]
-                if new:
-                    scores = self._asked([distinct[key] for key in new])
-                    self._known.add((key, scores[place : place + 1]) for place, key in enumerate(new))
+                self._score_new({key: distinct[key] for key in group if key not in self._known})
                 advance(len(group))
-        return np.array([self._known_score(key) for key in keys], dtype=np.float32)
+        return np.array([self._known[key] for key in keys], dtype=np.float32)
+
+    def _score_new(self, pairs: Mapping[bytes, Pair]) -> None:
+        """Look up or score pairs, by their keys."""
+        if self._store is not None:
+            found = self._store.get(pairs)
+            self._known.update((key, float(np.frombuffer(value, "<f4")[0])) for key, value in found.items())
+        new = [key for key in pairs if key not in self._known]
+        if new:
+            scores_P = self._asked([pairs[key] for key in new])
+            if self._store is not None:
+                self._store.put((key, score.tobytes()) for key, score in zip(new, scores_P.astype("<f4"), strict=True))
+            self._known.update(zip(new, scores_P.tolist(), strict=True))
 
     def _asked(self, pairs: Sequence[Pair]) -> FloatArray:
         """The scores that the cross-encoder gives, checked before they are kept."""
@@ -105,24 +115,6 @@ class PairScorer:
                 f"{end[-40:]!r}; its weights are damaged or overflow in their number format."
             )
         return scores
-
-    def _known_score(self, key: bytes) -> float:
-        score = self._known.get(key)
-        assert score is not None, "it was scored above"
-        return float(score[0])
-
-
-class _Memory:
-    """Scores of pairs by their keys, in memory."""
-
-    def __init__(self) -> None:
-        self._scores: dict[bytes, FloatArray] = {}
-
-    def get(self, key: bytes) -> FloatArray | None:
-        return self._scores.get(key)
-
-    def add(self, scored: Iterable[tuple[bytes, FloatArray]]) -> None:
-        self._scores.update((key, score.copy()) for key, score in scored)
 
 
 def _key(pair: Pair) -> bytes:

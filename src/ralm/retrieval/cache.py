@@ -1,15 +1,9 @@
-"""A cache of retrievals in one file, keyed by index, retriever, query and k.
-
-An entry's key is a hash of everything that decides the entry, so an entry is never wrong or outdated. The file is one
-of `folders/entries.py`. An earlier version kept entries without checksums in a table `hits`; those are ignored.
-"""
+"""A cache of retrievals in one file, keyed by index, retriever, query and k."""
 
 import hashlib
 import json
 import logging
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +14,7 @@ from ralm.errors import UsageError
 from ralm.protocols import Retriever
 from ralm.records import NO_PASSAGE, FloatArray, Hits, IntArray
 from ralm.retrieval.random import RandomRetriever
-from ralm.storage.store import create_entries, entry_errors, open_entries, read_entries, write_entries
+from ralm.storage.store import Store
 from ralm.validation import check_count, config_of, retrieve_checked, stable_hits
 
 _LOG: Final = logging.getLogger(__name__)
@@ -45,8 +39,7 @@ class CachedRetriever:
         self._config = json.dumps(config_of(retriever, "retriever") if config is None else config, sort_keys=True)
         self.asked = 0
         self.found = 0
-        with self._open() as database:
-            create_entries(database)
+        self._store = Store(file, "retrieval cache", "choose another file, or go without one")
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -64,51 +57,35 @@ class CachedRetriever:
         Raises UsageError if k is below 1.
         """
         check_count("k", k)
-        addresses = [self._address(query, k) for query in queries]
-        with self._open() as database:
-            read = read_entries(database, list(dict.fromkeys(addresses)))
-            known = {address: entry for address, entry in read if _is_entry(len(entry), k)}
+        keys = [self._key(query, k) for query in queries]
+        known = self._store.get(keys)
         self.asked += len(queries)
-        self.found += sum(address in known for address in addresses)
-        missing = {address: query for address, query in zip(addresses, queries, strict=True) if address not in known}
+        self.found += sum(key in known for key in keys)
+        missing = {key: query for key, query in zip(keys, queries, strict=True) if key not in known}
         if missing:
             hits = retrieve_checked(self._retriever, list(missing.values()), k)
-            counts = np.count_nonzero(hits.numbers_QK != NO_PASSAGE, axis=1)
-            fresh = {
-                address: numbers[:count].astype("<i8").tobytes() + scores[:count].astype("<f4").tobytes()
-                for address, numbers, scores, count in zip(
-                    missing, hits.numbers_QK, hits.scores_QK, counts.tolist(), strict=True
-                )
-            }
-            with self._open() as database:
-                write_entries(database, fresh.items())
+            counts_Q = np.count_nonzero(hits.numbers_QK != NO_PASSAGE, axis=1)
+            rows = zip(hits.numbers_QK, hits.scores_QK, counts_Q.tolist(), strict=True)
+            values = (_packed(numbers_K[:count], scores_K[:count]) for numbers_K, scores_K, count in rows)
+            fresh = dict(zip(missing, values, strict=True))
+            self._store.put(fresh.items())
             known |= fresh
-        return Hits.of_rows([_hits(known[address]) for address in addresses])
+        return Hits.of_rows([_unpacked(known[key]) for key in keys])
 
     def log_hits(self) -> None:
         """Log, at INFO, how many of the queries so far were in the file."""
         _LOG.info("retrieval cache: %s of %s queries were in %s", f"{self.found:,}", f"{self.asked:,}", self.file)
 
-    def _address(self, query: str, k: int) -> bytes:
+    def _key(self, query: str, k: int) -> bytes:
         return hashlib.sha256(json.dumps([self._config, k, query]).encode()).digest()
 
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one transaction, which is atomic; waits while another process writes."""
-        with (
-            entry_errors(self.file, "retrieval cache", "choose another file, or go without one"),
-            closing(open_entries(self.file)) as database,
-            database,
-        ):
-            yield database
+
+def _packed(numbers_K: IntArray, scores_K: FloatArray) -> bytes:
+    """The passage numbers and scores of a query's hits as bytes."""
+    return numbers_K.astype("<i8").tobytes() + scores_K.astype("<f4").tobytes()
 
 
-def _is_entry(size: int, k: int) -> bool:
-    return 0 <= size <= _HIT_BYTES * k and size % _HIT_BYTES == 0
-
-
-def _hits(entry: bytes) -> tuple[IntArray, FloatArray]:
-    """The passage numbers and scores of an entry."""
-    count = len(entry) // _HIT_BYTES
-    numbers_K, scores_K = np.frombuffer(entry, "<i8", count), np.frombuffer(entry, "<f4", offset=8 * count)
+def _unpacked(value: bytes) -> tuple[IntArray, FloatArray]:
+    count = len(value) // _HIT_BYTES
+    numbers_K, scores_K = np.frombuffer(value, "<i8", count), np.frombuffer(value, "<f4", offset=8 * count)
     return numbers_K.astype(np.int64), scores_K.astype(np.float32)

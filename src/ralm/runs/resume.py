@@ -18,7 +18,6 @@ from pydantic import JsonValue
 from ralm.errors import UsageError
 from ralm.evaluation.perplexity import Evaluation, evaluate_text
 from ralm.evaluation.sweep import Sweep, SweepPoint, sweep
-from ralm.lm.journal import Journal
 from ralm.lm.long_texts import text_chunks
 from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Reader, Reranker
@@ -39,6 +38,7 @@ from ralm.runs.run import (
 )
 from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.storage.outputs import check_output, output_path
+from ralm.storage.store import STORE_SUFFIX, Store
 from ralm.storage.work import UNFINISHED_RUN, work_folder
 
 _logger = logging.getLogger(__name__)
@@ -165,24 +165,23 @@ def kept(
     with unfinished_run(Path(out), config, force=force) as folder, ExitStack() as stack:
         own, reused = Kept(), 0
         for place, (key, model) in enumerate(distinct.items()):
-            journal = stack.enter_context(Journal(folder / f"model-{place}{JOURNAL}"))
-            reused += len(journal)
+            store = stack.enter_context(unfinished_store(folder, f"model-{place}"))
+            reused += store.count()
             if isinstance(model, PairScorer):
-                own.pair_scorers[key] = model.keeping(journal)
+                own.pair_scorers[key] = model.with_store(store)
             else:
-                own.scorers[key] = Scorer.of(model).keeping(journal)
+                own.scorers[key] = Scorer.of(model).with_store(store)
         if reused:
             _logger.info("resuming a run that was stopped: %s requests were scored before", f"{reused:,}")
         yield own
 
 
 CONFIG: Final = "config.json"
-JOURNAL: Final = ".journal"
 _IDENTIFIED_BY: Final = {"path": "sha256", "retrieved": "sha256", "index": "fingerprint"}
 """Settings that name a file or folder, each with the one beside it that is a hash of all its content. A model keeps its
 name: the hash of its weights reads only some of them."""
 _HASH: Final = re.compile("[0-9a-f]{16,64}")
-_KEPT: Final = (f"*{JOURNAL}", "checkpoint-*", "held-out.npz")
+_KEPT: Final = (f"*{STORE_SUFFIX}", "checkpoint-*", "held-out.npz")
 """Files that are worth resuming from, if they are not empty."""
 
 
@@ -205,6 +204,13 @@ def unfinished_run(out: Path, config: dict[str, JsonValue], *, force: bool) -> I
                 UNFINISHED_RUN.clear(folder)
             raise
         UNFINISHED_RUN.clear(folder)
+
+
+def unfinished_store(folder: Path, name: str) -> Store:
+    """A store in the folder of an unfinished run, which only this process uses."""
+    return Store(
+        folder / f"{name}{STORE_SUFFIX}", "file of results", "free some space, or remove it to start over", shared=False
+    )
 
 
 def _begin_or_go_on(folder: Path, config: dict[str, JsonValue], force: bool) -> None:

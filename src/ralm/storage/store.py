@@ -1,73 +1,186 @@
-"""Files of entries by address: SQLite databases, which several processes may read and write at once.
+"""Values under keys, in one SQLite file: caches of retrievals and of answers, and the results that a killed run keeps.
 
-An address is a hash of everything that decides an entry, and an entry ends in a checksum. So an entry is never wrong or
-outdated: an altered one counts as missing. Knows nothing of what entries hold.
+A key is a hash of everything that decides its value, so a value is never wrong or outdated. Each value is stored with a
+checksum, and an altered one counts as missing.
 """
 
 import hashlib
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
-from ralm.errors import InputError, StorageError
+from ralm.errors import InputError, StorageError, UsageError
 
+STORE_SUFFIX: Final = ".sqlite"
+_APPLICATION: Final = 0x72616C6D
+"""Marks a file as ours ("ralm"), in the place that SQLite has for such a mark."""
+_VERSION: Final = 1
 _SECONDS_TO_WAIT: Final = 60.0
-_AT_A_TIME: Final = 500
+_KEYS_A_QUERY: Final = 500
 _CHECKSUM_BYTES: Final = 16
-_TABLE: Final = "CREATE TABLE IF NOT EXISTS entries (address BLOB PRIMARY KEY, entry BLOB) WITHOUT ROWID"
+_TABLE: Final = "CREATE TABLE IF NOT EXISTS entries (key BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID"
+_SHARED: Final = ("journal_mode = WAL", "synchronous = NORMAL")
+_ALONE: Final = ("locking_mode = EXCLUSIVE", "journal_mode = PERSIST", "synchronous = OFF")
 
 
-def open_entries(file: Path, *, threads: bool = False) -> sqlite3.Connection:
-    """A connection to a file of entries; `threads` lets several threads use it in turn."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return sqlite3.connect(file, timeout=_SECONDS_TO_WAIT, check_same_thread=not threads)
+class Store:
+    """Values (bytes) by their keys (bytes), in a file that is created if it is missing; a context manager.
 
+    Several processes and threads may use a file at once. A process that is killed after `put` returned does not lose
+    what it put. With `shared=False` no other process may use the file, so that no file locks are needed, which some
+    disks lack; the caller holds the folder's lock instead. Without a `file`, values are kept in memory.
 
-def create_entries(database: sqlite3.Connection) -> None:
-    """Make the table of entries unless it is there."""
-    database.execute(_TABLE)
-
-
-def read_entries(database: sqlite3.Connection, addresses: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """The addresses whose entries are present and intact, each with its entry."""
-    for begin in range(0, len(addresses), _AT_A_TIME):
-        some = addresses[begin : begin + _AT_A_TIME]
-        marks = ",".join("?" * len(some))
-        statement = f"SELECT address, entry FROM entries WHERE address IN ({marks})"  # noqa: S608  (only question marks)
-        for address, stored in database.execute(statement, some):
-            if isinstance(stored, bytes) and len(stored) >= _CHECKSUM_BYTES:
-                entry = stored[:-_CHECKSUM_BYTES]
-                if stored[-_CHECKSUM_BYTES:] == _checksum(address, entry):
-                    yield address, entry
-
-
-def write_entries(database: sqlite3.Connection, entries: Iterable[tuple[bytes, bytes]]) -> None:
-    """Put entries at their addresses, in place of what was there."""
-    rows = ((address, entry + _checksum(address, entry)) for address, entry in entries)
-    database.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?)", rows)
-
-
-def delete_entries(database: sqlite3.Connection, addresses: Iterable[bytes]) -> None:
-    """Delete the entries at some addresses, where there are any."""
-    database.executemany("DELETE FROM entries WHERE address = ?", ((address,) for address in addresses))
-
-
-@contextmanager
-def entry_errors(file: Path, kind: str, instead: str) -> Iterator[None]:
-    """Turn errors of the file system and of SQLite into one sentence.
-
-    `kind` is what the file is, such as "retrieval cache"; `instead` is what to do if it cannot be used. Raises
-    StorageError if the file cannot be opened, read or written, InputError if it is something else.
+    `what` names the file in messages, and `instead` says what to do if it cannot be used. Raises InputError if the file
+    is something else, StorageError if it cannot be opened, read or written.
     """
-    try:
-        yield
-    except (sqlite3.OperationalError, OSError) as error:
-        raise StorageError(f"the {kind} {file} cannot be used ({error}); {instead}.") from error
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite's message may not decode
-        raise InputError(f"{file} is not a {kind} ({error}); choose another file, or remove this one.") from error
+
+    def __init__(
+        self,
+        file: Path | None = None,
+        what: str = "store",
+        instead: str = "choose another file",
+        *,
+        shared: bool = True,
+    ) -> None:
+        self.file = file
+        self._what = what
+        self._instead = instead
+        self._shared = shared
+        self._closed = False
+        self._lock = threading.Lock()
+        with self._errors():
+            self._database = self._connect()
+            self._close_file = weakref.finalize(self, self._database.close)
+            try:
+                self._wait_for_others(self._prepare)
+            except BaseException:
+                self._close_file()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The values of those of these keys that have one."""
+        distinct = list(dict.fromkeys(keys))
+        with self._lock, self._errors():
+            database = self._open()
+            found: dict[bytes, bytes] = {}
+            for begin in range(0, len(distinct), _KEYS_A_QUERY):
+                some = distinct[begin : begin + _KEYS_A_QUERY]
+                marks = ",".join("?" * len(some))
+                statement = f"SELECT key, value FROM entries WHERE key IN ({marks})"  # noqa: S608  (only question marks)
+                found.update(_intact(database.execute(statement, some)))
+            return found
+
+    def count(self) -> int:
+        """The number of values, altered ones included."""
+        with self._lock, self._errors():
+            count: int = self._open().execute("SELECT COUNT(*) FROM entries").fetchone()[0]
+            return count
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """All keys and their values."""
+        with self._lock, self._errors():
+            return list(_intact(self._open().execute("SELECT key, value FROM entries")))
+
+    def put(self, values: Iterable[tuple[bytes, bytes]]) -> None:
+        """Store values under their keys, in place of what was there: all of them or, after an error, none."""
+        rows = [(key, value + _checksum(key, value)) for key, value in values]
+        # the lock is taken here and not in a context manager of ours, which an interrupt could leave locked
+        with self._lock, self._errors(), self._open() as database:
+            database.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?)", rows)
+
+    def delete(self, keys: Iterable[bytes]) -> None:
+        """Delete the values of these keys, if there are any."""
+        with self._lock, self._errors(), self._open() as database:
+            database.executemany("DELETE FROM entries WHERE key = ?", [(key,) for key in keys])
+
+    def close(self) -> None:
+        """Close the file; further calls of this do nothing. A file that is not shared is removed if it is empty."""
+        with self._lock, self._errors():
+            if self._closed:
+                return
+            self._closed = True
+            empty = not self._shared and not self._database.execute("SELECT 1 FROM entries LIMIT 1").fetchone()
+            self._close_file()
+            if self.file is not None and not self._shared:
+                self.file.with_name(f"{self.file.name}-journal").unlink(missing_ok=True)
+                if empty:
+                    self.file.unlink(missing_ok=True)
+
+    def _connect(self) -> sqlite3.Connection:
+        if self.file is None:
+            return sqlite3.connect(":memory:", check_same_thread=False)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        uri = self.file.absolute().as_uri() + ("" if self._shared else "?nolock=1")
+        return sqlite3.connect(uri, uri=True, timeout=_SECONDS_TO_WAIT, check_same_thread=False)
+
+    def _prepare(self) -> None:
+        """Check that the file is a store, or create one; nothing of another file is changed."""
+        tables: int = self._pragma("schema_version")
+        if tables and (self._pragma("application_id"), self._pragma("user_version")) != (_APPLICATION, _VERSION):
+            raise InputError(f"{self.file} is not a {self._what}; choose another file, or remove this one.")
+        # A commit is safe from a killed process without waiting for the disk. A file that is not shared may be lost
+        # if the whole machine fails: what it holds is then computed again.
+        for setting in _SHARED if self._shared else _ALONE:
+            self._database.execute(f"PRAGMA {setting}")
+        if not tables:
+            with self._database:
+                self._database.execute("BEGIN IMMEDIATE")
+                self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
+                self._database.execute(f"PRAGMA user_version = {_VERSION}")
+                self._database.execute(_TABLE)
+
+    def _wait_for_others(self, work: Callable[[], None]) -> None:
+        """Try again while another process creates the same file: SQLite does not wait for that by itself."""
+        end = time.monotonic() + _SECONDS_TO_WAIT
+        while True:
+            try:
+                return work()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                    raise
+            time.sleep(0.01)
+
+    def _pragma(self, name: str) -> int:
+        value: int = self._database.execute(f"PRAGMA {name}").fetchone()[0]
+        return value
+
+    def _open(self) -> sqlite3.Connection:
+        if self._closed:
+            raise UsageError(f"the {self._what} {self.file} is closed; open it again.")
+        return self._database
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn errors of the file system and of SQLite into one sentence."""
+        try:
+            yield
+        except (sqlite3.OperationalError, OSError) as error:
+            raise StorageError(f"the {self._what} {self.file} cannot be used ({error}); {self._instead}.") from error
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite's message may not decode
+            raise InputError(
+                f"{self.file} is not a {self._what} ({error}); choose another file, or remove this one."
+            ) from error
 
 
-def _checksum(address: bytes, entry: bytes) -> bytes:
-    return hashlib.blake2b(address + entry, digest_size=_CHECKSUM_BYTES).digest()
+def _intact(rows: Iterable[tuple[object, object]]) -> Iterator[tuple[bytes, bytes]]:
+    """The keys and values of rows whose checksum fits."""
+    for key, stored in rows:
+        if isinstance(key, bytes) and isinstance(stored, bytes):
+            value = stored[:-_CHECKSUM_BYTES]
+            if stored[-_CHECKSUM_BYTES:] == _checksum(key, value):
+                yield key, value
+
+
+def _checksum(key: bytes, value: bytes) -> bytes:
+    return hashlib.blake2b(key + value, digest_size=_CHECKSUM_BYTES).digest()

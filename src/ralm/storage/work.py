@@ -63,7 +63,7 @@ PARTIAL: Final = WorkKind(
 UNFINISHED_RUN: Final = WorkKind(
     name="{}.unfinished",
     holds=(
-        *("config.json", "config.json.partial", "*.journal"),
+        *("config.json", "config.json.partial", "*.sqlite*"),
         *("checkpoint-*.safetensors*", "weights-*.safetensors*", "held-out.npz*"),
         *("snapshot-*", "encoding-*", "version-*"),
     ),

@@ -403,7 +403,7 @@ def test_what_a_finished_run_had_scored_is_swept_too(
 
     def scores() -> None:
         with work_folder(UNFINISHED_RUN, tmp_path / "run") as work:
-            (work / "model-0.journal").write_text("scored")
+            (work / "model-0.sqlite").write_text("scored")
             write(tmp_path / "run")
 
     monkeypatch.setattr(outputs, "sync_one", dies_when_the_run_has_its_place)
@@ -430,7 +430,7 @@ def test_a_partial_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> Non
 
 def test_nothing_but_ours_leaves_a_work_folder(tmp_path: Path) -> None:
     with work_folder(UNFINISHED_RUN, tmp_path / "run") as work:
-        for name in ("config.json", "model-0.journal", "notes.txt"):
+        for name in ("config.json", "model-0.sqlite", "notes.txt"):
             (work / name).write_text("some")
         UNFINISHED_RUN.clear(work)
     assert names(tmp_path / "run.unfinished") == ["lock", "notes.txt"]
