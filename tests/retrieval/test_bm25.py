@@ -44,7 +44,7 @@ def indexed(
 
 
 def test_words_that_no_passage_has_are_not_remembered_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collection, "_MOST_ABSENT", 50)
+    monkeypatch.setattr(collection, "_MAX_ABSENT", 50)
     retriever = indexed(tmp_path, ["alpha beta", "gamma"])
     expected = retriever.retrieve(["gamma unseen"], 2).of(0)
 

@@ -45,7 +45,7 @@ def hits(bm25: BM25, queries: Sequence[str], k: int) -> list[list[tuple[int, flo
     """By scanning and by streaming, which must agree."""
     found = bm25.retrieve(queries, k)
     rows_QK, scores_QK = Stream(bm25.collection, k, 1024).search(
-        [bm25.terms(query.split()) for query in queries], Forbidden.for_all(bm25._never, len(queries))
+        [bm25.terms(query.split()) for query in queries], Forbidden.for_all(bm25._forbidden_rows, len(queries))
     )
     width = found.numbers_QK.shape[1]
     np.testing.assert_array_equal(bm25._numbering.numbers(rows_QK)[:, :width], found.numbers_QK)

@@ -105,7 +105,7 @@ def test_equals_reading_every_posting(
     list_Q = rng.integers(-1, len(lists), len(queries)) if forbids else np.full(len(queries), -1)
     forbidden = Forbidden.of(lists, list_Q)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "BATCH", batch)
+        patch.setattr(stream, "_BATCH", batch)
         streamed = answers(bm25, queries, min(k, passages), partition, forbidden)
     scanned = bm25.retrieve(queries, k, forbidden)
     expected = without(bm25.retrieve(queries, passages), lists, list_Q, min(k, passages))
@@ -120,13 +120,13 @@ def test_the_choice_is_by_size_and_overlap(tmp_path: Path, monkeypatch: pytest.M
     overlapping = strides(words(1, 400, 500), 16, 2)
     apart = strides(words(1, 4000, 500), 16, 40)
     used: list[int] = []
-    searched = Stream.search
+    fill = Stream.fill
 
-    def noted(self: Stream, queries: Sequence[Sequence[int]], *others: Any) -> tuple[np.ndarray, np.ndarray]:
-        used.append(len(queries))
-        return searched(self, queries, *others)
+    def noted(self: Stream, batch: scan.SearchBatch) -> None:
+        used.append(len(batch.queries))
+        fill(self, batch)
 
-    monkeypatch.setattr(Stream, "search", noted)
+    monkeypatch.setattr(Stream, "fill", noted)
     plain = bm25.retrieve(overlapping, 5)
     assert used == [], "too few passages"
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
@@ -148,7 +148,7 @@ def test_tables_that_grow_too_large_are_begun_anew(tmp_path: Path, monkeypatch: 
     queries = strides(words(4, 500, 300), 12, 3)
     expected = bm25.retrieve(queries, 4)
     monkeypatch.setattr(stream, "_TABLE_NUMBERS", 60 * bm25.collection.codes)
-    monkeypatch.setattr(stream, "BATCH", 8)
+    monkeypatch.setattr(stream, "_BATCH", 8)
     numbers_QK, _ = answers(bm25, queries, 4, 1024)
     np.testing.assert_array_equal(numbers_QK, expected.numbers_QK)
     assert (numbers_QK[1:] != NO_PASSAGE).any()
@@ -162,16 +162,16 @@ def test_queries_one_at_a_time_find_the_stream_of_their_text(tmp_path: Path, mon
     asked = [query for turn in zip(*texts, strict=True) for query in turn]
     expected = bm25.retrieve(asked, 4)
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
-    bm25.beside.ready()
-    bm25.beside.wait()
+    bm25._loader.background.ready()
+    bm25._loader.background.wait()
     streams: list[Stream] = []
-    searched = Stream.search
+    fill = Stream.fill
 
-    def noted(self: Stream, queries: Sequence[Sequence[int]], *others: Any) -> tuple[np.ndarray, np.ndarray]:
+    def noted(self: Stream, batch: scan.SearchBatch) -> None:
         streams.append(self)
-        return searched(self, queries, *others)
+        fill(self, batch)
 
-    monkeypatch.setattr(Stream, "search", noted)
+    monkeypatch.setattr(Stream, "fill", noted)
     hits = [bm25.retrieve([query], 4) for query in asked]
     np.testing.assert_array_equal(np.concatenate([one.numbers_QK for one in hits]), expected.numbers_QK)
     np.testing.assert_array_equal(np.concatenate([one.scores_QK for one in hits]), expected.scores_QK)
@@ -190,7 +190,7 @@ def test_unrelated_queries_begin_no_stream(tmp_path: Path, monkeypatch: pytest.M
         bm25.retrieve([query], 4)
         if number % 3 == 0:
             bm25.retrieve([text[number // 3]], 4)
-    assert not bm25.beside.begun
+    assert not bm25._loader.background.is_started
 
 
 def test_what_streams_need_is_laid_out_beside_the_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,11 +210,11 @@ def test_what_streams_need_is_laid_out_beside_the_queries(tmp_path: Path, monkey
 
         monkeypatch.setattr(stream, "find_common_terms", held_up)
         found = [bm25.retrieve([query], 4).of(0) for query in queries]
-        assert bm25.beside.begun
+        assert bm25._loader.background.is_started
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             go_on.set()
-            bm25.beside.wait()
+            bm25._loader.background.wait()
         assert ["no room" in str(one.message) for one in caught] == [True] * (fault is not None)
         assert [bm25.retrieve([query], 4).of(0) for query in queries] == found
 
@@ -292,9 +292,9 @@ def test_a_posting_adds_the_same_points_wherever_it_is_read(tmp_path: Path) -> N
 
     streaming = Stream(collection, 3, 1024)
     streaming.search([[term] for term in asked])
-    np.testing.assert_array_equal(streaming._parts[0]._terms.points_TC[streaming._row_V[asked]], expected_VC)
+    np.testing.assert_array_equal(streaming._segments[0]._terms.points_TC[streaming._row_V[asked]], expected_VC)
 
-    common = collection.parts[0].common
+    common = collection.segments[0].common
     assert common.highest_MB.any()
     for term in np.flatnonzero(common.row_V >= 0).tolist():
         highest_B = np.zeros(common.highest_MB.shape[1], np.uint8)

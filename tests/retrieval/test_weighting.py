@@ -12,7 +12,7 @@ import ralm
 from ralm.errors import DamagedFolderError, NotAFolderOfThisKindError, UsageError
 from ralm.retrieval.bm25 import search
 from ralm.retrieval.bm25.formula import WEIGHTING_FORMAT, WEIGHTING_KIND, Weighting, open_weighting
-from ralm.retrieval.bm25.scan import Forbidden
+from ralm.retrieval.bm25.scan import Forbidden, SearchBatch
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import Stream
 from ralm.storage.manifest import write_manifest
@@ -93,8 +93,8 @@ def _streamed(bm25: BM25, queries: Sequence[str], k: int) -> ralm.Hits:
 
 
 def _online(bm25: BM25, queries: Sequence[str], k: int) -> ralm.Hits:
-    bm25.beside.ready()
-    bm25.beside.wait()
+    bm25._loader.background.ready()
+    bm25._loader.background.wait()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "STREAM_PASSAGES", 0)
         patch.setattr(search, "_PASSAGES_A_HIT", 0)
@@ -119,7 +119,7 @@ def test_streams_over_many_passages_equal_scans(
     forbidden = Forbidden.of([rng.integers(0, 3000, 1000).tolist()], rng.integers(-1, 1, len(queries)))
     scanned = bm25.retrieve(queries, k, forbidden)
     terms = [bm25.terms(Weighting(weights).repeat_terms(query.split())) for query in queries]
-    assert bm25.collection.bears(terms)
+    assert bm25.collection.supports(terms)
     streamed = Stream(bm25.collection, k, 1024).search(terms, forbidden)
     np.testing.assert_array_equal(streamed[0], scanned.numbers_QK)
     np.testing.assert_array_equal(streamed[1], scanned.scores_QK)
@@ -131,7 +131,7 @@ def test_streams_are_used_as_without_weights(tmp_path: Path, monkeypatch: pytest
     bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 6000, 12)])
     used: list[int] = []
     monkeypatch.setattr(search, "STREAM_PASSAGES", 0)
-    monkeypatch.setattr(search, "search_streams", lambda _collection, queries, *_: used.append(len(queries)))
+    monkeypatch.setattr(search, "search_streams", lambda _, batch, __: used.append(len(batch.queries)))
     queries = strides(words(1, 400, 500), 16, 2)
     for one in (bm25, bm25.weighted(Weighting((4, 2, 1)))):
         one.retrieve(queries, 5)
@@ -142,13 +142,13 @@ def test_online_search_uses_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     text = words(0, 480, 40)
     bm25 = indexed(tmp_path, [" ".join(text[i : i + 12]) for i in range(0, 480, 12)]).weighted(Weighting((4, 2, 1)))
     used: list[int] = []
-    searched = Stream.search
+    fill = Stream.fill
 
-    def noted(self: Stream, queries: Sequence[Sequence[int]], *more: Any) -> Any:
-        used.append(len(queries))
-        return searched(self, queries, *more)
+    def noted(self: Stream, batch: SearchBatch) -> None:
+        used.append(len(batch.queries))
+        fill(self, batch)
 
-    monkeypatch.setattr(Stream, "search", noted)
+    monkeypatch.setattr(Stream, "fill", noted)
     _online(bm25, strides(words(1, 60, 45), 14, 3), 4)
     assert sum(used) > 10
 

@@ -29,53 +29,74 @@ from ralm.retrieval.bm25.formula import idf
 from ralm.retrieval.bm25.kernels import FRACTION_BITS, UNIT, fill_points, kernel
 from ralm.retrieval.bm25.segments import Segment
 
-T = TypeVar("T")
+_T = TypeVar("_T")
+
+NO_TERM: Final = -1
+_FIRST_ROOM: Final = 1 << 10
+_MAX_ABSENT: Final = 1 << 16
+"""Terms that are remembered as in no passage, so that they are not looked up again."""
+BLOCK_BITS: Final = 4
+WORD_BITS: Final = 6
+STEP_BITS: Final = FRACTION_BITS - 6
+"""Bounds are in steps of 1/64 of a score; a step is this many binary places of a fixed-point score."""
+_STEPS: Final = 1 << FRACTION_BITS - STEP_BITS
+_MAX_STEPS: Final = 21_000
+"""The bound of a query, in steps: a third of what 16 bits hold, since bounds grow while terms change."""
+_COMMON: Final = 48
+"""A term is common if at least one in this many passages has it: its idf is then below 4."""
+_MAX_IDF: Final = 3.95
+"""With this idf, the steps of a term fit into a byte."""
+PARTITION: Final = 1 << 17
+"""Passages of a partition: 512 KiB of sums, which fit into a core's own cache."""
 
 
-class BackgroundTask(Generic[T]):
-    """The result of `make`, which is called once, with a function that it must call between its steps.
+class BackgroundTask(Generic[_T]):
+    """The result of `make`, which is called once in a background thread.
 
-    If memory runs out or a file is damaged, a RalmWarning is given and the result is never ready.
+    `make` gets a function that it must call between its steps. When the interpreter exits, this function ends the
+    thread by an error, so the program waits only for the current step. If memory runs out or a file is damaged, a
+    RalmWarning is given and the result is never ready.
     """
 
-    def __init__(self, make: Callable[[Callable[[], None]], T]) -> None:
+    def __init__(self, make: Callable[[Callable[[], None]], _T]) -> None:
         self._make = make
-        self._made: T | None = None
+        self._made: _T | None = None
         self._thread: Thread | None = None
         self._lock = Lock()
         self._stop = Event()
 
-    def ready(self) -> T | None:
-        """The result, or None while it is being made; the first call starts making it."""
-        if self._made is None and self._thread is None:
+    def ready(self) -> _T | None:
+        """The result, or None while it is being made; the first call starts the thread."""
+        if self._thread is None:
             with self._lock:
-                if self._thread is None:
-                    self._thread = Thread(target=self._work, name="ralm-beside", daemon=True)
+                if self._thread is None:  # another thread may have started it since the check without the lock
+                    thread = Thread(target=self._run, name="ralm-background", daemon=True)
                     atexit.register(self._end)
-                    self._thread.start()
+                    thread.start()
+                    self._thread = thread
         return self._made
 
     @property
-    def begun(self) -> bool:
-        """Whether anyone has asked for the result."""
+    def is_started(self) -> bool:
+        """Whether the result was requested."""
         return self._thread is not None
 
     def wait(self) -> None:
-        """Wait until the result is ready, if it is being made."""
+        """Wait for the thread, if it was started."""
         if self._thread is not None:
             self._thread.join()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
-            self._made = self._make(self._go_on)
+            self._made = self._make(self._check_stop)
         except _StoppedError:
             return
         except (MemoryError, OSError, RalmError) as error:
-            why = f"streams cannot be prepared ({error!r}); queries are scanned instead, which is slower."
-            warnings.warn(why, RalmWarning, stacklevel=2)
+            warning = f"streams cannot be prepared ({error!r}); queries are scanned instead, which is slower."
+            warnings.warn(warning, RalmWarning, stacklevel=2)
         atexit.unregister(self._end)
 
-    def _go_on(self) -> None:
+    def _check_stop(self) -> None:
         if self._stop.is_set():
             raise _StoppedError
 
@@ -88,24 +109,20 @@ class _StoppedError(Exception):
     """The program is exiting."""
 
 
-NO_TERM: Final = -1
-_FIRST_ROOM: Final = 1 << 10
-_MOST_ABSENT: Final = 1 << 16
-"""Terms that are remembered as in no passage, so that they are not looked up again."""
-
-
 class Lexicon:
-    """Numbers terms in the order in which they are asked for; safe to use from several threads.
+    """Numbers the terms of queries in the order in which they are first looked up; safe to use from several threads.
+
+    A vocabulary is read only where a term is looked up, so opening an index reads none. Terms of the index are
+    remembered for good; of other terms, which queries may have any number of, only the latest.
 
     `terms_SV` (int64): the number of each term in each segment, `NO_TERM` if the segment does not have it.
-    `frequency_V` (int64): in how many passages it occurs. `idf_V` (float64): its weight. Room for more terms is made by
-    replacing the arrays, so take them after the terms that are needed were looked up. The segments `elsewhere` count in
-    frequencies, and have no place in `terms_SV`.
+    `frequency_V` (int64): in how many passages it occurs. `idf_V` (float64): its weight. The arrays are replaced when
+    they grow, so take them after all terms were looked up. Terms of `other_segments` count in frequencies only.
     """
 
-    def __init__(self, segments: Sequence[Segment], with_terms: int, elsewhere: Sequence[Segment] = ()) -> None:
+    def __init__(self, segments: Sequence[Segment], with_terms: int, other_segments: Sequence[Segment] = ()) -> None:
         self._segments = segments
-        self._elsewhere = elsewhere
+        self._other_segments = other_segments
         self._with_terms = with_terms
         self._numbers: dict[str, int] = {}
         self._absent: deque[str] = deque()
@@ -116,7 +133,7 @@ class Lexicon:
         self.idf_V: NDArray[np.float64] = np.zeros(_FIRST_ROOM)
 
     @property
-    def most_idf(self) -> float:
+    def max_idf(self) -> float:
         """The weight of a term that only one passage has: no term weighs more."""
         return float(idf(np.ones(1, np.int64), self._with_terms)[0])
 
@@ -131,8 +148,8 @@ class Lexicon:
             if known is not None:
                 return known
             terms = [one.arrays.term(term) for one in self._segments]
-            frequency = sum(one.frequency(its) for one, its in zip(self._segments, terms, strict=True))
-            frequency += sum(one.frequency(one.arrays.term(term)) for one in self._elsewhere)
+            frequency = sum(one.frequency(number) for one, number in zip(self._segments, terms, strict=True))
+            frequency += sum(one.frequency(one.arrays.term(term)) for one in self._other_segments)
             number = self._known if frequency else NO_TERM
             if frequency:
                 self._make_room()
@@ -146,9 +163,9 @@ class Lexicon:
             return number
 
     def _note_absent(self, term: str) -> None:
-        """Note that a term is in no passage, and forget the oldest such term if there are too many."""
+        """Remember a term that is in no passage, and forget the oldest such term if there are too many."""
         self._absent.append(term)
-        if len(self._absent) > _MOST_ABSENT:
+        if len(self._absent) > _MAX_ABSENT:
             del self._numbers[self._absent.popleft()]
 
     def _make_room(self) -> None:
@@ -160,23 +177,14 @@ class Lexicon:
             self.idf_V = np.concatenate([self.idf_V, np.zeros(room)])
 
 
-BLOCK_BITS: Final = 4
-WORD_BITS: Final = 6
-STEP_BITS: Final = FRACTION_BITS - 6
-"""Bounds are given in steps of 1/64; this is the size of a step in binary places of a fixed-point score."""
-_COMMON: Final = 48
-"""A term is common if at least one in this many passages has it: its idf is then below 4."""
-_MOST_IDF: Final = 3.95
-"""With this idf, the steps of a term fit into a byte."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CommonTerms:
-    """`row_V` (int32): the row of each term among the common ones, -1 for a rare one. `highest_MB` (uint8): the most
-    that a term which occurs once in the query adds to a passage of each block, in steps, rounded up. `present_MW`
-    (uint64): which passages have the term. `before_MW` (uint32): how many of its postings come before each word.
+    """The layout of the common terms of a segment.
 
-    Four blocks make a word: B is 4 W.
+    `row_V` (int32): the row of each term among the common ones, -1 for a rare one. `highest_MB` (uint8): the most that
+    one occurrence of the term in the query adds to a passage of each block, in steps, rounded up. `present_MW`
+    (uint64): a bit for each passage with the term. `before_MW` (uint32): the term's postings before each word. Four
+    blocks make a word: B is 4 W.
     """
 
     row_V: NDArray[np.int32]
@@ -193,13 +201,15 @@ def find_common_terms(
     threads: int = 1,
     before_each: Callable[[], None] | None = None,
 ) -> CommonTerms:
-    """Read the postings of the common terms of a segment once. `idf_of` gives the idf of its terms in the whole index.
-    With one thread, the work runs in the caller's thread. `before_each` is called before every term; an exception from
-    it ends the work."""
+    """Lay out the common terms of a segment, which reads their postings once.
+
+    `idf_of` gives the idf of its terms in the whole index. One thread is the caller's. `before_each` is called before
+    every term; an exception from it ends the work.
+    """
     terms = np.flatnonzero(np.diff(arrays.offsets) * _COMMON >= passages)
     idf_M = idf_of(terms)
-    fitting = idf_M <= _MOST_IDF  # a term may be common here and rare in the whole index
-    terms, idf_M = terms[fitting], idf_M[fitting]
+    fits = idf_M <= _MAX_IDF  # a term may be common here and rare in the whole index
+    terms, idf_M = terms[fits], idf_M[fits]
     row_V = np.full(len(arrays.offsets) - 1, -1, np.int32)
     row_V[terms] = np.arange(len(terms))
     words = -(-passages >> WORD_BITS)
@@ -218,9 +228,14 @@ def find_common_terms(
         fill_points(idf_M[row], impact_C, UNIT, points_C)
         begin, end = arrays.offsets[terms[row]], arrays.offsets[terms[row] + 1]
         rows = common.highest_MB[row], common.present_MW[row], common.before_MW[row]
-        _fill(arrays.passages, arrays.posting_codes, begin, end, steps(points_C).astype(np.uint8), *rows)
+        _lay_out(arrays.passages, arrays.posting_codes, begin, end, steps(points_C).astype(np.uint8), *rows)
 
-    _each(fill, len(terms), threads)
+    if threads == 1:
+        for row in range(len(terms)):
+            fill(row)
+    else:
+        with ThreadPoolExecutor(max_workers=threads) as pool:
+            list(pool.map(fill, range(len(terms))))
     return common
 
 
@@ -229,18 +244,8 @@ def steps(points: NDArray[np.int32]) -> NDArray[np.int32]:
     return (points + ((1 << STEP_BITS) - 1)) >> STEP_BITS
 
 
-def _each(work: Callable[[int], None], count: int, threads: int) -> None:
-    """Call `work` for each number below `count`, on several threads."""
-    if threads == 1:
-        for piece in range(count):
-            work(piece)
-        return
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        list(pool.map(work, range(count)))
-
-
 @kernel
-def _fill(
+def _lay_out(
     passages: NDArray[np.int32],
     codes: PostingCodes,
     begin: int,
@@ -263,36 +268,28 @@ def _fill(
         before_W[word] += before_W[word - 1]
 
 
-PARTITION: Final = 1 << 17
-"""Passages of a partition: 512 KiB of sums, which fit into a core's own cache."""
-_MAX_STEPS: Final = 21_000
-_STEPS: Final = 1 << FRACTION_BITS - STEP_BITS
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamSegment:
-    """What streams share of one segment: its arrays and its passages, how many rows are `ahead` of it, the impacts of
-    its code table's rows, and the layout of its common terms."""
+    """A segment as streams read it: `first` is its first row in the index, `impact_C` the impact of each code."""
 
     arrays: Arrays
     passages: int
-    ahead: int
+    first: int
     impact_C: NDArray[np.float64]
     common: CommonTerms
 
 
 @dataclass(frozen=True, eq=False)
 class Collection:
-    """What streams over one index share: the terms, and the parts of the index."""
+    """The data that the streams of one index share."""
 
     lexicon: Lexicon
-    parts: tuple[StreamSegment, ...]
+    segments: tuple[StreamSegment, ...]
 
-    def bears(self, queries: Sequence[Sequence[int]]) -> bool:
-        """Whether a stream can hold the bounds of all queries in 16 bits, with a factor of three to spare while terms
-        change."""
+    def supports(self, queries: Sequence[Sequence[int]]) -> bool:
+        """Whether a stream can hold the bounds of all queries (term numbers) in 16 bits."""
         sizes_Q = np.fromiter(map(len, queries), np.int64, len(queries))
-        if sizes_Q.max(initial=0) * (self.most_steps + 1) <= _MAX_STEPS:
+        if sizes_Q.max(initial=0) * (self.max_steps + 1) <= _MAX_STEPS:
             return True
         terms = np.fromiter(chain.from_iterable(queries), np.int64, sizes_Q.sum())
         rows = np.repeat(np.arange(len(queries)), sizes_Q)
@@ -300,11 +297,11 @@ class Collection:
         return bool((idf_Q * _STEPS + sizes_Q <= _MAX_STEPS).all())
 
     @cached_property
-    def most_steps(self) -> float:
-        """The most that one occurrence of a term can add to a bound."""
-        return self.lexicon.most_idf * _STEPS
+    def max_steps(self) -> float:
+        """The most that one occurrence of a term can add to a bound, in steps."""
+        return self.lexicon.max_idf * _STEPS
 
     @cached_property
     def codes(self) -> int:
-        """How many rows the code tables have together, at least 1."""
-        return max(1, sum(len(part.impact_C) for part in self.parts))
+        """The rows of all code tables together, at least 1."""
+        return max(1, sum(len(one.impact_C) for one in self.segments))

@@ -8,7 +8,7 @@ the code table.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,22 @@ class Forbidden(NamedTuple):
     def for_queries(self, first: int, last: int) -> Self:
         """The lists of the queries from `first` to `last`."""
         return self._replace(list_Q=self.list_Q[first:last])
+
+
+class SearchBatch(NamedTuple):
+    """Queries as term numbers, the rows that must not be hits, and the arrays that get the numbers and the scores of
+    hits."""
+
+    queries: Sequence[Sequence[int]]
+    forbidden: Forbidden
+    numbers_QK: NDArray[np.int64]
+    scores_QK: NDArray[Any]
+
+    def part(self, first: int, last: int) -> "SearchBatch":
+        """The queries from `first` to `last`."""
+        rows = slice(first, last)
+        forbidden = self.forbidden.for_queries(first, last)
+        return SearchBatch(self.queries[rows], forbidden, self.numbers_QK[rows], self.scores_QK[rows])
 
 
 @kernel

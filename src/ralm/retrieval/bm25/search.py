@@ -32,13 +32,12 @@ from ralm.retrieval.analysis import ENGLISH, Analyser, Analysis
 from ralm.retrieval.bm25.collection import NO_TERM, PARTITION, BackgroundTask, Collection, Lexicon
 from ralm.retrieval.bm25.formula import BM25Options, Weighting, cores, impact, length_bytes, stored_lengths
 from ralm.retrieval.bm25.kernels import check_passage_count, drain_heaps
-from ralm.retrieval.bm25.scan import Forbidden, ScanQueries, scan, units
+from ralm.retrieval.bm25.scan import Forbidden, ScanQueries, SearchBatch, scan, units
 from ralm.retrieval.bm25.segments import Segment, numbering_of, totals_of
 from ralm.retrieval.bm25.stream import CollectionLoader, Stream, search_streams
 from ralm.validation import check_count
 
 _QUERIES_A_TASK: Final = 16
-
 STREAM_PASSAGES: Final = 1 << 15
 """With fewer passages a scan takes less than 0.05 ms, while compiling streams on a new machine takes some seconds."""
 STREAM_QUERIES: Final = 64
@@ -48,18 +47,28 @@ STREAM_OVERLAP: Final = 0.5
 _PAIRS: Final = 64
 """How many queries are compared with the one before to tell whether most overlap."""
 _PASSAGES_A_HIT: Final = 100
-"""If more than one in this many passages is asked for, a scan is as fast."""
+"""If more than one in this many passages is requested, a scan is as fast."""
+PATIENCE: Final = 64
+"""How many recent queries are looked at; most of them must follow another one before streams are used."""
+SHARED_TERMS: Final = 4
+"""Terms that a query must share with the one that it follows; short queries share one or two by chance."""
+_FOLLOWED: Final = 2
+"""Queries that must have followed each other before their text gets a stream; starting one takes as long as a scan."""
+_TEXTS: Final = 8
+"""How many texts in progress are kept, and how many queries without a follower. A stream holds about 5 bytes per
+passage."""
 
 
 class BM25:
     """A retriever over the segments of an index; safe to use from several threads.
 
     `analysis`: how queries become terms, which must be how the passages did. `fingerprint`: a hash that identifies the
-    index; without one the arrays are hashed when `config` is read.
-    `partition`: how many passages are scanned at a time; it does not affect the hits. `only`: search these consecutive
-    segments alone; scores are those of the whole index, whose statistics count. Raises DamagedFolderError if the arrays
-    of a segment do not fit its passages, CorpusError if there are more passages than a hit can name. The postings of a
-    term are checked on first use.
+    index; without one the arrays are hashed when `config` is read. `partition`: how many passages are scanned at a
+    time, which does not affect the hits. `only`: search these consecutive segments alone, with the scores of the whole
+    index.
+
+    Raises DamagedFolderError if the arrays of a segment do not fit its passages, CorpusError if there are more passages
+    than a hit can name. The postings of a term are checked on first use.
     """
 
     def __init__(
@@ -77,7 +86,7 @@ class BM25:
             segment.check()
         begin, end, _ = (only or slice(None)).indices(len(segments))
         self._segments = segments[begin:end]
-        self._ahead = sum(one.passages for one in segments[:begin])
+        self._first = sum(one.passages for one in segments[:begin])
         self._analysis = analysis
         self._known_fingerprint = fingerprint
         self._numbering = numbering_of(segments)
@@ -88,21 +97,21 @@ class BM25:
         self._average_length = totals.average_length
         self._impacts = [_impacts(segment, totals.average_length, self._options) for segment in self._segments]
         self._lexicon = Lexicon(self._segments, totals.with_terms, [*segments[:begin], *segments[end:]])
-        self._collecting = CollectionLoader(self._segments, self._lexicon, self._impacts, self._ahead)
-        self._online = Online(STREAM_OVERLAP, self.beside)
-        self._left_out: IntArray = np.zeros(0, np.int64)
-        self._never = self._numbering.removed
+        self._loader = CollectionLoader(self._segments, self._lexicon, self._impacts, self._first)
+        self._texts = _Texts(self._loader.background)
+        self._excluded: IntArray = np.zeros(0, np.int64)
+        self._forbidden_rows = self._numbering.removed
         self._weighting = Weighting()
 
     def without(self, numbers: Iterable[int]) -> Self:
-        """The same retriever without the passages with these numbers; it finds the exact best of the others."""
+        """The same retriever without the passages of these numbers; it finds the exact best of the others."""
         other = copy(self)
-        other._left_out = union(self._left_out, rising(numbers))
-        other._never = union(self._never, self._numbering.rows(other._left_out))
+        other._excluded = union(self._excluded, rising(numbers))
+        other._forbidden_rows = union(self._forbidden_rows, self._numbering.rows(other._excluded))
         return other
 
     def weighted(self, weighting: Weighting) -> Self:
-        """The same retriever with other weights of query terms; both share what streams need.
+        """The same retriever with other weights of query terms; both share the data of streams.
 
         Raises UsageError if the weights were learned for another analyser.
         """
@@ -113,19 +122,13 @@ class BM25:
             )
         other = copy(self)
         other._weighting = weighting
-        other._online = Online(STREAM_OVERLAP, self.beside)
+        other._texts = _Texts(self._loader.background)
         return other
 
     @property
     def collection(self) -> Collection:
-        """The data that streams over this index share; made on first use by reading the postings of the commonest
-        terms."""
-        return self._collecting.collection()
-
-    @property
-    def beside(self) -> BackgroundTask[Collection]:
-        """The same data, made in a background thread."""
-        return self._collecting.beside
+        """The data that streams over this index share; the first call reads the postings of the commonest terms."""
+        return self._loader.collection()
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -140,8 +143,8 @@ class BM25:
         }
         if not self._weighting.is_plain:
             config["weights"] = [*self._weighting.weights]
-        if len(self._left_out):
-            config["forbidden"] = {"passages": len(self._left_out), "sha256": hash_of_numbers(self._left_out)}
+        if len(self._excluded):
+            config["forbidden"] = {"passages": len(self._excluded), "sha256": hash_of_numbers(self._excluded)}
         return config
 
     @property
@@ -161,25 +164,22 @@ class BM25:
         return self.retrieve_terms(self._terms_of(queries), k, forbidden)
 
     def _terms_of(self, queries: Sequence[str]) -> list[list[int]]:
-        analyse = Analyser(self._analysis)
-        return [self.terms(self._weighed(analyse(query))) for query in queries]
-
-    def _weighed(self, words: Sequence[str]) -> Sequence[str]:
-        return words if self._weighting.is_plain else self._weighting.repeat_terms(words)
+        analyse, weighting = Analyser(self._analysis), self._weighting
+        words: Iterable[Sequence[str]] = map(analyse, queries)
+        return [self.terms(query) for query in (words if weighting.is_plain else map(weighting.repeat_terms, words))]
 
     def terms(self, words: Sequence[str]) -> list[int]:
         """The numbers of the analysed words that occur in some passage, repeats included."""
         return [number for word in words if (number := self._lexicon.number(word)) >= 0]
 
     def frequency(self, word: str) -> int | None:
-        """In how many passages the terms of a word stand, the rarest if it has several; None for a word without terms,
-        such as a stop word."""
+        """In how many passages a word occurs, by its rarest term; None if it has no terms, as a stop word."""
         terms = Analyser(self._analysis)(word)
         numbers = [self._lexicon.number(term) for term in terms]
         return min((int(self._lexicon.frequency_V[one]) if one >= 0 else 0 for one in numbers), default=None)
 
     def term_scores(self, words: Sequence[str], passage: Sequence[str]) -> NDArray[np.float64]:
-        """What each analysed word of a query adds to the score of a passage, given as its analysed words (float64)."""
+        """The part of each analysed word of a query in a passage's score (float64); `passage`: its analysed words."""
         counts = Counter(passage)
         frequency = np.array([counts[word] for word in words], np.int64)
         length = stored_lengths(length_bytes(np.array([len(passage)])))
@@ -189,15 +189,17 @@ class BM25:
         return np.where(frequency > 0, added, 0)
 
     def retrieve_terms(self, queries: Sequence[Sequence[int]], k: int, forbidden: Forbidden | None = None) -> Hits:
-        """The same for queries given as term numbers."""
+        """The hits of queries given as term numbers."""
         numbers_QK, scores_QK = self._search(queries, k, forbidden, np.float32)
         return Hits(numbers_QK, scores_QK)
 
     def retrieve_exactly(
         self, queries: Sequence[str], k: int, forbidden: Forbidden | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The same as `retrieve`, with scores (float64, Q x K) that are not rounded: they order passages of several
-        parts of an index exactly as the whole index does."""
+        """The hits of `retrieve` with scores (float64, Q x K) that are not rounded.
+
+        They order passages of several parts of an index exactly as the whole index does.
+        """
         return self._search(self._terms_of(queries), k, forbidden, np.float64)
 
     def _search(
@@ -207,85 +209,58 @@ class BM25:
         check_count("k", k)
         shape = len(queries), min(k, max(self._passages, 1))
         numbers_QK, scores_QK = np.full(shape, NO_PASSAGE, np.int64), np.zeros(shape, scores)
-        self._fill(queries, self._in_rows(len(queries), forbidden), numbers_QK, scores_QK)
+        self._fill(SearchBatch(queries, self._in_rows(len(queries), forbidden), numbers_QK, scores_QK))
         return self._numbering.numbers(numbers_QK), scores_QK
 
     def _in_rows(self, queries: int, forbidden: Forbidden | None) -> Forbidden:
-        """The rows that may not be found: those forbidden for all queries, and those forbidden for each."""
+        """The rows that must not be hits, of all queries and of each."""
         if forbidden is None:
-            return Forbidden.none(queries)._replace(always=self._never)
+            return Forbidden.none(queries)._replace(always=self._forbidden_rows)
         rows = forbidden.in_rows(self._numbering)
-        return rows.with_always(self._never) if len(self._never) else rows
+        return rows.with_always(self._forbidden_rows) if len(self._forbidden_rows) else rows
 
-    def _fill(
-        self,
-        queries: Sequence[Sequence[int]],
-        forbidden: Forbidden,
-        numbers_QK: NDArray[np.int64],
-        scores_QK: NDArray[Any],
-    ) -> None:
+    def _fill(self, batch: SearchBatch) -> None:
         """Fill in the hits of queries, as rows, in the fastest way."""
-        suits = self._passages >= STREAM_PASSAGES and numbers_QK.shape[1] * _PASSAGES_A_HIT <= self._passages
-        many = len(queries) >= STREAM_QUERIES
-        if suits and many and _overlap(queries) and self.collection.bears(queries):
-            workers = max(1, min(cores(), len(queries) // STREAM_QUERIES))
-            search_streams(self.collection, queries, forbidden, numbers_QK, scores_QK, workers)
+        count, k = batch.numbers_QK.shape
+        suits = self._passages >= STREAM_PASSAGES and k * _PASSAGES_A_HIT <= self._passages
+        many = count >= STREAM_QUERIES
+        if suits and many and _overlap(batch.queries) and self.collection.supports(batch.queries):
+            search_streams(self.collection, batch, max(1, min(cores(), count // STREAM_QUERIES)))
             return
-        answer = self._follow if suits and not many else self._scan
+        fill = self._follow if suits and not many else self._scan
+        parts = [batch.part(first, first + _QUERIES_A_TASK) for first in range(0, count, _QUERIES_A_TASK)]
+        if len(parts) == 1:
+            fill(parts[0])
+        elif parts:
+            with ThreadPoolExecutor(max_workers=min(cores(), len(parts))) as pool:
+                list(pool.map(fill, parts))
 
-        def work(first: int) -> None:
-            some = slice(first, first + _QUERIES_A_TASK)
-            answer(queries[some], forbidden.for_queries(some.start, some.stop), numbers_QK[some], scores_QK[some])
-
-        tasks = range(0, len(queries), _QUERIES_A_TASK)
-        if len(tasks) == 1:
-            work(0)
-        elif tasks:
-            with ThreadPoolExecutor(max_workers=min(cores(), len(tasks))) as pool:
-                list(pool.map(work, tasks))
-
-    def _follow(
-        self,
-        queries: Sequence[Sequence[int]],
-        forbidden: Forbidden,
-        numbers_QK: NDArray[np.int64],
-        scores_QK: NDArray[Any],
-    ) -> None:
+    def _follow(self, batch: SearchBatch) -> None:
         """Fill in the hits of queries that may follow those of earlier calls."""
-        for row, query in enumerate(queries):
-            one = slice(row, row + 1)
-            with self._online.stream_of(query, numbers_QK.shape[1]) as stream:
-                if stream is None:
-                    self._scan([query], forbidden.for_queries(row, row + 1), numbers_QK[one], scores_QK[one])
-                else:
-                    numbers_QK[one], scores_QK[one] = stream.search(
-                        [query], forbidden.for_queries(row, row + 1), scores_QK.dtype
-                    )
+        for row, query in enumerate(batch.queries):
+            one = batch.part(row, row + 1)
+            with self._texts.stream_of(query, batch.numbers_QK.shape[1]) as stream:
+                fill = self._scan if stream is None else stream.fill
+                fill(one)
 
-    def _scan(
-        self,
-        queries: Sequence[Sequence[int]],
-        forbidden: Forbidden,
-        numbers_QK: NDArray[np.int64],
-        scores_QK: NDArray[Any],
-    ) -> None:
-        """Fill in the hits of some queries by a scan."""
-        counters = [Counter(query) for query in queries]
+    def _scan(self, batch: SearchBatch) -> None:
+        """Fill in the hits of queries by a scan."""
+        counters = [Counter(query) for query in batch.queries]
         ends = np.cumsum([0] + [len(counter) for counter in counters])
         terms = np.array([term for counter in counters for term in counter], np.int64)
         counts = np.array([count for counter in counters for count in counter.values()], np.int64)
-        scanned = ScanQueries(ends, self._lexicon.idf_V[terms], counts)
-        heaps_QK = np.zeros(numbers_QK.shape, np.int64)
-        found_Q = np.zeros(len(queries), np.int64)
-        ahead = self._ahead
+        queries = ScanQueries(ends, self._lexicon.idf_V[terms], counts)
+        heaps_QK = np.zeros(batch.numbers_QK.shape, np.int64)
+        found_Q = np.zeros(len(counters), np.int64)
+        first = self._first
         for place, (segment, impact_C) in enumerate(zip(self._segments, self._impacts, strict=True)):
             begins, stops = _postings_of(segment, self._lexicon.terms_SV[place, terms])
             scan(
-                scanned, begins, stops, impact_C, segment.arrays.passages, segment.arrays.posting_codes,
-                segment.passages, ahead, self._partition, forbidden, heaps_QK, found_Q,
+                queries, begins, stops, impact_C, segment.arrays.passages, segment.arrays.posting_codes,
+                segment.passages, first, self._partition, batch.forbidden, heaps_QK, found_Q,
             )  # fmt: skip
-            ahead += segment.passages
-        drain_heaps(heaps_QK, found_Q, numbers_QK, scores_QK, units(scanned))
+            first += segment.passages
+        drain_heaps(heaps_QK, found_Q, batch.numbers_QK, batch.scores_QK, units(queries))
 
 
 def _impacts(segment: Segment, average_length: float, options: BM25Options) -> NDArray[np.float64]:
@@ -295,7 +270,7 @@ def _impacts(segment: Segment, average_length: float, options: BM25Options) -> N
 
 
 def _postings_of(segment: Segment, terms: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the postings of terms of a segment begin and end; nowhere for a term that it does not have."""
+    """Where the postings of terms of a segment begin and end; an empty range for a term that it does not have."""
     has = terms != NO_TERM
     segment.arrays.check_terms(terms[has], segment.passages)
     offsets = segment.arrays.offsets
@@ -303,7 +278,7 @@ def _postings_of(segment: Segment, terms: NDArray[np.int64]) -> tuple[NDArray[np
 
 
 def _digest(segments: Sequence[Segment]) -> str:
-    """A short hash of all arrays and of what was removed; reads the arrays in full."""
+    """A short hash of all arrays and of the removed passages; reads the arrays in full."""
     digest = hashlib.sha256()
     for part in (part for segment in segments for part in (segment.arrays, segment.removed)):
         for field in fields(part):
@@ -315,26 +290,15 @@ def _digest(segments: Sequence[Segment]) -> str:
 
 def _overlap(queries: Sequence[Sequence[int]]) -> bool:
     """Whether most terms of the queries occur in the query before, judged by a sample."""
-    some = [(set(queries[i - 1]), set(queries[i])) for i in range(1, len(queries), -(-len(queries) // _PAIRS))]
-    shared = sum(len(before & query) for before, query in some)
-    return shared >= STREAM_OVERLAP * sum(len(query) for _, query in some)
-
-
-PATIENCE: Final = 64
-"""How many recent queries are looked at; most of them must follow another one before streams are used."""
-SHARED_TERMS: Final = 4
-"""Terms that a query must share with the one that it follows."""
-_FOLLOWED: Final = 2
-"""Queries that must have followed each other before their text gets a stream; starting one takes as long as a scan."""
-_TEXTS: Final = 8
-"""How many texts in progress are kept, and as many queries that none has followed; each stream holds about 5 bytes per
-passage."""
+    pairs = [(set(queries[i - 1]), set(queries[i])) for i in range(1, len(queries), -(-len(queries) // _PAIRS))]
+    shared = sum(len(before & query) for before, query in pairs)
+    return shared >= STREAM_OVERLAP * sum(len(query) for _, query in pairs)
 
 
 @dataclass(slots=True, eq=False)
 class _Text:
-    """A text in progress: the terms of its last query, how many queries followed the first, and its stream, if it has
-    one, which gives `k` hits."""
+    """A text in progress: the terms of its last query, how many queries followed the first, and its stream with `k`
+    hits, if it has one."""
 
     last: frozenset[int]
     followed: int = 0
@@ -342,21 +306,24 @@ class _Text:
     k: int = 0
 
 
-class Online:
-    """The texts in progress; safe to use from several threads. `overlap` is the share of a query's terms that must
-    occur in the query before; `collection` is the data that streams need."""
+class _Texts:
+    """The texts in progress, for queries that come one call at a time; safe to use from several threads.
 
-    def __init__(self, overlap: float, collection: BackgroundTask[Collection]) -> None:
-        self._overlap = overlap
+    A query belongs to the text whose last query shares the most terms with it, if these are enough. The collection is
+    prepared in the background once most queries follow others. Until then, and for queries that follow no other, scans
+    are used.
+    """
+
+    def __init__(self, collection: BackgroundTask[Collection]) -> None:
         self._collection = collection
         self._texts: list[_Text] = []
-        self._lately: deque[bool] = deque(maxlen=PATIENCE)
+        self._recent_follow: deque[bool] = deque(maxlen=PATIENCE)
         self._lock = Lock()
 
     @contextmanager
     def stream_of(self, query: Sequence[int], k: int) -> Iterator[Stream | None]:
-        """The stream of the text that a query (term numbers) belongs to, locked for this thread; None means: use a
-        scan."""
+        """The stream of the text that a query (term numbers) belongs to, for this thread alone; None if it must be
+        scanned."""
         text, most_follow = self._take(frozenset(query))
         try:
             yield self._stream(text, query, k) if most_follow and text.followed >= _FOLLOWED else None
@@ -367,21 +334,21 @@ class Online:
     def _take(self, terms: frozenset[int]) -> tuple[_Text, bool]:
         """Take the text that a query belongs to out of the list; also whether most recent queries followed others."""
         with self._lock:
-            nearest = max(self._texts, key=lambda text: len(text.last & terms), default=None)
-            least = max(self._overlap * len(terms), SHARED_TERMS)
-            if nearest is None or len(nearest.last & terms) < least:
-                nearest = _Text(terms)
-                self._lately.append(False)
+            text = max(self._texts, key=lambda text: len(text.last & terms), default=None)
+            min_shared = max(STREAM_OVERLAP * len(terms), SHARED_TERMS)
+            follows = text is not None and len(text.last & terms) >= min_shared
+            self._recent_follow.append(follows)
+            if text is None or not follows:
+                text = _Text(terms)
             else:
-                self._texts.remove(nearest)
-                nearest.last = terms
-                nearest.followed += 1
-                self._lately.append(True)
-            return nearest, 2 * sum(self._lately) > PATIENCE
+                self._texts.remove(text)
+                text.last = terms
+                text.followed += 1
+            return text, 2 * sum(self._recent_follow) > PATIENCE
 
     def _stream(self, text: _Text, query: Sequence[int], k: int) -> Stream | None:
         collection = self._collection.ready()
-        if collection is None or not collection.bears([query]):
+        if collection is None or not collection.supports([query]):
             return None
         if text.stream is None or text.k != k:
             text.stream, text.k = Stream(collection, k), k

@@ -31,20 +31,21 @@ from ralm.retrieval.bm25.collection import (
 )
 from ralm.retrieval.bm25.formula import cores
 from ralm.retrieval.bm25.kernels import UNIT, drain_heaps, fill_points, kernel
-from ralm.retrieval.bm25.scan import Forbidden
+from ralm.retrieval.bm25.scan import Forbidden, SearchBatch
 from ralm.retrieval.bm25.segments import Segment
 from ralm.retrieval.bm25.stream_kernel import ALIGNED, Postings, Queries, State, Terms, advance_partitions
 
-BATCH: Final = 256
+_BATCH: Final = 256
 """Queries that go through a partition together."""
 _TABLE_NUMBERS: Final = 1 << 23
+"""Points that a stream keeps: 32 MiB."""
 _FIRST_ROWS: Final = 1 << 12
 
 
 class Stream:
-    """Answers queries in order, each computed from the one before; for one thread at a time.
+    """Searches for queries in order, each computed from the one before; for one thread at a time.
 
-    `k`: hits per query. `partition`: passages at a time, a multiple of 1,024; it does not affect the hits.
+    `k`: hits per query. `partition`: passages at a time, a multiple of 1,024, which does not affect the hits.
     """
 
     def __init__(self, collection: Collection, k: int, partition: int = PARTITION) -> None:
@@ -52,20 +53,22 @@ class Stream:
         self._collection = collection
         self._k = k
         self._partition = partition
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        """Reset: no known terms, and no query yet."""
-        rows = max(1, min(_FIRST_ROWS, self._most_rows))
+    def _reset(self) -> None:
+        """Forget all terms and the last query."""
+        rows = max(1, min(_FIRST_ROWS, self._max_rows))
         self._known = 0
         self._row_V = np.full(0, -1, np.int32)
         self._frequency_T = np.zeros(rows, np.int64)
-        self._standing_T = np.zeros(rows, np.int64)
+        self._count_T = np.zeros(rows, np.int64)
         self._last = np.zeros(0, np.int64)
-        self._parts = [_Advancing(part, rows, self._k, self._partition) for part in self._collection.parts]
+        self._segments = [
+            _SegmentStream(segment, rows, self._k, self._partition) for segment in self._collection.segments
+        ]
 
     @property
-    def _most_rows(self) -> int:
+    def _max_rows(self) -> int:
         return _TABLE_NUMBERS // self._collection.codes
 
     def search(
@@ -74,118 +77,113 @@ class Stream:
         forbidden: Forbidden | None = None,
         scores: DTypeLike = np.float32,
     ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """The hits of queries given as term numbers, repeats included: rows of the index (int64) and scores (float32,
-        or float64, which are exact), Q x K. What is forbidden is given as rows too.
+        """The hits of queries given as term numbers, repeats included.
 
-        The collection must bear every query (`Collection.bears`).
+        They are rows of the index (int64), and scores (float32, or float64, which are exact), Q x K. Forbidden passages
+        are given as rows too. The collection must support every query (`Collection.supports`).
         """
         numbers_QK = np.full((len(queries), self._k), NO_PASSAGE, np.int64)
         scores_QK = np.zeros((len(queries), self._k), scores)
-        for first in range(0, len(queries), BATCH):
-            some = slice(first, first + BATCH)
-            of_some = (forbidden or Forbidden.none(len(queries))).for_queries(first, first + BATCH)
-            self._search(queries[some], of_some, numbers_QK[some], scores_QK[some])
+        self.fill(SearchBatch(queries, forbidden or Forbidden.none(len(queries)), numbers_QK, scores_QK))
         return numbers_QK, scores_QK
 
-    def _search(
-        self,
-        queries: Sequence[Sequence[int]],
-        forbidden: Forbidden,
-        numbers_QK: NDArray[np.int64],
-        scores_QK: NDArray[Any],
-    ) -> None:
-        """Answer a batch."""
-        sizes = [len(query) for query in queries]
-        terms = np.fromiter(chain.from_iterable(queries), np.int64, sum(sizes))
-        ends = np.zeros(len(queries) + 1, np.int64)
+    def fill(self, batch: SearchBatch) -> None:
+        """Fill in the hits of queries, as `search` finds them."""
+        for first in range(0, len(batch.queries), _BATCH):
+            self._fill(batch.part(first, first + _BATCH))
+
+    def _fill(self, batch: SearchBatch) -> None:
+        sizes = [len(query) for query in batch.queries]
+        terms = np.fromiter(chain.from_iterable(batch.queries), np.int64, sum(sizes))
+        ends = np.zeros(len(sizes) + 1, np.int64)
         np.cumsum(sizes, out=ends[1:])
         self._learn(terms)
-        batch = Queries(*_differences(self._row_V[terms], ends, self._frequency_T, self._standing_T, self._last))
-        self._last = batch.terms[batch.ends_W[-2] :]
-        heaps_QK = np.zeros(numbers_QK.shape, np.int64)
-        found_Q = np.zeros(len(queries), np.int64)
-        for part in self._parts:
-            part.advance(batch, forbidden, heaps_QK, found_Q)
-        drain_heaps(heaps_QK, found_Q, numbers_QK, scores_QK, np.full(len(queries), UNIT))
+        queries = _differences(self._row_V[terms], ends, self._frequency_T, self._count_T, self._last)
+        self._last = queries.terms[queries.ends_W[-2] :]
+        heaps_QK = np.zeros(batch.numbers_QK.shape, np.int64)
+        found_Q = np.zeros(len(sizes), np.int64)
+        for segment in self._segments:
+            segment.advance(queries, batch.forbidden, heaps_QK, found_Q)
+        drain_heaps(heaps_QK, found_Q, batch.numbers_QK, batch.scores_QK, np.full(len(sizes), UNIT))
 
     def _learn(self, terms: NDArray[np.int64]) -> None:
-        """Give each new term a row of the tables; if they would become too large, reset everything first."""
+        """Give each new term a row of the tables, after a reset if they would become too large."""
         lexicon = self._collection.lexicon
-        self._row_V = _longer(self._row_V, len(lexicon.idf_V), -1)
+        self._row_V = _enlarge(self._row_V, len(lexicon.idf_V), -1)
         unknown = self._row_V[terms] < 0
         if not unknown.any():
             return
         new = np.unique(terms[unknown])
         rows = self._known + len(new)
-        if self._known and rows > max(len(self._standing_T), self._most_rows):
-            self._begin()
+        if self._known and rows > max(len(self._count_T), self._max_rows):
+            self._reset()
             self._learn(terms)
         else:
             self._make_room(rows)
             self._row_V[new] = np.arange(self._known, rows)
             self._frequency_T[self._known : rows] = lexicon.frequency_V[new]
-            for place, part in enumerate(self._parts):
-                part.learn(self._known, lexicon.terms_SV[place, new], lexicon.idf_V[new])
+            for place, segment in enumerate(self._segments):
+                segment.learn(self._known, lexicon.terms_SV[place, new], lexicon.idf_V[new])
             self._known = rows
 
     def _make_room(self, rows: int) -> None:
-        """Enlarge the tables, if they have fewer rows than these."""
-        room = len(self._standing_T)
+        """Enlarge the tables if they have fewer rows."""
+        room = len(self._count_T)
         if rows > room:
-            room = max(rows, min(2 * room, self._most_rows))
-            self._frequency_T = _longer(self._frequency_T, room)
-            self._standing_T = _longer(self._standing_T, room)
-            for part in self._parts:
-                part.make_room(room)
+            room = max(rows, min(2 * room, self._max_rows))
+            self._frequency_T = _enlarge(self._frequency_T, room)
+            self._count_T = _enlarge(self._count_T, room)
+            for segment in self._segments:
+                segment.make_room(room)
 
 
-class _Advancing:
-    """The state of a stream over one part of the index, with room for the terms of `rows` rows."""
+class _SegmentStream:
+    """The state of a stream over one segment, with tables of `rows` rows for terms."""
 
-    def __init__(self, part: StreamSegment, rows: int, k: int, partition: int) -> None:
-        partitions = max(1, -(-part.passages // partition))
-        self._part = part
+    def __init__(self, segment: StreamSegment, rows: int, k: int, partition: int) -> None:
+        partitions = max(1, -(-segment.passages // partition))
+        self._segment = segment
         self._partition = partition
-        common = part.common
+        common = segment.common
         self._postings = Postings(
-            part.arrays.passages,
-            part.arrays.posting_codes,
+            segment.arrays.passages,
+            segment.arrays.posting_codes,
             common.highest_MB.reshape(-1),
             common.present_MW.reshape(-1),
             common.before_MW.reshape(-1),
         )
         self._terms = Terms(
             slices_TS=np.zeros((rows, partitions + 1), np.int64),
-            points_TC=np.zeros((rows, len(part.impact_C)), np.int32),
+            points_TC=np.zeros((rows, len(segment.impact_C)), np.int32),
             words_T=np.zeros(rows, np.int64),
         )
-        self._state = _state(part.passages, partitions, k)
+        self._state = _state(segment.passages, partitions, k)
 
     def make_room(self, rows: int) -> None:
         """Make room for this many rows."""
-        self._terms = Terms(*(_longer(table, rows) for table in self._terms))
+        self._terms = Terms(*(_enlarge(table, rows) for table in self._terms))
 
     def learn(self, known: int, terms: NDArray[np.int64], idf: NDArray[np.float64]) -> None:
-        """Fill the rows from `known` on with these terms of the part (-1: it does not have the term)."""
-        part, tables = self._part, self._terms
-        part.arrays.check_terms(terms[terms >= 0], part.passages)
+        """Fill the rows from `known` on with these terms of the segment; -1 for a term that it does not have."""
+        segment, tables = self._segment, self._terms
+        segment.arrays.check_terms(terms[terms >= 0], segment.passages)
         _learn(
-            terms, known, part.arrays.offsets, part.arrays.passages, idf, part.impact_C, part.common.row_V,
-            part.common.present_MW.shape[1], self._partition, tables.slices_TS, tables.points_TC, tables.words_T,
+            terms, known, segment.arrays.offsets, segment.arrays.passages, idf, segment.impact_C, segment.common.row_V,
+            segment.common.present_MW.shape[1], self._partition, tables.slices_TS, tables.points_TC, tables.words_T,
         )  # fmt: skip
 
     def advance(
-        self, batch: Queries, forbidden: Forbidden, heaps_QK: NDArray[np.int64], found_Q: NDArray[np.int64]
+        self, queries: Queries, forbidden: Forbidden, heaps_QK: NDArray[np.int64], found_Q: NDArray[np.int64]
     ) -> None:
-        """Answer a batch: offer the best passages of the part to the heap of each query."""
-        part = self._part
+        """Offer the best passages of the segment to the heap of each query."""
+        segment = self._segment
         advance_partitions(
-            self._postings, self._terms, batch, self._state, forbidden, self._partition, part.passages, part.ahead,
-            heaps_QK, found_Q,
+            self._postings, self._terms, queries, self._state, forbidden, self._partition, segment.passages,
+            segment.first, heaps_QK, found_Q,
         )  # fmt: skip
 
 
-def _longer(table: NDArray[Any], rows: int, fill: int = 0) -> NDArray[Any]:
+def _enlarge(table: NDArray[Any], rows: int, fill: int = 0) -> NDArray[Any]:
     """A table with at least this many rows, the new ones filled with one value."""
     more = rows - len(table)
     return np.concatenate([table, np.full((more, *table.shape[1:]), fill, table.dtype)]) if more > 0 else table
@@ -220,7 +218,7 @@ def _learn(
     points_TC: NDArray[np.int32],
     words_T: NDArray[np.int64],
 ) -> None:
-    """Fill the rows of the tables from `known` on with new terms; the rows of absent ones have no postings."""
+    """Fill the rows of the tables from `known` on with new terms; the row of an absent term has no postings."""
     for place in range(len(terms)):
         term, row = terms[place], known + place
         words_T[row] = -1
@@ -241,20 +239,12 @@ def _differences(
     rows: NDArray[np.int32],
     ends: NDArray[np.int64],
     frequency_T: NDArray[np.int64],
-    standing_T: NDArray[np.int64],
+    count_T: NDArray[np.int64],
     before: NDArray[np.int64],
-) -> tuple[
-    NDArray[np.int64],
-    NDArray[np.int64],
-    NDArray[np.int64],
-    NDArray[np.int64],
-    NDArray[np.int64],
-    NDArray[np.int64],
-]:
-    """Queries as distinct terms with counts, rare terms first, and the changes from each query to the next, removals
-    first.
+) -> Queries:
+    """Queries given as rows of terms, with the changes from each query to the next.
 
-    `before` holds the terms of the query before the first one. `standing_T` holds how often each term occurs in that
+    `before` holds the terms of the query before the first one. `count_T` holds how often each term occurs in that
     query, and afterwards in the last one.
     """
     queries = len(ends) - 1
@@ -262,49 +252,49 @@ def _differences(
     terms, counts = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
     changed = np.empty(2 * len(rows) + len(before), np.int64)
     changes = np.empty(len(changed), np.int64)
-    wanted_T = np.zeros(len(standing_T), np.int64)
+    new_count_T = np.zeros(len(count_T), np.int64)
     n = m = 0
     for query in range(queries):
         begin = n
-        n = _distinct(rows[ends[query] : ends[query + 1]], frequency_T, wanted_T, terms, begin)
-        counts[begin:n] = wanted_T[terms[begin:n]]
-        m = _changes(before, wanted_T, standing_T, changed, changes, m, -1)
-        m = _changes(terms[begin:n], wanted_T, standing_T, changed, changes, m, 1)
-        standing_T[before] = 0
+        n = _distinct(rows[ends[query] : ends[query + 1]], frequency_T, new_count_T, terms, begin)
+        counts[begin:n] = new_count_T[terms[begin:n]]
+        m = _changes(before, new_count_T, count_T, changed, changes, m, -1)
+        m = _changes(terms[begin:n], new_count_T, count_T, changed, changes, m, 1)
+        count_T[before] = 0
         before = terms[begin:n]
-        standing_T[before] = counts[begin:n]
-        wanted_T[before] = 0
+        count_T[before] = counts[begin:n]
+        new_count_T[before] = 0
         term_ends[query + 1], change_ends[query + 1] = n, m
-    return term_ends, terms[:n], counts[:n], change_ends, changed[:m], changes[:m]
+    return Queries(term_ends, terms[:n], counts[:n], change_ends, changed[:m], changes[:m])
 
 
 @kernel
 def _distinct(
     rows: NDArray[np.int32],
     frequency_T: NDArray[np.int64],
-    wanted_T: NDArray[np.int64],
+    new_count_T: NDArray[np.int64],
     terms: NDArray[np.int64],
     begin: int,
 ) -> int:
-    """Put a query's distinct rows into `terms` from `begin` on, by rising frequency, and count them in `wanted_T`."""
+    """Insert a query's distinct rows into `terms` from `begin` on, by rising frequency; count them in `new_count_T`."""
     end = begin
     for row in rows:
-        if wanted_T[row] == 0:
+        if new_count_T[row] == 0:
             place = end
             while place > begin and frequency_T[terms[place - 1]] > frequency_T[row]:
                 terms[place] = terms[place - 1]
                 place -= 1
             terms[place] = row
             end += 1
-        wanted_T[row] += 1
+        new_count_T[row] += 1
     return end
 
 
 @kernel
 def _changes(
     rows: NDArray[np.int64],
-    wanted_T: NDArray[np.int64],
-    standing_T: NDArray[np.int64],
+    new_count_T: NDArray[np.int64],
+    count_T: NDArray[np.int64],
     changed: NDArray[np.int64],
     changes: NDArray[np.int64],
     m: int,
@@ -312,7 +302,7 @@ def _changes(
 ) -> int:
     """Record the rows whose count rises (sign 1) or falls (-1)."""
     for row in rows:
-        change = wanted_T[row] - standing_T[row]
+        change = new_count_T[row] - count_T[row]
         if change * sign > 0:
             changed[m], changes[m] = row, change
             m += 1
@@ -322,20 +312,20 @@ def _changes(
 class CollectionLoader:
     """Makes the collection on first use; safe to use from several threads.
 
-    `impacts`: for each segment, the impacts (float64) of its code table's rows. `ahead`: how many rows are before the
-    first segment.
+    `impacts`: for each segment, the impacts (float64) of its code table's rows. `first`: the first row of the first
+    segment in the index.
     """
 
     def __init__(
-        self, segments: Sequence[Segment], lexicon: Lexicon, impacts: Sequence[NDArray[np.float64]], ahead: int = 0
+        self, segments: Sequence[Segment], lexicon: Lexicon, impacts: Sequence[NDArray[np.float64]], first: int = 0
     ) -> None:
-        self._ahead = ahead
+        self._first = first
         self._segments = segments
         self._lexicon = lexicon
         self._impacts = impacts
         self._lock = Lock()
         self._collection: Collection | None = None
-        self.beside: BackgroundTask[Collection] = BackgroundTask(self._make_beside)
+        self.background: BackgroundTask[Collection] = BackgroundTask(self._make_in_background)
 
     def collection(self) -> Collection:
         """The collection; the first call makes it by reading the postings of the commonest terms."""
@@ -344,18 +334,16 @@ class CollectionLoader:
             return self._collection
 
     def _make(self, threads: int, before_each: Callable[[], None] | None = None) -> Collection:
-        parts, ahead = [], self._ahead
+        segments, first = [], self._first
         for place, (segment, impact_C) in enumerate(zip(self._segments, self._impacts, strict=True)):
-            common = find_common_terms(
-                segment.arrays, segment.passages, partial(self._idf, place), impact_C,
-                threads, before_each,
-            )  # fmt: skip
-            parts.append(StreamSegment(segment.arrays, segment.passages, ahead, impact_C, common))
-            ahead += segment.passages
-        return Collection(self._lexicon, tuple(parts))
+            idf_of = partial(self._idf, place)
+            common = find_common_terms(segment.arrays, segment.passages, idf_of, impact_C, threads, before_each)
+            segments.append(StreamSegment(segment.arrays, segment.passages, first, impact_C, common))
+            first += segment.passages
+        return Collection(self._lexicon, tuple(segments))
 
     def _idf(self, place: int, terms: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The idf in the whole index of terms of a segment; infinite for those that no passage has any more."""
+        """The idf in the whole index of terms of a segment; infinite for terms that only removed passages have."""
         lexicon, arrays = self._lexicon, self._segments[place].arrays
         numbers = np.array([lexicon.number(term) for term in arrays.term_texts(terms)], np.int64)
         if (lexicon.terms_SV[place, numbers[numbers >= 0]] != terms[numbers >= 0]).any():
@@ -364,57 +352,51 @@ class CollectionLoader:
             )
         return np.where(numbers >= 0, lexicon.idf_V[numbers], np.inf)
 
-    def _make_beside(self, going_on: Callable[[], None]) -> Collection:
+    def _make_in_background(self, check_stop: Callable[[], None]) -> Collection:
         """Make it with one thread, and load the kernels of streams, so that no query waits for them."""
         with self._lock:
-            self._collection = self._collection or self._make(1, going_on)
+            self._collection = self._collection or self._make(1, check_stop)
         Stream(self._collection, 1).search([[]])
         return self._collection
 
 
-def search_streams(
-    collection: Collection,
-    queries: Sequence[Sequence[int]],
-    forbidden: Forbidden,
-    numbers_QK: NDArray[np.int64],
-    scores_QK: NDArray[Any],
-    workers: int,
-) -> None:
-    """Fill in the hits of queries (term numbers), which the collection must bear, with this many threads."""
-    runs = QueryRuns(len(queries), workers)
+def search_streams(collection: Collection, batch: SearchBatch, threads: int) -> None:
+    """Fill in the hits of queries, which the collection must support, with this many threads."""
+    runs = QueryRuns(len(batch.queries), threads)
 
-    def serve(worker: int) -> None:
-        stream = Stream(collection, numbers_QK.shape[1])
-        while some := runs.take(worker):
-            part = slice(some.start, some.stop)
-            numbers_QK[part], scores_QK[part] = stream.search(
-                queries[part], forbidden.for_queries(some.start, some.stop), scores_QK.dtype
-            )
+    def search(thread: int) -> None:
+        stream = Stream(collection, batch.numbers_QK.shape[1])
+        while piece := runs.take(thread):
+            stream.fill(batch.part(piece.start, piece.stop))
 
-    if workers == 1:
-        serve(0)
+    if threads == 1:
+        search(0)
     else:
-        with ThreadPoolExecutor(max_workers=workers) as pool:
-            list(pool.map(serve, range(workers)))
+        with ThreadPoolExecutor(max_workers=threads) as pool:
+            list(pool.map(search, range(threads)))
 
 
 class QueryRuns:
-    """The work left for each of some workers: one run each of the numbers below `count`."""
+    """Divides the numbers below `count` among threads, each of which begins with one run of consecutive numbers.
 
-    def __init__(self, count: int, workers: int, step: int = BATCH) -> None:
-        borders = [count * worker // workers for worker in range(workers + 1)]
-        self._left = [range(begin, end) for begin, end in pairwise(borders)]
+    Streams are fastest on consecutive queries, so runs are long. Texts differ in cost, so a thread that is done takes
+    over the second half of the longest run.
+    """
+
+    def __init__(self, count: int, threads: int, step: int = _BATCH) -> None:
+        borders = [count * thread // threads for thread in range(threads + 1)]
+        self._remaining = [range(begin, end) for begin, end in pairwise(borders)]
         self._step = step
         self._lock = Lock()
 
-    def take(self, worker: int) -> range:
-        """The next piece of a worker's own run, or of the second half of the longest run; empty when all is done."""
+    def take(self, thread: int) -> range:
+        """The next piece for a thread; empty when all numbers are taken."""
         with self._lock:
-            if not self._left[worker]:
-                longest = max(range(len(self._left)), key=lambda other: len(self._left[other]))
-                left = self._left[longest]
-                keeps = len(left) // 2 if len(left) > self._step else 0
-                self._left[longest], self._left[worker] = left[:keeps], left[keeps:]
-            own = self._left[worker]
-            self._left[worker] = own[self._step :]
+            if not self._remaining[thread]:
+                longest = max(range(len(self._remaining)), key=lambda other: len(self._remaining[other]))
+                run = self._remaining[longest]
+                half = len(run) // 2 if len(run) > self._step else 0
+                self._remaining[longest], self._remaining[thread] = run[:half], run[half:]
+            own = self._remaining[thread]
+            self._remaining[thread] = own[self._step :]
             return own[: self._step]

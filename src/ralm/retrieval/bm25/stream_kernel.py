@@ -8,7 +8,7 @@
 The threshold is high from the start, since the best passages of the query before are scored first.
 
 Letters of shapes: W queries, T terms known to the stream, C rows of the code table, S slices of postings by partition,
-K hits per query, N passages of a segment, B blocks, P partitions, F lists of forbidden passages.
+K hits per query, N passages of a segment, B blocks, P partitions.
 """
 
 from typing import Final, NamedTuple
@@ -68,7 +68,7 @@ class Queries(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is known of the passages of a segment at the last query; bounds are in steps, rounded up.
+    """The passages of a segment at the last query; bounds are in steps, rounded up.
 
     `sums_N` (int32): exact sums of the rare terms. `rare_B` (uint16): at least the highest of those in a block.
     `common_B` (uint16): the sum of the common terms' maxima. `bound_B` (uint16): at least the highest score in a block.
@@ -83,12 +83,22 @@ class State(NamedTuple):
     kept_P: NDArray[np.int64]
 
 
-class QueryCommonTerms(NamedTuple):
-    """The common terms of the current query, the heaviest first."""
+class CommonQueryTerms(NamedTuple):
+    """The common terms of a query: rows of the tables, where their words begin, and how often they occur in it."""
 
     terms: NDArray[np.int64]
     words: NDArray[np.int64]
     times: NDArray[np.int32]
+
+
+class Rows(NamedTuple):
+    """The rows of a partition in the index: its first passage in the segment, the row of the segment's first passage,
+    and the rows that must not be hits."""
+
+    base: int
+    first: int
+    always: NDArray[np.int64]
+    listed: NDArray[np.int64]
 
 
 @kernel
@@ -100,14 +110,19 @@ def advance_partitions(
     forbidden: Forbidden,
     partition: int,
     passages: int,
-    ahead: int,
+    first_row: int,
     heaps_WK: NDArray[np.int64],
     found_W: NDArray[np.int64],
 ) -> None:
-    """Advance the state of a segment from query to query, and add its passages to the heap of each query, if they are
-    among its best. `ahead` rows are before the segment."""
-    most = len(queries.terms)
-    wanted = QueryCommonTerms(np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int32))
+    """Advance the state of a segment from query to query, and offer its passages to the heap of each query.
+
+    `first_row` is the row of the segment's first passage. A partition is finished before the next one, so that its sums
+    stay in cache.
+    """
+    size_of_all = len(queries.terms)
+    room = CommonQueryTerms(
+        np.empty(size_of_all, np.int64), np.empty(size_of_all, np.int64), np.empty(size_of_all, np.int32)
+    )
     floors_K = np.empty(heaps_WK.shape[1], np.int64)
     lanes = np.empty(LANES, np.int32)
     for number in range(len(state.kept_P)):
@@ -125,11 +140,9 @@ def advance_partitions(
         for w in range(len(found_W)):
             _change_common(postings, terms, queries, here, w, base, size)
             _change_rare(postings, terms, queries, here, w, number, base)
-            count = _common_terms(terms, queries, w, wanted)
-            found_W[w] = _collect(
-                postings, terms, here, wanted, count, forbidden.always, listed_for(forbidden, w), base, ahead,
-                heaps_WK[w], found_W[w], floors_K, lanes,
-            )  # fmt: skip
+            common = _common_terms(terms, queries, w, room)
+            rows = Rows(base, first_row, forbidden.always, listed_for(forbidden, w))
+            found_W[w] = _collect(postings, terms, here, common, rows, heaps_WK[w], found_W[w], floors_K, lanes)
 
 
 @kernel
@@ -153,6 +166,7 @@ def _change_common(
 
 @kernel
 def _lower(sums: NDArray[np.uint16], row: NDArray[np.uint8], times: np.uint16) -> None:
+    # A loop over plain slices is compiled to vector instructions; the bounds themselves are lowered later, on demand.
     for i in range(len(row)):
         sums[i] -= np.uint16(np.uint16(row[i]) * times)
 
@@ -199,7 +213,7 @@ def _change_rare(
 def _change_escaped(
     postings: Postings, here: State, base: int, begin: int, end: int, points_C: NDArray[np.int32], times: int
 ) -> None:
-    """The same for the escaped postings of a range."""
+    """Do the same for the escaped postings of a range, whose code added nothing."""
     _, escaped, escaped_rows = postings.codes
     for i in range(np.searchsorted(escaped, begin), np.searchsorted(escaped, end)):
         passage = postings.passages[escaped[i]] - base
@@ -212,17 +226,17 @@ def _change_escaped(
 
 
 @kernel
-def _common_terms(terms: Terms, queries: Queries, w: int, wanted: QueryCommonTerms) -> int:
-    """Put the common terms of a query into `wanted`; returns how many there are."""
+def _common_terms(terms: Terms, queries: Queries, w: int, room: CommonQueryTerms) -> CommonQueryTerms:
+    """The common terms of a query, written into `room`."""
     count = 0
     for i in range(queries.ends_W[w], queries.ends_W[w + 1]):
         term = queries.terms[i]
         if terms.words_T[term] >= 0:
-            wanted.terms[count] = term
-            wanted.words[count] = terms.words_T[term]
-            wanted.times[count] = queries.counts[i]
+            room.terms[count] = term
+            room.words[count] = terms.words_T[term]
+            room.times[count] = queries.counts[i]
             count += 1
-    return count
+    return CommonQueryTerms(room.terms[:count], room.words[:count], room.times[:count])
 
 
 @kernel
@@ -230,12 +244,8 @@ def _collect(
     postings: Postings,
     terms: Terms,
     here: State,
-    wanted: QueryCommonTerms,
-    count: int,
-    always: NDArray[np.int64],
-    listed: NDArray[np.int64],
-    base: int,
-    ahead: int,
+    common: CommonQueryTerms,
+    rows: Rows,
     heap: NDArray[np.int64],
     found: int,
     floors_K: NDArray[np.int64],
@@ -243,37 +253,39 @@ def _collect(
 ) -> int:
     """Offer the passages of a partition that may be among the best; returns how many the heap then holds."""
     sums_N, rare_B, common_B, bound_B = here.sums_N, here.rare_B, here.common_B, here.bound_B
-    floor = _floor(postings, terms, here, wanted, count, always, listed, base, ahead, heap, found, floors_K)
-    least = max(floor, np.int64(1))
+    base = rows.base
+    # A passage must score at least 1 to share a term with the query.
+    threshold = max(_floor(postings, terms, here, common, rows, heap, found, floors_K), np.int64(1))
     for begin in range(0, len(bound_B), MARKS):
-        marks = tighten(bound_B, rare_B, common_B, begin, np.uint16(_steps(least)))
+        marks = tighten(bound_B, rare_B, common_B, begin, np.uint16(_steps(threshold)))
         while marks:
             block = begin + lowest_bit(marks)
             marks &= marks - np.uint64(1)
             first = block << BLOCK_BITS
+            # Removed terms leave the bounds of a block too high; they are exact again once the block is looked at.
             rare = _steps(np.int64(highest(sums_N, first)))
             rare_B[block] = rare
             bound = rare + common_B[block]
             bound_B[block] = bound
-            if bound < _steps(least):
+            if bound < _steps(threshold):
                 continue
             place = (base >> BLOCK_BITS) + block
             candidates = bound_lanes(
-                sums_N, first, STEP_BITS, lanes, wanted.words, wanted.times, count, postings.highest,
-                postings.present, place, _steps(least),
+                sums_N, first, STEP_BITS, lanes, common.words, common.times, len(common.terms), postings.highest,
+                postings.present, place, _steps(threshold),
             )  # fmt: skip
             while candidates:
                 lane = lowest_bit(candidates)
                 candidates &= candidates - np.uint64(1)
                 passage = base + first + lane
-                score = sums_N[first + lane] + _common_score(postings, terms, wanted, count, passage)
+                score = sums_N[first + lane] + _common_score(postings, terms, common, passage)
                 lanes[lane] = _steps(score)
-                row = ahead + passage
-                if score >= least and not (is_in(always, row) or is_in(listed, row)):
+                row = rows.first + passage
+                if score >= threshold and not _is_forbidden(rows, row):
                     found = offer(heap, found, score, row)
-                    least = max(least, worst_score(heap, found))
+                    threshold = max(threshold, worst_score(heap, found))
             bound_B[block] = highest(lanes, 0)
-    _keep(here, heap, found, base, ahead)
+    _keep(here, heap, found, rows)
     return found
 
 
@@ -282,12 +294,8 @@ def _floor(
     postings: Postings,
     terms: Terms,
     here: State,
-    wanted: QueryCommonTerms,
-    count: int,
-    always: NDArray[np.int64],
-    listed: NDArray[np.int64],
-    base: int,
-    ahead: int,
+    common: CommonQueryTerms,
+    rows: Rows,
     heap: NDArray[np.int64],
     found: int,
     floors_K: NDArray[np.int64],
@@ -297,20 +305,25 @@ def _floor(
         floors_K[i] = heap[i]
     for i in range(here.kept_P[0]):
         passage = here.kept_PK[i]
-        row = ahead + passage
-        if not (is_in(always, row) or is_in(listed, row)):
-            score = here.sums_N[passage - base] + _common_score(postings, terms, wanted, count, passage)
+        row = rows.first + passage
+        if not _is_forbidden(rows, row):
+            score = here.sums_N[passage - rows.base] + _common_score(postings, terms, common, passage)
             found = offer(floors_K, found, score, row)
     return worst_score(floors_K, found)
 
 
 @kernel
-def _keep(here: State, heap: NDArray[np.int64], found: int, base: int, ahead: int) -> None:
+def _is_forbidden(rows: Rows, row: int) -> bool:
+    return is_in(rows.always, row) or is_in(rows.listed, row)
+
+
+@kernel
+def _keep(here: State, heap: NDArray[np.int64], found: int, rows: Rows) -> None:
     """Keep this partition's passages among the best so far for the next query."""
     count = 0
     for i in range(found):
-        passage = passage_of(heap[i]) - ahead
-        if passage >= base:
+        passage = passage_of(heap[i]) - rows.first
+        if passage >= rows.base:
             here.kept_PK[count] = passage
             count += 1
     here.kept_P[0] = count
@@ -323,17 +336,18 @@ def _steps(points: int) -> int:
 
 
 @kernel
-def _common_score(postings: Postings, terms: Terms, wanted: QueryCommonTerms, count: int, passage: int) -> int:
-    """What the common terms add to a passage's score."""
+def _common_score(postings: Postings, terms: Terms, common: CommonQueryTerms, passage: int) -> int:
+    """The part of the common terms in a passage's score."""
     word = passage >> WORD_BITS
     bit = np.uint64(1) << np.uint64(passage & 63)
     codes, escaped, escaped_rows = postings.codes
     score = np.int64(0)
-    for i in range(count):
-        at = wanted.words[i] + word
+    for i in range(len(common.terms)):
+        at = common.words[i] + word
         present = postings.present[at]
         if present & bit:
-            term = wanted.terms[i]
+            # The posting's position: those before the word, and one for each earlier passage of the word with the term.
+            term = common.terms[i]
             posting = terms.slices_TS[term, 0] + postings.before[at] + count_bits(present & (bit - np.uint64(1)))
-            score += terms.points_TC[term, row_of(codes, escaped, escaped_rows, posting)] * np.int64(wanted.times[i])
+            score += terms.points_TC[term, row_of(codes, escaped, escaped_rows, posting)] * np.int64(common.times[i])
     return int(score)
