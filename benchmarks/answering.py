@@ -39,7 +39,7 @@ from ralm.answering.evaluation import evaluate_questions
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
-from ralm.answering.sources import AskedQuestion, Asker
+from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.lm.named import load_language_model, model_folder
 from ralm.protocols import WritingModel
 from ralm.reading.ensemble import Ensemble, mixture
@@ -87,12 +87,12 @@ class Task:
         rows = [[(int(one.id) + rank, 1 - rank / k) for rank in range(k)] for one in questions]
         return Hits.from_pairs(rows), self.passages
 
-    def asked(self, model: WritingModel) -> list[AskedQuestion]:
+    def asked(self, model: WritingModel) -> list[QuestionInput]:
         """The prompts of the questions."""
         hits, passages = self.find(self.questions, READER.hits)
         shown = [(one, [passages[int(one.id)]]) for one in self.shown]
-        asker = Asker(PROMPT, model.tokenizer, room_for_prompts(model, OPTIONS), READER, shown)
-        return [asker.ask(one, hits.of(row), passages) for row, one in enumerate(self.questions)]
+        builder = PromptBuilder(PROMPT, model.tokenizer, room_for_prompts(model, OPTIONS), READER, shown)
+        return [builder.build(one, hits.of(row), passages) for row, one in enumerate(self.questions)]
 
 
 def tasks(count: int) -> dict[str, Task]:
@@ -109,10 +109,10 @@ def tasks(count: int) -> dict[str, Task]:
 
 
 @torch.inference_mode()
-def plain_answer(library: PreTrainedModel, model: WritingModel, asked: AskedQuestion) -> list[int]:
+def plain_answer(library: PreTrainedModel, model: WritingModel, asked: QuestionInput) -> list[int]:
     """The tokens of the answer, the end of the line included: each prompt read by itself, with a cache of its own."""
-    caches = [DynamicCache() for _ in asked.prompt_prefixes]
-    texts = [prompt_prefix.tokens for prompt_prefix in asked.prompt_prefixes]
+    caches = [DynamicCache() for _ in asked.prompts]
+    texts = [prompt_prefix.tokens for prompt_prefix in asked.prompts]
     written: list[int] = []
     while len(written) < OPTIONS.new_tokens:
         log_probs_KV = np.concatenate([last(library, text, cache) for text, cache in zip(texts, caches, strict=True)])
@@ -135,19 +135,19 @@ def last(library: PreTrainedModel, text: IntArray, cache: DynamicCache) -> Float
 
 
 @torch.inference_mode()
-def plain_gold(library: PreTrainedModel, asked: AskedQuestion, gold: IntArray) -> float:
+def plain_gold(library: PreTrainedModel, asked: QuestionInput, gold: IntArray) -> float:
     """The log-probability of the gold answer: each prompt read with it in one pass."""
     found = []
-    for prompt_prefix in asked.prompt_prefixes:
+    for prompt_prefix in asked.prompts:
         ids_1N = torch.from_numpy(np.concatenate([prompt_prefix.tokens, gold[:-1]]))[None]
         logits_TV = library(input_ids=ids_1N, use_cache=False, logits_to_keep=len(gold)).logits[0]
         found.append(logits_TV.log_softmax(-1)[torch.arange(len(gold)), torch.from_numpy(gold)].numpy())
     return float(mixed(np.stack(found), asked).sum(dtype=np.float64))
 
 
-def mixed(log_probs_KT: FloatArray, asked: AskedQuestion) -> FloatArray:
+def mixed(log_probs_KT: FloatArray, asked: QuestionInput) -> FloatArray:
     """The ensemble of what the prompts give."""
-    return mixture(log_probs_KT, np.array([prompt_prefix.log_weight for prompt_prefix in asked.prompt_prefixes]))
+    return mixture(log_probs_KT, np.array([prompt_prefix.log_weight for prompt_prefix in asked.prompts]))
 
 
 def measured(name: str, case: str, task: Task, model: WritingModel, library: PreTrainedModel, plain: int) -> Row:
@@ -169,9 +169,7 @@ def measured(name: str, case: str, task: Task, model: WritingModel, library: Pre
         model=name,
         case=case,
         questions=len(rows),
-        tokens=float(
-            np.mean([sum(len(prompt_prefix.tokens) for prompt_prefix in one.prompt_prefixes) for one in asked])
-        ),
+        tokens=float(np.mean([sum(len(prompt_prefix.tokens) for prompt_prefix in one.prompts) for one in asked])),
         plain_seconds=plain_seconds,
         seconds=seconds,
         ratio=plain_seconds / seconds,

@@ -12,7 +12,7 @@ AnswerOptions
 AnswerSource
 Answerer
 ApiOptions
-AskedRetriever
+QuestionRetriever
 BM25
 BM25Options
 BuildOptions
@@ -107,7 +107,6 @@ evaluate_questions
 evaluate_text
 generate
 generate_many
-given_passages
 load_cross_encoder
 load_encoder
 load_language_model

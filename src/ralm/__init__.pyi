@@ -32,10 +32,9 @@ from .answering.questions import (
 )
 from .answering.run import run_choices as run_choices, run_questions as run_questions
 from .answering.sources import (
-    AskedRetriever as AskedRetriever,
     GivenPassages as GivenPassages,
+    QuestionRetriever as QuestionRetriever,
     RerankedPassages as RerankedPassages,
-    given_passages as given_passages,
 )
 from .corpus.decontamination import Decontamination as Decontamination, Removals as Removals
 from .corpus.documents import Skipped as Skipped

@@ -9,7 +9,7 @@ import pytest
 from ralm.answering.multiple_choice import CATEGORIES, category_of
 from ralm.answering.options import ChoiceFields
 from ralm.answering.questions import ChoiceQuestion, has_fields, read_choice_questions
-from ralm.answering.sources import given_passages
+from ralm.answering.sources import GivenPassages
 from ralm.errors import QuestionFileError, UsageError
 from tests.shared_data import shared
 
@@ -61,12 +61,12 @@ def test_given_passages_belong_to_question_and_choices(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     questions = read_choice_questions(path)
-    hits, passages = given_passages(path).find([one.query for one in questions], 1)
+    hits, passages = GivenPassages.read(path, ChoiceFields()).find([one.query for one in questions], 1)
     assert [passages[number].text for row in (0, 1) for number, _ in hits.of(row)] == ["first", "second"]
     bare = tmp_path / "bare.jsonl"
     bare.write_text('{"question": "x?", "choices": ["a", "b"], "answer": 0}\n')
     with pytest.raises(QuestionFileError, match="has no passages"):
-        given_passages(bare)
+        GivenPassages.read(bare, ChoiceFields())
 
 
 LINE = {"question": "x", "choices": ["a", "b"], "answer": 0}

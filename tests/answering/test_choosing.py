@@ -219,7 +219,7 @@ def test_written_letters_add_up(model: WritingModel, monkeypatch: pytest.MonkeyP
     assert [row.choice.right for row in rows] == [True, False, True]
     assert [row.choice.answer for row in rows] == ["(A)", "", "d"]
     assert len(seen) == 6
-    assert [len(one.prompt_prefixes) for one in seen] == [2, 2, 2, 1, 1, 1]
+    assert [len(one.prompts) for one in seen] == [2, 2, 2, 1, 1, 1]
 
 
 def test_written_letters_of_a_model(model: WritingModel) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from ralm.answering.citations import ONE_BIT, Answerer, Citation, citations, name_of, sources_text, web_address
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
-from ralm.answering.sources import AskedRetriever
+from ralm.answering.sources import QuestionRetriever
 from ralm.reading.ensemble import Ensemble
 from ralm.reading.provenance import TracedText
 from ralm.reading.sources import FromRetriever
@@ -88,7 +88,7 @@ def test_scripts_without_spaces_are_not_widened() -> None:
 def test_an_answer_cites_the_passage_that_its_words_come_from() -> None:
     passages = [Passage(0, "a", "", "where " + "paris " * 12), Passage(1, "b", "", "where else is it")]
     model = CountingModel(WordTokenizer(), vocabulary=30, max_length=100)
-    source = AskedRetriever(FromRetriever(SharedWordsRetriever(passages), passages))
+    source = QuestionRetriever(FromRetriever(SharedWordsRetriever(passages), passages))
     reader = Ensemble(documents=2, weights="uniform")
     options = AnswerOptions(new_tokens=4, stop=())
     [answer] = Answerer(model, open_prompt("replug"), source, reader=reader, options=options).answers(["where is it"])

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from ralm.answering.citations import Answerer, SourcedAnswer, citations
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, open_prompt
-from ralm.answering.sources import AskedRetriever, RerankedPassages
+from ralm.answering.sources import QuestionRetriever, RerankedPassages
 from ralm.errors import ChatError, UsageError
 from ralm.lm.api.tokenizers import BareTokenizer
 from ralm.lm.named import ModelOptions, load_language_model
@@ -53,8 +53,8 @@ def retriever() -> SharedWordsRetriever:
 
 
 @pytest.fixture
-def source(retriever: SharedWordsRetriever) -> AskedRetriever:
-    return AskedRetriever(FromRetriever(retriever, PASSAGES))
+def source(retriever: SharedWordsRetriever) -> QuestionRetriever:
+    return QuestionRetriever(FromRetriever(retriever, PASSAGES))
 
 
 def prompt_ids(folder: Path, messages: list[Message], passages: list[int]) -> list[int]:
@@ -90,7 +90,7 @@ def log_probs(model: WritingModel, prompt: list[int], answer: SourcedAnswer) -> 
     ],
 )
 def test_an_answer_in_a_conversation_is_that_of_the_plain_loop(
-    folder: Path, model: WritingModel, source: AskedRetriever, reader: Reader, prompt_prefixes: list[list[int]]
+    folder: Path, model: WritingModel, source: QuestionRetriever, reader: Reader, prompt_prefixes: list[list[int]]
 ) -> None:
     stream = Answerer(model, PROMPT, source, reader=reader, options=OPTIONS).stream(Conversation(SAID))
     text = "".join(piece.text for piece in stream)
@@ -113,7 +113,7 @@ def test_an_answer_in_a_conversation_is_that_of_the_plain_loop(
 
 
 def test_passages_of_one_prompt_share_the_credit_as_an_ensemble_would(
-    folder: Path, model: WritingModel, source: AskedRetriever
+    folder: Path, model: WritingModel, source: QuestionRetriever
 ) -> None:
     reader = Concatenation(documents=2)
     [whole] = Answerer(model, PROMPT, source, reader=reader, options=OPTIONS).answers([Conversation(SAID)])
@@ -129,13 +129,13 @@ def test_passages_of_one_prompt_share_the_credit_as_an_ensemble_would(
     assert whole.sources[1].gain is None
 
 
-def test_an_answer_whose_gain_is_not_measured(model: WritingModel, source: AskedRetriever) -> None:
+def test_an_answer_whose_gain_is_not_measured(model: WritingModel, source: QuestionRetriever) -> None:
     [answer] = Answerer(model, PROMPT, source, options=OPTIONS, credit="none").answers([Conversation(SAID)])
     assert np.isnan(answer.text.baseline_T).all()
     assert citations(answer.text) == []
 
 
-def test_several_answers_to_one_conversation(model: WritingModel, source: AskedRetriever) -> None:
+def test_several_answers_to_one_conversation(model: WritingModel, source: QuestionRetriever) -> None:
     options = AnswerOptions(new_tokens=8, stop=(), temperature=1.0)
     streams = Answerer(model, PROMPT, source, options=options).streams(Conversation(SAID), [3, 4, 3])
     texts = ["", "", ""]
@@ -160,7 +160,7 @@ def test_an_answer_that_is_complete(model: WritingModel) -> None:
     assert ended(2, "never there") == (ended(2)[0], False)
 
 
-def test_a_question_is_a_conversation_of_one_message(model: WritingModel, source: AskedRetriever) -> None:
+def test_a_question_is_a_conversation_of_one_message(model: WritingModel, source: QuestionRetriever) -> None:
     answerer = Answerer(model, PROMPT, source, options=OPTIONS)
     question = SAID[-1].content
     [one] = answerer.answers([question])
@@ -171,7 +171,7 @@ def test_a_question_is_a_conversation_of_one_message(model: WritingModel, source
 
 
 def test_a_reranker_chooses_the_passage_before_which_the_question_is_likeliest(
-    model: WritingModel, source: AskedRetriever, retriever: SharedWordsRetriever
+    model: WritingModel, source: QuestionRetriever, retriever: SharedWordsRetriever
 ) -> None:
     question = SAID[-1].content
     first, asked = [256], model.tokenizer.encode(question).tolist()
@@ -196,7 +196,7 @@ def test_a_reranker_chooses_the_passage_before_which_the_question_is_likeliest(
         next(Answerer(model, PROMPT, looks_ahead, options=OPTIONS).answers([Conversation(SAID)]))
 
 
-def test_conversations_are_answered_together(model: WritingModel, source: AskedRetriever) -> None:
+def test_conversations_are_answered_together(model: WritingModel, source: QuestionRetriever) -> None:
     answerer = Answerer(model, PROMPT, source, options=OPTIONS)
     asked: list[str | Conversation] = [
         Conversation(SAID),
@@ -208,7 +208,7 @@ def test_conversations_are_answered_together(model: WritingModel, source: AskedR
 
 
 def test_passages_are_found_with_the_last_message_or_the_query(
-    model: WritingModel, source: AskedRetriever, retriever: SharedWordsRetriever
+    model: WritingModel, source: QuestionRetriever, retriever: SharedWordsRetriever
 ) -> None:
     answerer = Answerer(model, PROMPT, source, options=OPTIONS)
     [found] = answerer.answers([Conversation(SAID)])
@@ -220,7 +220,7 @@ def test_passages_are_found_with_the_last_message_or_the_query(
 
 def test_passages_are_cut_before_anything_that_was_said(model: WritingModel, folder: Path) -> None:
     long = [Passage(0, "long", "Long", "sea " * 60 + "whales.")]
-    source = AskedRetriever(FromRetriever(SharedWordsRetriever(long), long))
+    source = QuestionRetriever(FromRetriever(SharedWordsRetriever(long), long))
     tokenizer = full_tokenizer(model.tokenizer)
     chats = tokenizer.encode_chat(SAID)
     assert chats is not None
@@ -234,14 +234,14 @@ def test_passages_are_cut_before_anything_that_was_said(model: WritingModel, fol
         next(Answerer(model, PROMPT, source, options=options).answers([Conversation(SAID)]))
 
 
-def test_what_is_left_of_a_prompt_that_was_cut(model: WritingModel, source: AskedRetriever) -> None:
+def test_what_is_left_of_a_prompt_that_was_cut(model: WritingModel, source: QuestionRetriever) -> None:
     tokenizer = full_tokenizer(model.tokenizer)
     whole = tokenizer.encode_chat(SAID)
     assert whole is not None
     room = len(whole[0]) + len("\n\nQuestion: ") + 4
     answerer = Answerer(model, PROMPT, source, options=AnswerOptions(new_tokens=8, stop=(), max_length=room + 8))
     [asked], _ = answerer._ask([Conversation(SAID)])
-    text = tokenizer.decode(asked.prompt_prefixes[0].tokens)
+    text = tokenizer.decode(asked.prompts[0].tokens)
     said = "<s>(Be brief.)user: Tell me of the sea.</s>\nassistant: It is </s> deep.</s>\nuser: "
     assert text == f"{said}sea.\n\nQuestion: Who sings in the sea by night?</s>\nmodel: "
 

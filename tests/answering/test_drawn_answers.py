@@ -14,7 +14,7 @@ from ralm.answering.answers import Answer, answer_all, answer_and_score
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
-from ralm.answering.sources import AskedQuestion, Asker
+from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.errors import UsageError
 from ralm.reading.ensemble import Ensemble
 from ralm.records import FloatArray, IntArray, NextTokens, Passage, ScoringSequence
@@ -64,13 +64,13 @@ class Letters:
         return log_probs_V
 
 
-def asked(documents: int = 3, questions: Sequence[Question] = QUESTIONS) -> list[AskedQuestion]:
-    asker = Asker(PROMPT, Bytes(), 300, Ensemble(documents=documents))
+def asked(documents: int = 3, questions: Sequence[Question] = QUESTIONS) -> list[QuestionInput]:
+    builder = PromptBuilder(PROMPT, Bytes(), 300, Ensemble(documents=documents))
     hits = [(number, 1.0 - number) for number in range(3)]
-    return [asker.ask(one, hits, PASSAGES) for one in questions]
+    return [builder.build(one, hits, PASSAGES) for one in questions]
 
 
-def answers(some: Sequence[AskedQuestion], options: AnswerOptions, store: Store | None = None) -> list[Answer]:
+def answers(some: Sequence[QuestionInput], options: AnswerOptions, store: Store | None = None) -> list[Answer]:
     model: Any = Letters()
     return [answer for _, answer in answer_all(some, model, options, store)]
 
@@ -78,13 +78,13 @@ def answers(some: Sequence[AskedQuestion], options: AnswerOptions, store: Store 
 def test_draws_of_an_ensemble_have_the_shares_of_the_mixture() -> None:
     """Prompts of different lengths; each token from the mixture, after temperature and among the likeliest three."""
     [one] = asked(questions=QUESTIONS[:1])
-    assert len({len(prompt_prefix.tokens) for prompt_prefix in one.prompt_prefixes}) == 3
-    model, weights_K = Letters(), np.exp([prompt_prefix.log_weight for prompt_prefix in one.prompt_prefixes])
+    assert len({len(prompt_prefix.tokens) for prompt_prefix in one.prompts}) == 3
+    model, weights_K = Letters(), np.exp([prompt_prefix.log_weight for prompt_prefix in one.prompts])
 
     def drawn_from(written: bytes) -> dict[int, float]:
         texts = [
             np.concatenate([prompt_prefix.tokens, np.array([*written], dtype=np.int64)])
-            for prompt_prefix in one.prompt_prefixes
+            for prompt_prefix in one.prompts
         ]
         mixed_V = sum(w * np.exp(model.log_probs(text)) for w, text in zip(weights_K, texts, strict=True))
         likeliest = sorted(LETTERS, key=lambda letter: -mixed_V[letter])[:3]
@@ -127,7 +127,7 @@ def test_other_prompts_draw_independently() -> None:
 def test_the_equal_prompts_of_one_question_answer_alike() -> None:
     """Two passages with the same text make equal prompts; a third answers for itself."""
     same = [Passage(0, "0", "", "Hill."), Passage(1, "1", "", "Hill."), Passage(2, "2", "", "Hull.")]
-    one = Asker(PROMPT, Bytes(), 300, Ensemble(documents=3, weights="uniform")).ask(
+    one = PromptBuilder(PROMPT, Bytes(), 300, Ensemble(documents=3, weights="uniform")).build(
         QUESTIONS[0], [(number, 0.0) for number in range(3)], same
     )
     options = AnswerOptions(new_tokens=12, temperature=1.0, stop=("-",), join="answers")

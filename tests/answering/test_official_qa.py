@@ -12,7 +12,7 @@ from ralm.answering.metrics import exact_match, has_substring
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question, read_questions
-from ralm.answering.sources import AskedQuestion, Asker
+from ralm.answering.sources import PromptBuilder, QuestionInput
 from ralm.lm.named import ModelOptions, load_language_model
 from ralm.protocols import WritingModel
 from ralm.reading.concatenation import Concatenation
@@ -35,10 +35,12 @@ def model() -> WritingModel:
     return load_language_model("ralm-tiny", ModelOptions(dtype="float32"))
 
 
-def asked_as_published(asker: Asker, question: Question, documents: int) -> tuple[AskedQuestion, list[Passage]]:
+def asked_as_published(
+    builder: PromptBuilder, question: Question, documents: int
+) -> tuple[QuestionInput, list[Passage]]:
     found = question.passages[:documents]
     passages = [Passage(number, one.id, one.title, one.text) for number, one in enumerate(found)]
-    return asker.ask(question, [(number, 0.0) for number in range(len(passages))], passages), passages
+    return builder.build(question, [(number, 0.0) for number in range(len(passages))], passages), passages
 
 
 @pytest.mark.slow
@@ -53,11 +55,13 @@ def test_as_the_official_evaluation(name: str, documents: int, model: WritingMod
     prompt, options = open_prompt("in-context-ralm"), AnswerOptions()
     room = room_for_prompts(model, options)
     assert room == expected["settings"]["input_limit"]
-    asker = Asker(prompt, model.tokenizer, room, Concatenation(documents=max(1, documents)), semantics="official")
-    asked = [asked_as_published(asker, question, documents)[0] for question in questions]
+    builder = PromptBuilder(
+        prompt, model.tokenizer, room, Concatenation(documents=max(1, documents)), semantics="official"
+    )
+    asked = [asked_as_published(builder, question, documents)[0] for question in questions]
     compared = 0
     for number, answer, gold in answer_and_score(asked, prompt, model, options):
-        question, [prompt_prefix], [cut] = questions[number], asked[number].prompt_prefixes, asked[number].cuts
+        question, [prompt_prefix], [cut] = questions[number], asked[number].prompts, asked[number].cuts
         case = cases[question.id]
         ids = " ".join(map(str, prompt_prefix.tokens.tolist()))
         assert hashlib.sha256(ids.encode()).hexdigest() == case["input_sha256"], question.id

@@ -17,7 +17,7 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
 from ralm.answering.run import questions_config, run_questions
-from ralm.answering.sources import Asker, GivenPassages
+from ralm.answering.sources import GivenPassages, PromptBuilder
 from ralm.errors import QuestionFileError, UsageError
 from ralm.lm.named import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
@@ -69,15 +69,17 @@ def next_log_probs(model: WritingModel, tokens: IntArray) -> FloatArray:
 
 def test_an_ensemble_answers_token_by_token_as_the_plain_loop(model: WritingModel) -> None:
     options = AnswerOptions(new_tokens=5)
-    asker = Asker(PROMPT, model.tokenizer, room_for_prompts(model, options), Ensemble(documents=3, temperature=2))
+    builder = PromptBuilder(
+        PROMPT, model.tokenizer, room_for_prompts(model, options), Ensemble(documents=3, temperature=2)
+    )
     hits = [(0, 3.0), (2, 2.0), (1, 0.5)]
-    asked = asker.ask(QUESTIONS[0], hits, PASSAGES)
+    asked = builder.build(QUESTIONS[0], hits, PASSAGES)
     weights = np.exp(np.array([score for _, score in hits]) / 2)
     weights /= weights.sum()
     prompts = [model.tokenizer.encode(str(PROMPT.text(QUESTIONS[0].text, [PASSAGES[n]]))) for n, _ in hits]
     first = full_tokenizer(model.tokenizer).special_tokens.before
     texts = [np.concatenate([first, prompt]) for prompt in prompts]
-    for prompt_prefix, text in zip(asked.prompt_prefixes, texts, strict=True):
+    for prompt_prefix, text in zip(asked.prompts, texts, strict=True):
         assert prompt_prefix.tokens.tolist() == text.tolist()
     written, log_prob = [], 0.0
     for _ in range(options.new_tokens):
@@ -97,13 +99,13 @@ def test_an_ensemble_answers_token_by_token_as_the_plain_loop(model: WritingMode
 
 
 def test_the_gold_answer_is_scored_as_the_plain_loop(model: WritingModel) -> None:
-    asker = Asker(PROMPT, model.tokenizer, 400, Ensemble(documents=2, weights="uniform"))
-    asked = asker.ask(QUESTIONS[1], [(1, 2.0), (0, 1.0)], PASSAGES)
+    builder = PromptBuilder(PROMPT, model.tokenizer, 400, Ensemble(documents=2, weights="uniform"))
+    asked = builder.build(QUESTIONS[1], [(1, 2.0), (0, 1.0)], PASSAGES)
     [found] = gold_log_probs([asked], PROMPT, model)
     gold = model.tokenizer.encode(" whales")
     total = 0.0
     for place, token in enumerate(gold.tolist()):
-        texts = [np.concatenate([prompt_prefix.tokens, gold[:place]]) for prompt_prefix in asked.prompt_prefixes]
+        texts = [np.concatenate([prompt_prefix.tokens, gold[:place]]) for prompt_prefix in asked.prompts]
         total += float(np.log(np.mean([np.exp(next_log_probs(model, text)[token]) for text in texts])))
     assert found is not None
     assert found[0] == pytest.approx(total, abs=1e-3)
@@ -112,13 +114,13 @@ def test_the_gold_answer_is_scored_as_the_plain_loop(model: WritingModel) -> Non
 
 def test_answers_that_add_up(model: WritingModel) -> None:
     options = AnswerOptions(new_tokens=4, join="answers")
-    asker = Asker(PROMPT, model.tokenizer, 400, Ensemble(documents=3))
-    asked = asker.ask(QUESTIONS[2], [(0, 2.0), (1, 1.5), (2, 1.0)], PASSAGES)
+    builder = PromptBuilder(PROMPT, model.tokenizer, 400, Ensemble(documents=3))
+    asked = builder.build(QUESTIONS[2], [(0, 2.0), (1, 1.5), (2, 1.0)], PASSAGES)
     alone = [answer for _, answer in answer_all([asked], model, options)]
     single = AnswerOptions(new_tokens=4)
     sums: dict[str, float] = {}
-    for prompt_prefix in asked.prompt_prefixes:
-        one = Asker(PROMPT, model.tokenizer, 400).ask(QUESTIONS[2], [(prompt_prefix.passage, 0.0)], PASSAGES)
+    for prompt_prefix in asked.prompts:
+        one = PromptBuilder(PROMPT, model.tokenizer, 400).build(QUESTIONS[2], [(prompt_prefix.passage, 0.0)], PASSAGES)
         [(_, answer)] = answer_all([one], model, single)
         mean = answer.log_prob / len(answer.tokens) if answer.tokens else -np.inf
         sums[answer.text.strip()] = sums.get(answer.text.strip(), 0.0) + float(np.exp(prompt_prefix.log_weight + mean))
@@ -127,8 +129,8 @@ def test_answers_that_add_up(model: WritingModel) -> None:
 
 def test_several_documents_in_one_prompt_and_demonstrations(model: WritingModel) -> None:
     shown = [(Question("d", "who barks", ("dogs",)), PASSAGES[:1]), (QUESTIONS[0], PASSAGES[1:2])]
-    asker = Asker(PROMPT, model.tokenizer, 400, Concatenation(documents=2), shown)
-    [prompt_prefix] = asker.ask(QUESTIONS[1], [(1, 2.0), (2, 1.0)], PASSAGES).prompt_prefixes
+    builder = PromptBuilder(PROMPT, model.tokenizer, 400, Concatenation(documents=2), shown)
+    [prompt_prefix] = builder.build(QUESTIONS[1], [(1, 2.0), (2, 1.0)], PASSAGES).prompts
     text = model.tokenizer.decode(prompt_prefix.tokens)
     assert prompt_prefix.passages == (1, 2)
     assert text.endswith(
@@ -137,7 +139,7 @@ def test_several_documents_in_one_prompt_and_demonstrations(model: WritingModel)
         "Answer: a dog\n\nKnowledge: The whales sing in the deep blue sea by night.\n"
         "Fish, wool and bread are sold in the town.\nQuestion: Who sings in the sea?\nAnswer:"
     )
-    [prompt_prefix] = asker.ask(QUESTIONS[0], [(1, 2.0)], PASSAGES).prompt_prefixes
+    [prompt_prefix] = builder.build(QUESTIONS[0], [(1, 2.0)], PASSAGES).prompts
     assert model.tokenizer.decode(prompt_prefix.tokens).count("what keeps the sheep") == 1, (
         "it is not its own demonstration"
     )
@@ -271,7 +273,7 @@ def test_a_question_that_the_file_of_passages_lacks(model: WritingModel) -> None
     with pytest.raises(QuestionFileError, match="does not have question a"):
         source.find(QUESTIONS, 1)
     with pytest.raises(UsageError, match="has no answer"):
-        Asker(PROMPT, model.tokenizer, 100, None, [(Question("1", "known"), [])])
+        PromptBuilder(PROMPT, model.tokenizer, 100, None, [(Question("1", "known"), [])])
 
 
 def test_questions_without_gold_answers_are_answered_but_not_judged(model: WritingModel, tmp_path: Path) -> None:
@@ -305,7 +307,7 @@ def test_given_passages_of_questions_with_one_text() -> None:
 
 
 def test_a_stored_answer_ends_where_it_was_asked_to(model: WritingModel, tmp_path: Path) -> None:
-    asked = [Asker(PROMPT, model.tokenizer, 400).ask(QUESTIONS[0], [(0, 0.0)], PASSAGES)]
+    asked = [PromptBuilder(PROMPT, model.tokenizer, 400).build(QUESTIONS[0], [(0, 0.0)], PASSAGES)]
     with Store(tmp_path / "answers") as store:
         for tokens in (2, 4):
             [(_, answer)] = answer_all(asked, model, AnswerOptions(new_tokens=tokens, stop=("~",)), store)

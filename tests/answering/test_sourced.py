@@ -12,7 +12,7 @@ from ralm.answering.citations import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
 from ralm.answering.questions import Question
-from ralm.answering.sources import AskedRetriever, Asker
+from ralm.answering.sources import PromptBuilder, QuestionRetriever
 from ralm.errors import UsageError
 from ralm.lm.named import ModelOptions, load_language_model
 from ralm.protocols import WritingModel
@@ -46,8 +46,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def source(index: Path) -> AskedRetriever:
-    return AskedRetriever(FromRetriever.of_index(index))
+def source(index: Path) -> QuestionRetriever:
+    return QuestionRetriever(FromRetriever.of_index(index))
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +77,21 @@ def forced(model: WritingModel, prompts: list[list[int]], answer: SourcedAnswer)
     return np.array(rows)
 
 
-def prompts_of(model: WritingModel, source: AskedRetriever, question: str, k: int) -> tuple[list[list[int]], list[int]]:
+def prompts_of(
+    model: WritingModel, source: QuestionRetriever, question: str, k: int
+) -> tuple[list[list[int]], list[int]]:
     """The prompt with no passage, then that of each of the first k."""
-    asker = Asker(PROMPT, model.tokenizer, room_for_prompts(model, AnswerOptions()))
+    builder = PromptBuilder(PROMPT, model.tokenizer, room_for_prompts(model, AnswerOptions()))
     asked = Question("1", question)
     hits, passages = source.find([asked], k)
     rows = [[], *([hit] for hit in hits.of(0))]
-    prompts = [asker.ask(asked, row, passages).prompt_prefixes[0].tokens.tolist() for row in rows]
+    prompts = [builder.build(asked, row, passages).prompts[0].tokens.tolist() for row in rows]
     return prompts, [number for number, _ in hits.of(0)]
 
 
 @pytest.mark.parametrize("question", QUESTIONS[1:])
 def test_what_each_passage_gave_is_what_the_plain_loop_says(
-    model: WritingModel, source: AskedRetriever, question: str
+    model: WritingModel, source: QuestionRetriever, question: str
 ) -> None:
     reader = Ensemble(documents=2, weights="uniform")
     [answer] = Answerer(model, PROMPT, source, reader=reader, options=AnswerOptions(new_tokens=5)).answers([question])
@@ -109,7 +111,7 @@ def test_what_each_passage_gave_is_what_the_plain_loop_says(
     assert sum(one.gain or 0 for one in answer.sources) == pytest.approx(answer.text.gain.nats, abs=1e-4)
 
 
-def test_a_stream_is_the_same_answer(model: WritingModel, source: AskedRetriever) -> None:
+def test_a_stream_is_the_same_answer(model: WritingModel, source: QuestionRetriever) -> None:
     answerer = Answerer(model, PROMPT, source, reader=Ensemble(documents=2), options=AnswerOptions(new_tokens=12))
     together = list(answerer.answers(QUESTIONS))
     for question, whole in zip(QUESTIONS, together, strict=True):
@@ -131,7 +133,7 @@ def test_without_passages_there_are_no_sources(model: WritingModel) -> None:
     assert {"baseline_log_prob", "gain", "sources"}.isdisjoint(answer.as_json())
 
 
-def test_passages_in_one_prompt_share_its_credit(model: WritingModel, source: AskedRetriever) -> None:
+def test_passages_in_one_prompt_share_its_credit(model: WritingModel, source: QuestionRetriever) -> None:
     options = AnswerOptions(new_tokens=3)
     [answer] = Answerer(model, PROMPT, source, reader=Concatenation(documents=2), options=options).answers(
         QUESTIONS[1:2]

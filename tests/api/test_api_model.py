@@ -24,7 +24,7 @@ from ralm import (
 from ralm.answering.answers import answer_and_score, room_for_prompts
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import open_prompt
-from ralm.answering.sources import Asker
+from ralm.answering.sources import PromptBuilder
 from ralm.errors import BudgetError, ServerError
 from ralm.lm.api.model import ApiModel
 from ralm.lm.named import load_local_model
@@ -178,9 +178,9 @@ def test_answers(of_tiny: ApiModel, documents: int | None) -> None:
     reader = InContext() if documents is None else Ensemble(documents=documents)
     found = []
     for model in (of_tiny, tiny()):
-        asker = Asker(prompt, model.tokenizer, room_for_prompts(tiny(), options) - 8, reader)
+        builder = PromptBuilder(prompt, model.tokenizer, room_for_prompts(tiny(), options) - 8, reader)
         hits = [(0, 1.5), (2, 0.5), (4, 0.25)] if documents else []
-        asked = [asker.ask(question, hits, PASSAGES) for question in questions]
+        asked = [builder.build(question, hits, PASSAGES) for question in questions]
         found.append(list(answer_and_score(asked, prompt, model, options)))
     for (number, mine, gold), (other, theirs, expected) in zip(*found, strict=True):
         assert (number, mine.text) == (other, theirs.text)

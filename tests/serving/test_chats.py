@@ -17,7 +17,7 @@ from langchain_openai import ChatOpenAI
 from ralm.answering.citations import Answerer, SourcedAnswer, citations
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, open_prompt
-from ralm.answering.sources import AskedRetriever, RerankedPassages
+from ralm.answering.sources import QuestionRetriever, RerankedPassages
 from ralm.errors import QuestionFileError, UsageError
 from ralm.lm.named import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
@@ -91,7 +91,7 @@ def answered(
     answerer = Answerer(
         model,
         open_prompt("chat"),
-        AskedRetriever(FromRetriever.of_index(index)),
+        QuestionRetriever(FromRetriever.of_index(index)),
         reader=reader,
         options=AnswerOptions(**{"stop": (), "new_tokens": 24, **options}),
         credit="passages",
@@ -429,7 +429,7 @@ def test_a_model_without_a_chat_template(index: Path) -> None:
         answerer = Answerer(
             tiny,
             open_prompt("replug"),
-            AskedRetriever(FromRetriever.of_index(index)),
+            QuestionRetriever(FromRetriever.of_index(index)),
             options=AnswerOptions(new_tokens=8),
         )
         [expected] = answerer.answers([QUESTION[0]["content"]])

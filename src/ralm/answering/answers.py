@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import QuestionPrompt, tokens_behind
-from ralm.answering.sources import AskedQuestion
+from ralm.answering.sources import QuestionInput
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer, SharedCache
 from ralm.protocols import LanguageModel, Tokenizer, WritingModel
@@ -122,7 +122,7 @@ class KeptAnswers:
 
 
 def answer_all(
-    asked: Sequence[AskedQuestion],
+    asked: Sequence[QuestionInput],
     model: WritingModel,
     options: AnswerOptions | None = None,
     store: Store | None = None,
@@ -137,7 +137,7 @@ def answer_all(
 
 
 def answer_and_score(
-    asked: Sequence[AskedQuestion],
+    asked: Sequence[QuestionInput],
     prompt: QuestionPrompt,
     model: WritingModel,
     options: AnswerOptions | None = None,
@@ -147,18 +147,18 @@ def answer_and_score(
     return _answered(_AnswerAndScore(prompt, options or AnswerOptions()), asked, model, kept or KeptAnswers())
 
 
-class Answering(Protocol[Answered_co]):
+class AnswerMethod(Protocol[Answered_co]):
     """A way of answering: small, so that it can be sent to another machine."""
 
-    def __call__(self, asked: Sequence[AskedQuestion], model: WritingModel, kept: KeptAnswers) -> Iterator[Answered_co]:
+    def __call__(self, asked: Sequence[QuestionInput], model: WritingModel, kept: KeptAnswers) -> Iterator[Answered_co]:
         """What becomes of each question, its number first, in order."""
 
 
 def _answered(
-    way: Answering[Answered_co], asked: Sequence[AskedQuestion], model: WritingModel, kept: KeptAnswers
+    way: AnswerMethod[Answered_co], asked: Sequence[QuestionInput], model: WritingModel, kept: KeptAnswers
 ) -> Iterator[Answered_co]:
-    """Answer questions in a way. A model with a method `answer_elsewhere` does so itself, on other machines."""
-    elsewhere: Callable[..., Iterator[Answered_co]] | None = getattr(model, "answer_elsewhere", None)
+    """Answer questions in a way. A model with a method `answer_remotely` does so itself, on other machines."""
+    elsewhere: Callable[..., Iterator[Answered_co]] | None = getattr(model, "answer_remotely", None)
     return way(asked, model, kept) if elsewhere is None else elsewhere(way, asked, kept)
 
 
@@ -167,7 +167,7 @@ class _AnswerAll:
     options: AnswerOptions
 
     def __call__(
-        self, asked: Sequence[AskedQuestion], model: WritingModel, kept: KeptAnswers
+        self, asked: Sequence[QuestionInput], model: WritingModel, kept: KeptAnswers
     ) -> Iterator[tuple[int, Answer]]:
         writing = _Writing(model, self.options, SharedCache(model), kept.answers)
         for group in groups_of(asked):
@@ -180,7 +180,7 @@ class _AnswerAndScore:
     options: AnswerOptions
 
     def __call__(
-        self, asked: Sequence[AskedQuestion], model: WritingModel, kept: KeptAnswers
+        self, asked: Sequence[QuestionInput], model: WritingModel, kept: KeptAnswers
     ) -> Iterator[tuple[int, Answer, GoldScore | None]]:
         cache = SharedCache(model)
         scorer = Scorer(model, kept.scores, progress=False, cache=cache)
@@ -203,13 +203,13 @@ class DrawnAnswers:
     Iterating over it draws them: each piece with the number of its answer.
     """
 
-    def __init__(self, asked: AskedQuestion, model: WritingModel, options: AnswerOptions, seeds: Sequence[int]) -> None:
+    def __init__(self, asked: QuestionInput, model: WritingModel, options: AnswerOptions, seeds: Sequence[int]) -> None:
         self._most = options.new_tokens
         self._decoder = _decoder(model, options)
         for seed in seeds:
-            key = _key(asked.prompt_prefixes, replace(options, seed=seed))
-            self._decoder.add(PromptState(_NOTHING, None, asked.prompt_prefixes), _generator(key))
-        self._texts = [StoppedText(asked.prompt_prefixes[0].tokens, model.tokenizer, options.stop) for _ in seeds]
+            key = _key(asked.prompts, replace(options, seed=seed))
+            self._decoder.add(PromptState(_NOTHING, None, asked.prompts), _generator(key))
+        self._texts = [StoppedText(asked.prompts[0].tokens, model.tokenizer, options.stop) for _ in seeds]
         self._pieces: list[list[GeneratedText]] = [[] for _ in seeds]
 
     def __iter__(self) -> Iterator[tuple[int, GeneratedText]]:
@@ -226,16 +226,16 @@ class DrawnAnswers:
         return self._texts[number].found or len(self.answer(number).tokens) < self._most
 
 
-def _texts(asked: AskedQuestion, options: AnswerOptions) -> list[Sequence[PromptPrefix]]:
+def _texts(asked: QuestionInput, options: AnswerOptions) -> list[Sequence[PromptPrefix]]:
     """The texts that are continued for a question: one behind all its prompts, or one behind each; none if it has no
     prompts."""
     if options.join == "tokens":
-        return [asked.prompt_prefixes] if asked.prompt_prefixes else []
-    return [[PromptPrefix(prompt_prefix.tokens, prompt_prefix.passages)] for prompt_prefix in asked.prompt_prefixes]
+        return [asked.prompts] if asked.prompts else []
+    return [[PromptPrefix(prompt_prefix.tokens, prompt_prefix.passages)] for prompt_prefix in asked.prompts]
 
 
 def gold_log_probs(
-    asked: Sequence[AskedQuestion], prompt: QuestionPrompt, model: LanguageModel, max_length: int | None = None
+    asked: Sequence[QuestionInput], prompt: QuestionPrompt, model: LanguageModel, max_length: int | None = None
 ) -> list[GoldScore | None]:
     """The natural log-probability of each question's first gold answer behind its prompts, and its number of tokens.
 
@@ -249,10 +249,10 @@ def gold_log_probs(
     fits = [
         0
         < len(gold)
-        <= longest + 1 - max((len(prompt_prefix.tokens) for prompt_prefix in one.prompt_prefixes), default=longest + 1)
+        <= longest + 1 - max((len(prompt_prefix.tokens) for prompt_prefix in one.prompts), default=longest + 1)
         for one, gold in zip(asked, answers, strict=True)
     ]
-    texts = [(one.prompt_prefixes, gold) for one, gold, fit in zip(asked, answers, fits, strict=True) if fit]
+    texts = [(one.prompts, gold) for one, gold, fit in zip(asked, answers, fits, strict=True) if fit]
     found = iter(likelihoods(texts, Scorer.of(model)))
     return [_sum_and_count(next(found)) if fit else None for fit in fits]
 
@@ -261,10 +261,10 @@ def _sum_and_count(gold: Likelihood) -> GoldScore:
     return gold.log_prob, gold.tokens
 
 
-def _gold_tokens(asked: AskedQuestion, prompt: QuestionPrompt, tokenizer: Tokenizer) -> IntArray:
-    if not (asked.question.answers and asked.prompt_prefixes):
+def _gold_tokens(asked: QuestionInput, prompt: QuestionPrompt, tokenizer: Tokenizer) -> IntArray:
+    if not (asked.question.answers and asked.prompts):
         return _NOTHING
-    return tokens_behind(asked.prompt_prefixes[0].tokens, prompt.answered(asked.question.answers[0]), tokenizer)
+    return tokens_behind(asked.prompts[0].tokens, prompt.answered(asked.question.answers[0]), tokenizer)
 
 
 def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:
@@ -278,16 +278,16 @@ def room_for_prompts(model: WritingModel, options: AnswerOptions) -> int:
     return length - options.new_tokens
 
 
-def groups_of(asked: Sequence[AskedQuestion]) -> Iterator[list[int]]:
+def groups_of(asked: Sequence[QuestionInput]) -> Iterator[list[int]]:
     """Numbers of questions, in order, that are answered together."""
     group: list[int] = []
     texts = 0
     for number, one in enumerate(asked):
-        if group and texts + len(one.prompt_prefixes) > _TEXTS_AT_ONCE:
+        if group and texts + len(one.prompts) > _TEXTS_AT_ONCE:
             yield group
             group, texts = [], 0
         group.append(number)
-        texts += len(one.prompt_prefixes)
+        texts += len(one.prompts)
     if group:
         yield group
 
@@ -306,7 +306,7 @@ class _Writing:
         """One for all questions: what their prompts share with those before is not read again."""
         return _decoder(self._model, self._options, self._cache)
 
-    def answers(self, asked: Sequence[AskedQuestion]) -> list[Answer]:
+    def answers(self, asked: Sequence[QuestionInput]) -> list[Answer]:
         """The answer to each question; all are written together."""
         texts = [_texts(one, self._options) for one in asked]
         written = iter(self._behind([text for some in texts for text in some]))
@@ -398,11 +398,11 @@ def _key(prompt_prefixes: Sequence[PromptPrefix], sampling: Sampling) -> bytes:
     return digest.digest()
 
 
-def _joined(answers: Sequence[Answer], asked: AskedQuestion, options: AnswerOptions) -> Answer:
+def _joined(answers: Sequence[Answer], asked: QuestionInput, options: AnswerOptions) -> Answer:
     """The answer to a question, of those of its texts; an empty one if it has none."""
     if not answers:
         return Answer("", [], {})
-    return answers[0] if options.join == "tokens" else _added_up(answers, asked.prompt_prefixes)
+    return answers[0] if options.join == "tokens" else _added_up(answers, asked.prompts)
 
 
 def _added_up(answers: Sequence[Answer], prompt_prefixes: Sequence[PromptPrefix]) -> Answer:

@@ -31,7 +31,7 @@ from ralm.answering.answers import Answer, DrawnAnswers, answer_all, room_for_pr
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, Cut, QuestionPrompt
 from ralm.answering.questions import Question
-from ralm.answering.sources import AskedQuestion, Asker, QuestionSource, found_passages
+from ralm.answering.sources import PromptBuilder, QuestionInput, QuestionSource, found_passages
 from ralm.errors import UsageError
 from ralm.lm.scoring import Scorer
 from ralm.protocols import Reader, WritingModel
@@ -128,8 +128,8 @@ class Answerer:
         self._reader = reader or InContext()
         self._scorer = Scorer(model, progress=False)
         room = room_for_prompts(model, self._options)
-        self._with_passages = Asker(prompt, model.tokenizer, room, self._reader)
-        self._alone = Asker(prompt, model.tokenizer, room)
+        self._with_passages = PromptBuilder(prompt, model.tokenizer, room, self._reader)
+        self._alone = PromptBuilder(prompt, model.tokenizer, room)
         self._credit = credit if scores_given_texts(model) else "none"
 
     def answers(self, questions: Sequence[str | Conversation]) -> Iterator[SourcedAnswer]:
@@ -152,7 +152,7 @@ class Answerer:
         drawn = DrawnAnswers(asked, self._model, self._options, seeds)
         return AnswerStreams(drawn, asked, lambda answer: self._sourced(asked, passages, answer))
 
-    def _ask(self, questions: Sequence[str | Conversation]) -> tuple[list[AskedQuestion], Passages]:
+    def _ask(self, questions: Sequence[str | Conversation]) -> tuple[list[QuestionInput], Passages]:
         """The prompts of questions, with the passages that were found for them."""
         conversations = [Conversation.of(one) for one in questions]
         for place, one in enumerate(conversations, 1):
@@ -163,12 +163,12 @@ class Answerer:
         found = [Question(str(place), one.searched) for place, one in enumerate(conversations, 1)]
         hits, passages = found_passages(found, self._source, self._reader.hits)
         asked = [
-            self._with_passages.ask(Question(str(row + 1), one.question), hits.of(row), passages, one)
+            self._with_passages.build(Question(str(row + 1), one.question), hits.of(row), passages, one)
             for row, one in enumerate(conversations)
         ]
         return asked, passages
 
-    def _sourced(self, asked: AskedQuestion, passages: Passages, answer: Answer) -> SourcedAnswer:
+    def _sourced(self, asked: QuestionInput, passages: Passages, answer: Answer) -> SourcedAnswer:
         """An answer with what each passage gave to it."""
         tokens = self._credited(asked, passages, answer)
         provenance = Provenance.of_rows([(token.passages_K, token.posteriors_K) for token in tokens])
@@ -185,13 +185,13 @@ class Answerer:
             answer=answer,
             text=text,
             sources=_sources(asked, passages, shares(tokens), text),
-            cut=asked.most_cut,
+            cut=asked.largest_cut,
         )
 
-    def _credited(self, asked: AskedQuestion, passages: Passages, answer: Answer) -> Sequence[GeneratedToken]:
+    def _credited(self, asked: QuestionInput, passages: Passages, answer: Answer) -> Sequence[GeneratedToken]:
         """The tokens of an answer with the passages that each came from."""
-        numbers = [number for prompt_prefix in asked.prompt_prefixes for number in prompt_prefix.passages]
-        if self._credit != "passages" or not answer.tokens or len(numbers) <= len(asked.prompt_prefixes):
+        numbers = [number for prompt_prefix in asked.prompts for number in prompt_prefix.passages]
+        if self._credit != "passages" or not answer.tokens or len(numbers) <= len(asked.prompts):
             return answer.tokens
         scored = [self._log_probs(asked, answer, [(number, 0.0)], passages) for number in numbers]
         shares_TK = posterior(np.stack(scored), np.zeros(len(numbers), dtype=np.float64))
@@ -201,7 +201,7 @@ class Answerer:
             for token, shares_K in zip(answer.tokens, shares_TK, strict=True)
         ]
 
-    def _log_probs_without(self, asked: AskedQuestion, answer: Answer) -> FloatArray:
+    def _log_probs_without(self, asked: QuestionInput, answer: Answer) -> FloatArray:
         """The log-probabilities (float32, T) of the answer's tokens behind the prompt without passages; NaN if they are
         not measured."""
         if self._source is None or not answer.tokens:
@@ -211,10 +211,10 @@ class Answerer:
         return self._log_probs(asked, answer, [], ())
 
     def _log_probs(
-        self, asked: AskedQuestion, answer: Answer, hits: Sequence[tuple[int, float]], passages: Passages
+        self, asked: QuestionInput, answer: Answer, hits: Sequence[tuple[int, float]], passages: Passages
     ) -> FloatArray:
         """The log-probabilities (float32, T) of the answer's tokens behind the prompt with at most one passage."""
-        [prompt_prefix] = self._alone.ask(asked.question, hits, passages, asked.conversation).prompt_prefixes
+        [prompt_prefix] = self._alone.build(asked.question, hits, passages, asked.conversation).prompts
         tokens = np.array([token.token for token in answer.tokens], dtype=np.int64)
         [log_probs_T] = self._scorer.log_probs(
             [Request(document=prompt_prefix.tokens, context=_NOTHING, targets=tokens)]
@@ -229,7 +229,7 @@ class AnswerStreams:
     `asked` are the prompts.
     """
 
-    def __init__(self, drawn: DrawnAnswers, asked: AskedQuestion, sourced: Callable[[Answer], SourcedAnswer]) -> None:
+    def __init__(self, drawn: DrawnAnswers, asked: QuestionInput, sourced: Callable[[Answer], SourcedAnswer]) -> None:
         self.asked = asked
         self._drawn = drawn
         self._pieces = iter(drawn)
@@ -263,13 +263,13 @@ class AnswerStream:
 
 
 def _sources(
-    asked: AskedQuestion, passages: Passages, given: Mapping[int, float], text: TracedText
+    asked: QuestionInput, passages: Passages, given: Mapping[int, float], text: TracedText
 ) -> list[AnswerSource]:
     """The passages in the prompts of a question, with what each gave to the answer."""
     gains = {row.passage: row.gain for row in text.contributions}
     return [
         AnswerSource(passage=passages[number], share=given.get(number), gain=gains.get(number))
-        for prompt_prefix in asked.prompt_prefixes
+        for prompt_prefix in asked.prompts
         for number in prompt_prefix.passages
     ]
 

@@ -15,7 +15,7 @@ from ralm.answering.multiple_choice import Choice, Way, measures_of, way_of
 from ralm.answering.options import AnswerOptions, AnswerSemantics, ChoiceOptions
 from ralm.answering.prompts import Cut, QuestionPrompt
 from ralm.answering.questions import ChoiceQuestion, Question
-from ralm.answering.sources import AskedQuestion, Asker, QuestionSource, first_passages, found_passages
+from ralm.answering.sources import PromptBuilder, QuestionInput, QuestionSource, first_passages, found_passages
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.protocols import Reader, WritingModel
@@ -160,14 +160,14 @@ def evaluate_questions(
     room = room_for_prompts(model, options)
     hits, passages = found_passages(questions, source, reader.hits)
     shown = list(zip(demonstrations, first_passages(demonstrations, source), strict=True))
-    asker = Asker(prompt, model.tokenizer, room, reader, shown, semantics=semantics)
-    asked = [asker.ask(one, hits.of(row), passages) for row, one in enumerate(questions)]
+    asker = PromptBuilder(prompt, model.tokenizer, room, reader, shown, semantics=semantics)
+    asked = [asker.build(one, hits.of(row), passages) for row, one in enumerate(questions)]
     open_book = _judged(asked, how, "Answering")
     closed: Sequence[Judged | None] = [None] * len(questions)
     if baseline and source is not None:
         shown = [(one, ()) for one in demonstrations]
-        alone = Asker(prompt, model.tokenizer, room, InContext(), shown, semantics=semantics)
-        without = [alone.ask(one, [], ()) for one in questions]
+        alone = PromptBuilder(prompt, model.tokenizer, room, InContext(), shown, semantics=semantics)
+        without = [alone.build(one, [], ()) for one in questions]
         closed = _judged(without, how, "Answering without passages")
     rows = []
     for row, one in enumerate(asked):
@@ -178,7 +178,7 @@ def evaluate_questions(
                 question=one.question,
                 passages=read,
                 answer_at=next(ranks, None),
-                cut=one.most_cut,
+                cut=one.largest_cut,
                 judged=open_book[row],
                 closed=closed[row],
             )
@@ -196,7 +196,7 @@ class _How:
     kept: KeptAnswers
 
 
-def _judged(asked: Sequence[AskedQuestion], how: "_How", what: str) -> list[Judged]:
+def _judged(asked: Sequence[QuestionInput], how: "_How", what: str) -> list[Judged]:
     judged: list[Judged] = []
     with progress_bar(what, len(asked)) as advance:
         for number, answer, gold in answer_and_score(asked, how.prompt, how.model, how.options, how.kept):
@@ -205,10 +205,10 @@ def _judged(asked: Sequence[AskedQuestion], how: "_How", what: str) -> list[Judg
     return judged
 
 
-def _judge(asked: AskedQuestion, answer: Answer, gold: GoldScore | None) -> Judged:
+def _judge(asked: QuestionInput, answer: Answer, gold: GoldScore | None) -> Judged:
     """How an answer is judged; a question that was not asked is wrong, even where an empty answer would be right."""
     known = bool(asked.question.answers)
-    answers = asked.question.answers if asked.prompt_prefixes else ()
+    answers = asked.question.answers if asked.prompts else ()
     return Judged(
         answer=answer,
         exact_match=exact_match(answer.text, answers) if known else None,
@@ -324,14 +324,16 @@ class _Chooser:
         self._prompt = prompt
         self._reader = reader
         self._shown = shown
-        self._askers: dict[tuple[str, int], Asker] = {}
+        self._askers: dict[tuple[str, int], PromptBuilder] = {}
 
     def check(self, questions: Sequence[ChoiceQuestion]) -> None:
         """Raise UsageError now, and not hours later, if a question cannot be asked."""
         for subject in sorted({one.subject for one in questions}):
             self._shown.of(subject)
         for one in questions:
-            Asker(self._prompt, self._tokenizer, self._way.room(one)).ask(one.answered(self._way.answer(one)), [], ())
+            PromptBuilder(self._prompt, self._tokenizer, self._way.room(one)).build(
+                one.answered(self._way.answer(one)), [], ()
+            )
 
     def choose(self, questions: Sequence[ChoiceQuestion], hits: Hits, passages: Passages, what: str) -> list[Choice]:
         """What is chosen with the passages of the hits."""
@@ -340,17 +342,17 @@ class _Chooser:
             for begin in range(0, len(questions), _QUESTIONS_AT_ONCE):
                 some = questions[begin : begin + _QUESTIONS_AT_ONCE]
                 asked = [
-                    (one, self._asker(one).ask(one.answered(self._way.answer(one)), hits.of(row), passages))
+                    (one, self._asker(one).build(one.answered(self._way.answer(one)), hits.of(row), passages))
                     for row, one in enumerate(some, begin)
                 ]
                 chosen += self._way.choose(asked)
                 advance(len(some))
         return chosen
 
-    def _asker(self, question: ChoiceQuestion) -> Asker:
+    def _asker(self, question: ChoiceQuestion) -> PromptBuilder:
         """What asks questions of this subject and leaves this room, with the demonstrations of the subject."""
         key = question.subject, self._way.room(question)
         if key not in self._askers:
             shown = [(one.answered(self._way.answer(one)), read) for one, read in self._shown.of(question.subject)]
-            self._askers[key] = Asker(self._prompt, self._tokenizer, key[1], self._reader, shown)
+            self._askers[key] = PromptBuilder(self._prompt, self._tokenizer, key[1], self._reader, shown)
         return self._askers[key]

@@ -20,7 +20,7 @@ from ralm.answering.metrics import without_punctuation
 from ralm.answering.options import AnswerOptions, ChoiceOptions
 from ralm.answering.prompts import Cut, PromptEncoder, QuestionPrompt, tokens_behind
 from ralm.answering.questions import ChoiceQuestion
-from ralm.answering.sources import AskedQuestion
+from ralm.answering.sources import QuestionInput
 from ralm.errors import UsageError
 from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.evaluation.calibration import brier_score, calibration_bins, expected_calibration_error
@@ -31,7 +31,7 @@ from ralm.records import IntArray, PromptPrefix
 from ralm.storage.store import Store
 from ralm.validation import MAX_COUNT, check_length
 
-Asked: TypeAlias = tuple[ChoiceQuestion, AskedQuestion]
+Asked: TypeAlias = tuple[ChoiceQuestion, QuestionInput]
 """A question and its prompts."""
 _BEFORE_LETTER: Final = "answer is "
 
@@ -124,7 +124,7 @@ class _ByLikelihood(ABC):
 
     def choose(self, asked: Sequence[Asked]) -> list[Choice]:
         """The choice with the highest worth of each question."""
-        texts = [(one.prompt_prefixes, tokens) for question, one in asked for tokens in self._tokens(question)]
+        texts = [(one.prompts, tokens) for question, one in asked for tokens in self._tokens(question)]
         found = iter(zip(*self._bounds(texts), strict=True))
         return [self._likeliest(question, one, [next(found) for _ in question.choices]) for question, one in asked]
 
@@ -135,7 +135,7 @@ class _ByLikelihood(ABC):
         return [likelihoods(texts, Scorer(bound, progress=False)) for bound in self._scorer.bounds]
 
     def _likeliest(
-        self, question: ChoiceQuestion, asked: AskedQuestion, found: Sequence[tuple[Likelihood, Likelihood]]
+        self, question: ChoiceQuestion, asked: QuestionInput, found: Sequence[tuple[Likelihood, Likelihood]]
     ) -> Choice:
         """The choice with the highest worth, given the lower and upper bound of each; the first of equal ones."""
         firsts = _firsts(self.texts(question))
@@ -149,8 +149,8 @@ class _ByLikelihood(ABC):
             gold=firsts[question.gold],
             log_probs_C=np.array([lower.log_prob for lower, _ in found]) if exact else None,
             probabilities_C=_shares_of(worths_C) if exact else None,
-            shares={} if chosen is None else _by_passage(asked.prompt_prefixes, found[chosen][0]),
-            cut=asked.most_cut,
+            shares={} if chosen is None else _by_passage(asked.prompts, found[chosen][0]),
+            cut=asked.largest_cut,
             certified=exact or (chosen is not None and worths_C[chosen] >= np.delete(uppers_C, chosen).max()),
         )
 
@@ -229,7 +229,7 @@ class _ByWriting:
                 gold=question.gold,
                 answer=answers[number].text,
                 shares=answers[number].shares,
-                cut=one.most_cut,
+                cut=one.largest_cut,
             )
             for number, (question, one) in enumerate(asked)
         ]

@@ -33,32 +33,32 @@ class QuestionSource(Protocol):
         """Everything about the source that decides which passages it gives."""
 
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
-        """The k best passages of each question (fewer if fewer exist), and what their numbers refer to."""
+        """The k best passages of each question (fewer if fewer exist), and the passages that the hits number."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskedRetriever:
+class QuestionRetriever:
     """Passages that a retriever finds; its query is the question, as in both papers."""
 
     source: FromRetriever
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """What the retriever and its corpus are."""
+        """The configuration of the retriever and its corpus."""
         return self.source.config
 
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
-        """Ask the retriever with the questions."""
+        """The k best passages by the retriever."""
         passages = self.source.passages
         return retrieve_checked(self.source.retriever, [one.text for one in questions], k, len(passages)), passages
 
 
 @dataclass(frozen=True, slots=True)
 class RerankedPassages:
-    """Passages that a reranker chooses among those that a retriever finds; both look at the question.
+    """Passages that a reranker chooses among those that a retriever finds; both read the question.
 
-    A model that ranks reads a passage before the question, cut to the `document_tokens` of `options`; `model` is the
-    one that ranks if the reranker has none of its own.
+    A model that ranks reads a passage before the question, cut to the `document_tokens` of `options`; `model` ranks if
+    the reranker has no model of its own.
     """
 
     source: FromRetriever
@@ -68,13 +68,13 @@ class RerankedPassages:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """What the retriever, its corpus and the reranker are."""
+        """The configuration of the retriever, its corpus and the reranker."""
         return {**self.source.config, **config_of(self.reranker, "reranker")}
 
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
-        """Ask the retriever with the questions, and the reranker for the k best.
+        """The k best passages by the reranker.
 
-        Raises UsageError if the reranker looks at the answer.
+        Raises UsageError if the reranker needs the answer.
         """
         passages, tokenizer = self.source.passages, self.model.tokenizer
         queries = [one.text for one in questions]
@@ -88,41 +88,40 @@ class RerankedPassages:
 
 @dataclass(frozen=True, slots=True)
 class GivenPassages:
-    """Passages that stand in a file of questions (DPR's `ctxs`), found by the text of the question."""
+    """Passages in a file of questions (DPR's `ctxs`), found by the text of the question."""
 
     questions: Sequence[Question]
     config: dict[str, JsonValue]
 
     @classmethod
-    def read(cls, file: Path | str, fields: QuestionFields | None = None) -> Self:
-        """The passages in a file of questions.
+    def read(cls, file: Path | str, fields: QuestionFields | ChoiceFields | None = None) -> Self:
+        """The passages in a file of questions; of multiple choice if `fields` are `ChoiceFields`.
 
         Raises QuestionFileError if it is no such file, or if no question has passages.
         """
-        return cls.of_file(file, read_questions(file, fields))
-
-    @classmethod
-    def of_file(cls, file: Path | str, questions: Sequence[Question]) -> Self:
-        """The passages of the questions that a file holds; QuestionFileError if no question has any."""
+        if isinstance(fields, ChoiceFields):
+            questions = [one.query for one in read_choice_questions(file, fields)]
+        else:
+            questions = read_questions(file, fields)
         if not any(one.passages for one in questions):
             raise QuestionFileError(f"{file} has no passages: its questions have no `ctxs`.")
         return cls(questions, file_config(Path(file)))
 
     def find(self, questions: Sequence[Question], k: int) -> tuple[Hits, Passages]:
-        """Take the first k passages of each question from the file.
+        """The first k passages of each question in the file.
 
-        Raises QuestionFileError if a question is not there, or if its text is there twice with other passages, and no
-        id tells which is meant.
+        Raises QuestionFileError if the file lacks a question, or has its text several times with other passages and
+        without its id.
         """
         by_text: dict[str, list[Question]] = {}
         for one in self.questions:
             by_text.setdefault(one.text, []).append(one)
-        hits, passages = numbered_passages([_given_to(one, by_text.get(one.text, [])) for one in questions])
+        hits, passages = numbered_passages([_passages_for(one, by_text.get(one.text, [])) for one in questions])
         return hits.first(k), passages
 
 
-def _given_to(question: Question, alike: Sequence[Question]) -> Sequence[RetrievedPassage]:
-    """The passages of a question, of those in the file that have its text; without any, those that it brings itself."""
+def _passages_for(question: Question, alike: Sequence[Question]) -> Sequence[RetrievedPassage]:
+    """The passages of the question in the file with the same text; if it has none, those of the question itself."""
     same = [one for one in alike if one.id == question.id] or alike
     if not same and question.passages:
         return question.passages
@@ -130,54 +129,48 @@ def _given_to(question: Question, alike: Sequence[Question]) -> Sequence[Retriev
     if not same:
         raise QuestionFileError(f"the file of passages does not have {where}.")
     if any(one.passages != same[0].passages for one in same):
-        raise QuestionFileError(f"the file of passages has several passages, by no id of a question, for {where}.")
+        raise QuestionFileError(f"the file of passages has several lists of passages, and none by id, for {where}.")
     return same[0].passages
 
 
 def found_passages(questions: Sequence[Question], source: QuestionSource | None, k: int) -> tuple[Hits, Passages]:
-    """The k best passages of each question, and what their numbers refer to; none without a source."""
+    """The k best passages of each question, and the passages that the hits number; none without a source."""
     return (Hits.none(len(questions), 1), ()) if source is None else source.find(questions, k)
 
 
 def first_passages(questions: Sequence[Question], source: QuestionSource | None) -> list[Sequence[Passage]]:
-    """The first passage of each question, if there is one."""
+    """The first passage of each question, if it has one."""
     hits, passages = found_passages(questions, source if questions else None, 1)
     return [[passages[number] for number, _ in hits.of(row)] for row in range(len(questions))]
 
 
-def given_passages(file: Path | str, fields: ChoiceFields | None = None) -> GivenPassages:
-    """The passages in a file of questions with choices (`ctxs`), found by question and choices.
-
-    Raises QuestionFileError if it is no such file, or if no question has passages.
-    """
-    return GivenPassages.of_file(file, [one.query for one in read_choice_questions(file, fields)])
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class AskedQuestion:
-    """The prompts of a question: each prompt prefix is a whole prompt, with its weight and the passages in it; and what
-    was cut of each. A question without prompts is not asked. It may be a message of a `conversation`."""
+class QuestionInput:
+    """The prompts of a question, each with its weight and its passages, and what was cut of each.
+
+    A question without prompts is not answered. It may be a message of a `conversation`.
+    """
 
     question: Question
-    prompt_prefixes: Sequence[PromptPrefix]
+    prompts: Sequence[PromptPrefix]
     cuts: Sequence[Cut]
     conversation: Conversation | None = None
 
     @property
-    def most_cut(self) -> Cut:
+    def largest_cut(self) -> Cut:
         """The most tokens that were cut of a prompt's demonstrations, and of its documents."""
-        demonstrations, documents = (
-            [getattr(cut, part) for cut in self.cuts] for part in ("demonstrations", "documents")
+        return Cut(
+            max((cut.demonstrations for cut in self.cuts), default=0),
+            max((cut.documents for cut in self.cuts), default=0),
         )
-        return Cut(max(demonstrations, default=0), max(documents, default=0))
 
 
-class Asker:
+class PromptBuilder:
     """Puts questions and passages into prompts, as token ids that leave room for an answer.
 
     `demonstrations` stand before every prompt, except before a question that is one of them. With `official` semantics
     such a question has no prompts, as in the code of REPLUG; too long a prompt loses its special tokens first, and the
-    wording for several passages goes by how many were asked for, as in the code of In-Context RALM.
+    wording for several passages depends on how many were requested, as in the code of In-Context RALM.
     """
 
     def __init__(
@@ -199,44 +192,33 @@ class Asker:
             for one, passages in demonstrations
         ]
 
-    def ask(
+    def build(
         self,
         question: Question,
         hits: Sequence[tuple[int, float]],
         passages: Passages,
         conversation: Conversation | None = None,
-    ) -> AskedQuestion:
+    ) -> QuestionInput:
         """The prompts of a question with the passages of its hits, best first; without hits, the prompt without.
 
         With a chat prompt, the question may be one message of a `conversation`. Raises UsageError if the question does
-        not fit into the model, ChatError if the model's chat template refuses the conversation.
+        not fit into the model, ChatError if the model's chat template rejects the conversation.
         """
         if self._official and any(_are_equal(one, question) for one, _ in self._demonstrations):
-            return AskedQuestion(question, (), ())
+            return QuestionInput(question, (), ())
         encode = partial(
             self._encoder.encode,
-            demonstrations=self._before(question),
+            demonstrations="".join(text for one, text in self._demonstrations if not _are_equal(one, question)),
             name=f"question {question.id}",
             conversation=conversation,
         )
         documents = _PromptDocuments(question, passages, self._prompt, encode)
         if isinstance(self._reader, Concatenation) and hits:
-            prompt_prefixes: Sequence[PromptPrefix] = [documents.joined([number for number, _ in hits], self._several)]
+            several = self._reader.hits > 1 if self._official else None
+            prompts: Sequence[PromptPrefix] = [documents.joined([number for number, _ in hits], several)]
         else:
-            prompt_prefixes = prompt_prefixes_of(self._reader, hits, documents)
-        return AskedQuestion(
-            question,
-            prompt_prefixes,
-            [documents.cut_of(prompt_prefix) for prompt_prefix in prompt_prefixes],
-            conversation,
-        )
-
-    @property
-    def _several(self) -> bool | None:
-        return self._reader.hits > 1 if self._official else None
-
-    def _before(self, question: Question) -> str:
-        return "".join(shown for one, shown in self._demonstrations if not _are_equal(one, question))
+            prompts = prompt_prefixes_of(self._reader, hits, documents)
+        return QuestionInput(question, prompts, [documents.cut_of(one) for one in prompts], conversation)
 
 
 def _are_equal(one: Question, other: Question) -> bool:
@@ -250,7 +232,7 @@ def _first_answer(question: Question) -> str:
 
 
 class _PromptDocuments:
-    """The prompts of one question, by passage: what a reader puts in front."""
+    """The prompts of one question by passage, for a reader, to which they are documents."""
 
     def __init__(
         self,
@@ -272,18 +254,20 @@ class _PromptDocuments:
         return self._passages[number]
 
     def encode(self, text: str) -> IntArray:
-        raise UsageError(self._one_by_one(text))
+        raise UsageError(
+            f"this reader adds text of its own ({text[:30]!r}), and prompts of questions hold whole passages: read "
+            "them in context, as an ensemble or concatenated."
+        )
 
-    def encode_next(self, text: str) -> IntArray:
-        raise UsageError(self._one_by_one(text))
+    encode_next = encode
 
     def joined(self, numbers: Sequence[int], several: bool | None) -> PromptPrefix:
         """The prompt with several passages in it."""
         return PromptPrefix(self._encoded(tuple(numbers), several), tuple(numbers))
 
-    def cut_of(self, prompt_prefix: PromptPrefix) -> Cut:
+    def cut_of(self, prompt: PromptPrefix) -> Cut:
         """What was cut of a prompt."""
-        return self._cuts.get(prompt_prefix.passages, Cut())
+        return self._cuts.get(prompt.passages, Cut())
 
     def _encoded(self, numbers: tuple[int, ...], several: bool | None) -> IntArray:
         passages = [self._passages[number] for number in numbers]
@@ -291,9 +275,3 @@ class _PromptDocuments:
         encoded = self._encode(text)
         self._cuts[numbers] = encoded.cut
         return encoded.tokens
-
-    def _one_by_one(self, text: str) -> str:
-        return (
-            f"this reader puts text of its own in front ({text[:30]!r}), and prompts of questions hold whole passages: "
-            "read them in context, as an ensemble or concatenated."
-        )

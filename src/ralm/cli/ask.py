@@ -80,7 +80,7 @@ def ask(
 
     from ralm.answering.citations import Answerer
     from ralm.answering.prompts import open_prompt
-    from ralm.answering.sources import AskedRetriever
+    from ralm.answering.sources import QuestionRetriever
     from ralm.cli.answers import print_pieces, print_sources
     from ralm.cli.options import read_asked
     from ralm.cli.output import print_cache, print_json, print_line
@@ -94,7 +94,7 @@ def ask(
     answerer = Answerer(
         model,
         chosen,
-        None if found is None else AskedRetriever(found),
+        None if found is None else QuestionRetriever(found),
         reader=reading.chosen_reader,
         options=_drawn(answering, chosen, given_options(context)),
     )

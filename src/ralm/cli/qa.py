@@ -60,11 +60,11 @@ class AskingJob:
         self, found: "FromRetriever | None", given: "Callable[[Path], QuestionSource]"
     ) -> "QuestionSource | None":
         """Where passages come from: what searches the index, or the file of passages, read by `given`."""
-        from ralm.answering.sources import AskedRetriever
+        from ralm.answering.sources import QuestionRetriever
 
         if self.retrieved is not None:
             return given(self.retrieved)
-        return None if found is None else AskedRetriever(found)
+        return None if found is None else QuestionRetriever(found)
 
 
 if TYPE_CHECKING:
@@ -360,7 +360,7 @@ def choice(
     from ralm.answering.prompts import open_prompt
     from ralm.answering.questions import read_choice_questions
     from ralm.answering.run import CHOICES_KIND, choices_config, run_choices
-    from ralm.answering.sources import given_passages
+    from ralm.answering.sources import GivenPassages
     from ralm.cli.answers import print_choices
     from ralm.cli.output import print_cache, print_json
     from ralm.storage.outputs import check_output
@@ -371,7 +371,7 @@ def choice(
     questions = read_choice_questions(job.questions, job.fields, limit=job.limit)
     shown = [] if job.demonstrations is None else read_choice_questions(job.demonstrations, job.fields, limit=job.shots)
     found = job.retriever()
-    source = job.source(found, lambda file: given_passages(file, job.fields))
+    source = job.source(found, lambda file: GivenPassages.read(file, job.fields))
     model = open_model(job.lm, job.model, job.ray)
     reader = job.reading.chosen_reader
     parts: Any = {

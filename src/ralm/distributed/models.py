@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
-from ralm.answering.answers import Answering, KeptAnswers, groups_of
-from ralm.answering.sources import AskedQuestion
+from ralm.answering.answers import AnswerMethod, KeptAnswers, groups_of
+from ralm.answering.sources import QuestionInput
 from ralm.distributed.cluster import MAX_CRASHES, Requirements
 from ralm.distributed.workers import Loader, WorkerPool
 from ralm.errors import ClusterError, RalmError, UsageError
@@ -52,16 +52,16 @@ class _OnlyKept:
 class _Work(NamedTuple):
     """What a machine is told: a way of answering, and questions with their numbers."""
 
-    way: Answering[Any]
-    asked: Sequence[tuple[int, AskedQuestion]]
+    way: AnswerMethod[Any]
+    asked: Sequence[tuple[int, QuestionInput]]
 
 
 def answer_on(
     machines: WorkerPool,
     loader: Loader[WritingModel],
     model: WritingModel,
-    way: Answering[_Answered],
-    asked: Sequence[AskedQuestion],
+    way: AnswerMethod[_Answered],
+    asked: Sequence[QuestionInput],
     kept: KeptAnswers,
 ) -> Iterator[_Answered]:
     """What `way(asked, model, kept)` gives, with the model that the loader loads on each machine; `model` describes it
@@ -224,8 +224,8 @@ class ClusterModel:
                     yield early.pop(due)
                     due += 1
 
-    def answer_elsewhere(
-        self, way: Answering[_Answered], asked: Sequence[AskedQuestion], kept: KeptAnswers
+    def answer_remotely(
+        self, way: AnswerMethod[_Answered], asked: Sequence[QuestionInput], kept: KeptAnswers
     ) -> Iterator[_Answered]:
         """What `way` gives with this model; raises what `answer_on` raises."""
         return answer_on(self.machines, self.loader, self, way, asked, kept)

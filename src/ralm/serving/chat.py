@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 from ralm.answering.citations import Answerer, SourcedAnswer
 from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, QuestionPrompt, open_prompt
-from ralm.answering.sources import AskedRetriever, QuestionSource, RerankedPassages
+from ralm.answering.sources import QuestionRetriever, QuestionSource, RerankedPassages
 from ralm.errors import ChatError, LengthError, UsageError
 from ralm.lm.tokenizer import full_tokenizer, has_chat_template
 from ralm.protocols import Tokenizer
@@ -97,7 +97,7 @@ def _source(reads: ReadConfig, model: SharedModel) -> QuestionSource | None:
     if reads.source is None:
         return None
     if reads.reranker is None:
-        return AskedRetriever(reads.source)
+        return QuestionRetriever(reads.source)
     return RerankedPassages(reads.source, reads.reranker, model, generation_options(reads.settings))
 
 
