@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
 
 from benchmarks.peak_memory import peak_megabytes
-from ralm.lm.local.engine import LOGITS_A_BATCH, LOGITS_A_CHUNK
+from ralm.lm.local.engine import LOGITS_PER_BATCH, LOGITS_PER_CHUNK
 from ralm.lm.local.kernels import packable
 from ralm.lm.named import Dtype, ModelOptions, load_local_model
 from ralm.lm.scoring import Scorer
@@ -41,8 +41,8 @@ def workspace(config: PreTrainedConfig, length: int, positions: int, bytes_a_num
     the logits of a pass in the model's format, with one chunk of them twice in float32.
     """
     layer = length * (2 * 4 * config.hidden_size + 4 * config.hidden_size) * bytes_a_number
-    logits = min(positions * config.vocab_size, LOGITS_A_BATCH["cpu"])
-    chunk = min(logits, LOGITS_A_CHUNK)
+    logits = min(positions * config.vocab_size, LOGITS_PER_BATCH["cpu"])
+    chunk = min(logits, LOGITS_PER_CHUNK)
     return int(layer + logits * bytes_a_number + 2 * chunk * 4)
 
 

@@ -15,7 +15,7 @@ import pytest
 from pyarrow.csv import read_csv
 
 from ralm.errors import ModelError
-from ralm.lm.local.engine import InFlight, ReadLogits, Replica
+from ralm.lm.local.engine import ReadLogits, Replica
 from ralm.records import ScoringSequence
 from ralm.retrieval.index import open_index
 from ralm.terminal import visible
@@ -423,7 +423,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(
     start = Replica.start
     passes = 0
 
-    def dies(replica: Replica, batch: Sequence[ScoringSequence], read: ReadLogits) -> InFlight:
+    def dies(replica: Replica, batch: Sequence[ScoringSequence], read: ReadLogits) -> object:
         nonlocal passes
         passes += 1
         if passes == 4:

@@ -12,7 +12,7 @@ from transformers import Phi3Config, Phi3ForCausalLM
 from ralm.errors import ModelError
 from ralm.lm.local import keyvalues
 from ralm.lm.local.continuation import CachedDecoder
-from ralm.lm.local.engine import LOGITS_A_BATCH, ChosenLogits
+from ralm.lm.local.engine import LOGITS_PER_BATCH, TargetLogits
 from ralm.lm.local.model import LocalLanguageModel, load_language_model
 from ralm.lm.local.probe import keeps_rows
 from ralm.records import FloatArray, IntArray, ScoringSequence
@@ -52,12 +52,12 @@ class Reads:
         return taken
 
 
-@pytest.mark.parametrize("tokens_a_batch", [1, 1000])
-def test_rows_of_different_lengths_equal_each_alone(model: LocalLanguageModel, tokens_a_batch: int) -> None:
+@pytest.mark.parametrize("tokens_per_batch", [1, 1000])
+def test_rows_of_different_lengths_equal_each_alone(model: LocalLanguageModel, tokens_per_batch: int) -> None:
     """Rows that grow, change in part or wholly, come, go and change places, with and without padded prefill."""
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, 250, size=size) for size in (9, 1, 17, 30, 4)]
-    continuations = CachedDecoder(model.logits, POSITIONS, tokens_a_batch)
+    continuations = CachedDecoder(model.logits, POSITIONS, tokens_per_batch)
     for step in range(32):
         check(model.model, continuations, texts)
         texts = [np.append(text, draw.integers(0, 250)) for text in texts]
@@ -116,25 +116,25 @@ def test_any_texts_after_any_others(tiny_folders: dict[str, Path], moves: list[t
         check(model.model, continuations, texts)
 
 
-@pytest.mark.parametrize("tokens_a_batch", [1, 1000])
-def test_what_new_texts_share_is_read_once(model: LocalLanguageModel, tokens_a_batch: int) -> None:
+@pytest.mark.parametrize("tokens_per_batch", [1, 1000])
+def test_what_new_texts_share_is_read_once(model: LocalLanguageModel, tokens_per_batch: int) -> None:
     draw = np.random.default_rng(0)
     shown, other = draw.integers(0, 250, size=20), draw.integers(0, 250, size=9)
     ends = [draw.integers(0, 250, size=size) for size in (4, 7, 1, 12, 4)]
     texts = [*(np.concatenate([shown, end]) for end in ends), other, shown[:15], np.concatenate([other, ends[0]])]
-    continuations = CachedDecoder(model.logits, POSITIONS, tokens_a_batch)
+    continuations = CachedDecoder(model.logits, POSITIONS, tokens_per_batch)
     reads = Reads(model)
     continuations.next_tokens(texts)
     taken = reads.taken()
     reads.hook.remove()
     assert sum(batch * length for batch, length in taken[:-1]) < sum(map(len, texts)) * (
-        0.55 if tokens_a_batch == 1 else 0.8
+        0.55 if tokens_per_batch == 1 else 0.8
     )
     assert taken[-1] == (len(texts), 1)
     for step in range(3):
         check(model.model, continuations, texts)
         texts = [np.append(text, step) for text in texts]
-    check(model.model, CachedDecoder(model.logits, POSITIONS, tokens_a_batch), texts[::-1])
+    check(model.model, CachedDecoder(model.logits, POSITIONS, tokens_per_batch), texts[::-1])
 
 
 def some_passes(texts: Sequence[IntArray], draw: np.random.Generator) -> list[ScoringSequence]:
@@ -154,12 +154,12 @@ def check_scores(model: LocalLanguageModel, continuations: CachedDecoder, passes
         np.testing.assert_allclose(found_P, expected_P, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("tokens_a_batch", [1, 1000])
-def test_scores_between_steps_equal_those_of_whole_texts(model: LocalLanguageModel, tokens_a_batch: int) -> None:
+@pytest.mark.parametrize("tokens_per_batch", [1, 1000])
+def test_scores_between_steps_equal_those_of_whole_texts(model: LocalLanguageModel, tokens_per_batch: int) -> None:
     """Before the first step, between steps, of texts that are longer than the room, and of others."""
     draw = np.random.default_rng(0)
     texts = [draw.integers(0, 250, size=size) for size in (9, 1, POSITIONS - 7, 30, 4)]
-    continuations = CachedDecoder(model.logits, POSITIONS, tokens_a_batch)
+    continuations = CachedDecoder(model.logits, POSITIONS, tokens_per_batch)
     for step in range(6):
         check_scores(model, continuations, some_passes(texts, draw))
         check(model.model, continuations, texts[::-1])
@@ -194,7 +194,7 @@ def test_scores_a_few_columns_at_a_time(model: LocalLanguageModel, monkeypatch: 
         ScoringSequence(text, np.array([1, *range(3, len(text), 2)]))
         for text in (np.arange(40), draw.integers(0, 9, 23))
     ]
-    monkeypatch.setitem(LOGITS_A_BATCH, "cpu", 2 * 3 * model.vocabulary)
+    monkeypatch.setitem(LOGITS_PER_BATCH, "cpu", 2 * 3 * model.vocabulary)
     continuations, reads = CachedDecoder(model.logits, POSITIONS), Reads(model)
     check_scores(model, continuations, passes)
     assert reads.taken()[:13] == [(2, 3)] * 13
@@ -247,7 +247,7 @@ def test_a_model_that_reads_by_length() -> None:
         rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
     )  # fmt: skip
     phi = Phi3ForCausalLM(config).eval()
-    continuations = CachedDecoder(ChosenLogits(phi, "phi"), 64, tokens_a_batch=1000)
+    continuations = CachedDecoder(TargetLogits(phi, "phi"), 64, tokens_per_batch=1000)
     texts = [np.arange(size) for size in (10, 13, 20)]
     for token in range(8):
         check(phi, continuations, texts)
@@ -263,7 +263,7 @@ def test_a_sliding_window_narrower_than_the_text() -> None:
         num_key_value_heads=2, max_position_embeddings=64, sliding_window=6, initializer_range=0.5,
     )  # fmt: skip
     mistral = MistralForCausalLM(config).eval()
-    continuations = CachedDecoder(ChosenLogits(mistral, "mistral"), 64)
+    continuations = CachedDecoder(TargetLogits(mistral, "mistral"), 64)
     texts = [np.arange(size) for size in (3, 13, 20)]
     for token in range(8):
         check(mistral, continuations, texts)

@@ -57,8 +57,8 @@ def test_equals_one_plain_pass_a_request(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if padded:
-            patch.setattr(engine, "TOKENS_A_BATCH", {"cpu": 200})
-            patch.setattr(engine, "LOGITS_A_CHUNK", 1000)
+            patch.setattr(engine, "TOKENS_PER_BATCH", {"cpu": 200})
+            patch.setattr(engine, "LOGITS_PER_CHUNK", 1000)
         patch.setattr(model, "_engine", Engine([Replica(model.logits)] * copies))
         scored = Scorer(model).log_probs(requests)
     assert [len(log_probs) for log_probs in scored] == [len(request.targets) for request in requests]
@@ -134,7 +134,7 @@ class Memory:
 def test_running_out_of_memory_halves_and_goes_on(
     model: LocalLanguageModel, monkeypatch: pytest.MonkeyPatch, positions: int, logits: int
 ) -> None:
-    monkeypatch.setattr(engine, "TOKENS_A_BATCH", {"cpu": 1000})
+    monkeypatch.setattr(engine, "TOKENS_PER_BATCH", {"cpu": 1000})
     texts = [np.arange(start, start + 20, dtype=np.int64) for start in range(12)]
     requests = [stride for text in texts for stride in strides_of(text, text[:2])]
     memory = Memory(model, positions, logits)
@@ -179,7 +179,7 @@ def test_weights_that_give_no_numbers(tiny_folders: dict[str, Path]) -> None:
 def test_a_model_that_reads_by_length_is_neither_padded_nor_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import Phi3Config, Phi3ForCausalLM
 
-    monkeypatch.setattr(engine, "TOKENS_A_BATCH", {"cpu": 1000})
+    monkeypatch.setattr(engine, "TOKENS_PER_BATCH", {"cpu": 1000})
     torch.manual_seed(0)
     factors = {"short_factor": [1.0] * 8, "long_factor": [9.0] * 8}
     config = Phi3Config(

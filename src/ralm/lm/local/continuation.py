@@ -11,9 +11,8 @@ after texts are read in the same way, as several columns.
 Shapes: B texts, N tokens, P targets, C columns of the cache, V vocabulary.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -21,41 +20,32 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ralm.errors import ModelError
-from ralm.lm.local.engine import (
-    LOGITS_A_BATCH,
-    TOKENS_A_BATCH,
-    ChosenLogits,
-    lengths_read_apart,
-    sent,
-    target_log_probs,
-)
+from ralm.lm.local.engine import TargetLogits, length_thresholds, pad_right, target_log_probs, to_device
 from ralm.lm.local.keyvalues import KeptPrefix, KeyValueRows
 from ralm.lm.scoring import common_prefix_length
 from ralm.records import FloatArray, IntArray, NextTokens, ScoringSequence
 
-_WORTH: Final = 8
-"""A shared prefix is kept if it is at least 1/8 of a text's tokens; a shorter one is not worth a pass of its own."""
-_WORTH_A_COPY: Final = 2
-"""A new text takes its beginning from another text of the call if at least 1/2 of its tokens are shared: the rest is
-read by itself, which is slower a token than in a batch."""
-_NOTHING: Final = KeptPrefix()
-_NO_WANTED: Final = torch.zeros(0, dtype=torch.long)
+_MIN_KEPT_SHARE: Final = 1 / 8
+"""The share of a text's tokens from which a prefix is kept; a shorter one is not worth a pass of its own."""
+_MIN_COPIED_SHARE: Final = 1 / 2
+"""The share of a new text's tokens from which they are copied from another text of the call. The rest is read by
+itself, which takes more time per token than in a batch."""
+_NO_TARGETS: Final = torch.zeros(0, dtype=torch.long)
 
 
 class CachedDecoder:
     """Texts of at most `max_length` tokens, with a row of keys and values each.
 
-    `tokens_a_batch` is how many tokens, padding included, are read at once if several texts must be read again. It
-    `keeps_texts` from one call to the next.
+    If several texts must be read again, `tokens_per_batch` tokens, padding included, are read at once.
     """
 
     keeps_texts: Final = True
 
-    def __init__(self, logits: ChosenLogits, max_length: int, tokens_a_batch: int | None = None) -> None:
+    def __init__(self, logits: TargetLogits, max_length: int, tokens_per_batch: int | None = None) -> None:
         self._logits = logits
         self._max_length = max_length
-        self._tokens = tokens_a_batch or tokens_a_batch_of(logits)
-        self._thresholds = lengths_read_apart(logits.model.config)
+        self._tokens = tokens_per_batch or logits.tokens_per_batch
+        self._thresholds = length_thresholds(logits.model.config)
         self._takes_positions = "position_ids" in logits.arguments
         self._held: list[IntArray] = []
         self._rows = KeyValueRows()
@@ -69,7 +59,7 @@ class CachedDecoder:
         device runs out of memory, or the model returns NaN.
         """
         check_texts(self._logits.name, texts, self._max_length)
-        with enough_memory(self._logits, texts):
+        with reported_out_of_memory(self._logits, texts):
             numbers_B = self._hold(texts)
             log_probs_BV = self._read_last([texts[number] for number in numbers_B])
         self._held = [texts[number] for number in numbers_B]
@@ -78,64 +68,66 @@ class CachedDecoder:
         return wanted_tokens(self._logits, found_BV, wanted)
 
     @torch.inference_mode()
-    def score(self, passes: Sequence[ScoringSequence]) -> list[FloatArray]:
-        """For each pass, the natural log-probability (float32) of each of its targets, as from the model's own `score`.
+    def score(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
+        """For each sequence, the natural log-probability (float32) of each of its targets, as from the model's `score`.
 
-        What passes share with each other and with the texts of the previous call is not read again; what stands before
-        their first targets is kept for the next call. Raises ModelError if the device runs out of memory, or the model
-        returns NaN.
+        What sequences share with each other and with the texts of the previous call is not read again; the tokens
+        before their first targets are kept for the next call. Raises ModelError if the device runs out of memory, or
+        the model returns NaN.
         """
-        texts = [one.tokens_N[: one.targets_P[0]] for one in passes]
-        with enough_memory(self._logits, [one.tokens_N for one in passes]):
-            numbers_B = self._hold(
-                texts, max(len(one) - len(text) + 1 for one, text in zip(passes, texts, strict=True))
-            )
-            found = dict(zip(numbers_B, self._read_rests([passes[number] for number in numbers_B]), strict=True))
+        texts = [one.tokens_N[: one.targets_P[0]] for one in sequences]
+        with reported_out_of_memory(self._logits, [one.tokens_N for one in sequences]):
+            room = max(len(one) - len(text) + 1 for one, text in zip(sequences, texts, strict=True))
+            numbers_B = self._hold(texts, room)
+            found = dict(zip(numbers_B, self._read_rests([sequences[number] for number in numbers_B]), strict=True))
         self._held = [texts[number][:-1] for number in numbers_B]
-        return [found[number] for number in range(len(passes))]
+        return [found[number] for number in range(len(sequences))]
 
     def _hold(self, texts: Sequence[IntArray], room: int = 1) -> list[int]:
         """Give each text a row in which all but its last token is read, with room for `room` more columns; returns the
         number of the text of each row."""
-        placed = _place(self._held, texts, self._thresholds)
-        rows = [texts[one.text] for one in placed]
+        assigned = _assign_rows(self._held, texts, self._thresholds)
+        numbers_B = [number for number, _ in assigned]
+        kept_B = [kept for _, kept in assigned]
+        rows = [texts[number] for number in numbers_B]
         self._held = []  # until everything is read: an error must not leave wrong rows
-        lengths_B = np.array([len(row) - 1 for row in rows], dtype=np.int64)
-        self._rows.arrange([one.kept for one in placed], lengths_B, room)
-        self._read_changed(rows, [one.kept.columns for one in placed])
-        return [one.text for one in placed]
+        self._rows.arrange(kept_B, np.array([len(row) - 1 for row in rows], dtype=np.int64), room)
+        self._read_changed(rows, [kept.columns for kept in kept_B])
+        return numbers_B
 
     def _read_changed(self, rows: Sequence[IntArray], columns_B: Sequence[int]) -> None:
         """Read the part of each text that is not cached, except its last token."""
         new = [row for row, columns in enumerate(columns_B) if columns == 0]
-        copied = {} if self._thresholds else _beginnings(new, rows)
-        left = {row for row, columns in enumerate(columns_B) if columns < len(rows[row]) - 1 and row not in copied}
-        together = [] if self._thresholds else [row for row in new if row in left]
+        copied = {} if self._thresholds else _copied_prefixes(new, rows)
+        unread = {row for row, columns in enumerate(columns_B) if columns < len(rows[row]) - 1 and row not in copied}
+        together = [] if self._thresholds else [row for row in new if row in unread]
         for batch in batches(together, rows, self._tokens):
             if len(batch) > 1:
                 self._read_padded(batch, rows)
-                left.difference_update(batch)
-        for row in sorted(left):
+                unread.difference_update(batch)
+        for row in sorted(unread):
             self._read_rest(row, rows[row], columns_B[row])
-        for row, (source, columns) in copied.items():
-            self._rows.copy(source, row, columns)
-            if columns < len(rows[row]) - 1:
-                self._read_rest(row, rows[row], columns)
+        for row, kept in copied.items():
+            self._rows.copy(kept, row)
+            if kept.columns < len(rows[row]) - 1:
+                self._read_rest(row, rows[row], kept.columns)
 
     def _read_padded(self, batch: Sequence[int], rows: Sequence[IntArray]) -> None:
-        """Read whole texts together and store them in their rows; padding is on the right, where no token sees it."""
-        input_BN = pad_right([rows[row][:-1] for row in batch])
+        """Read whole texts together and store them in their rows."""
         cache = DynamicCache()
-        self._logits(input_BN, _NO_WANTED, _NO_WANTED, cache)
+        self._logits(pad_right([rows[row][:-1] for row in batch]), _NO_TARGETS, _NO_TARGETS, cache)
         self._rows.put_all(batch, [(layer.keys, layer.values) for layer in cache.layers])
 
     def _read_rest(self, row: int, tokens: IntArray, columns: int) -> None:
-        """Read one text from `columns` on. If its length decides how it is read, its last token must be included; the
-        token's keys and values are overwritten when it is read again as the last."""
+        """Read one text from `columns` on, except its last token.
+
+        If its length decides how it is read, the last token must be included; the token's keys and values are
+        overwritten when it is read again.
+        """
         begin = self._rows.begins(row)
         self._rows.extend_from(slice(row, row + 1), begin, begin + columns)
         rest = tokens[columns:] if self._thresholds else tokens[columns:-1]
-        self._forward(torch.from_numpy(rest)[None], _NO_WANTED, _NO_WANTED)
+        self._forward(torch.from_numpy(rest)[None], _NO_TARGETS, _NO_TARGETS)
 
     def _read_last(self, rows: Sequence[IntArray]) -> FloatArray:
         """Read the last token of every text; returns the distributions (float32, B x V) after them."""
@@ -148,7 +140,7 @@ class CachedDecoder:
         return log_probs_BV.cpu().numpy()
 
     def _next(self, last_B1: torch.Tensor, batch: slice) -> torch.Tensor:
-        """The distributions after the last tokens of some rows, pad_right on the left if their lengths differ."""
+        """The distributions after the last tokens of some rows, padded on the left if their lengths differ."""
         lengths_B = torch.from_numpy(self._rows.lengths_B[batch])
         longest, end = int(lengths_B.max()), self._rows.last
         self._rows.extend_from(batch, end - longest, end)
@@ -159,46 +151,41 @@ class CachedDecoder:
         logits_BV = self._forward(last_B1[batch], torch.arange(len(lengths_B)), torch.zeros_like(lengths_B), **padding)
         return logits_BV.float().log_softmax(-1)
 
-    def _read_rests(self, passes: Sequence[ScoringSequence]) -> list[FloatArray]:
-        """Read the rest of each pass behind its row, from the last token before its first target on; returns the
-        log-probabilities (float32, P) of its targets. All are read together, or one by one if padding would make them
-        longer than the model reads."""
-        rest = max(len(one) - int(one.targets_P[0]) + 1 for one in passes)
-        together = rest + int(self._rows.lengths_B.max()) <= self._max_length
-        step = len(passes) if together else 1
-        batches = [slice(first, first + step) for first in range(0, len(passes), step)]
-        return [log_probs_P for batch in batches for log_probs_P in self._read_targets(passes[batch], batch)]
+    def _read_rests(self, sequences: Sequence[ScoringSequence]) -> list[FloatArray]:
+        """Read each sequence after its row, from the last token before its first target on; returns the
+        log-probabilities (float32, P) of its targets.
 
-    def _read_targets(self, passes: Sequence[ScoringSequence], batch: slice) -> list[FloatArray]:
+        All are read together, or one by one if padding would make them longer than the model reads.
+        """
+        rest = max(len(one) - int(one.targets_P[0]) + 1 for one in sequences)
+        together = rest + int(self._rows.lengths_B.max()) <= self._max_length
+        step = len(sequences) if together else 1
+        batches = [slice(first, first + step) for first in range(0, len(sequences), step)]
+        return [log_probs_P for batch in batches for log_probs_P in self._read_targets(sequences[batch], batch)]
+
+    def _read_targets(self, sequences: Sequence[ScoringSequence], batch: slice) -> list[FloatArray]:
         """The log-probabilities of the targets of some rows."""
-        counts = [len(one.targets_P) for one in passes]
-        rests_BN = pad_right([one.tokens_N[one.targets_P[0] - 1 : -1] for one in passes])
-        rest_B1 = torch.tensor([[len(one) - one.targets_P[0] + 1] for one in passes])
-        row_P = torch.from_numpy(np.repeat(np.arange(len(passes)), counts))
-        column_P = torch.from_numpy(np.concatenate([one.targets_P - one.targets_P[0] for one in passes]))
-        target_P = torch.from_numpy(np.concatenate([one.tokens_N[one.targets_P] for one in passes]))
+        counts = [len(one.targets_P) for one in sequences]
+        rests_BN = pad_right([one.tokens_N[one.targets_P[0] - 1 : -1] for one in sequences])
+        rest_B1 = torch.tensor([[len(one) - one.targets_P[0] + 1] for one in sequences])
+        row_P = torch.from_numpy(np.repeat(np.arange(len(sequences)), counts))
+        column_P = torch.from_numpy(np.concatenate([one.targets_P - one.targets_P[0] for one in sequences]))
+        target_P = torch.from_numpy(np.concatenate([one.tokens_N[one.targets_P] for one in sequences]))
         found_P = torch.empty(len(row_P))
-        for first, input_BN in self._columns(rests_BN):
+        step = max(1, self._logits.positions_per_batch // len(rests_BN))
+        for first in range(0, rests_BN.shape[1], step):
+            input_BN = rests_BN[:, first : first + step]
             here = (column_P >= first) & (column_P < first + input_BN.shape[1])
-            padding = self._behind(batch, first, input_BN.shape[1], rest_B1)
+            padding = self._extend_rows(batch, first, input_BN.shape[1], rest_B1)
             logits_PV = self._forward(input_BN, row_P[here], column_P[here] - first, **padding)
-            found_P[here] = torch.cat(
-                [found_P[:0], *(part.cpu() for part in target_log_probs(logits_PV, target_P[here]))]
-            )
+            parts = [part.cpu() for part in target_log_probs(logits_PV, target_P[here])]
+            found_P[here] = torch.cat([found_P[:0], *parts])  # there may be no parts
         self._logits.check_numbers(found_P)
         return np.split(found_P.numpy(), np.cumsum(counts)[:-1])
 
-    def _columns(self, rests_BN: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """The rests of some rows, as many columns at a time as there is memory for logits, each with its first."""
-        kind = self._logits.device.type
-        logits = LOGITS_A_BATCH.get(kind, LOGITS_A_BATCH["cpu"])
-        step = max(1, logits // self._logits.vocabulary // len(rests_BN))
-        for first in range(0, rests_BN.shape[1], step):
-            yield first, rests_BN[:, first : first + step]
-
-    def _behind(self, batch: slice, first: int, count: int, rest_B1: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Let the next pass continue some rows by `count` columns, `first` columns behind their ends; returns its
-        padding: on the left, and on the right behind the `rest_B1` tokens of a row."""
+    def _extend_rows(self, batch: slice, first: int, count: int, rest_B1: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Let the next pass extend some rows by `count` columns, `first` columns after their ends; returns its padding:
+        on the left, and on the right after the `rest_B1` tokens of a row."""
         lengths_B1 = torch.from_numpy(self._rows.lengths_B[batch])[:, None]
         longest, end = int(lengths_B1.max()), self._rows.last
         self._rows.extend_from(batch, end - longest, end + first)
@@ -207,10 +194,10 @@ class CachedDecoder:
         return self._padding(mask_BC, lengths_B1 + torch.arange(first, first + count))
 
     def _padding(self, mask_BC: torch.Tensor, positions_BN: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What tells the model which columns are not padding, and the position of each token."""
-        padding = {"attention_mask": sent(mask_BC.long(), self._logits.device)}
+        """The arguments that mark padding columns and give the position of each token."""
+        padding = {"attention_mask": to_device(mask_BC.long(), self._logits.device)}
         if self._takes_positions:
-            padding["position_ids"] = sent(positions_BN, self._logits.device)
+            padding["position_ids"] = to_device(positions_BN, self._logits.device)
         return padding
 
     def _forward(
@@ -229,19 +216,19 @@ def check_texts(name: str, texts: Sequence[IntArray], max_length: int) -> None:
         raise ModelError(f"{name} reads at most {max_length} tokens at once, not {longest}.")
 
 
-def wanted_tokens(logits: ChosenLogits, log_probs_BV: FloatArray, wanted: IntArray | None) -> NextTokens:
+def wanted_tokens(logits: TargetLogits, log_probs_BV: FloatArray, wanted: IntArray | None) -> NextTokens:
     """The whole vocabulary, or its `wanted` tokens (int64, C); ModelError if one of them is not in the vocabulary."""
     if wanted is None:
         return NextTokens(log_probs_BV)
-    strange = wanted[(wanted < 0) | (wanted >= log_probs_BV.shape[1])]
-    if len(strange):
-        raise ModelError(f"token {strange[0]} is not one of the {logits.vocabulary} that {logits.name} knows.")
+    unknown = wanted[(wanted < 0) | (wanted >= log_probs_BV.shape[1])]
+    if len(unknown):
+        raise ModelError(f"token {unknown[0]} is not one of the {logits.vocabulary} that {logits.name} knows.")
     return NextTokens(log_probs_BV[:, wanted], np.tile(wanted, (len(log_probs_BV), 1)))
 
 
 @contextmanager
-def enough_memory(logits: ChosenLogits, texts: Sequence[IntArray]) -> Iterator[None]:
-    """Within, running out of device memory raises a ModelError that says what to do."""
+def reported_out_of_memory(logits: TargetLogits, texts: Sequence[IntArray]) -> Iterator[None]:
+    """Turn running out of device memory into a ModelError that names remedies."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -252,13 +239,8 @@ def enough_memory(logits: ChosenLogits, texts: Sequence[IntArray]) -> Iterator[N
         ) from None
 
 
-def tokens_a_batch_of(logits: ChosenLogits) -> int:
-    """How many tokens, padding included, the device of a model reads at once."""
-    return TOKENS_A_BATCH.get(logits.device.type, TOKENS_A_BATCH["cpu"])
-
-
 def batches(numbers: Iterable[int], texts: Sequence[IntArray], tokens: int) -> Iterator[list[int]]:
-    """The numbers of texts, longest first, in batches of at most `tokens` tokens when pad_right to the first text."""
+    """The numbers of texts, longest first, in batches of at most `tokens` tokens when padded to the first text."""
     left = sorted(numbers, key=lambda number: -len(texts[number]))
     while left:
         count = max(1, tokens // len(texts[left[0]]))
@@ -266,86 +248,72 @@ def batches(numbers: Iterable[int], texts: Sequence[IntArray], tokens: int) -> I
         left = left[count:]
 
 
-def pad_right(texts: Sequence[IntArray]) -> torch.Tensor:
-    """Texts (int64, B x N), pad_right on the right, where no token sees the padding."""
-    input_BN = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
-    for ids_N, text in zip(input_BN, texts, strict=True):
-        ids_N[: len(text)] = torch.from_numpy(text)
-    return input_BN
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """The text of a row, by number, and what it keeps of the cache."""
-
-    text: int
-    kept: KeptPrefix = _NOTHING
-
-
-def _place(held: Sequence[IntArray], texts: Sequence[IntArray], thresholds: Sequence[int]) -> list[_Placed]:
-    """Which text goes into which row: a text that continues a row stays there, the others fill the free rows."""
-    placed = _grown(held, texts, thresholds)
+def _assign_rows(
+    held: Sequence[IntArray], texts: Sequence[IntArray], thresholds: Sequence[int]
+) -> list[tuple[int, KeptPrefix]]:
+    """The number of the text of each row, and what the row keeps; a text that continues a row stays there."""
+    kept = _grown(held, texts, thresholds)
     if not thresholds:
-        placed |= _changed(held, texts, placed)
-    taken = {one.kept.source for one in placed.values()}
-    stay = {one.kept.source: one for one in placed.values() if one.kept.source < len(texts)}
-    moving = [one for one in placed.values() if one.kept.source >= len(texts)]
-    moving += [_Placed(text) for text in range(len(texts)) if text not in placed]
-    assert len(taken) == len(placed), "two texts continue one row"
-    rest = iter(moving)
-    return [stay[row] if row in stay else next(rest) for row in range(len(texts))]
+        kept |= _changed(held, texts, kept)
+    assert len({one.source for one in kept.values()}) == len(kept), "two texts continue one row"
+    staying = {one.source: (number, one) for number, one in kept.items() if one.source < len(texts)}
+    others = [(number, one) for number, one in kept.items() if one.source >= len(texts)]
+    others += [(number, KeptPrefix()) for number in range(len(texts)) if number not in kept]
+    free = iter(others)
+    return [staying[row] if row in staying else next(free) for row in range(len(texts))]
 
 
-def _grown(held: Sequence[IntArray], texts: Sequence[IntArray], thresholds: Sequence[int]) -> dict[int, _Placed]:
+def _grown(held: Sequence[IntArray], texts: Sequence[IntArray], thresholds: Sequence[int]) -> dict[int, KeptPrefix]:
     """The texts that are a row plus one token, unless the token moves the length across one of the `thresholds`."""
     rows = {tokens.tobytes(): row for row, tokens in enumerate(held)}
-    placed = {}
+    kept = {}
     for number, text in enumerate(texts):
         row = rows.get(text[:-1].tobytes())
         if row is not None and not any(len(held[row]) <= at < len(text) for at in thresholds):
-            placed[number] = _Placed(number, KeptPrefix(rows.pop(held[row].tobytes()), len(held[row])))
-    return placed
+            kept[number] = KeptPrefix(rows.pop(held[row].tobytes()), len(held[row]))
+    return kept
 
 
-def _changed(held: Sequence[IntArray], texts: Sequence[IntArray], placed: dict[int, _Placed]) -> dict[int, _Placed]:
+def _changed(
+    held: Sequence[IntArray], texts: Sequence[IntArray], grown: Mapping[int, KeptPrefix]
+) -> dict[int, KeptPrefix]:
     """Those of the remaining texts that share a long enough prefix with a free row."""
-    free = set(range(len(held))) - {one.kept.source for one in placed.values()}
-    found = {}
+    free = set(range(len(held))) - {one.source for one in grown.values()}
+    kept = {}
     for number, text in enumerate(texts):
-        if number in placed or not free:
+        if number in grown or not free:
             continue
         row = max(free, key=lambda row: common_prefix_length(held[row], text))
         columns = min(common_prefix_length(held[row], text), len(text) - 1)
-        if columns * _WORTH >= len(text):
+        if columns >= _MIN_KEPT_SHARE * len(text):
             free.remove(row)
-            found[number] = _Placed(number, KeptPrefix(row, columns))
-    return found
+            kept[number] = KeptPrefix(row, columns)
+    return kept
 
 
-def _beginnings(new: Sequence[int], rows: Sequence[IntArray]) -> dict[int, tuple[int, int]]:
-    """Which new rows take their beginning from another row that is not taken from others itself: that row, and how many
-    columns."""
+def _copied_prefixes(new: Sequence[int], rows: Sequence[IntArray]) -> dict[int, KeptPrefix]:
+    """The new rows that begin like another row, which is not copied itself."""
     whole = sorted(set(range(len(rows))) - set(new))
-    copied: dict[int, tuple[int, int]] = {}
+    copied: dict[int, KeptPrefix] = {}
     for row in new:
-        wanted = len(rows[row]) - 1
-        shared = [min(common_prefix_length(rows[other], rows[row]), len(rows[other]) - 1, wanted) for other in whole]
+        length = len(rows[row]) - 1
+        shared = [min(common_prefix_length(rows[other], rows[row]), len(rows[other]) - 1, length) for other in whole]
         best = int(np.argmax(shared)) if shared else 0
-        if shared and shared[best] * _WORTH_A_COPY >= wanted > 0:
-            copied[row] = (whole[best], shared[best])
+        if shared and shared[best] >= _MIN_COPIED_SHARE * length > 0:
+            copied[row] = KeptPrefix(whole[best], shared[best])
         else:
             whole.append(row)
     return copied
 
 
 class UncachedDecoder:
-    """Texts of at most `max_length` tokens, read in batches of `tokens_a_batch` tokens, padding included."""
+    """Texts of at most `max_length` tokens, read in batches of `tokens_per_batch` tokens, padding included."""
 
-    def __init__(self, logits: ChosenLogits, max_length: int, tokens_a_batch: int | None = None) -> None:
+    def __init__(self, logits: TargetLogits, max_length: int, tokens_per_batch: int | None = None) -> None:
         self._logits = logits
         self._max_length = max_length
-        by_length = bool(lengths_read_apart(logits.model.config))
-        self._tokens = 1 if by_length else tokens_a_batch or tokens_a_batch_of(logits)
+        by_length = bool(length_thresholds(logits.model.config))
+        self._tokens = 1 if by_length else tokens_per_batch or logits.tokens_per_batch
 
     @torch.inference_mode()
     def next_tokens(self, texts: Sequence[IntArray], wanted: IntArray | None = None) -> NextTokens:
@@ -357,7 +325,7 @@ class UncachedDecoder:
         """
         check_texts(self._logits.name, texts, self._max_length)
         found: list[FloatArray] = [np.zeros(0, dtype=np.float32)] * len(texts)
-        with enough_memory(self._logits, texts):
+        with reported_out_of_memory(self._logits, texts):
             for batch in batches(range(len(texts)), texts, self._tokens):
                 for row, log_probs_V in zip(batch, self._read([texts[row] for row in batch]), strict=True):
                     found[row] = log_probs_V

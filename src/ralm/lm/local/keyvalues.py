@@ -92,9 +92,9 @@ class KeyValueRows:
             for place, row in enumerate(rows):
                 layer.put(row, *(tensor[place, :, : self.lengths_B[row]] for tensor in tensors))
 
-    def copy(self, source: int, row: int, columns: int) -> None:
-        """Begin a row with the first columns of another."""
-        move = ((source, self.begins(source)), (row, self.begins(row)), columns)
+    def copy(self, kept: KeptPrefix, row: int) -> None:
+        """Begin a row with what is kept of another."""
+        move = ((kept.source, self.begins(kept.source)), (row, self.begins(row)), kept.columns)
         for layer in self.cache.layers:
             layer.move([move], None)
 

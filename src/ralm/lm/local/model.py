@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ralm.errors import ModelError
 from ralm.lm.local.continuation import CachedDecoder, UncachedDecoder
-from ralm.lm.local.engine import ChosenLogits, Engine, Replica, distributions, lengths_read_apart
+from ralm.lm.local.engine import Engine, Replica, TargetLogits, distributions, length_thresholds
 from ralm.lm.local.kernels import pack_weights, speed_up
 from ralm.lm.local.loading import (
     check_folder,
@@ -45,9 +45,9 @@ class LocalLanguageModel:
         self.name = name
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
-        self.logits = ChosenLogits(self.model, name)
+        self.logits = TargetLogits(self.model, name)
         check_causal(self.model, name, self.max_length)
-        others = [ChosenLogits(copy.eval().requires_grad_(False), name) for copy in copies]
+        others = [TargetLogits(copy.eval().requires_grad_(False), name) for copy in copies]
         self.copies = [self.logits, *others]
         self._engine = Engine([Replica(logits) for logits in self.copies])
 
@@ -88,7 +88,7 @@ class LocalLanguageModel:
     def merges_prefixes(self) -> bool:
         """Whether a pass gives the same result for a token as a longer pass with the same prefix; False with
         LongRoPE."""
-        return not lengths_read_apart(self.model.config)
+        return not length_thresholds(self.model.config)
 
     def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
         """For each pass, in order and as soon as known, the natural log-probability (float32) of each of its

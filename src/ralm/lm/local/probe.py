@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from ralm.environment import deprecations_shown, warn_of_mismatch
 from ralm.errors import ModelError
 from ralm.lm.local.continuation import CachedDecoder, UncachedDecoder
-from ralm.lm.local.engine import ChosenLogits, lengths_read_apart
+from ralm.lm.local.engine import TargetLogits, length_thresholds
 from ralm.lm.local.loading import first_line
 from ralm.records import IntArray, ScoringSequence
 
@@ -54,7 +54,7 @@ def check_causal(model: PreTrainedModel, name: str, max_length: int) -> None:
     )
 
 
-def keeps_rows(logits: ChosenLogits, max_length: int) -> bool:
+def keeps_rows(logits: TargetLogits, max_length: int) -> bool:
     """Whether a model can continue from cached keys and values with the same probabilities as from the whole text.
 
     Texts that grow, change, are scored, and have different lengths are tried. The results differ for models that keep
@@ -101,7 +101,7 @@ def caches_rows_alone(model: PreTrainedModel) -> bool:
     return bool(layers) and all(type(cache) is DynamicCache for cache in caches) and {*map(type, layers)} <= _ROWS
 
 
-def _continued_apart(logits: ChosenLogits, max_length: int) -> float:
+def _continued_apart(logits: TargetLogits, max_length: int) -> float:
     """The largest difference between continuing and reading again, as a fraction of the difference between texts;
     infinite for a model that reads too few tokens for a trial."""
     if max_length < _LENGTH:
@@ -109,11 +109,11 @@ def _continued_apart(logits: ChosenLogits, max_length: int) -> float:
     first = probe_texts(logits.model, [4, 6, 2], seed=0)
     grown = [np.append(text, text[0]) for text in first]
     changed = [grown[2], np.concatenate([grown[0][:3], grown[1][:4]]), np.append(grown[1], grown[0][1])]
-    scored = [] if lengths_read_apart(logits.model.config) else grown
+    scored = [] if length_thresholds(logits.model.config) else grown
     return max(_apart(logits, max_length, [first, grown, changed]), _scores_apart(logits, max_length, scored))
 
 
-def _apart(logits: ChosenLogits, max_length: int, calls: Sequence[Sequence[IntArray]]) -> float:
+def _apart(logits: TargetLogits, max_length: int, calls: Sequence[Sequence[IntArray]]) -> float:
     """The largest difference between continuing and reading again, as a fraction of the difference between texts."""
     tokens = _LENGTH * sum(map(len, calls))
     kept = CachedDecoder(logits, max_length, tokens)
@@ -124,7 +124,7 @@ def _apart(logits: ChosenLogits, max_length: int, calls: Sequence[Sequence[IntAr
     return float(np.abs(found_BV - expected_BV).mean(-1).max() / max(scale, 1e-6))
 
 
-def _scores_apart(logits: ChosenLogits, max_length: int, texts: Sequence[IntArray]) -> float:
+def _scores_apart(logits: TargetLogits, max_length: int, texts: Sequence[IntArray]) -> float:
     """The same for the scores of the second half of each text; 0 without texts."""
     if not texts:
         return 0.0
