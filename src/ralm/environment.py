@@ -41,10 +41,15 @@ def untested_versions() -> list[str]:
     return found
 
 
+def installed_version(package: str) -> str:
+    """A package and its version, such as "pyarrow 24.0.0", with the tested versions if this is not one of them."""
+    return next((one for one in untested_versions() if one.startswith(f"{package} ")), f"{package} {version(package)}")
+
+
 def warn_of_mismatch(package: str, what: str, cause: Exception | None = None) -> None:
     """Warn that a call of ours did not fit the installed version of a package: LibraryWarning."""
-    known = next((one for one in untested_versions() if one.startswith(f"{package} ")), f"{package} {version(package)}")
-    warning = LibraryWarning(f"{what}. The call does not fit {known}: this is a fault of ralm, please report it.")
+    installed = installed_version(package)
+    warning = LibraryWarning(f"{what}. The call does not fit {installed}: this is a fault of ralm, please report it.")
     warning.__cause__ = cause
     warnings.warn(warning, stacklevel=3)
 

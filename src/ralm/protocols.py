@@ -5,7 +5,7 @@ Any class with these methods works: the parts of this package, a fake in a test,
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import JsonValue
 
@@ -23,6 +23,9 @@ from ralm.records import (
     SpecialTokens,
 )
 from ralm.terminal import Advance
+
+UNLIMITED: Final = 1 << 30
+"""The `max_length` of a language model without a limit of positions (ALiBi), or whose limit is not known."""
 
 
 class Tokenizer(Protocol):

@@ -7,8 +7,8 @@ import pytest
 
 from ralm import evaluate_text
 from ralm.errors import UsageError
-from ralm.lm.api.model import UNLIMITED
 from ralm.lm.api.options import ApiOptions
+from ralm.protocols import UNLIMITED
 from ralm.reading.plan import PlanOptions
 from tests.api.backings import OfTable
 from tests.api.dialects.base import Dialect

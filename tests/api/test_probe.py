@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from ralm.errors import ModelError, RalmError, ServerError, UsageError
-from ralm.lm.api.model import UNLIMITED, ApiModel
+from ralm.lm.api.model import ApiModel
 from ralm.lm.api.probe import load_api_model, probe_server
 from ralm.lm.named import load_local_model
 from ralm.lm.scoring import Scorer
+from ralm.protocols import UNLIMITED
 from ralm.records import Request
 from tests.api.backings import Backing, OfModel, OfTable
 from tests.api.dialects.base import Call, Dialect

@@ -9,12 +9,12 @@ import pytest
 
 from ralm import Ensemble, GenerationOptions, InContext, Reader, generate
 from ralm.errors import ModelError, ServerError
-from ralm.lm.api.model import UNLIMITED, ApiModel
+from ralm.lm.api.model import ApiModel
 from ralm.lm.api.options import ApiOptions
 from ralm.lm.api.probe import load_api_model
 from ralm.lm.named import load_local_model
 from ralm.lm.scoring import Scorer
-from ralm.protocols import LanguageModel, WritingModel
+from ralm.protocols import UNLIMITED, LanguageModel, WritingModel
 from ralm.reading.pieces import GeneratedToken
 from ralm.reading.sources import FromRetriever
 from ralm.records import FloatArray, Request, ScoringSequence

@@ -9,9 +9,10 @@ import torch
 
 from ralm.errors import ModelError, UsageError
 from ralm.evaluation.perplexity import check_plan
-from ralm.lm.local.model import UNLIMITED, load_language_model
+from ralm.lm.local.model import load_language_model
 from ralm.lm.named import ModelOptions
 from ralm.lm.scoring import Scorer
+from ralm.protocols import UNLIMITED
 from ralm.reading.plan import PlanOptions
 from ralm.records import Request
 from tests.tiny_models import FAMILIES, POSITIONS

@@ -48,7 +48,7 @@ with lm_eval_installed():
     from lm_eval.api.registry import register_model
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
-    from ralm.lm.local.model import UNLIMITED
+    from ralm.protocols import UNLIMITED
 
 _UNKNOWN_LENGTH: Final = 2048
 """How many tokens `hf` reads at once if a model has no limit."""

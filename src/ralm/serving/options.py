@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 from ralm.errors import UsageError
 from ralm.options import Arguments, Declared, Needs, Option, check_options
-from ralm.protocols import WritingModel
+from ralm.protocols import UNLIMITED, WritingModel
 from ralm.reading import ReadingOptions
 from ralm.reading.plan import PlanOptions
 from ralm.reading.sampling import GenerationOptions
@@ -162,10 +162,8 @@ class Settings:
         }
 
 
-UNLIMITED: Final = 1 << 30
-"""The length of a model without a limit of positions."""
 _UNKNOWN_LENGTH: Final = 2048
-"""How many tokens such a model reads at once."""
+"""How many tokens a model without a limit reads at once."""
 _ARGUMENTS: Final = Arguments({PlanOptions: ("max_length", "windows", "semantics", "block", "bos")})
 _OWN: Final = ("index", "query", "gain")
 """Choices that no record of options has."""

@@ -19,11 +19,8 @@ from ralm.lm.api.client import Client
 from ralm.lm.api.continuations import ApiContinuations
 from ralm.lm.api.predictions import Prediction
 from ralm.lm.api.transport import Asked, JsonObject
-from ralm.protocols import FullTokenizer, LanguageModel, Tier, Tokenizer
+from ralm.protocols import UNLIMITED, FullTokenizer, LanguageModel, Tier, Tokenizer
 from ralm.records import FloatArray, IntArray, ScoringSequence
-
-UNLIMITED: Final = 1 << 30
-"""The length of a model whose server does not say it; the server refuses what is too long."""
 
 
 class ApiModel:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
-import transformers
 from transformers import PreTrainedTokenizerBase
 
+from ralm.environment import installed_version
 from ralm.errors import ChatError, ModelError
 from ralm.lm.local.loading import first_line
 from ralm.records import Message
@@ -133,7 +133,7 @@ def write_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, 
         raise ChatError(f"{failure}: {first_line(error)}") from error
     if not isinstance(written, str):
         raise ModelError(
-            f"transformers {transformers.__version__} returned a chat as {type(written).__name__}, not as text: this "
-            "is a fault of ralm, please report it."
+            f"{installed_version('transformers')} returned a chat as {type(written).__name__}, not as text: this is a "
+            "fault of ralm, please report it."
         )
     return written

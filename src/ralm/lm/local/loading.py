@@ -11,27 +11,28 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import transformers
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
+from ralm.environment import installed_version
 from ralm.errors import MissingExtraError, ModelError, RalmError
 
-_NAMED: Final = 3
-"""The most weights that a message names."""
+_MAX_NAMED: Final = 3
+"""The maximum number of weights that a message names."""
 _MISSING: Final = re.compile(r"^(.+?) *\| MISSING\b", re.MULTILINE)
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-_OF_CALLS: Final = (TypeError, AttributeError, KeyError, NameError)
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_CALL_ERRORS: Final = (TypeError, AttributeError, KeyError, NameError)
+"""Errors that a call of ours causes if it does not fit the installed version."""
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 @contextmanager
 def loading_errors(what: str, name: str) -> Iterator[None]:
     """Turn any error of transformers while it loads a model or tokenizer into a one-sentence ModelError.
 
-    Broad on purpose: a damaged folder makes the loading code fail in ways that cannot be listed.
+    It catches all errors: a damaged folder makes the loading code fail in ways that cannot be listed.
     """
     try:
         yield
@@ -44,13 +45,14 @@ def loading_errors(what: str, name: str) -> Iterator[None]:
             ) from error
         raise ModelError(f"cannot load the {what} of {name}: {first_line(error)}") from error
     except Exception as error:
-        raise ModelError(f"cannot load the {what} of {name}{_where(name)}: {_reason(error)}") from error
+        where = "" if Path(name).is_dir() else " (no such folder here, so it was looked for on the model hub)"
+        raise ModelError(f"cannot load the {what} of {name}{where}: {_reason(error)}") from error
 
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """Within, transformers and the hub draw no progress bars; the previous settings are restored afterwards."""
-    of_transformers, of_hub = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    """Keep transformers and the hub from drawing progress bars; their settings are restored afterwards."""
+    in_transformers, in_hub = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the hub warns if an environment variable has the last word
         transformers_logging.disable_progress_bar()
@@ -59,14 +61,14 @@ def no_bars() -> Iterator[None]:
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if of_transformers:
+            if in_transformers:
                 transformers_logging.enable_progress_bar()  # this enables the hub's too
-            (enable_progress_bars if of_hub else disable_progress_bars)()
+            (enable_progress_bars if in_hub else disable_progress_bars)()
 
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Within, transformers draws no bars and logs no warnings."""
+    """Keep transformers from drawing bars and logging warnings."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
@@ -78,52 +80,45 @@ def quiet_loading() -> Iterator[None]:
 
 @contextmanager
 def whole_loading(name: str, may_lack: Callable[[str], bool]) -> Iterator[None]:
-    """The same, and at the end ModelError if transformers filled in weights at random.
+    """As `quiet_loading`, and afterwards ModelError if transformers filled in weights at random.
 
-    `may_lack` says of which weights that does not matter; it is called after loading.
+    `may_lack` says whether a weight may be missing; it is called after loading. The log of transformers names missing
+    weights; for models that sentence-transformers loads there is no other way to know.
     """
-    reports: list[str] = []
-    with quiet_loading(), _load_reports(reports):
-        yield
-    keys = [key for report in reports for key in _MISSING.findall(_COLOUR.sub("", report))]
-    lacking = [key for key in keys if not may_lack(key)]
-    if lacking:
-        raise ModelError(f"{name} lacks weights that its config.json asks for: {listed(lacking)}.")
-
-
-@contextmanager
-def _load_reports(reports: list[str]) -> Iterator[None]:
-    """Within, what transformers would log of loaded weights is added to a list; it offers no other way for models
-    that sentence-transformers loads."""
+    reports = _Reports()
     logger = transformers_logging.get_logger("transformers.modeling_utils")
-    handler, level, propagate = _Collecting(reports), logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(logging.WARNING)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = propagate
+    with quiet_loading():
+        level, propagate = logger.level, logger.propagate
+        logger.addHandler(reports)
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False
+        try:
+            yield
+        finally:
+            logger.removeHandler(reports)
+            logger.setLevel(level)
+            logger.propagate = propagate
+    keys = [key for text in reports.texts for key in _MISSING.findall(_COLOUR.sub("", text))]
+    missing = [key for key in keys if not may_lack(key)]
+    if missing:
+        raise ModelError(f"{name} lacks weights that its config.json asks for: {_first_of(missing)}.")
 
 
-class _Collecting(logging.Handler):
-    """Adds messages to a list."""
+class _Reports(logging.Handler):
+    """The texts of log records."""
 
-    def __init__(self, messages: list[str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._messages = messages
+        self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._messages.append(record.getMessage())
+        self.texts.append(record.getMessage())
 
 
-def listed(keys: Collection[str]) -> str:
+def _first_of(keys: Collection[str]) -> str:
     """The first of the names of weights, and how many more there are."""
-    named = sorted(keys)[:_NAMED]
-    more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-    return ", ".join(named) + more
+    more = f" and {len(keys) - _MAX_NAMED} more" if len(keys) > _MAX_NAMED else ""
+    return ", ".join(sorted(keys)[:_MAX_NAMED]) + more
 
 
 def check_folder(name: str) -> None:
@@ -151,18 +146,13 @@ def check_tokenizer(name: str, own_files: Iterable[str] = ()) -> None:
         raise ModelError(f"{name} has no tokenizer: none of {', '.join(files)}.")
 
 
-def _where(name: str) -> str:
-    return "" if Path(name).is_dir() else " (no such folder here, so it was looked for on the model hub)"
-
-
 def _reason(error: Exception) -> str:
-    """The first line of an error; with the version of the library if the error may be of a call that does not fit."""
-    if not isinstance(error, _OF_CALLS):
+    """The first line of an error; with the version of the library if a call may not fit it."""
+    if not isinstance(error, _CALL_ERRORS):
         return first_line(error)
-    kind = type(error).__name__
     return (
-        f"{first_line(error)} ({kind} with transformers {transformers.__version__}: if the files are whole, this "
-        "version does not fit ralm)"
+        f"{first_line(error)} ({type(error).__name__} with {installed_version('transformers')}: if the files are "
+        "whole, this version does not fit ralm)"
     )
 
 
@@ -179,11 +169,19 @@ def load_checkpoint(name: str, **options: Any) -> PreTrainedModel:
     or have another shape, since transformers would fill them with random numbers. Errors of transformers pass through.
     """
     config = _config(name)
-    _check_decoder(name, config)
+    if config is not None:
+        _check_decoder(name, config)
     model: PreTrainedModel
     with no_bars():
         model, loaded = _loader(config).from_pretrained(name, output_loading_info=True, **options)
-    _check_whole(name, loaded["missing_keys"], loaded["mismatched_keys"])
+    if missing := loaded["missing_keys"]:
+        raise ModelError(
+            f"{name} lacks weights of a language model: {_first_of(missing)}. Give a checkpoint that was saved with "
+            "its output layer."
+        )
+    if mismatched := loaded["mismatched_keys"]:
+        keys = [key if isinstance(key, str) else key[0] for key in mismatched]
+        raise ModelError(f"{name} has weights whose shapes do not match its config.json: {_first_of(keys)}.")
     return model
 
 
@@ -197,15 +195,13 @@ def _config(name: str) -> PreTrainedConfig | None:
 
 def _loader(config: PreTrainedConfig | None) -> Any:
     """The class that loads a model: the multimodal one if there is none for its text part alone."""
-    known = type(config)
-    if known not in MODEL_FOR_CAUSAL_LM_MAPPING and known in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+    kind = type(config)
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING and kind in MODEL_FOR_MULTIMODAL_LM_MAPPING:
         return AutoModelForMultimodalLM
     return AutoModelForCausalLM
 
 
-def _check_decoder(name: str, config: PreTrainedConfig | None) -> None:
-    if config is None:
-        return
+def _check_decoder(name: str, config: PreTrainedConfig) -> None:
     if any(getattr(part, "is_encoder_decoder", False) for part in (config, config.get_text_config(decoder=True))):
         raise ModelError(
             f"{name} is an encoder-decoder ({config.model_type}), whose decoder needs the output of its encoder: "
@@ -213,23 +209,11 @@ def _check_decoder(name: str, config: PreTrainedConfig | None) -> None:
         )
 
 
-def _check_whole(name: str, missing: Collection[str], mismatched: Collection[Any]) -> None:
-    """Raise ModelError if transformers had to fill in weights."""
-    if missing:
-        raise ModelError(
-            f"{name} lacks weights of a language model: {listed(missing)}. Give a checkpoint that was saved with its "
-            "output layer."
-        )
-    if mismatched:
-        keys = [key if isinstance(key, str) else key[0] for key in mismatched]
-        raise ModelError(f"{name} has weights whose shapes do not match its config.json: {listed(keys)}.")
-
-
 _BLOCKS: Final = 64
-"""How many blocks of a large tensor are read, evenly spread from its beginning to its end."""
+"""The number of blocks of a large tensor that are read, evenly spread from its beginning to its end."""
 _BLOCK: Final = 1024
 """Numbers per block."""
-_NOT_DECISIVE: Final = {"architectures", "dtype", "id2label", "label2id", "torch_dtype", "transformers_version"}
+_IRRELEVANT_SETTINGS: Final = {"architectures", "dtype", "id2label", "label2id", "torch_dtype", "transformers_version"}
 """Settings that do not affect figures: they say where a model comes from, or are recorded elsewhere."""
 
 
@@ -237,9 +221,9 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     """A short hash of the names, shapes, number formats and values of all weights in memory.
 
     Of a tensor of more than 65,536 numbers it reads 64 blocks of 1,024, evenly spread from the first number to the
-    last. They change with training, merging or quantising; a change of a few rows between two blocks goes unnoticed. Of
-    weights that stay on disk while the model runs, only names and shapes are hashed. The same weights in another number
-    format have another hash.
+    last. They change with training, merging or quantising; a change of a few rows between two blocks is not detected.
+    Of weights that stay on disk while the model runs, only names and shapes are hashed. The same weights in another
+    number format have another hash.
     """
     digest = hashlib.sha256()
     for name, weights in sorted(model.state_dict().items()):
@@ -255,7 +239,7 @@ def settings_fingerprint(model: PreTrainedModel) -> str:
     settings = {
         name: value
         for name, value in model.config.to_dict().items()
-        if not name.startswith("_") and name not in _NOT_DECISIVE
+        if not name.startswith("_") and name not in _IRRELEVANT_SETTINGS
     }
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""A causal language model that runs in this process, through transformers: by hub name or folder, on CPU or GPU."""
+"""Causal language models that run in this process, through transformers, on CPUs or GPUs."""
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -23,17 +23,16 @@ from ralm.lm.local.loading import (
 from ralm.lm.local.probe import check_causal, keeps_rows
 from ralm.lm.local.tokenization import ModelTokenizer, load_model_tokenizer
 from ralm.lm.named import ModelOptions
-from ralm.protocols import Continuations
+from ralm.protocols import UNLIMITED, Continuations
 from ralm.records import FloatArray, ScoringSequence
 
-UNLIMITED = 1 << 30
-"""The length of a model without a limit of positions (ALiBi)."""
+_LENGTH_SETTINGS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 
 
 class LocalLanguageModel:
     """A frozen transformers model with its tokenizer; see `load_language_model`.
 
-    A `WritingModel` that gives the whole vocabulary. `copies` of the model on other devices share the scoring. Raises
+    A `WritingModel` that returns the whole vocabulary. `copies` of the model on other devices share the scoring. Raises
     ModelError if the model is not causal, that is, if its result for a token depends on later tokens.
     """
 
@@ -68,43 +67,39 @@ class LocalLanguageModel:
 
     @property
     def max_length(self) -> int:
-        """The most tokens that the model can read at once."""
-        return model_length(self.model)
+        """The maximum number of tokens that the model can read at once."""
+        config = self.model.config.get_text_config()
+        lengths = (getattr(config, setting, None) for setting in _LENGTH_SETTINGS)
+        return next((length for length in lengths if isinstance(length, int) and length > 0), UNLIMITED)  # XLNet: -1
 
     @property
     def end_tokens(self) -> frozenset[int]:
         """The ids that end a text: the tokenizer's end-of-text token and those of the generation settings."""
         settings = self.model.generation_config
-        ids = settings.eos_token_id if settings is not None else None
-        listed = ids if isinstance(ids, list) else [ids]
-        return frozenset(int(token) for token in [*listed, self.tokenizer.end_token] if token is not None)
+        own = settings.eos_token_id if settings is not None else None
+        tokens = [*(own if isinstance(own, list) else [own]), self.tokenizer.end_token]
+        return frozenset(int(token) for token in tokens if token is not None)
 
     @property
     def vocabulary(self) -> int:
-        """How many token ids the model knows."""
+        """The number of token ids of the model."""
         return self.logits.vocabulary
 
     @property
     def merges_prefixes(self) -> bool:
-        """Whether a pass gives the same result for a token as a longer pass with the same prefix; False with
-        LongRoPE."""
+        """Whether a token has the same result in a longer sequence with the same prefix; False with LongRoPE."""
         return not length_thresholds(self.model.config)
 
-    def score(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """For each pass, in order and as soon as known, the natural log-probability (float32) of each of its
-        targets."""
-        return self._engine.score(passes)
+    def score(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
+        """For each sequence, in order and as soon as known, the natural log-probability (float32) of each target."""
+        return self._engine.score(sequences)
 
-    def distributions(self, passes: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
-        """The same of every token: for each pass, the natural log-probabilities (float32, P x V) at its P targets."""
-        return self._engine.score(passes, distributions)
+    def distributions(self, sequences: Sequence[ScoringSequence]) -> Iterator[FloatArray]:
+        """For each sequence, the natural log-probabilities (float32, P x V) of all tokens at its P targets."""
+        return self._engine.score(sequences, distributions)
 
     def continuations(self) -> Continuations:
-        """A new state for continuing texts, with an empty cache.
-
-        It caches keys and values. If a probe of a few tokens shows that this does not work with the model, it reads the
-        texts again for every token.
-        """
+        """A new `CachedDecoder`; an `UncachedDecoder` if a probe shows that the model cannot use our cache."""
         if self._keeps_rows:
             return CachedDecoder(self.logits, self.max_length)
         return UncachedDecoder(self.logits, self.max_length)
@@ -133,9 +128,9 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
     devices = _devices(options.device)
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     tokenizer = load_model_tokenizer(name)
-    placed = {"device_map": "auto"} if options.device == "map" else {}
+    spread = {"device_map": "auto"} if options.device == "map" else {}
     with loading_errors("model", name):
-        model = load_checkpoint(name, dtype=dtype, **placed)
+        model = load_checkpoint(name, dtype=dtype, **spread)
         if options.device != "map":
             model = model.to(devices[0])
     speed_up(model)
@@ -147,16 +142,6 @@ def load_language_model(name: str, options: ModelOptions | None = None) -> Local
         else:
             pack_weights(logits.model)
     return loaded
-
-
-def model_length(model: PreTrainedModel) -> int:
-    """The number of positions that a model was built with, or `UNLIMITED` if there is no limit."""
-    config = model.config.get_text_config()
-    for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        length = getattr(config, key, None)
-        if isinstance(length, int) and length > 0:  # XLNet says -1
-            return length
-    return UNLIMITED
 
 
 def _devices(names: str) -> list[torch.device]:
