@@ -15,7 +15,6 @@ message and exits with `exit_status`. A traceback is always a bug in ralm.
     |   +-- NotAFolderOfThisKindError
     |   +-- DamagedFolderError   truncated or altered
     |   +-- NewerFormatError     written by a newer version of ralm
-    |   +-- OlderFormatError     written in a format that is no longer supported
     |   +-- OtherEncoderError    vectors that were made by a different encoder
     |   +-- OtherAnalyserError   passages that were analysed in a different way
     +-- StorageError             the disk is full, or the file cannot be written
@@ -93,10 +92,6 @@ class DamagedFolderError(FolderError):
 
 class NewerFormatError(FolderError):
     """The folder was written in a newer format than this version of ralm reads."""
-
-
-class OlderFormatError(FolderError):
-    """The folder was written in an old format that this version of ralm no longer reads."""
 
 
 class OtherEncoderError(FolderError):

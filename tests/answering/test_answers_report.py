@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 
 from ralm.answering.metrics import answer_spans, dpr_tokens, has_answer
 from ralm.answering.report import report_of_answers
+from ralm.answering.run import ANSWERS_KIND
 from ralm.errors import DamagedFolderError
 from ralm.storage.manifest import read_manifest
 from tests.cli.program import ralm
@@ -100,7 +101,7 @@ def test_what_is_refused(work: Path, tmp_path: Path) -> None:
     (damaged / "answers.parquet").write_bytes(b"PAR1")
     with pytest.raises(DamagedFolderError):
         report_of_answers(damaged)
-    assert read_manifest(work / "run", kind="answers", format_version=1).kind == "answers"
+    assert read_manifest(work / "run", kind=ANSWERS_KIND).kind == "answers"
 
 
 TEXTS = st.text("aBé\u0301\u0323 e.o\n\u1e69s", max_size=24)

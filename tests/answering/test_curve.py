@@ -73,7 +73,7 @@ def test_the_folder_has_the_table_and_the_plot(model: WritingModel, tmp_path: Pa
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["config"]["numbers"] == [0, 1, 3]
     assert summary["config"]["reader"]["reader"] == "ensemble"
-    assert read_manifest(tmp_path / "out", kind=CURVE_KIND, format_version=1).counts == {"points": 3}
+    assert read_manifest(tmp_path / "out", kind=CURVE_KIND).counts == {"points": 3}
     with pytest.raises(FolderExistsError):
         run_curve(tmp_path / "out", [0, 1], QUESTIONS, model, PROMPT, SOURCE, options=OPTIONS)
 

@@ -13,6 +13,7 @@ from ralm.corpus.documents import metadata_to_json
 from ralm.retrieval.index import open_index
 from ralm.runs.run import open_run
 from ralm.storage.manifest import write_manifest
+from ralm.storage.outputs import FolderKind
 from tests.cli.program import ralm
 from tests.cli.test_cli import MODEL_LENGTH, STORIES, TEXT, failed
 
@@ -113,7 +114,7 @@ def test_runs_from_before_and_damaged_ones(work: Path, tmp_path: Path, metadata:
     pq.write_table(table, run / "passages.parquet")
     for name in ("tokens.parquet", "summary.json"):
         (run / name).write_bytes((work / "run" / name).read_bytes())
-    write_manifest(run, kind="run", format_version=1, settings={}, counts={})
+    write_manifest(run, kind=FolderKind("run"), settings={}, counts={})
     answer = ralm("report", run)
     if metadata is None:
         assert "The Hill (passage" in answer.out

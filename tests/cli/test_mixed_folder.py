@@ -92,7 +92,7 @@ def test_every_document_is_there_or_named(folder: Path, tmp_path: Path) -> None:
         "sub/h.parquet:0",
     ]
     assert open_index(tmp_path / "index").manifest.counts["documents"] == 12, "a PDF of two pages is one"
-    assert check_index(tmp_path / "index") == ([], [])
+    assert check_index(tmp_path / "index") == []
     for line in (
         rf"left out: files that cannot be read: 2, such as {folder}/broken.pdf is not a PDF file, or damaged: .*; "
         rf"{folder}/broken.txt is not UTF-8: byte 3 is 0xe9",

@@ -9,6 +9,7 @@ import pytest
 from ralm.lm.named import load_language_model
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import read_manifest
+from ralm.storage.outputs import FolderKind
 from ralm.training.candidates import OnlineExamples
 from ralm.training.options import CandidateOptions, ExampleOptions
 from tests.cli.program import Answer, ralm
@@ -52,7 +53,7 @@ def test_both_encoders_learn_and_the_index_gets_their_vectors(
     assert "loss of the held-out examples: " in answer.out
     assert "--vectors tuned" in answer.out
     assert list(tmp_path.iterdir()) == [out]
-    assert read_manifest(out, kind="encoder", format_version=1).counts["steps"] == 6
+    assert read_manifest(out, kind=FolderKind("encoder")).counts["steps"] == 6
     found = ralm("search", work / "index", "word1", "--retriever", "dense", "--vectors", "tuned", "--json")
     assert found.status == 0, found.err
     assert list(open_index(work / "index").vectors)[1:] == ["tuned"]

@@ -91,7 +91,7 @@ def test_an_index_is_that_of_one_machine(
     assert answer.status == 0, answer.err
     assert "left out: files of an unknown kind: 1" in answer.out
     assert "warning: several documents share an id, such as d0" in answer.err
-    assert check_index(out) == ([], [])
+    assert check_index(out) == []
     index = open_index(out)
     assert len(index.segments) == shards
     assert [*index.passages] == [*open_index(folder / "plain").passages]

@@ -144,7 +144,7 @@ def check_index_of(folder: Path) -> Any:
     """What `ralm check` says, as an error where that is not that all is well."""
     from ralm.retrieval.index import check_index
 
-    damaged, _ = check_index(folder / "index")
+    damaged = check_index(folder / "index")
     if damaged:
         raise DamagedFolderError(damaged[0])
     return "sound"

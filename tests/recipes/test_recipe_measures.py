@@ -40,7 +40,7 @@ from ralm.recipes.steps import Step, eval_step, index_step
 from ralm.retrieval.analysis import Analyser, analysis_by_name
 from ralm.retrieval.index import open_index
 from ralm.storage.manifest import write_manifest
-from ralm.storage.outputs import new_folder
+from ralm.storage.outputs import FolderKind, new_folder
 from tests.cli.program import ralm
 from tests.cli.test_cli import STORIES, TEXT
 from tests.tiny_models import save_tiny_model
@@ -239,13 +239,13 @@ def runs(text: str) -> list[tuple[str, ...]]:
 
 def finished(folder: Path, kind: str, files: dict[str, Any]) -> dict[Step, Path]:
     """A finished step: tables in Parquet, or a summary."""
-    with new_folder(folder, kind=kind, force=False) as written:
+    with new_folder(folder, kind=FolderKind(kind), force=False) as written:
         for name, content in files.items():
             if name.endswith(".parquet"):
                 pq.write_table(pa.table(content), written / name)
             else:
                 (written / name).write_text(json.dumps(content))
-        write_manifest(written, kind=kind, format_version=1, settings={}, counts={})
+        write_manifest(written, kind=FolderKind(kind), settings={}, counts={})
     return {WITH: folder}
 
 

@@ -8,7 +8,7 @@ import pytest
 from ralm.recipes import inputs
 from ralm.recipes.catalogue import recipes
 from ralm.recipes.recipe import STAND_IN
-from ralm.recipes.results import CELLS, FIGURE, MARKDOWN, PAGE, RECIPE_KIND, RECIPE_VERSION, folder_name
+from ralm.recipes.results import CELLS, FIGURE, MARKDOWN, PAGE, RECIPE_KIND, folder_name
 from ralm.storage.manifest import read_manifest
 from tests.cli.program import ralm
 from tests.documentation import a_third
@@ -56,7 +56,7 @@ def test_every_recipe_runs_from_index_to_figure(
 
 def check_result(name: str, folder: Path, out: Path, said: str) -> None:
     recipe = RECIPES[name]
-    read_manifest(folder, kind=RECIPE_KIND, format_version=RECIPE_VERSION)
+    read_manifest(folder, kind=RECIPE_KIND)
     text = (folder / MARKDOWN).read_text()
     assert "STAND-IN" in text, name
     assert "STAND-IN" in said, name

@@ -90,29 +90,9 @@ def test_a_large_file_altered_between_samples(index: Path, monkeypatch: pytest.M
         content[place] ^= 0x80
         file.write_bytes(content)
         open_index(index)
-        assert check_index(index) == ([f"{name} was altered since it was written"], [])
+        assert check_index(index) == [f"{name} was altered since it was written"]
         file.write_bytes(whole)
-    assert check_index(index) == ([], [])
-
-
-def test_indexes_of_earlier_versions_open_and_are_checked_as_far_as_they_can_be(
-    index: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = json.loads((index / MANIFEST).read_text())
-    del manifest["checksum"]
-    for entry in manifest["files"].values():
-        del entry["sha256"]
-    (index / MANIFEST).write_text(json.dumps(manifest))
-    expected = open_index(index).fingerprint
-    assert check_index(index) == ([], [])
-    monkeypatch.setattr(manifests, "_BLOCK_BYTES", 1 << 11)
-    for name, entry in manifest["files"].items():
-        entry["checksum"] = manifests.file_checksum(index / name)
-    (index / MANIFEST).write_text(json.dumps(manifest))
-    damaged, sampled = check_index(index)
-    assert damaged == []
-    assert "passages.arrow" in sampled
-    assert expected
+    assert check_index(index) == []
 
 
 @pytest.mark.parametrize("what", ["k1", "counts", "encoder", "checksum"])
@@ -126,7 +106,7 @@ def test_a_manifest_that_was_altered(index: Path, what: str) -> None:
         case "encoder":
             manifest["settings"]["vectors"]["sets"]["main"]["query_fingerprint"] = "another"
         case "checksum":
-            del manifest["checksum"]
+            manifest["checksum"] = ""
     (index / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(DamagedFolderError, match=r"manifest.json was altered since it was written"):
         open_index(index)

@@ -191,18 +191,18 @@ def test_nothing_left_to_search(tmp_path: Path) -> None:
 
 def test_damage_to_any_set_is_found(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_vectors(both, LetterEncoder(), name="letters", default=False)
-    assert check_index(both) == ([], [])
+    assert check_index(both) == []
     file = next((both / "vectors").rglob("*.faiss"))
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(DamagedFolderError, match=r"vectors/letters-\w+/vectors.faiss was altered"):
         open_index(both)
-    assert check_index(both)[0] == [f"{file.relative_to(both)} was altered since it was written"]
+    assert check_index(both) == [f"{file.relative_to(both)} was altered since it was written"]
     with pytest.raises(DamagedFolderError):
         add_vectors(both, LetterEncoder(), name="more")
     file.unlink()
-    assert check_index(both)[0] == [f"{file.relative_to(both)} is missing"]
+    assert check_index(both) == [f"{file.relative_to(both)} is missing"]
 
 
 @pytest.mark.parametrize("what", ["default", "file", "encoder"])
@@ -298,7 +298,7 @@ def test_killed_at_any_moment(tmp_path: Path, what: str) -> None:
 
     def state() -> tuple[object, ...]:
         opened = open_index(path)
-        assert check_index(path) == ([], [])
+        assert check_index(path) == []
         of = {name: one.fingerprint for name, one in opened.vector_sets.sets.items()}
         return opened.fingerprint, opened.vector_sets.default, tuple(sorted(of.items()))
 

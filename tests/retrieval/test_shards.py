@@ -55,7 +55,7 @@ def at_once(several: Sequence[Sequence[Passage]]) -> list[Passage]:
 
 def written(folder: Path, shards: Sequence[ShardFolder], documents: int) -> Index:
     write_index(folder, shards, documents, BM25Options(), ENGLISH, {}, force=False)
-    assert check_index(folder) == ([], [])
+    assert check_index(folder) == []
     return open_index(folder)
 
 

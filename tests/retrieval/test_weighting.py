@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import ralm
 from ralm.errors import DamagedFolderError, NotAFolderOfThisKindError, UsageError
 from ralm.retrieval.bm25 import search
-from ralm.retrieval.bm25.formula import WEIGHTING_FORMAT, WEIGHTING_KIND, Weighting, open_weighting
+from ralm.retrieval.bm25.formula import WEIGHTING_KIND, Weighting, open_weighting
 from ralm.retrieval.bm25.scan import Forbidden, SearchBatch
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.bm25.stream import Stream
@@ -32,7 +32,7 @@ POINTS = 80 * 2**-20
 def save(folder: Path, weights: Sequence[object], analysis: object = "lucene-english") -> Path:
     folder.mkdir()
     settings: Any = {"weighting": {"weights": [*weights], "analysis": analysis}}
-    write_manifest(folder, kind=WEIGHTING_KIND, format_version=WEIGHTING_FORMAT, settings=settings, counts={})
+    write_manifest(folder, kind=WEIGHTING_KIND, settings=settings, counts={})
     return folder
 
 

@@ -14,8 +14,7 @@ from ralm.training.signals import (
     CANDIDATES,
     EXAMPLE_SCHEMA,
     EXAMPLES,
-    FORMAT_VERSION,
-    KIND,
+    SIGNALS_KIND,
     Signals,
     open_signals,
 )
@@ -64,8 +63,7 @@ def save_signals(
     pq.write_table(pa.table(candidates, CANDIDATE_SCHEMA), folder / CANDIDATES / "00000.parquet")
     write_manifest(
         folder,
-        kind=KIND,
-        format_version=FORMAT_VERSION,
+        kind=SIGNALS_KIND,
         settings={"config": {"index": index_fingerprint, **(config or {})}},
         counts={"examples": count},
     )

@@ -14,9 +14,9 @@ import torch
 from ralm.errors import FolderExistsError, ModelError, RalmWarning, StorageError, UsageError
 from ralm.records import IntArray
 from ralm.storage.manifest import read_manifest
+from ralm.storage.outputs import FolderKind
 from ralm.training.checkpoints import Checkpoint, Checkpoints
 from ralm.training.loop import (
-    FORMAT_VERSION,
     LOSSES,
     PLOT,
     TrainableModel,
@@ -30,7 +30,7 @@ from ralm.training.loop import (
 )
 from ralm.training.options import TrainingOptions
 
-KIND = "line"
+KIND = FolderKind("line")
 EXAMPLES = np.arange(40)
 OPTIONS = TrainingOptions(steps=30, batch=6, learning_rate=0.1, evaluate_every=5, checkpoint_every=4, patience=30)
 
@@ -85,7 +85,7 @@ def test_a_folder_with_the_model_its_losses_and_a_plot(tmp_path: Path) -> None:
     held_out = table["held_out_loss"].to_pylist()
     assert min(held_out) == result.held_out_loss(result.best_step) < held_out[0] / 4
     assert (tmp_path / "out" / PLOT).read_bytes().startswith(b"\x89PNG")
-    manifest = read_manifest(tmp_path / "out", kind=KIND, format_version=FORMAT_VERSION)
+    manifest = read_manifest(tmp_path / "out", kind=KIND)
     assert manifest.counts == {"steps": 30, "best_step": result.best_step}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

@@ -15,7 +15,7 @@ from ralm.errors import DamagedFolderError, OtherEncoderError, RalmWarning, Usag
 from ralm.records import Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.options import ENCODER_FORMAT, ENCODER_KIND, EncoderOptions, VectorOptions
+from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions, VectorOptions
 from ralm.retrieval.encode import add_vectors
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.manifest import read_manifest
@@ -83,7 +83,7 @@ def test_what_helped_moves_to_the_front(root: Path, tmp_path: Path) -> None:
     trained = train_query_encoder(root / "signals", tmp_path / "out", index=root / "index", training=QUICK)
     first, last = (held_out_loss(trained.losses[place]) for place in (0, -1))
     assert last < 0.5 * first
-    results: Any = read_manifest(tmp_path / "out", kind=ENCODER_KIND, format_version=ENCODER_FORMAT).settings["results"]
+    results: Any = read_manifest(tmp_path / "out", kind=ENCODER_KIND).settings["results"]
     worth = results["held_out"]
     assert trained.held_out == worth
     assert worth["none"] == -3

@@ -16,9 +16,8 @@ from ralm.retrieval.build import build_index
 from ralm.retrieval.index import Index, open_index
 from ralm.storage.manifest import read_manifest
 from ralm.training.cross_encoder import TrainableCrossEncoder, _drawn
-from ralm.training.loop import FORMAT_VERSION
 from ralm.training.options import RerankerOptions, TrainingOptions
-from ralm.training.reranker import KIND, TrainedReranker, train_reranker
+from ralm.training.reranker import RERANKER_KIND, TrainedReranker, train_reranker
 from ralm.training.signals import Signals
 from tests.fakes import passages_of
 from tests.reference import learning
@@ -106,7 +105,7 @@ def test_its_folder_is_a_cross_encoder_with_our_manifest(trained: TrainedReranke
     pairs = [("text before x", "x passage"), ("text before x", "y passage")]
     scores = plain.predict(pairs, show_progress_bar=False)
     np.testing.assert_allclose(scores, load_pair_model(str(trained.out)).scores(pairs), rtol=1e-5, atol=1e-6)
-    manifest = read_manifest(trained.out, kind=KIND, format_version=FORMAT_VERSION)
+    manifest = read_manifest(trained.out, kind=RERANKER_KIND)
     config: Any = manifest.settings["config"]
     assert config["signals"]["fingerprint"] == signals.fingerprint
     assert config["training"]["steps"] == 24

@@ -20,7 +20,7 @@ from ralm.protocols import Retriever
 from ralm.records import Hits, IntArray, Passage
 from ralm.retrieval.build import build_index
 from ralm.retrieval.dense.encoder import SentenceEncoder
-from ralm.retrieval.dense.options import ENCODER_FORMAT, ENCODER_KIND, EncoderOptions, VectorOptions
+from ralm.retrieval.dense.options import ENCODER_KIND, EncoderOptions, VectorOptions
 from ralm.retrieval.dense.search import open_vectors
 from ralm.retrieval.encode import add_vectors, remove_vectors
 from ralm.retrieval.index import Index, open_index
@@ -57,7 +57,7 @@ def shared(folder: Path) -> SentenceEncoder:
 
 
 def results(out: Path) -> dict[str, list[dict[str, float]]]:
-    found = read_manifest(out, kind=ENCODER_KIND, format_version=ENCODER_FORMAT).settings["results"]
+    found = read_manifest(out, kind=ENCODER_KIND).settings["results"]
     assert isinstance(found, dict)
     return found  # type: ignore[return-value]
 
@@ -379,7 +379,7 @@ def check_trained(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["index", "out"]
     steps = [row.split(",")[0] for row in (folder / "out" / "losses.csv").read_text().splitlines()]
     assert steps == ['"step"', "0", "4", "8", "12"]
-    assert read_manifest(folder / "out", kind=ENCODER_KIND, format_version=ENCODER_FORMAT).counts["steps"] == 12
+    assert read_manifest(folder / "out", kind=ENCODER_KIND).counts["steps"] == 12
 
 
 def start(folder: Path, more: str = "") -> Program:

@@ -13,7 +13,7 @@ import pytest
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.records import NO_PASSAGE
 from ralm.storage.manifest import write_manifest
-from ralm.training.signals import EXAMPLES, FORMAT_VERSION, KIND, open_signals, split_with_choice
+from ralm.training.signals import EXAMPLES, SIGNALS_KIND, open_signals, split_with_choice
 from tests.training.made_signals import save_signals
 
 
@@ -50,7 +50,7 @@ def test_tables_that_do_not_belong_together(tmp_path: Path) -> None:
     examples = pq.read_table(folder / EXAMPLES)
     pq.write_table(examples.slice(0, 1), folder / EXAMPLES)
     (folder / "manifest.json").unlink()
-    write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings={}, counts={})
+    write_manifest(folder, kind=SIGNALS_KIND, settings={}, counts={})
     with pytest.raises(DamagedFolderError, match="do not belong together"):
         open_signals(folder)
     (folder / EXAMPLES).write_bytes(b"nothing")

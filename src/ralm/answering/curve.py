@@ -29,10 +29,9 @@ from ralm.reading.concatenation import Concatenation
 from ralm.reading.in_context import InContext
 from ralm.runs.run import SUMMARY, check_plot, environment, to_json
 from ralm.storage.manifest import write_manifest
-from ralm.storage.outputs import check_output, new_folder
+from ralm.storage.outputs import FolderKind, check_output, new_folder
 
-CURVE_KIND: Final = "answers-curve"
-CURVE_VERSION: Final = 1
+CURVE_KIND: Final = FolderKind("answers-curve")
 CURVE_TABLE: Final = "curve.csv"
 CURVE_PLOT: Final = "curve.png"
 
@@ -174,7 +173,6 @@ def _write(out: Path, curve: AnswerCurve, config: dict[str, JsonValue], *, force
         write_manifest(
             folder,
             kind=CURVE_KIND,
-            format_version=CURVE_VERSION,
             settings={"config": config, "environment": environment()},
             counts={"points": len(rows)},
         )

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pydantic import JsonValue
 
 from ralm.answering.metrics import answer_spans
-from ralm.answering.run import ANSWER_COLUMNS, ANSWERS_KIND, ANSWERS_TABLE, ANSWERS_VERSION
+from ralm.answering.run import ANSWER_COLUMNS, ANSWERS_KIND, ANSWERS_TABLE
 from ralm.errors import DamagedFolderError
 from ralm.runs.report import part_of, settings_of
 from ralm.runs.run import PASSAGES, SUMMARY, damage_named
@@ -91,7 +91,7 @@ def report_of_answers(path: Path | str, shown: int | None = None) -> AnswersRepo
 
 def _read(path: Path) -> tuple[dict[str, JsonValue], pa.Table, pa.Table]:
     """The summary of a folder, its questions and its passages."""
-    read_manifest(path, kind=ANSWERS_KIND, format_version=ANSWERS_VERSION)
+    read_manifest(path, kind=ANSWERS_KIND)
     with damage_named(path, _REMEDY):
         answers, passages = (pq.read_table(path / name) for name in (ANSWERS_TABLE, PASSAGES))
         summary = json.loads((path / SUMMARY).read_bytes())

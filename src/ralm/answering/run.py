@@ -48,11 +48,10 @@ from ralm.runs.resume import unfinished_run, unfinished_store
 from ralm.runs.run import PASSAGES, SUMMARY, environment, to_json
 from ralm.runs.tables import passage_columns
 from ralm.storage.manifest import write_manifest
-from ralm.storage.outputs import check_output, new_folder
+from ralm.storage.outputs import FolderKind, check_output, new_folder
 from ralm.validation import config_of
 
-ANSWERS_KIND: Final = "answers"
-ANSWERS_VERSION: Final = 1
+ANSWERS_KIND: Final = FolderKind("answers")
 ANSWERS_TABLE: Final = "answers.parquet"
 
 ANSWER_COLUMNS: Final = {
@@ -161,7 +160,7 @@ def write_answers(
         ANSWERS_TABLE: answer_table(evaluation.rows),
         PASSAGES: passage_table(passage for row in evaluation.rows for passage in row.passages),
     }
-    write_tables(out, tables, evaluation.summary(), config, kind=ANSWERS_KIND, version=ANSWERS_VERSION, force=force)
+    write_tables(out, tables, evaluation.summary(), config, kind=ANSWERS_KIND, force=force)
 
 
 def write_tables(
@@ -170,8 +169,7 @@ def write_tables(
     summary: dict[str, JsonValue],
     config: dict[str, JsonValue],
     *,
-    kind: str,
-    version: int,
+    kind: FolderKind,
     force: bool,
 ) -> None:
     """Write tables by the names of their files, a summary and the manifest, atomically; the first table has a row per
@@ -186,7 +184,6 @@ def write_tables(
         write_manifest(
             folder,
             kind=kind,
-            format_version=version,
             settings={"config": config, "environment": environment()},
             counts={"questions": next(iter(tables.values())).num_rows},
         )
@@ -256,8 +253,7 @@ def brought(passages: Sequence[RetrievedPassage], source: QuestionSource | None)
     return [[one.title, one.text, one.score] for one in passages] if isinstance(source, GivenPassages) else []
 
 
-CHOICES_KIND: Final = "choices"
-CHOICES_VERSION: Final = 1
+CHOICES_KIND: Final = FolderKind("choices")
 CHOICES_TABLE: Final = "choices.parquet"
 
 _CHOSEN: Final = {
@@ -309,7 +305,7 @@ def run_choices(
             CHOICES_TABLE: choice_table(evaluation.rows),
             PASSAGES: passage_table(passage for row in evaluation.rows for passage in row.passages),
         }
-        write_tables(out, tables, evaluation.summary(), config, kind=CHOICES_KIND, version=CHOICES_VERSION, force=force)
+        write_tables(out, tables, evaluation.summary(), config, kind=CHOICES_KIND, force=force)
     return evaluation
 
 

@@ -1,6 +1,5 @@
 """`ralm check` checks folders or installed versions; `ralm probe` reports the capabilities of a model's server."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,19 +63,12 @@ def _check_folder(folder: Path, *, json: bool) -> None:
 
     found = verify_folder(folder)
     if json:
-        print_json(
-            {"folder": str(folder), "kind": found.kind, "damaged": [*found.damaged], "sampled": [*found.sampled]}
-        )
+        print_json({"folder": str(folder), "kind": found.kind, "damaged": [*found.damaged]})
     else:
         for damage in found.damaged:
             print_line(damage)
         if not found.damaged:
             print_line(f"{folder}: this {found.kind} is whole")
-    if found.sampled:
-        sys.stderr.write(
-            f"ralm: only samples of {', '.join(found.sampled)} could be compared: this {found.kind} was written before "
-            "checksums of whole files were stored\n"
-        )
     if found.damaged:
         raise typer.Exit(1)
 

@@ -50,7 +50,7 @@ def report(
 
     if html is not None:
         check_output_file(html, force)
-    answered = kind_of(run) == ANSWERS_KIND
+    answered = kind_of(run) == ANSWERS_KIND.name
     refuse_idle(
         context,
         Use("tokens", not answered, "a run of `ralm eval`"),

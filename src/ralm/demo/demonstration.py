@@ -27,10 +27,9 @@ from ralm.reranking.oracle import Oracle
 from ralm.retrieval.build import build_index
 from ralm.runs.report import Report
 from ralm.storage.manifest import read_manifest, write_manifest
-from ralm.storage.outputs import MANIFEST, check_output, new_folder
+from ralm.storage.outputs import MANIFEST, FolderKind, check_output, new_folder
 
-KIND: Final = "demo"
-FORMAT_VERSION: Final = 1
+_KIND: Final = FolderKind("demo")
 CORPUS: Final = "corpus.jsonl"
 HELD_OUT: Final = "heldout.txt"
 INDEX: Final = "index"
@@ -50,7 +49,7 @@ def build_demo_folder(folder: Path) -> None:
     """
     _check_place(folder)
     corpus, held_out = split_held_out(standard_library_documentation())
-    with new_folder(folder, kind=KIND, force=True, also=[REPORT]) as partial:
+    with new_folder(folder, kind=_KIND, force=True, also=[REPORT]) as partial:
         with (partial / CORPUS).open("w", encoding="utf-8") as stream:
             for document in corpus:
                 row = {"id": document.id, "title": document.title, "text": document.text}
@@ -58,15 +57,15 @@ def build_demo_folder(folder: Path) -> None:
         (partial / HELD_OUT).write_text(held_out_text(held_out), encoding="utf-8")
         build_index(make_passages(corpus), partial / INDEX)
         counts = {"documents": len(corpus), "held_out_documents": len(held_out)}
-        write_manifest(partial, kind=KIND, format_version=FORMAT_VERSION, settings={}, counts=counts)
+        write_manifest(partial, kind=_KIND, settings={}, counts=counts)
 
 
 def _check_place(folder: Path) -> None:
     """Raise UsageError if the demo would replace anything but an unchanged older demo."""
-    check_output(folder, kind=KIND, force=True, also=[REPORT])
+    check_output(folder, kind=_KIND, force=True, also=[REPORT])
     if (folder / MANIFEST).exists():
         try:
-            read_manifest(folder, kind=KIND, format_version=FORMAT_VERSION)
+            read_manifest(folder, kind=_KIND)
         except FolderError as error:
             raise UsageError(
                 f"{folder} is kept, because it is not an unchanged demo ({error}) Choose another `folder`."

@@ -44,7 +44,7 @@ from ralm.retrieval.analysis import analysis_by_name
 from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.build import PartCounts, Shard, ShardFolder, documents_of, join_parts, write_index, write_part
-from ralm.retrieval.index import INDEX_FORMAT, INDEX_KIND
+from ralm.retrieval.index import INDEX_KIND
 from ralm.runs.resume import is_begun, write_config
 from ralm.storage.atomic import storage_errors, write_atomically
 from ralm.storage.manifest import Manifest
@@ -102,7 +102,7 @@ class CorpusPlan:
         forbidden: list[JsonValue] = [*sorted(self.decontamination.titles), *sorted(self.decontamination.hashes)]
         return {
             "ralm": __version__,
-            "index format": INDEX_FORMAT,
+            "index format": INDEX_KIND.version,
             "fields": json.loads(json.dumps(asdict(self.fields))),
             "splitting": asdict(self.splitting),
             "lm": self.lm,

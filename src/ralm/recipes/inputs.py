@@ -29,10 +29,9 @@ from ralm.lm.named import model_folder
 from ralm.recipes.resources import Resource, ResourceKind
 from ralm.records import Document
 from ralm.storage.manifest import read_manifest, write_manifest
-from ralm.storage.outputs import MANIFEST, new_folder, replaced_file
+from ralm.storage.outputs import MANIFEST, FolderKind, new_folder, replaced_file
 
-_KIND: Final = "stand-ins"
-_VERSION: Final = 1
+_KIND: Final = FolderKind("stand-ins")
 STAND_IN_MODEL: Final = "ralm-tiny"
 _FILES: Final[dict[ResourceKind, str]] = {
     "text": "text.txt",
@@ -144,7 +143,7 @@ def make_stand_ins(folder: Path) -> None:
     Raises NotAFolderOfThisKindError or DamagedFolderError if something else is there, or if a file was changed.
     """
     if (folder / MANIFEST).exists():
-        read_manifest(folder, kind=_KIND, format_version=_VERSION)
+        read_manifest(folder, kind=_KIND)
         return
     corpus, held_out = split_held_out(standard_library_documentation())
     asked = [*_described(corpus)]
@@ -161,7 +160,7 @@ def make_stand_ins(folder: Path) -> None:
         for kind, rows in (("questions", asked), ("choices", choices)):
             _write_rows(partial / _FILES[kind], [_as_row(one) for one in rows[_DEMONSTRATIONS:]])  # type: ignore[index]
         _save_encoder(partial / _FILES["encoder"])
-        write_manifest(folder=partial, kind=_KIND, format_version=_VERSION, settings={}, counts={})
+        write_manifest(folder=partial, kind=_KIND, settings={}, counts={})
 
 
 @dataclass(frozen=True, slots=True)

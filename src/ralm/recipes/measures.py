@@ -23,8 +23,9 @@ from ralm.evaluation.bootstrap import bootstrap_means, interval
 from ralm.recipes.steps import Step
 from ralm.records import DoubleArray, IntArray
 from ralm.runs.compare import STRETCH
-from ralm.runs.run import RUN_KIND, RUN_VERSION, SUMMARY, damage_named, read_tokens
+from ralm.runs.run import RUN_KIND, SUMMARY, damage_named, read_tokens
 from ralm.storage.manifest import read_manifest
+from ralm.storage.outputs import FolderKind
 
 Folders = Mapping[Step, Path]
 Per = Literal["token", "word", "byte"]
@@ -133,14 +134,14 @@ def _bits(nats: Any) -> Any:
 @lru_cache(maxsize=8)
 def _read(run: Path) -> tuple[DoubleArray, dict[str, float]]:
     """The negative log-probability of every target, and what perplexities divide by."""
-    summary = summary_of(run, RUN_KIND, RUN_VERSION)
+    summary = summary_of(run, RUN_KIND)
     counted = {"token": summary["tokens"], "word": summary["words"], "byte": summary["bytes"]}
     return -read_tokens(run).log_probs_T.astype(np.float64), counted
 
 
-def summary_of(folder: Path, kind: str, version: int) -> dict[str, Any]:
+def summary_of(folder: Path, kind: FolderKind) -> dict[str, Any]:
     """The summary of a finished step; DamagedFolderError if it was altered or cannot be read."""
-    read_manifest(folder, kind=kind, format_version=version)
+    read_manifest(folder, kind=kind)
     with damage_named(folder, REMEDY):
         found: dict[str, Any] = json.loads((folder / SUMMARY).read_bytes())
     return found
@@ -191,7 +192,7 @@ class ChoiceAccuracy(Measure):
     def sample(self, folders: Folders) -> Sample:
         """Which questions are right."""
         folder = folders[self.step]
-        read_manifest(folder, kind=choices.CHOICES_KIND, format_version=choices.CHOICES_VERSION)
+        read_manifest(folder, kind=choices.CHOICES_KIND)
         right, subjects = _columns(folder, choices.CHOICES_TABLE, "right", "subject")
         kept = [
             one
@@ -202,7 +203,7 @@ class ChoiceAccuracy(Measure):
 
 
 def _answers(folder: Path, *names: str) -> list[list[Any]]:
-    read_manifest(folder, kind=answers.ANSWERS_KIND, format_version=answers.ANSWERS_VERSION)
+    read_manifest(folder, kind=answers.ANSWERS_KIND)
     return _columns(folder, answers.ANSWERS_TABLE, *names)
 
 
@@ -231,7 +232,7 @@ class CurveExactMatch(Measure):
 
     def sample(self, folders: Folders) -> Sample:
         """The row of the curve, which has its interval."""
-        rows = summary_of(folders[self.step], curve.CURVE_KIND, curve.CURVE_VERSION)["rows"]
+        rows = summary_of(folders[self.step], curve.CURVE_KIND)["rows"]
         row = next(row for row in rows if row["documents"] == self.number)
         if row["exact_match"] is None:
             return Sample(np.zeros(1), np.zeros(1, np.int64), lambda mean: mean)

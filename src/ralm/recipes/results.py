@@ -26,10 +26,9 @@ from ralm.recipes.recipe import Cell, Order, Recipe
 from ralm.recipes.runner import command_text
 from ralm.recipes.steps import in_order
 from ralm.storage.manifest import write_manifest
-from ralm.storage.outputs import new_folder
+from ralm.storage.outputs import FolderKind, new_folder
 
-RECIPE_KIND: Final = "recipe"
-RECIPE_VERSION: Final = 1
+RECIPE_KIND: Final = FolderKind("recipe")
 MARKDOWN: Final = "table.md"
 PAGE: Final = "table.html"
 CSV: Final = "cells.csv"
@@ -199,7 +198,7 @@ def write_result(result: Result, only: str | None = None) -> Path:
             "changes": [*result.changes],
         }
         counts = {"cells": len(result.cells)}
-        write_manifest(partial, kind=RECIPE_KIND, format_version=RECIPE_VERSION, settings=settings, counts=counts)
+        write_manifest(partial, kind=RECIPE_KIND, settings=settings, counts=counts)
     return path
 
 

@@ -24,7 +24,7 @@ from ralm.retrieval.bm25.formula import BM25Options, BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.bm25.segments import merge_arrays
 from ralm.retrieval.dense.options import VectorOptions, dense_extra
-from ralm.retrieval.index import INDEX_FORMAT, INDEX_KIND, STEMMER
+from ralm.retrieval.index import INDEX_KIND, STEMMER
 from ralm.retrieval.layout import (
     BM25_FOLDER,
     DENSE_FOLDER,
@@ -97,9 +97,7 @@ def _bm25_settings(analysis: Analysis, options: BM25Options) -> dict[str, JsonVa
 def _write_manifest(
     folder: Path, settings: dict[str, JsonValue], counts: dict[str, int], files: dict[str, FileEntry]
 ) -> Manifest:
-    return write_manifest(
-        folder, kind=INDEX_KIND, format_version=INDEX_FORMAT, settings=settings, counts=counts, files=files
-    )
+    return write_manifest(folder, kind=INDEX_KIND, settings=settings, counts=counts, files=files)
 
 
 def add_all(

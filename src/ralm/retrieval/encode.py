@@ -15,7 +15,7 @@ from ralm.corpus.store import PASSAGES_FILE
 from ralm.errors import FolderExistsError, UsageError
 from ralm.protocols import Encoder
 from ralm.retrieval.dense.options import NOTHING_ENCODED, EncodingStats, VectorOptions, dense_extra
-from ralm.retrieval.index import INDEX_FORMAT, Index, open_index
+from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import (
     MAIN,
     VECTORS_SETTING,
@@ -163,7 +163,7 @@ def _write(index: Index, folder: Path, sets: VectorSets) -> Manifest:
     before = index.manifest
     settings = {**before.settings, VECTORS_SETTING: sets.model_dump(mode="json")}
     gone = _files(index.vector_sets) - _files(sets)
-    return write_changed_manifest(folder, before, format_version=INDEX_FORMAT, settings=settings, without=gone)
+    return write_changed_manifest(folder, before, settings=settings, without=gone)
 
 
 def _files(sets: VectorSets) -> set[str]:

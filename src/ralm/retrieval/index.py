@@ -38,13 +38,13 @@ from ralm.retrieval.layout import (
     vector_sets,
 )
 from ralm.storage.manifest import HeldFile, Manifest, check_every_byte, open_consistently, read_manifest
+from ralm.storage.outputs import FolderKind
 from ralm.version import __version__
 
 if TYPE_CHECKING:
     from ralm.retrieval.dense.search import Dense, PassageVectors
 
-INDEX_KIND: Final = "index"
-INDEX_FORMAT: Final = 1
+INDEX_KIND: Final = FolderKind("index")
 STEMMER: Final = "stemmer"
 
 
@@ -170,22 +170,21 @@ class Index:
 def open_index(path: Path | str, options: BM25Options | None = None) -> Index:
     """Open an index; `options` override the constants of BM25 that it was built with.
 
-    Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError.
+    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
     """
     path = Path(path)
     return open_consistently(path, lambda: _open(path, options))
 
 
-def check_index(path: Path | str) -> tuple[list[str], list[str]]:
-    """Read every byte of an index. Returns what is damaged, a few words each, and the files that could only be compared
-    by samples: those above 64 MiB in an index from before manifests held checksums of whole files.
+def check_index(path: Path | str) -> list[str]:
+    """Read every byte of an index. Returns what is damaged, a few words each.
 
     This also compares what opening skips, and checks every posting, term and passage. Vectors are checked only by their
-    number and the checksum. Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError, or DamagedFolderError
+    number and the checksum. Raises NotAFolderOfThisKindError, NewerFormatError, or DamagedFolderError
     if the manifest itself is invalid.
     """
     path = Path(path)
-    damaged, sampled = check_every_byte(path, INDEX_KIND)
+    damaged = check_every_byte(path)
     if not damaged:
         try:
             index = open_index(path)
@@ -197,11 +196,11 @@ def check_index(path: Path | str) -> tuple[list[str], list[str]]:
                 searched.check_removed()
         except DamagedFolderError as error:
             damaged.append(str(error))
-    return damaged, sampled
+    return damaged
 
 
 def _open(path: Path, options: BM25Options | None) -> Index:
-    manifest = read_manifest(path, kind=INDEX_KIND, format_version=INDEX_FORMAT)
+    manifest = read_manifest(path, kind=INDEX_KIND)
     sets = vector_sets(path, manifest)
     entries = segment_entries(path, manifest).entries
     constants = None if sets.sets and "bm25" not in manifest.settings else _built_with(path, manifest)

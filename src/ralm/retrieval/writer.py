@@ -19,7 +19,7 @@ from ralm.retrieval.bm25.formula import BuildOptions
 from ralm.retrieval.bm25.kernels import check_passage_count
 from ralm.retrieval.bm25.segments import merge_arrays
 from ralm.retrieval.dense.options import dense_extra
-from ralm.retrieval.index import INDEX_FORMAT, Index, open_index
+from ralm.retrieval.index import Index, open_index
 from ralm.retrieval.layout import (
     BM25_FOLDER,
     FINGERPRINT,
@@ -121,7 +121,6 @@ class IndexWriter:
         return write_changed_manifest(
             self.folder,
             before,
-            format_version=INDEX_FORMAT,
             settings={**written, **settings},
             counts={"documents": documents, **self._counts()},
             without=before.files.keys() - kept,

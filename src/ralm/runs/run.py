@@ -35,12 +35,11 @@ from ralm.reading.sources import PassageSource
 from ralm.retrieval.index import INDEX_KIND, check_index
 from ralm.runs.tables import TokensOfRun, passage_table, token_table, tokens_of_run, traced_text
 from ralm.storage.manifest import check_every_byte, kind_of, open_consistently, read_manifest, write_manifest
-from ralm.storage.outputs import new_folder
+from ralm.storage.outputs import FolderKind, new_folder
 from ralm.terminal import path_text, printable_json
 from ralm.validation import config_of
 
-RUN_VERSION: Final = 1
-RUN_KIND: Final = "run"
+RUN_KIND: Final = FolderKind("run")
 RUN_TOKENS: Final = "tokens.parquet"
 PASSAGES: Final = "passages.parquet"
 SUMMARY: Final = "summary.json"
@@ -60,7 +59,6 @@ def write_run(out: Path | str, evaluation: Evaluation, config: dict[str, JsonVal
         write_manifest(
             folder,
             kind=RUN_KIND,
-            format_version=RUN_VERSION,
             settings={"config": config, "environment": environment()},
             counts={"targets": table.num_rows},
         )
@@ -95,18 +93,14 @@ def read_tokens(path: Path | str) -> TokensOfRun:
 
 
 def _read_tokens(path: Path) -> TokensOfRun:
-    read_manifest(path, kind=RUN_KIND, format_version=RUN_VERSION)
+    read_manifest(path, kind=RUN_KIND)
     with damage_named(path):
         tokens = pq.read_table(path / RUN_TOKENS)
     return tokens_of_run(path, tokens)
 
 
 def _open(path: Path) -> Run:
-    manifest = read_manifest(path, kind=RUN_KIND, format_version=RUN_VERSION)
-    if PASSAGES not in manifest.files:
-        raise UsageError(
-            f"{path} does not hold its passages, since an older version wrote it: score the text again with ralm eval."
-        )
+    read_manifest(path, kind=RUN_KIND)
     with damage_named(path):
         tokens, passages = (pq.read_table(path / name) for name in (RUN_TOKENS, PASSAGES))
         summary = json.loads((path / SUMMARY).read_bytes())
@@ -200,8 +194,7 @@ def _finite(value: JsonValue) -> JsonValue:
     return value
 
 
-SWEEP_KIND: Final = "sweep"
-_SWEEP_VERSION: Final = 1
+SWEEP_KIND: Final = FolderKind("sweep")
 SWEEP_TABLE: Final = "sweep.csv"
 SWEEP_PLOT: Final = "sweep.png"
 WITHOUT_PLOT: Final = ", or give `plot=False`"
@@ -241,7 +234,6 @@ def write_sweep(
         write_manifest(
             folder,
             kind=SWEEP_KIND,
-            format_version=_SWEEP_VERSION,
             settings={"option": swept.option, "environment": environment()},
             counts={"points": len(rows), "requests": swept.requests, "scored": swept.scored},
         )
@@ -249,33 +241,25 @@ def write_sweep(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """The result of a check: what is `damaged`, in a few words each, and the `sampled` files.
-
-    Only samples of `sampled` files could be compared: their folder was written before ralm kept checksums of whole
-    files.
-    """
+    """The result of a check: what is `damaged`, in a few words each."""
 
     kind: str
     damaged: tuple[str, ...]
-    sampled: tuple[str, ...]
 
 
 def verify_folder(folder: Path | str) -> Checked:
     """Check the checksums of all files of a folder that ralm wrote, and that the contents of an index or run are
     consistent.
 
-    Raises NotAFolderOfThisKindError if the folder is none of these, and DamagedFolderError, OlderFormatError or
+    Raises NotAFolderOfThisKindError if the folder is none of these, and DamagedFolderError or
     NewerFormatError if its manifest cannot be trusted.
     """
     folder = Path(folder)
     kind = kind_of(folder)
-    if kind == INDEX_KIND:
-        damaged, sampled = check_index(folder)
-    else:
-        damaged, sampled = check_every_byte(folder, kind)
-        if kind == RUN_KIND and not damaged:
-            damaged = _opened_run_damage(folder)
-    return Checked(kind=kind, damaged=tuple(damaged), sampled=tuple(sampled))
+    damaged = check_index(folder) if kind == INDEX_KIND.name else check_every_byte(folder)
+    if kind == RUN_KIND.name and not damaged:
+        damaged = _opened_run_damage(folder)
+    return Checked(kind=kind, damaged=tuple(damaged))
 
 
 def _opened_run_damage(folder: Path) -> list[str]:

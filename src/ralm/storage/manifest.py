@@ -17,9 +17,8 @@ from ralm.errors import (
     FolderError,
     NewerFormatError,
     NotAFolderOfThisKindError,
-    OlderFormatError,
 )
-from ralm.storage.outputs import MANIFEST, restore
+from ralm.storage.outputs import MANIFEST, FolderKind, restore
 from ralm.version import __version__
 
 _BLOCK_BYTES: Final = 1 << 20
@@ -30,19 +29,19 @@ _Opened = TypeVar("_Opened")
 
 class FileEntry(BaseModel):
     """What the manifest says about one file: its size, a hash of the file or of samples (`file_checksum`), and the
-    SHA-256 of the whole file, which folders of earlier versions lack."""
+    SHA-256 of the whole file."""
 
     model_config = ConfigDict(frozen=True)
 
     bytes: int
     checksum: str
-    sha256: str | None = None
+    sha256: str
 
 
 class Manifest(BaseModel):
     """What a folder is: its kind and format, its settings, counts and files.
 
-    `checksum` covers everything else in the manifest (`manifest_checksum`); folders of earlier versions lack it.
+    `checksum` covers everything else in the manifest (`manifest_checksum`).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -55,11 +54,11 @@ class Manifest(BaseModel):
     settings: dict[str, JsonValue]
     counts: dict[str, int]
     files: dict[str, FileEntry]
-    checksum: str | None = None
+    checksum: str
 
     @field_validator("files")
     @classmethod
-    def _are_inside(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
+    def _check_names(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
         if not all(_FILE_NAME.fullmatch(name) for name in files):
             raise ValueError("a file outside the folder")
         return files
@@ -68,8 +67,7 @@ class Manifest(BaseModel):
 def write_manifest(
     folder: Path,
     *,
-    kind: str,
-    format_version: int,
+    kind: FolderKind,
     settings: dict[str, JsonValue],
     counts: dict[str, int],
     files: dict[str, FileEntry] | None = None,
@@ -77,36 +75,22 @@ def write_manifest(
     """Write the manifest of `folder` with every file that is in it now; call it last. `files` are their entries, if
     they are known."""
     manifest = Manifest(
-        kind=kind,
-        format_version=format_version,
+        kind=kind.name,
+        format_version=kind.version,
         ralm_version=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         settings=settings,
         counts=counts,
         files=file_entries(folder) if files is None else files,
+        checksum="",
     )
-    return _written(folder, manifest)
-
-
-def file_entries(folder: Path) -> dict[str, FileEntry]:
-    """The entries of all files in a folder, by their paths in it."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return {file.relative_to(folder).as_posix(): _entry(file) for file in files}
-
-
-def _written(folder: Path, manifest: Manifest) -> Manifest:
-    """Write a manifest with its checksum, and return it."""
-    checksum = manifest_checksum(json.loads(manifest.model_dump_json()))
-    manifest = manifest.model_copy(update={"checksum": checksum})
-    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    return manifest
+    return _write(folder, manifest)
 
 
 def write_changed_manifest(
     folder: Path,
     before: Manifest,
     *,
-    format_version: int,
     settings: dict[str, JsonValue],
     counts: dict[str, int] | None = None,
     without: Collection[str] = (),
@@ -118,13 +102,23 @@ def write_changed_manifest(
     """
     kept = {name: entry for name, entry in before.files.items() if name not in without}
     changed = {
-        "format_version": format_version,
         "ralm_version": __version__,
         "settings": settings,
         "counts": before.counts if counts is None else counts,
         "files": kept | file_entries(folder),
     }
-    return _written(folder, before.model_copy(update=changed))
+    return _write(folder, before.model_copy(update=changed))
+
+
+def file_entries(folder: Path) -> dict[str, FileEntry]:
+    """The entries of all files in a folder, by their paths in it."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {
+        file.relative_to(folder).as_posix(): FileEntry(
+            bytes=file.stat().st_size, checksum=file_checksum(file), sha256=whole_checksum(file)
+        )
+        for file in files
+    }
 
 
 def manifest_checksum(content: dict[str, JsonValue]) -> str:
@@ -133,28 +127,25 @@ def manifest_checksum(content: dict[str, JsonValue]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def read_manifest(folder: Path, *, kind: str, format_version: int, oldest: int = 1) -> Manifest:
-    """The manifest of a folder whose files are unchanged and whose format is from `oldest` to `format_version`.
+def read_manifest(folder: Path, *, kind: FolderKind) -> Manifest:
+    """The manifest of a folder of this kind whose files are unchanged.
 
-    Raises NotAFolderOfThisKindError, OlderFormatError, NewerFormatError or DamagedFolderError.
+    Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
     """
     if not folder.exists():
         restore(folder)
-    manifest, content = _parsed(folder, kind)
-    if manifest.kind != kind:
+    manifest, content = _parse(folder, kind.name)
+    if manifest.kind != kind.name:
         raise NotAFolderOfThisKindError(f"{folder} is a ralm {manifest.kind}, not a ralm {kind}.")
-    if manifest.format_version > format_version:
+    if manifest.format_version > kind.version:
         raise NewerFormatError(
             f"{folder} has format {manifest.format_version}, written by ralm {manifest.ralm_version}; this is ralm "
-            f"{__version__}, which reads up to format {format_version}. Upgrade ralm, or build the {kind} again."
-        )
-    if manifest.format_version < oldest:
-        raise OlderFormatError(
-            f"{folder} has format {manifest.format_version}, written by ralm {manifest.ralm_version}; this is ralm "
-            f"{__version__}, which reads format {oldest} and later. Build the {kind} again."
+            f"{__version__}, which reads up to format {kind.version}. Upgrade ralm, or build the {kind} again."
         )
     _check_itself(folder, manifest, content)
-    _check_files(folder, manifest)
+    for name, entry in manifest.files.items():
+        if fault := _fault(folder / name, entry):
+            raise DamagedFolderError(f"{folder} is damaged: {name} {fault}; {_remedy(manifest)}")
     return manifest
 
 
@@ -163,33 +154,31 @@ def is_current(folder: Path, manifest: Manifest) -> bool:
 
     Raises NotAFolderOfThisKindError or DamagedFolderError.
     """
-    return _parsed(folder, manifest.kind)[0] == manifest
+    return _parse(folder, manifest.kind)[0] == manifest
 
 
 def kind_of(folder: Path) -> str:
-    """The kind of a folder, from its manifest; the code that writes a folder names its kind.
+    """The name of a folder's kind, from its manifest.
 
     Raises NotAFolderOfThisKindError or DamagedFolderError.
     """
-    return _parsed(folder, "folder")[0].kind
+    return _parse(folder, "folder")[0].kind
 
 
-def check_every_byte(folder: Path, kind: str) -> tuple[list[str], list[str]]:
-    """Check every byte: the damaged files with a few words each, and the files of which only samples could be compared.
+def check_every_byte(folder: Path) -> list[str]:
+    """Compare every byte of a folder with its manifest; returns the damaged files, with a few words each.
 
-    The latter have a manifest from before it held checksums of whole files. Raises NotAFolderOfThisKindError, and
-    DamagedFolderError if the manifest itself is damaged.
+    Raises NotAFolderOfThisKindError, and DamagedFolderError if the manifest itself is damaged.
     """
-    manifest, content = _parsed(folder, kind)
+    manifest, content = _parse(folder, "folder")
     _check_itself(folder, manifest, content)
-    damaged = {name: _damage(folder / name, entry, whole=True) for name, entry in manifest.files.items()}
-    sampled = [name for name, entry in manifest.files.items() if entry.sha256 is None and entry.bytes > _whole_bytes()]
-    return [f"{name} {what}" for name, what in damaged.items() if what], sampled
+    faults = {name: _fault(folder / name, entry, whole=True) for name, entry in manifest.files.items()}
+    return [f"{name} {fault}" for name, fault in faults.items() if fault]
 
 
 def open_consistently(folder: Path, open_all: Callable[[], _Opened]) -> _Opened:
     """Open the files of a folder with `open_all`, all from the same version of the folder: if the folder is replaced
-    in the meantime, the new one is opened."""
+    meanwhile, the new one is opened."""
     while True:
         before = _identity(folder)
         try:
@@ -243,16 +232,20 @@ def _whole_bytes() -> int:
     return _BLOCK_BYTES * _BLOCKS_SAMPLED
 
 
-def _entry(file: Path) -> FileEntry:
-    return FileEntry(bytes=file.stat().st_size, checksum=file_checksum(file), sha256=whole_checksum(file))
+def _write(folder: Path, manifest: Manifest) -> Manifest:
+    """Write a manifest with its checksum, and return it."""
+    checksum = manifest_checksum(json.loads(manifest.model_dump_json()))
+    manifest = manifest.model_copy(update={"checksum": checksum})
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return manifest
 
 
-def _parsed(folder: Path, kind: str) -> tuple[Manifest, dict[str, JsonValue]]:
+def _parse(folder: Path, kind: str) -> tuple[Manifest, dict[str, JsonValue]]:
     """The manifest of a folder, and the JSON that it was read from."""
     file = folder / MANIFEST
     if not file.is_file():
-        what = "does not exist" if not folder.exists() else "is a file" if folder.is_file() else f"has no {MANIFEST}"
-        raise NotAFolderOfThisKindError(f"{folder} is not a ralm {kind}: it {what}.")
+        fault = "does not exist" if not folder.exists() else "is a file" if folder.is_file() else f"has no {MANIFEST}"
+        raise NotAFolderOfThisKindError(f"{folder} is not a ralm {kind}: it {fault}.")
     try:
         content = json.loads(file.read_bytes())
         return Manifest.model_validate(content), content
@@ -264,16 +257,14 @@ def _parsed(folder: Path, kind: str) -> tuple[Manifest, dict[str, JsonValue]]:
 
 
 def _check_itself(folder: Path, manifest: Manifest, content: dict[str, JsonValue]) -> None:
-    """Check that a manifest was not altered since it was written, unless its version has no checksums."""
-    could_tell = manifest.checksum is not None or any(entry.sha256 is not None for entry in manifest.files.values())
-    if could_tell and manifest.checksum != manifest_checksum(content):
+    if manifest.checksum != manifest_checksum(content):
         raise DamagedFolderError(
             f"{folder} is damaged: {MANIFEST} was altered since it was written; {_remedy(manifest)}"
         )
 
 
 def _identity(folder: Path) -> tuple[int, ...] | None:
-    """Tells a folder from another one that replaced it: the manifest is a different file."""
+    """What tells a folder from another one that replaced it: the file of the manifest."""
     try:
         found = (folder / MANIFEST).stat()
     except OSError:
@@ -281,20 +272,14 @@ def _identity(folder: Path) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _check_files(folder: Path, manifest: Manifest) -> None:
-    for name, entry in manifest.files.items():
-        if what := _damage(folder / name, entry):
-            raise DamagedFolderError(f"{folder} is damaged: {name} {what}; {_remedy(manifest)}")
-
-
-def _damage(file: Path, entry: FileEntry, *, whole: bool = False) -> str:
-    """What is wrong with a file, empty if nothing is; with `whole`, every byte is compared."""
+def _fault(file: Path, entry: FileEntry, *, whole: bool = False) -> str:
+    """How a file differs from its entry, empty if it does not; with `whole`, every byte is compared."""
     if not file.is_file():
         return "is missing"
     size = file.stat().st_size
     if size != entry.bytes:
         return f"has {size:,} bytes where its manifest says {entry.bytes:,}"
-    same = whole_checksum(file) == entry.sha256 if whole and entry.sha256 else file_checksum(file) == entry.checksum
+    same = whole_checksum(file) == entry.sha256 if whole else file_checksum(file) == entry.checksum
     return "" if same else "was altered since it was written"
 
 

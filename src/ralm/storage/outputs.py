@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final, Literal, TextIO
@@ -33,8 +34,19 @@ _OLD: Final = "old"
 _FINISHED: Final = "finished"
 
 
+@dataclass(frozen=True, slots=True)
+class FolderKind:
+    """A kind of folder that ralm writes, such as "index" or "run", and the version of its format."""
+
+    name: str
+    version: int = 1
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @contextmanager
-def new_folder(path: Path, *, kind: str, force: bool, also: Sequence[str] = ()) -> Iterator[Path]:
+def new_folder(path: Path, *, kind: FolderKind, force: bool, also: Sequence[str] = ()) -> Iterator[Path]:
     """Yield a temporary folder beside `path` that is renamed to `path` when the block succeeds.
 
     If the block fails or is interrupted, the temporary folder is removed and `path` stays as it was. With `force`, an
@@ -109,7 +121,7 @@ def output_path(path: Path) -> Path:
     return resolved
 
 
-def check_output(path: Path, *, kind: str, force: bool, also: Sequence[str] = ()) -> None:
+def check_output(path: Path, *, kind: FolderKind, force: bool, also: Sequence[str] = ()) -> None:
     """Raise FolderExistsError if `path` exists and `force` is not given, or if another process is writing it, and
     UsageError if it holds something that `force` does not replace.
 
@@ -184,13 +196,13 @@ def _stands(path: Path) -> bool:
     return path.exists() or path.is_symlink()
 
 
-def _kept_because(path: Path, kind: str, also: Sequence[str]) -> str:
+def _kept_because(path: Path, kind: FolderKind, also: Sequence[str]) -> str:
     """Why a folder may not be replaced by one of this kind; empty if it may."""
     try:
         written = _Written.model_validate_json((path / MANIFEST).read_bytes())
     except (OSError, ValidationError):
         return f"it was not written by ralm, whose folders have a {MANIFEST} that says so"
-    if written.kind != kind:
+    if written.kind != kind.name:
         return f"it is a ralm {written.kind}, and this is a ralm {kind}"
     known = {MANIFEST, *written.files, *also}
     strange = next((file for file in _files(path) if file not in known), None)
@@ -214,7 +226,7 @@ def restore(path: Path) -> None:
             recover(path.resolve())
 
 
-def _take_place(path: Path, work: Path, *, kind: str, force: bool, also: Sequence[str]) -> None:
+def _take_place(path: Path, work: Path, *, kind: FolderKind, force: bool, also: Sequence[str]) -> None:
     """Move a finished folder to `path`, and clear the other work folders beside it."""
     held = _note_finished(path, work)
     try:

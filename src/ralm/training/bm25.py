@@ -28,7 +28,7 @@ from ralm.lm.scoring import Scorer
 from ralm.protocols import LanguageModel, Retriever
 from ralm.records import NO_PASSAGE, IntArray, Passages
 from ralm.retrieval.analysis import ENGLISH, Analyser
-from ralm.retrieval.bm25.formula import MAX_WEIGHT, TERM_GROUPS, WEIGHTING_FORMAT, WEIGHTING_KIND, Weighting
+from ralm.retrieval.bm25.formula import MAX_WEIGHT, TERM_GROUPS, WEIGHTING_KIND, Weighting
 from ralm.retrieval.bm25.search import BM25
 from ralm.retrieval.index import Index
 from ralm.runs.resume import kept
@@ -125,7 +125,6 @@ def train_bm25(
             write_manifest(
                 folder,
                 kind=WEIGHTING_KIND,
-                format_version=WEIGHTING_FORMAT,
                 settings={**settings, "environment": environment()},
                 counts={"examples": learned.examples + learned.held_out},
             )

@@ -33,12 +33,11 @@ from ralm.runs.plot import DOTS_AN_INCH, INCHES
 from ralm.runs.resume import unfinished_run
 from ralm.runs.run import environment, to_json
 from ralm.storage.manifest import read_manifest, write_manifest
-from ralm.storage.outputs import check_output, new_folder
+from ralm.storage.outputs import FolderKind, check_output, new_folder
 from ralm.terminal import progress_bar
 from ralm.training.checkpoints import Checkpoint, Checkpoints
 from ralm.training.options import TrainingOptions
 
-FORMAT_VERSION: Final = 1
 LOSSES: Final = "losses.csv"
 PLOT: Final = "losses.png"
 _MOST_GRADIENT: Final = 1.0
@@ -107,7 +106,7 @@ class Trained:
 
 
 @contextmanager
-def training_run(out: Path | str, kind: str, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
+def training_run(out: Path | str, kind: FolderKind, config: dict[str, JsonValue], *, force: bool) -> Iterator[Path]:
     """Yield the folder beside `out` in which a training keeps its checkpoints; reuses that of an earlier training with
     the same settings.
 
@@ -143,7 +142,7 @@ def train(
 
 def write_trained(
     out: Path | str,
-    kind: str,
+    kind: FolderKind,
     trainable: TrainableModel,
     trained: Trained,
     config: dict[str, JsonValue],
@@ -162,17 +161,18 @@ def write_trained(
         write_manifest(
             folder,
             kind=kind,
-            format_version=FORMAT_VERSION,
             settings={"config": config, "results": results or {}, "environment": environment()},
             counts={"steps": trained.steps, "best_step": trained.best_step},
         )
 
 
-def read_trained(out: Path | str, kind: str, config: dict[str, JsonValue]) -> tuple[Trained, dict[str, Any]] | None:
+def read_trained(
+    out: Path | str, kind: FolderKind, config: dict[str, JsonValue]
+) -> tuple[Trained, dict[str, Any]] | None:
     """The outcome and the `results` that `write_trained` wrote into this folder for a training with this `config`; None
     if the folder is missing, damaged, or another one."""
     try:
-        manifest = read_manifest(Path(out), kind=kind, format_version=FORMAT_VERSION)
+        manifest = read_manifest(Path(out), kind=kind)
     except FolderError:
         return None
     settings, counts = manifest.settings, manifest.counts

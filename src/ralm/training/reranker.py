@@ -11,11 +11,11 @@ from typing import Final
 from pydantic import JsonValue
 
 from ralm.retrieval.index import Index
-from ralm.storage.outputs import check_output
+from ralm.storage.outputs import FolderKind, check_output
 from ralm.training.options import RerankerOptions, TrainingOptions, training_extra
 from ralm.training.signals import Signals, index_of, open_signals, split_with_choice
 
-KIND: Final = "reranker"
+RERANKER_KIND: Final = FolderKind("reranker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def train_reranker(
         from ralm.reranking.cross_encoder import load_pair_model
         from ralm.training.cross_encoder import TrainableCrossEncoder
         from ralm.training.loop import evenly_spaced, own_randomness, train, training_run, write_trained
-    check_output(Path(out), kind=KIND, force=force)
+    check_output(Path(out), kind=RERANKER_KIND, force=force)
     with own_randomness(options.seed):
         model = load_pair_model(init, reading.tokens, device=options.device, max_length=reading.max_length, new=True)
         config: dict[str, JsonValue] = {
@@ -83,14 +83,14 @@ def train_reranker(
             "reading": {name: value for name, value in asdict(reading).items() if name != "pairs"},
         }
         trainable = TrainableCrossEncoder(model, signals, index.passages, reading, fitted_to=training_E)
-        with training_run(out, KIND, config, force=force) as work:
+        with training_run(out, RERANKER_KIND, config, force=force) as work:
             trained = train(trainable, work, training_E, held_out_E, options)
             held_out = (
                 trainable.held_out_gains(evenly_spaced(held_out_E, options.evaluated)) if len(held_out_E) else None
             )
             results: dict[str, JsonValue] = {"held_out": None if held_out is None else {**held_out}}
             likelihood = None if model.likelihood is None else asdict(model.likelihood)
-            write_trained(out, KIND, trainable, trained, config, results=results, force=force)
+            write_trained(out, RERANKER_KIND, trainable, trained, config, results=results, force=force)
     return TrainedReranker(
         out=Path(out),
         steps=trained.steps,

@@ -47,9 +47,8 @@ from ralm.training.signals import (
     CANDIDATES,
     EXAMPLE_SCHEMA,
     EXAMPLES,
-    FORMAT_VERSION,
     INDEX_PATH,
-    KIND,
+    SIGNALS_KIND,
     Signals,
     open_signals,
     signal_statistics,
@@ -118,7 +117,7 @@ def check_early(out: Path, *, force: bool) -> None:
     """Raise FolderExistsError, before anything is loaded, if signals cannot be written there for certain: not if work
     was left beside it, which `make_signals` knows how to end."""
     if not UNFINISHED_SIGNALS.folder_of(output_path(out)).exists():
-        check_output(out, kind=KIND, force=force)
+        check_output(out, kind=SIGNALS_KIND, force=force)
 
 
 def _checked_output(out: Path, config: dict[str, JsonValue], *, force: bool) -> Path:
@@ -132,14 +131,14 @@ def _checked_output(out: Path, config: dict[str, JsonValue], *, force: bool) -> 
     if out.exists() and (is_left or (work / _FINISHED).exists()):
         with work_folder(UNFINISHED_SIGNALS, out):
             UNFINISHED_SIGNALS.clear(work)
-    check_output(out, kind=KIND, force=force)
+    check_output(out, kind=SIGNALS_KIND, force=force)
     return out
 
 
 def _is_of(out: Path, config: dict[str, JsonValue]) -> bool:
     """Whether a folder holds signals with these settings."""
     try:
-        recorded = read_manifest(out, kind=KIND, format_version=FORMAT_VERSION).settings.get("config")
+        recorded = read_manifest(out, kind=SIGNALS_KIND).settings.get("config")
     except FolderError:
         return False
     wanted = json.loads(json.dumps(config))
@@ -268,7 +267,7 @@ def _finish(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Meas
 
 def _write(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Measurer, *, force: bool) -> None:
     sampled = _open_sampled(work)
-    with new_folder(out, kind=KIND, force=force) as folder:
+    with new_folder(out, kind=SIGNALS_KIND, force=force) as folder:
         (folder / CANDIDATES).mkdir()
         with pq.ParquetWriter(folder / EXAMPLES, EXAMPLE_SCHEMA, compression="zstd") as writer:
             for part in range(sampled.num_row_groups):
@@ -276,12 +275,10 @@ def _write(work: Path, out: Path, config: dict[str, JsonValue], measurer: _Measu
                 link_file(_done(work, part), folder / CANDIDATES / f"{part:05}.parquet")
         counts = {"examples": sampled.metadata.num_rows}
         settings: dict[str, JsonValue] = {"config": config, "environment": environment()}
-        write_manifest(folder, kind=KIND, format_version=FORMAT_VERSION, settings=settings, counts=counts)
+        write_manifest(folder, kind=SIGNALS_KIND, settings=settings, counts=counts)
         worth = asdict(signal_statistics(open_signals(folder)))
         (folder / "manifest.json").unlink()
-        write_manifest(
-            folder, kind=KIND, format_version=FORMAT_VERSION, settings={**settings, "worth": worth}, counts=counts
-        )
+        write_manifest(folder, kind=SIGNALS_KIND, settings={**settings, "worth": worth}, counts=counts)
 
 
 def _texts(table: pa.Table, first: int, measurer: _Measurer) -> pa.Table:

@@ -30,9 +30,9 @@ from ralm.records import NO_PASSAGE, FloatArray, IntArray
 from ralm.retrieval.index import Index, open_index
 from ralm.runs.resume import first_difference, flat
 from ralm.storage.manifest import Manifest, kind_of, open_consistently, read_manifest
+from ralm.storage.outputs import FolderKind
 
-KIND: Final = "signals"
-FORMAT_VERSION: Final = 1
+SIGNALS_KIND: Final = FolderKind("signals")
 EXAMPLES: Final = "examples.parquet"
 CANDIDATES: Final = "candidates"
 INDEX_PATH: Final = "index_path"
@@ -198,8 +198,8 @@ def is_signals(path: Path) -> bool:
         kind = kind_of(path)
     except FolderError:
         return False
-    if kind != KIND:
-        raise NotAFolderOfThisKindError(f"{path} is a ralm {kind}, not a ralm {KIND}.")
+    if kind != SIGNALS_KIND.name:
+        raise NotAFolderOfThisKindError(f"{path} is a ralm {kind}, not a ralm {SIGNALS_KIND}.")
     return True
 
 
@@ -291,7 +291,7 @@ def split_with_choice(signals: Signals, held_out: float, seed: int) -> tuple[Int
 
 
 def _open(path: Path) -> Signals:
-    manifest = read_manifest(path, kind=KIND, format_version=FORMAT_VERSION)
+    manifest = read_manifest(path, kind=SIGNALS_KIND)
     parts = sorted(name for name in manifest.files if name.startswith(f"{CANDIDATES}/"))
     with _readable(path):
         examples = pq.read_table(path / EXAMPLES, columns=["document_id", "continuation_tokens"])

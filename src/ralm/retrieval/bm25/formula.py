@@ -22,6 +22,7 @@ from pydantic import JsonValue
 from ralm.errors import DamagedFolderError, UsageError
 from ralm.options import Option, check_options
 from ralm.storage.manifest import open_consistently, read_manifest
+from ralm.storage.outputs import FolderKind
 
 _MAX_K1: Final = 1000.0
 """With a higher k1, one occurrence adds less than the resolution of a fixed-point score."""
@@ -33,8 +34,7 @@ TERM_GROUPS: Final = (0, 4, 8)
 """Where groups of query terms begin, counted from the end of the query: the last 4 terms, the 4 before, all others."""
 MAX_WEIGHT: Final = 4
 """With heavier terms, queries would not fit into the bounds of a stream, so they would be scanned. None were better."""
-WEIGHTING_KIND: Final = "weighting"
-WEIGHTING_FORMAT: Final = 1
+WEIGHTING_KIND: Final = FolderKind("weighting")
 _SETTING: Final = "weighting"
 
 
@@ -161,9 +161,7 @@ def open_weighting(path: Path | str) -> Weighting:
     Raises NotAFolderOfThisKindError, NewerFormatError or DamagedFolderError.
     """
     path = Path(path)
-    manifest = open_consistently(
-        path, lambda: read_manifest(path, kind=WEIGHTING_KIND, format_version=WEIGHTING_FORMAT)
-    )
+    manifest = open_consistently(path, lambda: read_manifest(path, kind=WEIGHTING_KIND))
     match manifest.settings.get(_SETTING):
         case {"weights": [*weights], "analysis": str() as analysis}:
             try:
