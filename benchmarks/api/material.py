@@ -61,7 +61,7 @@ def asked_model(name: str, *, at_once: int = 16, likeliest: int | None = None) -
     """A model behind an API with ralm-tiny's tokenizer, of which no answer is known."""
     with TemporaryDirectory() as folder:
         answers = Path(folder) / "answers.sqlite"
-        api = ApiOptions(tokenizer=TINY, requests_at_once=at_once, likeliest=likeliest, answers=answers)
+        api = ApiOptions(tokenizer=TINY, requests_at_once=at_once, top_logprobs=likeliest, answers=answers)
         model = load_language_model(name, ModelOptions(api=api))
         assert isinstance(model, ApiModel)
         with model.client:

@@ -17,7 +17,7 @@ class TokenByToken(ApiModel):
     """The same model, without reading ahead."""
 
     def continuations(self) -> ApiContinuations:
-        return _OneAhead(self.client, self.way, self.name, self.max_length, self.tokenizer.end_token)
+        return _OneAhead(self.client, self.backend, self.name, self.max_length, self.tokenizer.end_token)
 
 
 class _OneAhead(ApiContinuations):
@@ -28,7 +28,7 @@ class _OneAhead(ApiContinuations):
 
 def token_by_token(model: ApiModel) -> TokenByToken:
     """A model without reading ahead, with the same client."""
-    return TokenByToken(model.name, model.client, model.way, model.tokenizer, model.capabilities)
+    return TokenByToken(model.name, model.client, model.backend, model.tokenizer, model.capabilities)
 
 
 def written(
@@ -52,10 +52,10 @@ def ahead_table(material: Material, server: str, prompts: int, new_tokens: int) 
             found, requests, read = [], [], []
             for ahead in (False, True):
                 with asked_model(server) as model:
-                    before = model.client.spent
+                    before = model.client.usage
                     asked = model if ahead else token_by_token(model)
                     found.append(written(material, asked, given, Ensemble(documents=documents), options))
-                    spent = model.client.spent
+                    spent = model.client.usage
                 tokens = sum(map(len, found[-1]))
                 requests.append((spent.requests - before.requests) / tokens)
                 read.append((spent.tokens_in - before.tokens_in) / tokens)

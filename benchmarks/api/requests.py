@@ -64,11 +64,11 @@ def rate(model: ApiModel, passes: Sequence[ScoringSequence]) -> tuple[float, flo
 
     A few requests more than passes are sent: they see whether the model is still the same.
     """
-    before, begin, used = model.client.spent, time.perf_counter(), time.process_time()
+    before, begin, used = model.client.usage, time.perf_counter(), time.process_time()
     for _ in model.score(passes):
         pass
     seconds, used = time.perf_counter() - begin, time.process_time() - used
-    sent = model.client.spent.requests - before.requests
+    sent = model.client.usage.requests - before.requests
     assert sent >= len(passes)
     return sent / seconds, 1000 * used / sent
 

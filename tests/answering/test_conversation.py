@@ -12,7 +12,7 @@ from ralm.answering.options import AnswerOptions
 from ralm.answering.prompts import Conversation, open_prompt
 from ralm.answering.sources import QuestionRetriever, RerankedPassages
 from ralm.errors import ChatError, UsageError
-from ralm.lm.api.tokenizers import BareTokenizer
+from ralm.lm.api.tokenizers import PlainTokenizer
 from ralm.lm.named import ModelOptions, load_language_model
 from ralm.lm.tokenizer import full_tokenizer
 from ralm.protocols import Reader, WritingModel
@@ -272,7 +272,7 @@ def test_a_model_without_a_template_refuses_conversations() -> None:
 
 
 def test_a_server_that_takes_one_message_refuses_several(model: WritingModel) -> None:
-    tokenizer = BareTokenizer(full_tokenizer(model.tokenizer), messages=True)
+    tokenizer = PlainTokenizer(full_tokenizer(model.tokenizer), messages=True)
     alone = tokenizer.encode_chat(SAID[-1:])
     assert alone is not None
     assert tokenizer.decode(alone[0]) == SAID[-1].content

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from ralm.lm.api import probe
-from ralm.lm.api.backends import Way
-from ralm.lm.api.capabilities import Asking, Capabilities
+from ralm.lm.api.backends import Backend
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.model import ApiModel
 from ralm.lm.api.options import ApiOptions
-from ralm.lm.api.predictions import TokensByName
-from ralm.lm.api.probe import load_api_model, way_of
+from ralm.lm.api.predictions import TokenNames
+from ralm.lm.api.probe import load_api_model
+from ralm.lm.api.servers import BackendConfig, Capabilities, build_backend
 from ralm.lm.api.tokenizers import ApiTokenizer, open_tokenizer
 from ralm.lm.tokenizer import full_tokenizer
 from tests.api.backings import Backing, CharacterTokenizer, OfTable
@@ -100,11 +100,11 @@ def served(
             model.client.close()
 
 
-def way_named(name: str, backing: OfTable, likeliest: int, *, as_ids: bool = True) -> Way:
+def way_named(name: str, backing: OfTable, likeliest: int, *, as_ids: bool = True) -> Backend:
     """A way of asking the server of a table, as the probe would make it."""
-    asking = Asking(way=name, likeliest=likeliest, as_ids=as_ids)
-    return way_of(
-        asking, "scripted", full_tokenizer(backing.tokenizer), TokensByName(backing.tokenizer, backing.vocabulary)
+    asking = BackendConfig(backend=name, top_logprobs=likeliest, as_ids=as_ids)
+    return build_backend(
+        asking, "scripted", full_tokenizer(backing.tokenizer), TokenNames(backing.tokenizer, backing.vocabulary)
     )
 
 
@@ -113,8 +113,8 @@ def unprobed(
 ) -> ApiModel:
     """The same as if it were probed, in no time; no answer is kept."""
     way = way_named(name, backing, likeliest, as_ids=as_ids)
-    asking = Asking(way=name, likeliest=likeliest, as_ids=as_ids)
-    length = backing.max_length - way.margin
-    capabilities = Capabilities(asking=asking, max_length=length, greedy=(), identity="")
+    asking = BackendConfig(backend=name, top_logprobs=likeliest, as_ids=as_ids)
+    length = backing.max_length - way.reserved_tokens
+    capabilities = Capabilities(config=asking, max_length=length, greedy=(), identity="")
     client = Client(Endpoint(server.url, server.model))
     return ApiModel(f"{server.url}#{server.model}", client, way, full_tokenizer(backing.tokenizer), capabilities)

@@ -156,10 +156,10 @@ def test_reading_ahead_changes_the_number_of_requests_alone(material: Material) 
         name = f"{server.root}#{server.model}"
         with asked_model(name) as model:
             ahead = written(material, model, prompts, reader, OPTIONS)
-            few = model.client.spent.requests
+            few = model.client.usage.requests
         with asked_model(name) as model:
             plain = written(material, token_by_token(model), prompts, reader, OPTIONS)
-            many = model.client.spent.requests
+            many = model.client.usage.requests
     assert ahead == plain
     assert all(len(tokens) == OPTIONS.new_tokens for tokens in plain)
     assert many >= 2 * 2 * OPTIONS.new_tokens

@@ -72,7 +72,7 @@ def of_table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """The table behind each kind of server that tells the log-probabilities of given texts."""
     answers = {"answers": tmp_path_factory.mktemp("answers") / "answers.sqlite"}
     with served(TABLE, EXACT_AND_BIAS[request.param], options=answers) as (_, model):
-        assert model.way.name == request.param
+        assert model.backend.name == request.param
         yield model
 
 
@@ -105,7 +105,7 @@ def test_scores_of_every_kind_of_token(of_tiny: ApiModel) -> None:
     text = tiny().tokenizer.encode("caf\u00e9 \u2014 \u65e5\u672c \U0001f389\n\n\tx  = '\u00df'")
     tokens = np.concatenate([[5], text, [0, 300], text[:4]]).astype(np.int64)
     requests = [Request(tokens[:1], tokens[:0], tokens[1:]), Request(tokens[:3], tokens[3:9], tokens[9:10])]
-    if of_tiny.way.name == "bias":
+    if of_tiny.backend.name == "bias":
         requests = [Request(tokens[:1], tokens[:0], text)]  # the end of a text is never told
     for one, other in zip(
         Scorer(of_tiny, progress=False).log_probs(requests),
@@ -160,7 +160,7 @@ def check_tokens(found: Sequence[GeneratedToken], expected: Sequence[GeneratedTo
 @pytest.mark.parametrize("reader", [InContext(), Ensemble(documents=2), Ensemble(documents=3, weights="uniform")])
 @pytest.mark.parametrize("prompt", ["The list of the river", "In the city the \u2014\u2014"])
 def test_what_is_generated(of_tiny: ApiModel, reader: Reader, prompt: str) -> None:
-    if of_tiny.way.name in ("echo", "bias") and "\u2014" in prompt:
+    if of_tiny.backend.name in ("echo", "bias") and "\u2014" in prompt:
         with pytest.raises(ServerError, match="the text of several tokens or of none"):
             tokens_of(of_tiny, prompt, reader)
         return
@@ -205,9 +205,9 @@ def test_the_length_is_the_most_that_works(kind: str, length: int) -> None:
         local = OfTable(seed=4, vocabulary=VOCABULARY, max_length=length)
         [found], [expected] = (Scorer(one, progress=False).log_probs([full]) for one in (model, local))
         np.testing.assert_allclose(found, expected, atol=1e-5)
-        beyond = model.way.reading(text[: longest + 2]) if model.way.reads_prompts else None
-        beyond = beyond or model.way.choosing(text[: longest + 1], [7])
-        with pytest.raises(ServerError, match="refused a request"):
+        beyond = model.backend.prompt_request(text[: longest + 2]) if model.backend.scores_prompts else None
+        beyond = beyond or model.backend.choice_request(text[: longest + 1], [7])
+        with pytest.raises(ServerError, match="rejected a request"):
             list(model.client.answers([beyond]))
 
 
@@ -278,7 +278,7 @@ def test_faults_in_the_middle_change_no_figure(kind: str, fault: Fault, options:
         disturbing = True
         check_evaluation(model)
         assert failed
-        assert model.client.spent.retries >= len(failed)
+        assert model.client.usage.retries >= len(failed)
         assert all(server.times_asked[asked] >= 2 for asked in failed)
 
 
@@ -326,7 +326,7 @@ def test_a_budget_stops_a_job_and_a_rerun_asks_for_nothing_twice(kind: str) -> N
                 check_evaluation(model)
             except BudgetError as error:
                 assert "raise `max_requests`" in str(error)  # noqa: PT017
-                assert model.client.spent.requests == most
+                assert model.client.usage.requests == most
             finally:
                 model.client.close()
             asked = {sent.asked for sent in server.posts[probed:]}

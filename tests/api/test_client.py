@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from ralm.errors import BudgetError, ServerError, StorageError, UsageError
-from ralm.lm.api.budget import Spent
+from ralm.lm.api.budget import Usage
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.options import ApiOptions
 from ralm.lm.api.store import AnswerStore, answer_key
-from ralm.lm.api.transport import Asked
+from ralm.lm.api.transport import ApiRequest
 from tests.api.plain_server import PlainServer, Reply, Request, echo, plain_server
 
 KEY = "sk-Very-Secret_0123456789"
@@ -37,8 +37,8 @@ def client_of(server: PlainServer, tmp_path: Path, *, identity: str = "a model",
     return client
 
 
-def asked(numbers: Iterator[int] | range) -> Iterator[Asked]:
-    return (Asked("/completions", {"n": number}, 3, 2) for number in numbers)
+def asked(numbers: Iterator[int] | range) -> Iterator[ApiRequest]:
+    return (ApiRequest("/completions", {"n": number}, 3, 2) for number in numbers)
 
 
 def numbers(answers: Iterator[Any]) -> list[int]:
@@ -60,7 +60,7 @@ def test_answers_come_in_order_with_no_more_under_way_than_allowed(tmp_path: Pat
     with plain_server(reply) as server, client_of(server, tmp_path, requests_at_once=5) as client:
         assert numbers(client.answers(asked(range(100)))) == list(range(100))
         assert server.most_at_once == 5
-        assert client.spent == Spent(requests=100, tokens_in=300, tokens_out=200)
+        assert client.usage == Usage(requests=100, tokens_in=300, tokens_out=200)
         assert {request.path for request in server.requests} == {"/v1/completions"}
 
 
@@ -102,8 +102,8 @@ def test_equal_requests_are_sent_once(tmp_path: Path) -> None:
     with plain_server() as server, client_of(server, tmp_path) as client:
         assert numbers(client.answers(asked(iter([1, 2, 1, 1, *range(200), 2])))) == [1, 2, 1, 1, *range(200), 2]
         assert len(server.requests) == 200
-        assert client.spent.requests == 200
-        assert client.spent.reused == 5
+        assert client.usage.requests == 200
+        assert client.usage.reused == 5
 
 
 def test_without_an_identity_nothing_is_kept(tmp_path: Path) -> None:
@@ -124,23 +124,23 @@ def test_a_second_client_asks_nothing_again_but_what_another_model_says(tmp_path
             list(client.answers(asked(range(10))))
         with client_of(server, tmp_path) as client:
             assert numbers(client.answers(asked(range(12)))) == list(range(12))
-            assert client.spent == Spent(requests=2, reused=10, tokens_in=6, tokens_out=4)
+            assert client.usage == Usage(requests=2, reused=10, tokens_in=6, tokens_out=4)
         with client_of(server, tmp_path, identity="another") as client:
             list(client.answers(asked(range(12))))
-            assert client.spent.requests == 12
+            assert client.usage.requests == 12
         assert len(server.requests) == 24
 
 
 def test_native_endpoints_and_get(tmp_path: Path) -> None:
     with plain_server() as server, client_of(server, tmp_path) as client:
-        list(client.answers([Asked("//generate", {"n": 1}, 1)]))
+        list(client.answers([ApiRequest("//generate", {"n": 1}, 1)]))
         assert client.get("/models") == client.get("//health") == echo(server.requests[-1]).body
         assert [(one.method, one.path) for one in server.requests] == [
             ("POST", "/generate"),
             ("GET", "/v1/models"),
             ("GET", "/health"),
         ]
-        assert client.spent.requests == 1
+        assert client.usage.requests == 1
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
@@ -151,7 +151,7 @@ def test_faults_are_retried_and_counted(tmp_path: Path, status: int) -> None:
     with plain_server(reply) as server, client_of(server, tmp_path, requests_at_once=1) as client:
         assert numbers(client.answers(asked(range(4)))) == list(range(4))
         assert len(server.requests) == 12
-        assert client.spent == Spent(requests=4, retries=8, tokens_in=12, tokens_out=8)
+        assert client.usage == Usage(requests=4, retries=8, tokens_in=12, tokens_out=8)
 
 
 def test_what_is_got_does_not_count(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_what_is_got_does_not_count(tmp_path: Path) -> None:
     with plain_server(reply) as server, client_of(server, tmp_path) as client:
         client.get("/models")
         assert len(server.requests) == 2
-        assert client.spent == Spent()
+        assert client.usage == Usage()
 
 
 def test_the_server_says_how_long_to_wait(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_the_server_says_how_long_to_wait(tmp_path: Path) -> None:
 
 def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(tmp_path: Path) -> None:
     said = refused(Reply({"error": {"message": "Daily limit."}}, 429, {"Retry-After": "3600"}), tmp_path)
-    assert said.startswith("URL is asked too much (429: Daily limit.); tried once. Lower `requests_at_once`")
+    assert said.startswith("URL limits the rate of requests (429: Daily limit.); tried once. Lower `requests_at_once`")
 
 
 def test_connections_that_break_off_are_retried(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_connections_that_break_off_are_retried(tmp_path: Path) -> None:
 
     with plain_server(reply) as server, client_of(server, tmp_path, requests_at_once=1) as client:
         assert numbers(client.answers(asked(range(2)))) == [0, 1]
-        assert client.spent.retries == 2
+        assert client.usage.retries == 2
         assert len(server.requests) == 4
 
 
@@ -198,9 +198,9 @@ def test_a_server_that_is_away(tmp_path: Path) -> None:
         with pytest.raises(ServerError, match=r"cannot be reached or broke off \(Connection refused\)") as error:
             list(client.answers(asked(range(100))))
         assert "tried 3 times over" in str(error.value)
-        assert "What was answered is kept" in str(error.value)
+        assert "Answers so far are stored" in str(error.value)
         assert error.value.status is None
-        assert client.spent.requests <= 16
+        assert client.usage.requests <= 16
         with pytest.raises(ServerError, match="Connection refused"):
             client.get("/models")
 
@@ -215,12 +215,12 @@ def test_a_server_that_is_silent(tmp_path: Path) -> None:
     [
         (
             Reply({"error": {"message": f"Incorrect API key provided: {KEY}. Find yours at ...", "code": "x"}}, 401),
-            "URL refused the key in the environment variable RALM_API_KEY (401: Incorrect API key provided: [key]. "
+            "URL rejected the key in the environment variable RALM_API_KEY (401: Incorrect API key provided: [key]. "
             "Find yours at ...).",
         ),
         (
             Reply({"detail": "Forbidden"}, 403),
-            "URL refused the key in the environment variable RALM_API_KEY (403: Forbidden).",
+            "URL rejected the key in the environment variable RALM_API_KEY (403: Forbidden).",
         ),
         (
             Reply({"object": "error", "message": "The model `m` does not exist.", "code": 404}, 404),
@@ -229,13 +229,13 @@ def test_a_server_that_is_silent(tmp_path: Path) -> None:
         (Reply(b"", 404), "URL has no model m, or no URL/completions (404: no reason given)."),
         (
             Reply({"error": {"message": "The context is too long.\nSecond line"}}, 400),
-            "URL refused a request (400: The context is too long.).",
+            "URL rejected a request (400: The context is too long.).",
         ),
-        (Reply({"detail": [{"msg": "n required"}, {"msg": "x"}]}, 422), "URL refused a request (422: n required)."),
-        (Reply({"error": "x" * 1000}, 400), f"URL refused a request (400: {'x' * 300}...)."),
-        (Reply({"error": "x" * 290 + KEY}, 400), f"URL refused a request (400: {'x' * 290}[key])."),
-        (Reply([], 400), "URL refused a request (400: no reason given)."),
-        (Reply({"error": {}}, 400), "URL refused a request (400: no reason given)."),
+        (Reply({"detail": [{"msg": "n required"}, {"msg": "x"}]}, 422), "URL rejected a request (422: n required)."),
+        (Reply({"error": "x" * 1000}, 400), f"URL rejected a request (400: {'x' * 300}...)."),
+        (Reply({"error": "x" * 290 + KEY}, 400), f"URL rejected a request (400: {'x' * 290}[key])."),
+        (Reply([], 400), "URL rejected a request (400: no reason given)."),
+        (Reply({"error": {}}, 400), "URL rejected a request (400: no reason given)."),
         (
             Reply(b"<html>\n<h1>It works</h1>", 200, {"Content-Type": "text/html"}),
             "URL/completions answered with '<html>', not with a JSON object; check that it is the URL of an API.",
@@ -244,9 +244,9 @@ def test_a_server_that_is_silent(tmp_path: Path) -> None:
         (Reply([1, 2]), "URL/completions answered with '[1, 2]', not with a JSON object; check that"),
         (Reply(b"[" * 100_000), "URL/completions answered with '[["),
         (Reply(b'{"a": "\xff'), "URL/completions answered with"),
-        (Reply({"error": {"message": "Provider is away", "code": 502}}), "URL refused a request (Provider is away)."),
-        (Reply({"choices": [{"error": {"message": "cut off"}}]}), "URL refused a request (cut off)."),
-        (Reply({"object": "error", "message": "no"}), "URL refused a request (no)."),
+        (Reply({"error": {"message": "Provider is away", "code": 502}}), "URL rejected a request (Provider is away)."),
+        (Reply({"choices": [{"error": {"message": "cut off"}}]}), "URL rejected a request (cut off)."),
+        (Reply({"object": "error", "message": "no"}), "URL rejected a request (no)."),
         (Reply({}, 307, {"Location": "https://elsewhere/v1"}), "URL has moved to https://elsewhere/v1 (307)"),
     ],
 )
@@ -280,7 +280,7 @@ def test_without_a_key_none_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     with plain_server(reply) as server, Client(Endpoint(server.url, "m"), ApiOptions(answers=tmp_path / "a")) as client:
         list(client.answers(asked(range(1))))
-        with pytest.raises(ServerError, match="asks for a key .401: Who are you.*put it into .* RALM_API_KEY"):
+        with pytest.raises(ServerError, match="needs a key .401: Who are you.*put it into .* RALM_API_KEY"):
             client.get("/models")
     assert "authorization" not in server.requests[0].headers
     assert KEY not in str(server.requests)
@@ -383,7 +383,7 @@ def test_a_budget_of_money_is_used_up_and_never_exceeded(tmp_path: Path) -> None
         assert [next(answers)["said"]["n"] for _ in range(10)] == list(range(10))
         with pytest.raises(BudgetError, match="10 requests sent .* 7 spent. .* raise `max_cost`"):
             next(answers)
-        assert client.spent.cost == 7.0
+        assert client.usage.cost == 7.0
         assert len(server.requests) == 10
     half = lambda request: Reply({**echo(request).body, "usage": {"prompt_tokens": 3, "completion_tokens": 0}})  # noqa: E731
     with plain_server(half) as server, client_of(server, tmp_path, identity="b", max_cost=7.0, **options) as client:
@@ -391,7 +391,7 @@ def test_a_budget_of_money_is_used_up_and_never_exceeded(tmp_path: Path) -> None
         with pytest.raises(BudgetError):
             list(client.answers(asked(range(100))))
         assert len(server.requests) == 22
-        assert client.spent.cost == pytest.approx(6.6)
+        assert client.usage.cost == pytest.approx(6.6)
 
 
 def test_a_request_that_failed_is_not_under_way(tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def test_many_threads_share_one_client(tmp_path: Path) -> None:
             thread.join()
         assert found == {first: list(range(first, first + 20)) for first in range(0, 100, 20)}
         assert server.most_at_once <= 3
-        assert client.spent.requests == 100
+        assert client.usage.requests == 100
 
 
 def test_inside_a_running_event_loop(tmp_path: Path) -> None:
@@ -505,14 +505,14 @@ import signal
 import sys
 from pathlib import Path
 from ralm.lm.api.client import Client
-from ralm.lm.api.transport import Asked
+from ralm.lm.api.transport import ApiRequest
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.options import ApiOptions
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
 client = Client(Endpoint(sys.argv[1], "m"), ApiOptions(answers=Path(sys.argv[2]), requests_at_once=4))
 client.identity = "x"
-for answer in client.answers(Asked("/completions", {"n": number}, 3) for number in range(int(sys.argv[3]))):
+for answer in client.answers(ApiRequest("/completions", {"n": number}, 3) for number in range(int(sys.argv[3]))):
     print(answer["said"]["n"], flush=True)
 """
 
@@ -542,7 +542,7 @@ def test_a_killed_process_asked_nothing_in_vain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "last", ["", "answers = client.answers(Asked('/completions', {'n': n}, 3) for n in range(9)); next(answers)"]
+    "last", ["", "answers = client.answers(ApiRequest('/completions', {'n': n}, 3) for n in range(9)); next(answers)"]
 )
 def test_a_program_that_never_closes_ends(tmp_path: Path, last: str) -> None:
     with plain_server() as server, start(server, tmp_path, 3, last) as program:
@@ -565,7 +565,7 @@ def test_an_interrupt_stops_and_keeps_what_is_under_way(tmp_path: Path) -> None:
         with Client(Endpoint(server.url, "m"), ApiOptions(answers=tmp_path / "answers")) as client:
             client.identity = "x"
             list(client.answers(asked(iter(sorted(sent)))))
-            assert client.spent.requests == 0
+            assert client.usage.requests == 0
 
 
 INTERRUPTED = """
@@ -574,7 +574,7 @@ import signal
 import sys
 from pathlib import Path
 from ralm.lm.api.client import Client
-from ralm.lm.api.transport import Asked
+from ralm.lm.api.transport import ApiRequest
 from ralm.lm.api.endpoint import Endpoint
 from ralm.lm.api.options import ApiOptions
 
@@ -582,7 +582,7 @@ random.seed(int(sys.argv[3]))
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 
 def numbers(client, count):
-    return [answer["said"]["n"] for answer in client.answers(Asked("/c", {"n": n}, 1) for n in range(count))]
+    return [answer["said"]["n"] for answer in client.answers(ApiRequest("/c", {"n": n}, 1) for n in range(count))]
 
 for identity in range(6):
     with Client(Endpoint(sys.argv[1], "m"), ApiOptions(answers=Path(sys.argv[2]), requests_at_once=4)) as client:
@@ -615,5 +615,5 @@ def test_a_proxy_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_bodies_are_sent_as_they_are(tmp_path: Path) -> None:
     body: dict[str, Any] = {"n": 1, "prompt": [0, 50256], "text": "né\u2028\n", "none": None, "nested": {"x": [1.5]}}
     with plain_server() as server, client_of(server, tmp_path) as client:
-        (answer,) = client.answers([Asked("/completions", body, 2)])
+        (answer,) = client.answers([ApiRequest("/completions", body, 2)])
         assert server.requests[0].body == answer["said"] == json.loads(json.dumps(body))

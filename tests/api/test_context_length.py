@@ -28,7 +28,7 @@ def test_a_server_that_does_not_say_it(dialect: Dialect) -> None:
     with served(TABLE, dialect) as (_, model):
         assert model.max_length == UNLIMITED
     with served(TABLE, dialect, options={"context_length": 100}) as (_, model):
-        assert model.max_length == 100 - model.way.margin
+        assert model.max_length == 100 - model.backend.reserved_tokens
     with served(TABLE, dialect) as (_, model):
         assert model.max_length == UNLIMITED, "what was found out before has no part in it"
 
@@ -73,5 +73,5 @@ def test_the_probe_names_the_flag(tmp_path: Path) -> None:
     backing = OfTable(seed=2, vocabulary=VOCABULARY)
     with ScriptedServer(backing, TransformersServe(), model="m") as server:
         asked = ["probe", f"{server.url}#m", "--tokenizer", "ralm-tiny", "--answers", str(tmp_path / "a.sqlite")]
-        assert "not told: say it with --context-length" in ralm(*asked).out
+        assert "not reported; set --context-length" in ralm(*asked).out
         assert "reads at once       99 tokens" in ralm(*asked, "--context-length", "100").out

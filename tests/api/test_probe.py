@@ -63,8 +63,8 @@ def tiny() -> Backing:
 
 
 def asked_how(model: ApiModel) -> tuple[str, int, bool, str, int]:
-    asking = model.capabilities.asking
-    return asking.way, asking.likeliest, asking.as_ids, model.tier, model.max_length
+    asking = model.capabilities.config
+    return asking.backend, asking.top_logprobs, asking.as_ids, model.tier, model.max_length
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_a_model_that_writes_no_greedy_text_is_refused_with_the_reason() -> None
 @pytest.mark.parametrize("likeliest", [1, 3, 1000])
 def test_as_many_likeliest_as_the_options_ask_for_and_the_server_lists(kind: str, likeliest: int) -> None:
     most = {"echo": 5, "vllm": 20, "sglang": VOCABULARY, "llama.cpp": VOCABULARY}[kind]
-    with served(TABLE, EXACT[kind], options={"likeliest": likeliest}) as (_, model):
-        assert model.way.name == kind
-        assert model.way.likeliest == min(likeliest, most)
+    with served(TABLE, EXACT[kind], options={"top_logprobs": likeliest}) as (_, model):
+        assert model.backend.name == kind
+        assert model.backend.top_logprobs == min(likeliest, most)
         check_figures(model, TABLE)
 
 
@@ -203,7 +203,7 @@ def test_a_bos_that_the_server_puts_before_texts_is_taken_into_account() -> None
     """vLLM and the like do so with texts; ids are read as they are. Where only text is taken, the BOS is in front."""
     begins = OfTable(seed=3, vocabulary=VOCABULARY, begins=True)
     with served(begins, LlamaCppPython(), options={"retries": 0}) as (_, model):
-        assert model.capabilities.asking.begin == 1
+        assert model.capabilities.config.begin == 1
         tokens = np.append(1, begins.tokenizer.encode("The list"))
         given = model.continuations().next_tokens([tokens])
         row_V = begins.log_probs(tokens.tolist())[-1]
@@ -233,8 +233,8 @@ def check_sentence(error: Exception) -> None:
     [
         (Status(500), "failed (500: "),
         (Status(503), "failed (503: "),
-        (Status(401), "asks for a key (401: "),
-        (Status(429, retry_after=0), "is asked too much (429: "),
+        (Status(401), "needs a key (401: "),
+        (Status(429, retry_after=0), "limits the rate of requests (429: "),
         (HtmlPage(502), "failed (502: <html>"),
         (HtmlPage(200), "not with a JSON object; check that it is the URL of an API."),
         (HtmlPage(404), "has no model scripted, or no "),
@@ -266,11 +266,11 @@ def test_a_server_that_is_away() -> None:
 @pytest.mark.parametrize("kind", SERVERS)
 def test_a_wrong_key(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedServer(TABLE, SERVERS[kind], key="sekret") as server:
-        with pytest.raises(ServerError, match="asks for a key .401: .*RALM_API_KEY") as raised:
+        with pytest.raises(ServerError, match="needs a key .401: .*RALM_API_KEY") as raised:
             opened(server)
         check_sentence(raised.value)
         monkeypatch.setenv("RALM_API_KEY", "sk-wrong-0123456789")
-        with pytest.raises(ServerError, match="refused the key in the environment variable RALM_API_KEY") as raised:
+        with pytest.raises(ServerError, match="rejected the key in the environment variable RALM_API_KEY") as raised:
             opened(server)
         check_sentence(raised.value)
         assert "sk-wrong-0123456789" not in str(raised.value)
@@ -334,7 +334,7 @@ def test_a_llama_cpp_that_tells_no_pieces_of_tokens() -> None:
     """As old versions do; its tokenizer cannot be used, and another can be named."""
     with (
         ScriptedServer(tiny(), WithoutPieces()) as server,
-        pytest.raises(ServerError, match="another form than its API says") as raised,
+        pytest.raises(ServerError, match="unexpected response format") as raised,
     ):
         load_api_model(f"{server.url}#{server.model}")
     check_sentence(raised.value)
@@ -360,6 +360,6 @@ def test_a_way_that_failed_is_tried_again_by_the_next_process() -> None:
     """A failure may be over by then; what was found without that way is not kept."""
     with ScriptedServer(TABLE, OpenAI(), faults=[Status(500)] * 4) as server:
         models = [opened(server, retries=0) for _ in range(2)]
-        assert [model.way.name for model in models] == ["bias", "echo"]
+        assert [model.backend.name for model in models] == ["bias", "echo"]
         for model in models:
             model.client.close()

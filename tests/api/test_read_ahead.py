@@ -239,7 +239,7 @@ def test_generation_from_lists_alone(likeliest: int) -> None:
     """As long as tokens are certified they are those of the exact average, within their bounds."""
     backing = OfBeginnings(6, apart=0.5)
     expected = written(backing, "The city", 3, stride=8, new_tokens=16)
-    with served(backing, LlamaCppPython(), options={"likeliest": likeliest, "retries": 0}) as (_, model):
+    with served(backing, LlamaCppPython(), options={"top_logprobs": likeliest, "retries": 0}) as (_, model):
         found = written(model, "The city", 3, stride=8, new_tokens=16)
     for one, other in zip(found, expected, strict=True):
         if not one.certified:
@@ -256,7 +256,7 @@ def test_generation_from_lists_alone(likeliest: int) -> None:
 @pytest.mark.parametrize("likeliest", [1, 2, 5])
 def test_where_tokens_can_be_asked_for_every_figure_is_exact(kind: str, likeliest: int) -> None:
     backing = OfBeginnings(6, apart=0.5)
-    with served(backing, KINDS[kind], options={"likeliest": likeliest}) as (_, model):
+    with served(backing, KINDS[kind], options={"top_logprobs": likeliest}) as (_, model):
         found = written(model, "The city", 3, stride=4, new_tokens=16)
     expected = written(backing, "The city", 3, stride=4, new_tokens=16)
     for one, other in zip(found, expected, strict=True):
@@ -271,7 +271,7 @@ def test_where_tokens_can_be_asked_for_every_figure_is_exact(kind: str, likelies
 def test_a_draft_that_a_server_of_texts_would_split_in_another_way_is_cut() -> None:
     local = load_local_model("ralm-tiny")
     with served(OfModel(local), TextsOnly()) as (_, model):
-        assert (model.way.name, model.way.takes_ids) == ("echo", False)
+        assert (model.backend.name, model.backend.takes_token_ids) == ("echo", False)
         found = written(model, "def f(x):\n    return", 3, stride=16, new_tokens=24)
     expected = written(local, "def f(x):\n    return", 3, stride=16, new_tokens=24)
     for one, other in zip(found, expected, strict=True):
@@ -285,7 +285,7 @@ def test_an_end_that_a_server_of_texts_cannot_be_sent() -> None:
     backing = OfBeginnings(2, apart=0, ends=True)
     expected = written(backing, "The city", 3, stride=16, new_tokens=40)
     with served(backing, TextsOnly()) as (_, model):
-        assert (model.way.name, model.way.takes_ids) == ("echo", False)
+        assert (model.backend.name, model.backend.takes_token_ids) == ("echo", False)
         found = written(model, "The city", 3, stride=16, new_tokens=40)
     assert len(expected) < 40
     check_equal(found, expected)
@@ -296,7 +296,7 @@ def test_an_end_that_a_bias_chooses_and_nothing_is_told_of() -> None:
     prompt = "The sea is a river and a list is a tuple"
     with served(backing, KINDS["bias"]) as (_, model):
         [found] = written(model, prompt, 2, stride=1, new_tokens=1)
-        with pytest.raises(ServerError, match="how likely the end of a text is"):
+        with pytest.raises(ServerError, match="no log-probability for the end of a text"):
             list(model.score([ScoringSequence(np.array([40, 41, 0]), np.array([2]))]))
     [expected] = written(backing, prompt, 2, stride=1, new_tokens=1)
     assert found.token == expected.token or not found.certified

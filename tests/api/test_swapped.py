@@ -23,7 +23,7 @@ from tests.api.scripted_server import Request, ScriptedServer
 from tests.api.served import VOCABULARY, opened, served
 
 TABLE = OfTable(seed=2, vocabulary=VOCABULARY)
-CHANGED = "changed its model in between: a known text goes on in another way"
+CHANGED = "changed its model during the job: it continues a known text with other"
 
 
 def passes(count: int, first: int = 0) -> list[ScoringSequence]:
@@ -156,9 +156,9 @@ def test_a_server_that_is_away_when_it_is_asked_again_is_not_another_model() -> 
 
 def test_a_budget_that_is_used_up_does_not_stop_the_last_answers() -> None:
     with served(TABLE, LlamaCpp()) as (server, model):
-        probed = model.client.spent.requests
+        probed = model.client.usage.requests
         again = opened(server, max_requests=200 + 1)
-        assert again.client.spent.requests == 1 < probed
+        assert again.client.usage.requests == 1 < probed
         scored(again, passes(200))
         with pytest.raises(BudgetError):
             scored(again, passes(201, 200))
@@ -169,8 +169,8 @@ def test_a_chat_is_another_one_if_it_has_another_name() -> None:
     """No text is known that it goes on with; another system alone is none of a chat's business."""
     with ScriptedServer(TABLE, OnlyChat()) as server:
         model = opened(server)
-        assert model.way.name == "chat"
-        ask = [model.way.writing(one.tokens_N, 3) for one in passes(30)]
+        assert model.backend.name == "chat"
+        ask = [model.backend.generation_request(one.tokens_N, 3) for one in passes(30)]
         list(model.client.answers(ask[:10]))
         server.fingerprint = "fp_of_today"
         begin = len(server.posts)
@@ -186,7 +186,7 @@ def test_chats_of_one_name_on_two_servers_are_two_models() -> None:
     identities = []
     for seed in (2, 3):
         with served(OfTable(seed=seed, vocabulary=VOCABULARY), OnlyChat()) as (_, model):
-            assert model.way.name == "chat"
+            assert model.backend.name == "chat"
             identities.append(model.capabilities.identity)
     assert identities[0] != identities[1]
 

@@ -84,7 +84,7 @@ def test_tgi_scores_like_the_model_behind_it(backing: Any) -> None:
     backing, local = (backing, backing) if isinstance(backing, OfTable) else (behind(), tiny())
     text = backing.tokenizer.encode("The list type has a method.\n\nIt's 3.14 km from here.")
     with served(backing, TGI()) as (server, model):
-        assert (model.way.name, model.tier, model.bounds) == ("tgi", "likeliest", None)
+        assert (model.backend.name, model.tier, model.bounds) == ("tgi", "likeliest", None)
         assert model.capabilities.tier.startswith("1")
         np.testing.assert_allclose(scored(model, text), scored(local, text), atol=1e-4)
         asked = server.posts[-1].body
@@ -117,7 +117,7 @@ def test_what_tgi_writes_from_several_documents_is_certified_where_it_is_surely_
 def test_the_bos_that_tgi_puts_before_a_text() -> None:
     text = np.concatenate([BOS, TEXT])
     with served(BEGUN, TGI()) as (server, model):
-        assert model.capabilities.asking.begin == BOS[0]
+        assert model.capabilities.config.begin == BOS[0]
         np.testing.assert_allclose(scored(model, text), scored(BEGUN, text), atol=1e-5)
         assert server.posts[-1].body["inputs"] == "The list type has a method."
         with pytest.raises(ServerError, match="read with `bos` always"):
@@ -144,7 +144,7 @@ def test_tgi_reads_as_long_a_text_as_it_says() -> None:
             for one in (model, backing)
         )
         np.testing.assert_allclose(found, expected, atol=1e-5)
-        with pytest.raises(ServerError, match="refused a request"):
+        with pytest.raises(ServerError, match="rejected a request"):
             scored(model, text[:223])
 
 
@@ -176,16 +176,16 @@ def test_the_one_model_of_tgi_goes_by_a_name_for_any() -> None:
 # Those that list the likeliest tokens
 
 
-LISTING: dict[str, Dialect] = {"tgi likeliest": TGI(prefill=False), "ollama": Ollama()}
+LISTING: dict[str, Dialect] = {"tgi top tokens": TGI(prefill=False), "ollama": Ollama()}
 
 
 @pytest.mark.parametrize("kind", LISTING)
 def test_bounds_hold_and_are_tight_where_a_token_is_listed(kind: str) -> None:
     text = tiny().tokenizer.encode("The list type has a method that sorts its items.")
     with served(behind(), LISTING[kind]) as (_, model):
-        assert (model.way.name, model.tier, model.max_length) == (kind, "likeliest", 1023)
+        assert (model.backend.name, model.tier, model.max_length) == (kind, "likeliest", 1023)
         lower, upper = bounded(model, text)
-        listed = model.way.likeliest
+        listed = model.backend.top_logprobs
     exact = scored(tiny(), text)
     assert (lower <= exact + 1e-4).all()
     assert (exact <= upper + 1e-4).all()
@@ -203,7 +203,7 @@ def test_bounds_where_the_server_writes_a_part_of_a_character(dialect: Dialect) 
     rows = behind().log_probs(text)
     parts = ["\ufffd" in tiny().tokenizer.decode(np.array([row.argmax()])) for row in rows]
     with served(behind(), dialect, options={"retries": 0}) as (_, model):
-        kept = [model.way.keeps(text[:end]) for end in range(1, len(text))]
+        kept = [model.backend.keeps_tokens(text[:end]) for end in range(1, len(text))]
         assert any(part and one for part, one in zip(parts, kept, strict=False))
         lower, upper = bounded(model, text)
     exact = scored(tiny(), text)
@@ -234,7 +234,7 @@ def test_nothing_is_bounded_behind_tokens_that_are_not_read_as_such(kind: str) -
 def test_the_bos_before_a_text_whose_likeliest_tokens_are_listed(kind: str) -> None:
     text = np.concatenate([BOS, TEXT])
     with served(BEGUN, LISTING[kind]) as (_, model):
-        assert model.capabilities.asking.begin == BOS[0]
+        assert model.capabilities.config.begin == BOS[0]
         lower, upper = bounded(model, text)
     exact = scored(BEGUN, text)
     assert (lower <= exact + 1e-5).all()
@@ -265,9 +265,9 @@ def test_why_tgi_does_not_score_is_told() -> None:
         assert what == "tgi"
         assert "without --enable-prefill-logprobs" in why
         assert model.capabilities.tier.startswith("2")
-        assert model.way.likeliest == 5
+        assert model.backend.top_logprobs == 5
     with served(TABLE, TGI(prefill=False, max_top_n_tokens=30)) as (_, model):
-        assert model.way.likeliest == 20
+        assert model.backend.top_logprobs == 20
 
 
 @pytest.mark.parametrize("length", [None, "1024"])
@@ -289,7 +289,7 @@ class OddLength(TGI):
 
 def test_an_ollama_that_lists_nothing_gives_raw_text() -> None:
     with served(TABLE, Ollama(knows_logprobs=False)) as (server, model):
-        assert (model.way.name, model.tier) == ("ollama text", "text")
+        assert (model.backend.name, model.tier) == ("ollama text", "text")
         assert model.capabilities.tier.startswith("3")
         found, _ = written(model, "The river ", InContext())
         assert {request.path for request in server.posts} == {"/api/generate"}
@@ -309,9 +309,9 @@ def test_ollama_refuses_what_is_too_long() -> None:
     with served(OfTable(seed=4, vocabulary=VOCABULARY, max_length=220), Ollama()) as (_, model):
         assert model.max_length == 219
         text = np.arange(230) % 90 + 4
-        assert list(model.client.answers([model.way.writing(text[:219], 1)]))
+        assert list(model.client.answers([model.backend.generation_request(text[:219], 1)]))
         with pytest.raises(ServerError, match="exceeds the context length"):
-            list(model.client.answers([model.way.writing(text[:220], 1)]))
+            list(model.client.answers([model.backend.generation_request(text[:220], 1)]))
 
 
 def test_a_bos_without_a_word_is_noticed() -> None:
@@ -324,5 +324,5 @@ def test_a_bos_without_a_word_is_noticed() -> None:
 
 def test_a_server_of_another_kind_is_not_taken_for_one() -> None:
     with served(TABLE, OpenAI()) as (_, model):
-        assert model.way.name == "echo"
+        assert model.backend.name == "echo"
         assert model.max_length == UNLIMITED

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ralm.errors import RalmError, ServerError
-from ralm.lm.api.backends import END, PromptForm, Way
+from ralm.lm.api.backends import END, Backend, PromptFormat
 from ralm.lm.api.client import Client
 from ralm.lm.api.endpoint import Endpoint
-from ralm.lm.api.predictions import Prediction, TokensByName, log_prob_of, prediction_of
-from ralm.lm.api.transport import Asked, JsonObject
+from ralm.lm.api.predictions import Prediction, TokenNames, build_prediction, parse_log_prob
+from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.lm.tokenizer import full_tokenizer
 from tests.api.backings import OfTable
 from tests.api.dialects.base import Dialect
@@ -48,14 +48,14 @@ READERS = ("echo", "vllm", "sglang")
 CHOOSERS = ("bias", "vllm", "sglang", "llama.cpp")
 
 
-def answered(dialect: Dialect, asked: Asked, backing: OfTable = TABLE) -> Any:
+def answered(dialect: Dialect, asked: ApiRequest, backing: OfTable = TABLE) -> Any:
     """What a server of this dialect answers."""
     with ScriptedServer(backing, dialect) as server, Client(Endpoint(server.url, server.model)) as client:
         [answer] = client.answers([asked])
         return answer
 
 
-def way(name: str, likeliest: int = 5, backing: OfTable = TABLE) -> Way:
+def way(name: str, likeliest: int = 5, backing: OfTable = TABLE) -> Backend:
     return way_named(name, backing, likeliest)
 
 
@@ -63,7 +63,7 @@ def way(name: str, likeliest: int = 5, backing: OfTable = TABLE) -> Way:
 @pytest.mark.parametrize("most", [1, 4])
 def test_what_is_written(name: str, most: int) -> None:
     one = way(name)
-    written = one.written(answered(DIALECTS[name], one.writing(TEXT, most)), most)
+    written = one.generated(answered(DIALECTS[name], one.generation_request(TEXT, most)), most)
     text = TEXT
     for found in written:
         check_prediction(found, TABLE.log_probs(text.tolist())[-1], 5)
@@ -76,7 +76,7 @@ def test_what_is_written(name: str, most: int) -> None:
 @pytest.mark.parametrize("likeliest", [1, 5])
 def test_what_is_read(name: str, likeliest: int) -> None:
     one = way(name, likeliest)
-    read = one.read(answered(DIALECTS[name], one.reading(TEXT)), TEXT)
+    read = one.prompt_predictions(answered(DIALECTS[name], one.prompt_request(TEXT)), TEXT)
     rows_NV = TABLE.log_probs(TEXT.tolist())
     assert [found.token for found in read] == [*TEXT[1:].tolist(), rows_NV[-1].argmax()]
     for found, row_V in zip(read, rows_NV, strict=True):
@@ -98,8 +98,8 @@ def check_prediction(found: Prediction, row_V: Any, likeliest: int) -> None:
 @pytest.mark.parametrize("name", CHOOSERS)
 def test_what_is_chosen(name: str) -> None:
     one = way(name)
-    for tokens in ([7], [101], [3, 150, 90][: one.chooses]):
-        found = one.chosen(answered(DIALECTS[name], one.choosing(TEXT, tokens)), tokens)
+    for tokens in ([7], [101], [3, 150, 90][: one.max_chosen]):
+        found = one.chosen_log_probs(answered(DIALECTS[name], one.choice_request(TEXT, tokens)), tokens)
         assert found == pytest.approx(ROW_V[tokens].tolist(), abs=1e-5)
 
 
@@ -109,7 +109,7 @@ def test_the_end_of_a_text(name: str) -> None:
     backing = next(table for seed in range(100) if len(ends_of(table := ending(seed))) in (2, 3))
     expected = ends_of(backing)
     one = way(name, 5, backing)
-    written = one.written(answered(DIALECTS[name], one.writing(TEXT, 6), backing), 6)
+    written = one.generated(answered(DIALECTS[name], one.generation_request(TEXT, 6), backing), 6)
     tokens = [found.token for found in written]
     assert [END if token == 0 else token for token in tokens][: len(expected)] == [*expected[:-1], END]
     assert tokens[len(expected) :] in ([], [END])
@@ -135,7 +135,7 @@ def test_an_end_behind_a_prompt(name: str, likeliest: int) -> None:
     """Some servers do not tell the end; the prompt is read all the same."""
     backing = next(table for seed in range(1000) if ends_of(table := ending(seed)) == [0])
     one = way(name, likeliest, backing)
-    read = one.read(answered(DIALECTS[name], one.reading(TEXT), backing), TEXT)
+    read = one.prompt_predictions(answered(DIALECTS[name], one.prompt_request(TEXT), backing), TEXT)
     rows_NV = backing.log_probs(TEXT.tolist())
     assert [found.token for found in read] in (TEXT[1:].tolist(), [*TEXT[1:].tolist(), 0])
     for found, row_V in zip(read, rows_NV, strict=False):
@@ -160,7 +160,7 @@ def test_bounds_of_lists_hold_whatever_is_added_or_lost(numbers: list[float], da
         both = [other for other in (shared, shared + 1) if other in listed]
         lost = data.draw(st.sampled_from(both)) if len(both) == 2 else None
         named = [(None if other in both else other, value) for other, value in listed.items() if other != lost]
-    found = prediction_of(token, float(row_V[token]), data.draw(st.permutations(named)), count)
+    found = build_prediction(token, float(row_V[token]), data.draw(st.permutations(named)), count)
     for other in range(len(row_V)):
         known = found.listed(other)
         assert known is None or known == pytest.approx(row_V[other], abs=1e-5)
@@ -177,14 +177,14 @@ def test_lists_of_ids_bound_as_tightly_as_they_can(numbers: list[float], data: s
     token = data.draw(st.integers(0, len(row_V) - 1))
     order = np.argsort(-row_V, kind="stable")
     listed = {int(other): float(row_V[other]) for other in order[:count]} | {token: float(row_V[token])}
-    found = prediction_of(token, float(row_V[token]), [*listed.items()], count)
+    found = build_prediction(token, float(row_V[token]), [*listed.items()], count)
     left = np.log(max(0.0, 1 - np.exp([*listed.values()]).sum()) + 1e-6)
     assert np.exp(found.rest) == pytest.approx(np.exp(min(row_V[order[count - 1]], left)), abs=1e-6)
 
 
 def test_a_name_of_two_tokens_is_noticed_by_its_figures() -> None:
     """The token has -1, and the only entry of its name has the -3 of another: that one is of a token without a name."""
-    found = prediction_of(7, -1.0, [(7, -3.0), (8, -0.6)], 2)
+    found = build_prediction(7, -1.0, [(7, -3.0), (8, -0.6)], 2)
     assert found.listed(7) == -1.0
     assert found.rest >= -3.0
 
@@ -192,11 +192,11 @@ def test_a_name_of_two_tokens_is_noticed_by_its_figures() -> None:
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, 0.02, 5, "-1", [], {}, True, False, -(10**400)])
 def test_what_is_no_log_probability(value: Any) -> None:
     with pytest.raises((ServerError, OverflowError)):
-        log_prob_of(value, "it")
+        parse_log_prob(value, "it")
 
 
 def test_what_is_one() -> None:
-    assert [log_prob_of(value, "it") for value in (-2, -0.5, 0, 0.001, -math.inf)] == [-2, -0.5, 0, 0, -math.inf]
+    assert [parse_log_prob(value, "it") for value in (-2, -0.5, 0, 0.001, -math.inf)] == [-2, -0.5, 0, 0, -math.inf]
 
 
 # Answers of another form
@@ -207,17 +207,33 @@ def parsed(name: str) -> Iterator[tuple[str, JsonObject, Callable[[JsonObject], 
     one = way(name)
 
     def written(answer: JsonObject, most: int) -> Any:
-        told = None if "text" in name else one.next_token(answer)
-        return told, one.written(answer, most), one.text_of(answer), one.counted(answer)
+        told = None if "text" in name else one.first_generated(answer)
+        return told, one.generated(answer, most), one.generated_text(answer), one.prompt_token_count(answer)
 
     for most in (1, 3):
-        yield f"writing {most}", answered(DIALECTS[name], one.writing(TEXT, most)), partial(written, most=most)
-    if one.reads_prompts:
-        yield "reading", answered(DIALECTS[name], one.reading(TEXT)), lambda answer: one.read(answer, TEXT)
+        yield (
+            f"writing {most}",
+            answered(DIALECTS[name], one.generation_request(TEXT, most)),
+            partial(written, most=most),
+        )
+    if one.scores_prompts:
+        yield (
+            "reading",
+            answered(DIALECTS[name], one.prompt_request(TEXT)),
+            lambda answer: one.prompt_predictions(answer, TEXT),
+        )
         places = np.arange(1, len(TEXT))
-        yield "scoring", answered(DIALECTS[name], one.scoring(TEXT)), lambda answer: one.scored(answer, TEXT, places)
-    if one.chooses:
-        yield "choosing", answered(DIALECTS[name], one.choosing(TEXT, [40])), lambda answer: one.chosen(answer, [40])
+        yield (
+            "scoring",
+            answered(DIALECTS[name], one.scoring_request(TEXT)),
+            lambda answer: one.scored_log_probs(answer, TEXT, places),
+        )
+    if one.max_chosen:
+        yield (
+            "choosing",
+            answered(DIALECTS[name], one.choice_request(TEXT, [40])),
+            lambda answer: one.chosen_log_probs(answer, [40]),
+        )
 
 
 def places_of(value: Any) -> Iterator[tuple[Any, ...]]:
@@ -261,21 +277,21 @@ def test_whatever_an_answer_holds_it_is_read_or_refused(name: str) -> None:
 def test_a_figure_that_is_none_is_never_read(name: str, new: Any) -> None:
     """A log-probability of a prompt's token that is not there, or no number, or above 0."""
     one = way(name)
-    answer = answered(DIALECTS[name], one.reading(TEXT))
+    answer = answered(DIALECTS[name], one.prompt_request(TEXT))
     figures = {
         "echo": ("choices", 0, "logprobs", "token_logprobs", 3),
         "vllm": ("choices", 0, "prompt_logprobs", 3, str(TEXT[3]), "logprob"),
         "sglang": ("meta_info", "input_token_logprobs", 3, 0),
     }
     with pytest.raises(ServerError):
-        one.read(changed(answer, figures[name], new), TEXT)
+        one.prompt_predictions(changed(answer, figures[name], new), TEXT)
 
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("change", ["one less", "one more", "shifted", "another token"])
 def test_log_probabilities_of_other_tokens_are_refused(name: str, change: str) -> None:
     one = way(name)
-    answer = answered(DIALECTS[name], one.reading(TEXT))
+    answer = answered(DIALECTS[name], one.prompt_request(TEXT))
     tokens = TEXT.copy()
     if change == "another token":
         tokens[4] = tokens[4] + 1
@@ -290,7 +306,7 @@ def test_log_probabilities_of_other_tokens_are_refused(name: str, change: str) -
             new = {"one less": told[:-1], "one more": [*told, told[-1]], "shifted": [*told[1:], told[-1]]}[change]
             answer = changed(answer, path, new)
     with pytest.raises(ServerError):
-        one.read(answer, tokens)
+        one.prompt_predictions(answer, tokens)
 
 
 def inside(answer: Any, path: tuple[Any, ...]) -> Any:
@@ -302,7 +318,7 @@ def inside(answer: Any, path: tuple[Any, ...]) -> Any:
 def test_a_list_for_the_chat_form_of_log_probabilities() -> None:
     """llama.cpp answers completions so."""
     one = way("completions")
-    written = one.written(answered(LlamaCpp(), one.writing(TEXT, 2)), 2)
+    written = one.generated(answered(LlamaCpp(), one.generation_request(TEXT, 2)), 2)
     assert written[0].token == ROW_V.argmax()
     check_prediction(written[0], ROW_V, 5)
 
@@ -311,27 +327,27 @@ def test_a_list_for_the_chat_form_of_log_probabilities() -> None:
 
 
 def test_names_of_tokens() -> None:
-    names = TokensByName(TABLE.tokenizer, VOCABULARY)
+    names = TokenNames(TABLE.tokenizer, VOCABULARY)
     assert names.id_of("token_id:17") == 17
     assert names.id_of("T") == TEXT[0]
     assert names.id_of("") is names.id_of("Th") is names.id_of("\ufffd") is names.id_of("bytes:\\xe2") is None
 
 
 def test_a_server_that_puts_a_bos_before_texts() -> None:
-    form = PromptForm(tokenizer=full_tokenizer(TABLE.tokenizer), as_ids=False, begin=1)
-    assert form.sent(np.append(1, TEXT)) == "The list type"
+    form = PromptFormat(tokenizer=full_tokenizer(TABLE.tokenizer), as_ids=False, begin=1)
+    assert form.encode(np.append(1, TEXT)) == "The list type"
     with pytest.raises(ServerError, match="read with `bos` always"):
-        form.sent(TEXT)
-    assert replace(form, begin=None).sent(TEXT) == "The list type"
-    assert replace(form, as_ids=True).sent(TEXT) == TEXT.tolist()
+        form.encode(TEXT)
+    assert replace(form, begin=None).encode(TEXT) == "The list type"
+    assert replace(form, as_ids=True).encode(TEXT) == TEXT.tolist()
 
 
 def test_texts_that_are_tokenised_again_end_only_where_nothing_is_cut() -> None:
     one = way("text")
     answer: JsonObject = {"choices": [{"text": "abcdef", "finish_reason": "stop"}]}
     tokens = TABLE.tokenizer.encode("abcdef").tolist()
-    assert [found.token for found in one.written(answer, 4)] == tokens[:4]
-    assert [found.token for found in one.written(answer, 6)] == tokens
-    assert [found.token for found in one.written(answer, 7)] == [*tokens, END]
+    assert [found.token for found in one.generated(answer, 4)] == tokens[:4]
+    assert [found.token for found in one.generated(answer, 6)] == tokens
+    assert [found.token for found in one.generated(answer, 7)] == [*tokens, END]
     cut = json.loads(json.dumps(answer).replace("stop", "length"))
-    assert [found.token for found in one.written(cut, 7)] == tokens
+    assert [found.token for found in one.generated(cut, 7)] == tokens

@@ -133,13 +133,13 @@ def test_options_go_to_the_commands_that_take_them(tmp_path: Path) -> None:
     assert "--dtype" in told(training, {}, dtype="bfloat16", device="all")
     assert "--device" not in told(training, {}, dtype="bfloat16", device="all")
     api = {"gpt2": "http://localhost:1/v1#gpt2"}
-    asked = told(STEP, api, dtype="bfloat16", device="cuda", api=ApiOptions(likeliest=5))
-    assert asked[-4:-2] == ["--likeliest", "5"]
+    asked = told(STEP, api, dtype="bfloat16", device="cuda", api=ApiOptions(top_logprobs=5))
+    assert asked[-4:-2] == ["--top-logprobs", "5"]
     assert "--dtype" not in asked
     assert "--device" not in asked
-    assert "--likeliest" not in told(STEP, {}, api=ApiOptions(likeliest=5))
+    assert "--top-logprobs" not in told(STEP, {}, api=ApiOptions(top_logprobs=5))
     first = name(STEP, tmp_path, api)
-    for options in (ApiOptions(likeliest=5), ApiOptions(tokenizer="gpt2"), ApiOptions(context_length=99)):
+    for options in (ApiOptions(top_logprobs=5), ApiOptions(tokenizer="gpt2"), ApiOptions(context_length=99)):
         assert name(STEP, tmp_path, api, CommandOptions(model=ModelOptions(api=options))) != first
     paying = ApiOptions(requests_at_once=4, max_requests=2000, timeout=60, retries=9)
     assert name(STEP, tmp_path, api, CommandOptions(model=ModelOptions(api=paying))) == first, (

@@ -108,17 +108,17 @@ def probe(
 def _print_capabilities(model: "ApiModel") -> None:
     from ralm.cli.output import print_line
 
-    found, way = model.capabilities, model.way
-    asking = found.asking
-    length = f"{found.max_length:,} tokens" if found.max_length else "not told: say it with --context-length"
+    found, backend = model.capabilities, model.backend
+    config = found.config
+    length = f"{found.max_length:,} tokens" if found.max_length else "not reported; set --context-length"
     print_line(f"{model.name}")
     print_line(f"  tier {found.tier}")
-    print_line(f"  asked by            {asking.way}, with {'token ids' if asking.as_ids else 'text'} as prompts")
-    print_line(f"  prompt's log-probs  {'yes' if way.reads_prompts else 'no'}")
-    print_line(f"  chosen tokens       {'yes' if way.chooses else 'no'}")
-    print_line(f"  likeliest tokens    {asking.likeliest or 'none'}")
-    print_line(f"  BOS                 {'put before text by the server' if asking.begin is not None else 'none added'}")
+    print_line(f"  backend             {config.backend}, with {'token ids' if config.as_ids else 'text'} as prompts")
+    print_line(f"  prompt's log-probs  {'yes' if backend.scores_prompts else 'no'}")
+    print_line(f"  chosen tokens       {'yes' if backend.max_chosen else 'no'}")
+    print_line(f"  most likely tokens  {config.top_logprobs or 'none'}")
+    print_line(f"  BOS                 {'put before text by the server' if config.begin is not None else 'none added'}")
     print_line(f"  reads at once       {length}")
     for what, reason in found.ruled_out:
         print_line(f"  not {what}: {reason}")
-    print_line(f"  {model.client.spent.said()}")
+    print_line(f"  {model.client.usage.describe()}")

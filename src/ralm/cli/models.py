@@ -120,5 +120,5 @@ def _close(models: "Sequence[WritingModel]") -> None:
         client: Any = getattr(model, "client", None)
         if client is not None:
             client.close()
-            spent, dry = client.spent, client.options.dry_run
-            note(f"{client.endpoint.model}: {spent.said_of_dry_run() if dry else spent.said()}")
+            spent, dry = client.usage, client.options.dry_run
+            note(f"{client.endpoint.model}: {spent.describe_dry_run() if dry else spent.describe()}")

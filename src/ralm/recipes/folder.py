@@ -42,7 +42,7 @@ from ralm.version import __version__
 MARK: Final = "recipes.json"
 _READS_MODEL: Final = ("eval", "signals", "qa", "curve", "choice")
 _TAKES_MODEL_OPTIONS: Final = (*_READS_MODEL, "train retriever")
-_DECISIVE: Final = ("tokenizer", "likeliest", "context_length")
+_DECISIVE: Final = ("tokenizer", "top_logprobs", "context_length")
 """Options of models behind an API that may decide a result; the others are about requests and their cost."""
 _HASH: Final = 16
 

@@ -1,6 +1,6 @@
 """Language models behind a server's API: OpenAI's and the many that speak it, and servers' own endpoints.
 
-Asking:
+BackendConfig:
 
     endpoint.py       the name of a model to its address and key
     options.py        how a server is asked

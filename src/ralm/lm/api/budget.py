@@ -1,7 +1,4 @@
-"""What is asked of a server, what it costs, and how much of either is allowed.
-
-Knows numbers of tokens and prices; knows nothing of what is asked.
-"""
+"""Counts requests and tokens, computes their cost from a table of prices, and enforces budgets."""
 
 import threading
 import tomllib
@@ -21,7 +18,7 @@ _MILLION: Final = 1_000_000
 
 
 class Tokens(NamedTuple):
-    """A number of tokens in (of prompts) and out (generated)."""
+    """Numbers of tokens in (of prompts) and out (generated)."""
 
     into: int
     out: int
@@ -36,13 +33,13 @@ class Tokens(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """What was asked of a server so far, and what it cost.
+class Usage:
+    """The requests to a server so far, and their cost.
 
-    `requests` were sent, and `retries` times one was sent again; `reused` requests were not sent, because their answer
-    was kept or an equal one was sent. The tokens are those of answers, as the server counted them; `estimated` answers
-    came without a count, and count at their worst. `cost` is in the currency of the price table, None without one; what
-    a provider charges for requests that it did not answer is not in it.
+    `requests` were sent, with `retries` retries; `reused` requests were not sent, because their answer was stored or an
+    equal one was sent. The tokens are those that the server counted; `estimated` answers came without a count and count
+    at their maximum. `cost` is in the currency of the price table, None without one, and excludes charges for requests
+    without an answer.
     """
 
     requests: int = 0
@@ -53,8 +50,8 @@ class Spent:
     estimated: int = 0
     cost: float | None = None
 
-    def said(self) -> str:
-        """The same in words, for a message."""
+    def describe(self) -> str:
+        """The usage in words, for a message."""
         cost = "" if self.cost is None else f", {self.cost:,.4g} spent"
         about = "about " if self.estimated else ""
         return (
@@ -62,8 +59,8 @@ class Spent:
             f"{about}{self.tokens_in:,} tokens in and {self.tokens_out:,} out{cost}"
         )
 
-    def said_of_dry_run(self) -> str:
-        """The same of requests that would be sent."""
+    def describe_dry_run(self) -> str:
+        """The usage of a dry run in words."""
         cost = "" if self.cost is None else f", at a cost of {self.cost:,.4g} at most"
         return (
             f"{self.requests:,} requests would be sent and {self.reused:,} reused, with {self.tokens_in:,} tokens in "
@@ -79,15 +76,15 @@ class Price:
     out: Decimal
 
     def cost(self, tokens: Tokens) -> Decimal:
-        """What these tokens cost."""
+        """The cost of these tokens."""
         return (self.into * tokens.into + self.out * tokens.out) / _MILLION
 
 
 class PriceTable:
     """Prices by the names of models.
 
-    It is read from a TOML file with a table for each model, whose name may have wildcards; the first that fits a model
-    counts, and a full name before those with wildcards:
+    The TOML file has a table for each model, whose name may have wildcards. A full name takes precedence, then the
+    first pattern that fits:
 
         ["gpt-4o-mini*"]
         input = 0.15     # a million tokens in, in any currency
@@ -116,10 +113,10 @@ class PriceTable:
 
 
 class Budget:
-    """Counts what is asked and spent, and refuses what would be too much; several threads may use it.
+    """Counts requests and their cost, and rejects requests beyond the limits; several threads may use it.
 
-    A request that is under way counts at its worst: all tokens of its prompt and the most that it may generate. So
-    `max_cost` is never exceeded, unless a server counts more tokens than that.
+    A request in flight counts at its maximum: all tokens of its prompt and all that it may generate. So `max_cost` is
+    never exceeded, unless a server counts more tokens than that.
 
     Raises UsageError if `options` have prices, but none for this model; InputError if they cannot be read.
     """
@@ -127,69 +124,69 @@ class Budget:
     def __init__(self, model: str, options: ApiOptions) -> None:
         self._options = options
         self._price = None if options.prices is None else _price_of(model, options.prices)
-        self._most = None if options.max_cost is None else Decimal(str(options.max_cost))
+        self._max_cost = None if options.max_cost is None else Decimal(str(options.max_cost))
         self._lock = threading.Lock()
-        self._spent = Spent(cost=None if self._price is None else 0.0)
+        self._usage = Usage(cost=None if self._price is None else 0.0)
         self._tokens = Tokens(0, 0)
-        self._under_way = Tokens(0, 0)
+        self._in_flight = Tokens(0, 0)
 
     @property
-    def spent(self) -> Spent:
-        """What was spent so far."""
-        return self._spent
+    def usage(self) -> Usage:
+        """The usage so far."""
+        return self._usage
 
     def affords(self, worst: Tokens) -> bool:
-        """Whether a request with these tokens at most may be sent now."""
+        """Whether a request with at most these tokens may be sent now."""
         return self._lacking(worst) is None
 
     def reserve(self, worst: Tokens) -> None:
-        """Count a request that is sent now. Raises BudgetError, without counting it, if that would be too much."""
+        """Count a request that is sent now. Raises BudgetError, without counting it, if it exceeds the budget."""
         with self._lock:
             if lacking := self._lacking(worst):
                 raise BudgetError(
-                    f"the budget is used up: {self._spent.said()}. What was answered is kept; raise `{lacking}` and "
-                    "run this again to go on from there."
+                    f"the budget is used up: {self._usage.describe()}. Answers so far are stored; raise `{lacking}` "
+                    "and run this again to continue."
                 )
-            self._under_way = self._under_way.plus(worst)
-            self._spent = replace(self._spent, requests=self._spent.requests + 1)
+            self._in_flight = self._in_flight.plus(worst)
+            self._usage = replace(self._usage, requests=self._usage.requests + 1)
 
     def answered(self, worst: Tokens, answer: Mapping[str, JsonValue]) -> None:
         """Count the answer to a request that was reserved."""
-        tokens = counted_tokens(answer)
+        tokens = tokens_in_answer(answer)
         with self._lock:
-            self._under_way = self._under_way.minus(worst)
+            self._in_flight = self._in_flight.minus(worst)
             self._tokens = self._tokens.plus(tokens or worst)
-            self._spent = replace(
-                self._spent,
+            self._usage = replace(
+                self._usage,
                 tokens_in=self._tokens.into,
                 tokens_out=self._tokens.out,
-                estimated=self._spent.estimated + (tokens is None),
+                estimated=self._usage.estimated + (tokens is None),
                 cost=None if self._price is None else float(self._price.cost(self._tokens)),
             )
 
     def failed(self, worst: Tokens) -> None:
-        """Stop counting a request that was reserved and has no answer as one that is under way."""
+        """Stop counting a reserved request without an answer."""
         with self._lock:
-            self._under_way = self._under_way.minus(worst)
+            self._in_flight = self._in_flight.minus(worst)
 
     def retried(self) -> None:
-        """Count a request that is sent again."""
+        """Count a retry."""
         with self._lock:
-            self._spent = replace(self._spent, retries=self._spent.retries + 1)
+            self._usage = replace(self._usage, retries=self._usage.retries + 1)
 
     def reused(self) -> None:
-        """Count a request that need not be sent."""
+        """Count a request that is not sent."""
         with self._lock:
-            self._spent = replace(self._spent, reused=self._spent.reused + 1)
+            self._usage = replace(self._usage, reused=self._usage.reused + 1)
 
     def _lacking(self, worst: Tokens) -> str | None:
-        """The option that does not allow another request, if one does not."""
-        if self._options.max_requests is not None and self._spent.requests >= self._options.max_requests:
+        """The option that forbids another request, or None."""
+        if self._options.max_requests is not None and self._usage.requests >= self._options.max_requests:
             return "max_requests"
-        if self._most is None or self._price is None:
+        if self._max_cost is None or self._price is None:
             return None
-        cost = self._price.cost(self._tokens.plus(self._under_way).plus(worst))
-        return "max_cost" if cost > self._most else None
+        cost = self._price.cost(self._tokens.plus(self._in_flight).plus(worst))
+        return "max_cost" if cost > self._max_cost else None
 
 
 _COUNTS: Final = (
@@ -198,11 +195,11 @@ _COUNTS: Final = (
     (None, "tokens_evaluated", "tokens_predicted"),  # llama.cpp's own
     (None, "prompt_eval_count", "eval_count"),  # Ollama's own
 )
-"""Where answers say how many tokens they took: the object inside the answer, its members for tokens in and out."""
+"""The object in an answer with its counts of tokens, and its fields for tokens in and out."""
 
 
-def counted_tokens(answer: Mapping[str, JsonValue]) -> Tokens | None:
-    """The tokens of an answer as the server counted them, or None if it does not say."""
+def tokens_in_answer(answer: Mapping[str, JsonValue]) -> Tokens | None:
+    """The tokens of an answer as the server counted them, or None."""
     for inside, into, out in _COUNTS:
         counts = answer if inside is None else answer.get(inside)
         if isinstance(counts, Mapping) and _is_count(read := counts.get(into)):

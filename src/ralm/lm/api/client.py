@@ -1,12 +1,11 @@
-"""Many requests to one server: in order, several under way at once, nothing asked twice, nothing beyond the budget.
+"""Sends many requests to one server: several at once, equal ones once, none beyond the budget; answers keep the order.
 
 A thread with an event loop sends requests. They are taken from the caller's iterable in the caller's thread, a few more
-than are under way. Answers are kept in a file as soon as they arrive.
+than are in flight. Answers are stored in a file as soon as they arrive.
 """
 
 import asyncio
 import logging
-import queue
 import threading
 import weakref
 from collections import deque
@@ -14,37 +13,34 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar, cast
+from typing import Any, Final, Self, TypeAlias, TypeVar, cast
 
 from pydantic import JsonValue
 
 from ralm.errors import UsageError
-from ralm.lm.api.budget import Budget, Spent, Tokens
+from ralm.lm.api.budget import Budget, Tokens, Usage
 from ralm.lm.api.endpoint import Endpoint
+from ralm.lm.api.model_change import ModelChangeDetector
 from ralm.lm.api.options import ApiOptions
 from ralm.lm.api.store import AnswerStore, answer_key, default_answers
-from ralm.lm.api.transport import Asked, JsonObject, Transport
-
-if TYPE_CHECKING:
-    from ralm.lm.api.model_change import Watch
+from ralm.lm.api.transport import ApiRequest, JsonObject, Transport
 
 _LOG: Final = logging.getLogger(__name__)
 _AHEAD: Final = 4
-"""Requests that are taken from the caller and wait, for each one that may be under way."""
+"""Requests that are taken from the caller and wait, for each one that may be in flight."""
 _SECONDS_TO_WAIT: Final = 30.0
-"""For answers that are under way when an error comes: they are paid for."""
+"""To wait for answers in flight after an error, since they are paid for."""
 _SECONDS_OF_SILENCE: Final = 1.0
-"""Before the user is told about that."""
+"""Before a message about that wait."""
 _CLOSED: Final = "the client was closed while its answers were awaited."
 
 
 class Client:
-    """Asks a server; a context manager.
+    """Sends requests to a server; a context manager.
 
-    `identity` says which model answers: a hash of everything that was found out about it. Until it is set, no answer is
-    kept or reused. Then answers are kept in `store` (default: the file that `options` names, or that of the user's
-    cache), by `watch` if there is one: it notices that the server changed its model. Any thread may use it, also one
-    with a running event loop.
+    `identity` is the hash that identifies the model. Until it is set, no answer is stored or reused. Then answers go to
+    `store` (default: the file in `options`, or the one in the user's cache), by way of `detector` if it is set. Any
+    thread may use a client, also one with a running event loop.
 
     Raises UsageError, InputError or StorageError if the prices or the file of answers cannot be used.
     """
@@ -53,15 +49,15 @@ class Client:
         self.endpoint = endpoint
         self.options = options or ApiOptions()
         self.identity = ""
-        self.watch: Watch | None = None
+        self.detector: ModelChangeDetector | None = None
         self._budget = Budget(endpoint.model, self.options)
         self._transport = Transport(endpoint, self.options, self._budget.retried)
-        self._background = Background(self._transport.close)
+        self._loop_thread = EventLoopThread(self._transport.close)
         self._own_store = store is None
         self.store = store or AnswerStore(self.options.answers or default_answers())
         self._gate = _Gate(self.options.requests_at_once, self._budget)
         self._calls: set[_Call] = set()
-        weakref.finalize(self, self._background.close)
+        weakref.finalize(self, self._loop_thread.close)
 
     def __enter__(self) -> Self:
         return self
@@ -70,35 +66,35 @@ class Client:
         self.close()
 
     @property
-    def spent(self) -> Spent:
-        """What was asked so far, and what it cost."""
-        return self._budget.spent
+    def usage(self) -> Usage:
+        """The requests so far and their cost."""
+        return self._budget.usage
 
     def get(self, path: str) -> JsonObject:
-        """What the server says at a path; it is not kept, and does not count. Raises ServerError."""
-        return self._background.run(partial(self._transport.get, path))
+        """The answer at a path; it is neither stored nor counted. Raises ServerError."""
+        return self._loop_thread.run(partial(self._transport.get, path))
 
     def post(self, path: str, body: Mapping[str, JsonValue]) -> JsonObject:
-        """What the server answers to a request that costs nothing; it is not kept, and does not count.
+        """The answer to a request that costs nothing; it is neither stored nor counted.
 
         Raises ServerError.
         """
-        return self._background.run(partial(self._transport.post, path, body))
+        return self._loop_thread.run(partial(self._transport.post, path, body))
 
-    def answers(self, asked: Iterable[Asked]) -> Iterator[JsonObject]:
+    def answers(self, requests: Iterable[ApiRequest]) -> Iterator[JsonObject]:
         """The answers to requests, in their order, each as soon as it and all before it are known.
 
-        Equal requests are sent once. If one fails, or the caller stops, no more are sent; those under way are waited
-        for and kept. Raises ServerError if the server does not answer a request, BudgetError if no more may be sent,
-        StorageError if an answer cannot be kept.
+        Equal requests are sent once. If one fails, or the caller stops, no more are sent; those in flight are awaited
+        and stored. Raises ServerError if the server does not answer a request, BudgetError if no more may be sent,
+        StorageError if an answer cannot be stored.
         """
-        call, requests, more = _Call(), iter(asked), True
+        call, waiting, more = _Call(), iter(requests), True
         self._calls.add(call)
         try:
             while more or call.order:
                 ahead = len(call.order) < _AHEAD * self.options.requests_at_once
                 if more and ahead:
-                    one = None if call.stopped else next(requests, None)
+                    one = None if call.stopped else next(waiting, None)
                     if one is None:
                         more = False
                     else:
@@ -111,34 +107,34 @@ class Client:
             self._end(call)
 
     def close(self) -> None:
-        """Stop, keep the answers that are under way, and end the thread; further calls do nothing."""
+        """Stop, store the answers in flight, and end the thread; further calls do nothing."""
         try:
             for call in list(self._calls):
                 self._end(call)
         finally:
-            self._background.close()
+            self._loop_thread.close()
             if self._own_store:
                 self.store.close()
 
-    def _submit(self, call: "_Call", asked: Asked) -> None:
-        """Have a request answered: by an equal one, from the file, or by the server."""
-        key = answer_key(self.identity, asked.path, asked.body)
-        if key in call.asked:
+    def _submit(self, call: "_Call", request: ApiRequest) -> None:
+        """Get the answer to a request: from an equal one, from the file, or from the server."""
+        key = answer_key(self.identity, request.path, request.body)
+        if key in call.requested:
             self._budget.reused()
-        elif self.identity and (kept := self.store.get(key)) is not None:
+        elif self.identity and (stored := self.store.get(key)) is not None:
             self._budget.reused()
-            call.outcomes[key] = kept
+            call.outcomes[key] = stored
         else:
-            call.asked.add(key)
-            self._background.start(partial(self._ask, call, key, asked, keep=bool(self.identity)))
+            call.requested.add(key)
+            self._loop_thread.start(partial(self._request, call, key, request, keep=bool(self.identity)))
         call.order.append(key)
 
-    async def _ask(self, call: "_Call", key: bytes, asked: Asked, *, keep: bool) -> None:
-        """Ask the server once it is the request's turn; the outcome goes to the call. An error ends the call."""
+    async def _request(self, call: "_Call", key: bytes, request: ApiRequest, *, keep: bool) -> None:
+        """Send a request once it is its turn; the outcome goes to the call. An error ends the call."""
         outcome: JsonObject | Exception = UsageError(_CLOSED)
         try:
             with call.task() as sent:
-                answer = await self._passed(asked, sent)
+                answer = await self._send_in_turn(request, sent)
                 if keep:
                     await self._keep(key, answer)
             outcome = answer
@@ -148,41 +144,41 @@ class Client:
         finally:
             call.arrived.put((key, outcome))
 
-    async def _passed(self, asked: Asked, sent: Callable[[], None] = lambda: None) -> JsonObject:
-        """The answer of the server, once it is the request's turn, when `sent` is called."""
-        async with self._gate.passed(asked.worst):
+    async def _send_in_turn(self, request: ApiRequest, sent: Callable[[], None] = lambda: None) -> JsonObject:
+        """The answer to a request; `sent` is called once it is its turn."""
+        async with self._gate.in_turn(request.worst):
             sent()
-            answer = await self._send(asked)
-            self._budget.answered(asked.worst, answer)
+            answer = await self._send(request)
+            self._budget.answered(request.worst, answer)
         return answer
 
-    async def _send(self, asked: Asked) -> JsonObject:
-        return await self._transport.post(asked.path, asked.body, asked.retries)
+    async def _send(self, request: ApiRequest) -> JsonObject:
+        return await self._transport.post(request.path, request.body, request.retries)
 
     async def _keep(self, key: bytes, answer: JsonObject) -> None:
-        if self.watch is None:
+        if self.detector is None:
             self.store.put(key, answer)
         else:
-            await self.watch.keep(key, answer, self._passed)
+            await self.detector.keep(key, answer, self._send_in_turn)
 
     def _end(self, call: "_Call") -> None:
-        """Send no more requests of a call, and wait for those that are under way."""
+        """Send no more requests of a call, and wait for those in flight."""
         self._calls.discard(call)
         if call.is_waiting():
             with suppress(UsageError):  # the client is closed
-                self._background.run(call.end)
+                self._loop_thread.run(call.end)
 
 
 class _Call:
-    """One call of `answers`: what its caller waits for, and its tasks, which belong to the event loop.
+    """One call of `answers`: the outcomes that its caller waits for, and its tasks, which belong to the event loop.
 
-    `order` has the keys of the requests whose answers are awaited, `asked` those that the server was asked for, and
-    `outcomes` the answers or errors that are known. More of these come in `arrived`.
+    `order` has the keys of the awaited requests, `requested` those of requests to the server, and `outcomes` the
+    answers or errors that are known. More of these arrive in `arrived`.
     """
 
     def __init__(self) -> None:
         self.order: deque[bytes] = deque()
-        self.asked: set[bytes] = set()
+        self.requested: set[bytes] = set()
         self.outcomes: dict[bytes, JsonObject | Exception] = {}
         self.arrived: SimpleQueue[tuple[bytes, JsonObject | Exception]] = SimpleQueue()
         self.stopped = False
@@ -190,12 +186,12 @@ class _Call:
         self._sent: set[asyncio.Task[Any]] = set()
 
     def first_is_known(self) -> bool:
-        """Whether the first answer need not be waited for."""
-        self._take_what_arrived()
+        """Whether the first answer is known."""
+        self._take_arrived()
         return self.order[0] in self.outcomes
 
     def first(self, *, forget: bool) -> JsonObject:
-        """The first answer, once it is known; with `forget` it is in the file and need not be remembered."""
+        """The first answer, once it is known; with `forget` it is dropped from memory, since the file has it."""
         key = self.order[0]
         while key not in self.outcomes:
             found, outcome = self.arrived.get()
@@ -206,17 +202,17 @@ class _Call:
             raise first
         if forget and key not in self.order:
             del self.outcomes[key]
-            self.asked.discard(key)
+            self.requested.discard(key)
         return first
 
     def is_waiting(self) -> bool:
-        """Whether the server still has to answer something."""
-        self._take_what_arrived()
-        return not self.asked <= self.outcomes.keys()
+        """Whether an answer of the server is missing."""
+        self._take_arrived()
+        return not self.requested <= self.outcomes.keys()
 
     @contextmanager
     def task(self) -> Iterator[Callable[[], None]]:
-        """The current task is one of this call's; what it yields is to be called when its request is sent."""
+        """Make the current task one of this call's; yields a function to call when its request is sent."""
         task = asyncio.current_task()
         assert task is not None
         if self.stopped:
@@ -234,21 +230,21 @@ class _Call:
             self._sent.discard(task)
 
     def stop(self) -> None:
-        """Cancel what is not sent."""
+        """Cancel the requests that are not sent."""
         self.stopped = True
         for task in self._unsent:
             task.cancel()
 
     async def end(self) -> None:
-        """Cancel what is not sent, and after a while what is under way."""
+        """Cancel the requests that are not sent, and after a while those in flight."""
         self.stop()
-        under_way = await _after(_SECONDS_OF_SILENCE, self._sent)
-        if under_way:
-            _LOG.info("waiting for %s answers that are under way; interrupt to stop at once", len(under_way))
-        for task in await _after(_SECONDS_TO_WAIT, under_way):
+        in_flight = await _after(_SECONDS_OF_SILENCE, self._sent)
+        if in_flight:
+            _LOG.info("waiting for %s answers in flight; interrupt to stop at once", len(in_flight))
+        for task in await _after(_SECONDS_TO_WAIT, in_flight):
             task.cancel()
 
-    def _take_what_arrived(self) -> None:
+    def _take_arrived(self) -> None:
         with suppress(Empty):
             while True:
                 key, outcome = self.arrived.get_nowait()
@@ -256,47 +252,50 @@ class _Call:
 
 
 async def _after(seconds: float, tasks: Set[asyncio.Task[Any]]) -> Set[asyncio.Task[Any]]:
-    """Those tasks that are still running after so many seconds."""
+    """The tasks that are still running after so many seconds."""
     return (await asyncio.wait(tasks, timeout=seconds))[1] if tasks else tasks
 
 
 class _Gate:
-    """Lets requests pass in the order in which they come: at most `most` are under way, within the budget."""
+    """Admits requests in their order: at most `limit` are in flight, within the budget."""
 
-    def __init__(self, most: int, budget: Budget) -> None:
-        self._most = most
+    def __init__(self, limit: int, budget: Budget) -> None:
+        self._limit = limit
         self._budget = budget
-        self._under_way = 0
+        self._in_flight = 0
         self._turn = asyncio.Lock()
         self._left = asyncio.Event()
 
     @asynccontextmanager
-    async def passed(self, worst: Tokens) -> AsyncIterator[None]:
-        """Inside, a request is under way. Raises BudgetError if it is too much once all before it are counted."""
+    async def in_turn(self, worst: Tokens) -> AsyncIterator[None]:
+        """A request is in flight inside. Raises BudgetError if the budget is too small once all others are answered."""
         async with self._turn:
-            while self._under_way and (self._under_way == self._most or not self._budget.affords(worst)):
+            while self._in_flight and (self._in_flight == self._limit or not self._budget.affords(worst)):
                 self._left.clear()
                 await self._left.wait()
             self._budget.reserve(worst)
-            self._under_way += 1
+            self._in_flight += 1
         try:
             yield
         except BaseException:
             self._budget.failed(worst)
             raise
         finally:
-            self._under_way -= 1
+            self._in_flight -= 1
             self._left.set()
 
 
 _Result = TypeVar("_Result")
 _Work: TypeAlias = Callable[[], Coroutine[Any, Any, _Result]]
 _SECONDS_TO_END: Final = 10.0
-"""For the thread to end; one that does not ends with the process."""
+"""To wait for the thread to end; otherwise it ends with the process."""
 
 
-class Background:
-    """A thread that runs async functions; it starts with the first one, and ends with `close` after running `last`."""
+class EventLoopThread:
+    """A thread that runs async functions; it starts with the first one, and `close` ends it after running `last`.
+
+    It works in any thread, and in a program with its own event loop.
+    """
 
     def __init__(self, last: _Work[None]) -> None:
         self._last = last
@@ -308,7 +307,7 @@ class Background:
         self._closed = False
 
     def start(self, work: _Work[None]) -> None:
-        """Have the thread run `work`, which says itself what came of it. Raises UsageError after `close`."""
+        """Have the thread run `work`, which reports its own outcome. Raises UsageError after `close`."""
         with self._lock:
             if self._closed:
                 raise UsageError("this client is closed; make another one.")
@@ -316,7 +315,9 @@ class Background:
 
     def run(self, work: _Work[_Result]) -> _Result:
         """Have the thread run `work`, and wait for its result. Raises what it raises, and UsageError after `close`."""
-        outcome: queue.SimpleQueue[tuple[_Result | None, Exception | None]] = queue.SimpleQueue()
+        # A user may interrupt the main thread between any two steps. The `get` of a queue is a single step; the lock
+        # of a future could stay locked.
+        outcome: SimpleQueue[tuple[_Result | None, Exception | None]] = SimpleQueue()
 
         async def report() -> None:
             try:
@@ -333,7 +334,7 @@ class Background:
         return cast("_Result", result)
 
     def close(self) -> None:
-        """Cancel what runs and end the thread; further calls do nothing."""
+        """Cancel all tasks and end the thread; further calls do nothing."""
         with self._lock:
             closed, self._closed = self._closed, True
         if self._loop is None or self._thread is None or closed or not self._thread.is_alive():
@@ -348,20 +349,20 @@ class Background:
         task.add_done_callback(self._tasks.discard)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, in a thread that was started."""
+        """The loop, after its thread was started."""
         if self._loop is not None:
             return self._loop
         runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
         def live() -> None:
             with runner:
-                runner.run(self._until_the_end())
+                runner.run(self._run_until_closed())
 
         self._thread = threading.Thread(target=live, name="ralm-api", daemon=True)
         self._loop = runner.get_loop()
-        self._thread.start()  # waits until it has started, so it is likely to be interrupted
+        self._thread.start()  # last, since an interrupt is likely while it waits for the thread
         return self._loop
 
-    async def _until_the_end(self) -> None:
+    async def _run_until_closed(self) -> None:
         await self._ending.wait()
         await self._last()

@@ -5,7 +5,7 @@
     openai:MODEL, together:MODEL ...   a provider; its key is in its own variable
 
 A key goes to the host that it belongs to and nowhere else: it is never part of a name, and a provider's key is never
-sent to a URL. Knows nothing of requests.
+sent to a URL.
 """
 
 import os
@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, urlsplit
 from ralm.errors import UsageError
 
 URL_KEY: Final = "RALM_API_KEY"
-"""The environment variable with the key for a server that is named by its URL."""
+"""The environment variable with the key for a server with a URL as its name."""
 _URL: Final = re.compile("https?://", re.IGNORECASE)
 _KEY: Final = re.compile("[!-~]+")
 """The characters that a header may hold."""
@@ -47,10 +47,9 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a model is asked.
+    """The address of a model: the base URL without a final slash, and the server's name for the model.
 
-    `url` is the base URL without a slash at its end, `model` the server's name for the model. `variable` names the
-    environment variable that `key` came from, or that a key belongs in.
+    `variable` is the environment variable of `key`, whether it is set or not.
     """
 
     url: str
@@ -60,12 +59,12 @@ class Endpoint:
 
     @property
     def is_url(self) -> bool:
-        """Whether it was named by its URL, and not as that of a provider."""
+        """Whether the name was a URL, not a provider."""
         return self.variable == URL_KEY
 
     @property
     def is_openai(self) -> bool:
-        """Whether it is OpenAI's own."""
+        """Whether it is OpenAI's own API."""
         return self.url == PROVIDERS["openai"].url
 
     def address(self, path: str) -> str:
@@ -77,19 +76,19 @@ class Endpoint:
 
 
 def is_api(name: str) -> bool:
-    """Whether the name of a language model is that of one behind an API."""
+    """Whether this is the name of a language model behind an API."""
     return _URL.match(name) is not None or name.partition(":")[0] in PROVIDERS.keys() - {name}
 
 
 def endpoint_of(name: str, environment: Mapping[str, str] = os.environ) -> Endpoint:
-    """The endpoint that a name stands for, with its key from the environment.
+    """The endpoint with this name, and its key from the environment.
 
     Raises UsageError if the name has no model, the URL is malformed or has a user or password in it, the key of a
     provider is not set, or a key has characters that cannot be sent. No message holds a key or password.
     """
     provider, _, model = name.partition(":")
     if provider not in PROVIDERS:
-        return _at_url(name, environment)
+        return _url_endpoint(name, environment)
     if not model.strip():
         raise UsageError(f"{name} names no model; write {provider}:MODEL.")
     variable = PROVIDERS[provider].variable
@@ -99,7 +98,7 @@ def endpoint_of(name: str, environment: Mapping[str, str] = os.environ) -> Endpo
     return Endpoint(PROVIDERS[provider].url, model.strip(), key, variable)
 
 
-def _at_url(name: str, environment: Mapping[str, str]) -> Endpoint:
+def _url_endpoint(name: str, environment: Mapping[str, str]) -> Endpoint:
     url, _, model = name.partition("#")
     parts = _parts(url)
     if not model.strip():

@@ -1,4 +1,4 @@
-"""The tokenizer of a model behind an API: by hub name or folder, tiktoken's, or the server's own."""
+"""Finds the tokenizer of a model behind an API: a hub name or folder, an encoding of tiktoken, or the server's own."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ import tiktoken
 from pydantic import JsonValue
 
 from ralm.errors import ChatError, ModelError, UsageError
-from ralm.lm.api.backends import parses
+from ralm.lm.api.backends import parsing
 from ralm.lm.api.client import Client
-from ralm.lm.api.servers import Server
+from ralm.lm.api.servers import ServerInfo
 from ralm.lm.local.tokenization import load_model_tokenizer
 from ralm.lm.named import load_tokenizer
 from ralm.lm.tokenizer import full_tokenizer, last_of_user
@@ -22,14 +22,14 @@ from ralm.records import EncodedPiece, IntArray, Message, SpecialTokens
 
 _TIKTOKEN: Final = "tiktoken:"
 _NAMES: Final = ("tokenizer_path", "root", "model_path", "model_id")
-"""Where servers say what a model is called on the hub, or which folder it is in."""
-_KEPT: Final = 1 << 16
-"""How many texts a server's own tokenizer remembers."""
+"""Fields in which servers report the hub name or folder of a model."""
+_CACHED: Final = 1 << 16
+"""Texts that a server's own tokenizer caches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ApiTokenizer:
-    """A tokenizer of `size` token ids, what it is called in messages, and a hash of all that decides its tokens."""
+    """A tokenizer with `size` token ids, its name in messages, and a hash of all that its tokens depend on."""
 
     tokenizer: FullTokenizer
     name: str
@@ -37,38 +37,38 @@ class ApiTokenizer:
     fingerprint: str
 
 
-def open_tokenizer(client: Client, server: Server) -> ApiTokenizer:
-    """The tokenizer that the options name; else OpenAI's, the one that the server names, or the server itself.
+def open_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
+    """The tokenizer in the options; else OpenAI's, the one that the server reports, or the server's own.
 
-    Raises UsageError if none is to be had, ModelError if the one that was named cannot be loaded.
+    Raises UsageError if there is none, ModelError if the one in the options cannot be loaded.
     """
-    named, model = client.options.tokenizer, client.endpoint.model
-    if named is not None:
-        return _of_tiktoken(named) if named.startswith(_TIKTOKEN) else _of_folder_or_hub(named)
+    option, model = client.options.tokenizer, client.endpoint.model
+    if option is not None:
+        return _tiktoken(option) if option.startswith(_TIKTOKEN) else _hub_or_folder(option)
     if client.endpoint.is_openai:
-        return _of_tiktoken(f"{_TIKTOKEN}{model}")
+        return _tiktoken(f"{_TIKTOKEN}{model}")
     if server.kind == "llama.cpp":
-        return _of_server(client, server)
-    told = [str(server.says[key]) for key in _NAMES if server.says.get(key)]
+        return _server_tokenizer(client, server)
+    reported = [str(server.fields[key]) for key in _NAMES if server.fields.get(key)]
     failure = None
-    for name in dict.fromkeys([*told, model]):
+    for name in dict.fromkeys([*reported, model]):
         try:
             tokenizer = load_model_tokenizer(name)
             return ApiTokenizer(tokenizer, name, tokenizer.vocabulary, tokenizer.fingerprint)
         except ModelError as error:
             failure = error
     raise UsageError(
-        f"{client.endpoint.url} does not say which tokenizer {model} has: name it as `tokenizer`, a hub name, a "
+        f"{client.endpoint.url} does not report the tokenizer of {model}: name it as `tokenizer`, a hub name, a "
         f"folder, or tiktoken:NAME. ({failure})"
     ) from failure
 
 
-def _of_folder_or_hub(name: str) -> ApiTokenizer:
+def _hub_or_folder(name: str) -> ApiTokenizer:
     tokenizer = load_tokenizer(name)
     return ApiTokenizer(tokenizer, name, tokenizer.vocabulary, tokenizer.fingerprint)
 
 
-def _of_tiktoken(name: str) -> ApiTokenizer:
+def _tiktoken(name: str) -> ApiTokenizer:
     """An encoding of tiktoken, by its own name or by that of a model of OpenAI."""
     wanted = name.removeprefix(_TIKTOKEN)
     try:
@@ -77,7 +77,7 @@ def _of_tiktoken(name: str) -> ApiTokenizer:
     except KeyError:
         choices = ", ".join(tiktoken.list_encoding_names())
         raise UsageError(f"tiktoken has no encoding for {wanted}; give tiktoken:NAME with one of {choices}.") from None
-    except Exception as error:  # it downloads its files, and fails in the ways of any package that does
+    except Exception as error:  # it downloads its files, and lets the errors of that through
         raise ModelError(f"the encoding {wanted} of tiktoken cannot be loaded: {error}") from error
     return ApiTokenizer(
         full_tokenizer(TiktokenTokenizer(encoding)), name, encoding.n_vocab, f"{_TIKTOKEN}{encoding.name}"
@@ -106,7 +106,7 @@ class TiktokenTokenizer:
         return tokens, _spans(text, [self._encoding.decode_single_token_bytes(token) for token in tokens.tolist()])
 
     def decode(self, tokens: IntArray) -> str:
-        """The text of token ids; those that it does not know are skipped."""
+        """The text of token ids; unknown ones are skipped."""
         known = [token for token in tokens.tolist() if 0 <= token < self._encoding.n_vocab]
         return b"".join(map(self._bytes, known)).decode(errors="replace")
 
@@ -117,24 +117,25 @@ class TiktokenTokenizer:
             return b""
 
 
-def _of_server(client: Client, server: Server) -> ApiTokenizer:
-    meta = server.says.get("meta")
-    size = meta.get("n_vocab") if isinstance(meta, dict) else None
+def _server_tokenizer(client: Client, server: ServerInfo) -> ApiTokenizer:
+    size = server.meta.get("n_vocab")
     if not isinstance(size, int):
-        raise UsageError(f"{client.endpoint.url} does not say how many tokens its model has: name its `tokenizer`.")
+        raise UsageError(
+            f"{client.endpoint.url} does not report the size of its vocabulary: name the model's `tokenizer`."
+        )
     tokenizer = LlamaCppTokenizer(client)
     name = f"of {client.endpoint.url}"
     return ApiTokenizer(full_tokenizer(tokenizer), name, size, tokenizer.fingerprint)
 
 
 class LlamaCppTokenizer:
-    """The tokenizer of a llama.cpp server, which is asked for every text; what it said is remembered."""
+    """The tokenizer of a llama.cpp server, which is asked for every text; its answers are cached."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._pieces = lru_cache(_KEPT)(self._asked_for_pieces)
-        self._texts = lru_cache(_KEPT)(self._asked_for_text)
-        bare, whole = (self._asked_for_pieces("a", special=special) for special in (False, True))
+        self._pieces = lru_cache(_CACHED)(self._request_pieces)
+        self._texts = lru_cache(_CACHED)(self._request_text)
+        bare, whole = (self._request_pieces("a", special=special) for special in (False, True))
         self._before = [token for token, _ in whole[: len(whole) - len(bare)]]
         props = client.get("//props")
         self._end = self._special(props.get("eos_token"))
@@ -167,8 +168,8 @@ class LlamaCppTokenizer:
         """The text of token ids."""
         return self._texts(tuple(tokens.tolist()))
 
-    @parses
-    def _asked_for_pieces(self, text: str, *, special: bool = False) -> tuple[tuple[int, bytes], ...]:
+    @parsing
+    def _request_pieces(self, text: str, *, special: bool = False) -> tuple[tuple[int, bytes], ...]:
         """The tokens of a text with their bytes."""
         body: dict[str, JsonValue] = {
             "content": text,
@@ -179,13 +180,13 @@ class LlamaCppTokenizer:
         tokens: Any = self._client.post("//tokenize", body)["tokens"]
         return tuple((int(one["id"]), _bytes_of(one["piece"])) for one in tokens)
 
-    @parses
-    def _asked_for_text(self, tokens: tuple[int, ...]) -> str:
+    @parsing
+    def _request_text(self, tokens: tuple[int, ...]) -> str:
         return str(self._client.post("//detokenize", {"tokens": [*tokens]})["content"])
 
-    @parses
+    @parsing
     def _special(self, text: object) -> int | None:
-        """The token that is spelled like this, if it is one."""
+        """The token with this spelling, if it is one."""
         if not isinstance(text, str) or not text:
             return None
         tokens: Any = self._client.post("//tokenize", {"content": text, "parse_special": True})["tokens"]
@@ -197,8 +198,10 @@ def _bytes_of(piece: object) -> bytes:
 
 
 def _spans(text: str, pieces: Sequence[bytes]) -> IntArray:
-    """The characters (int64, N x 2) that pieces of the UTF-8 bytes of a text stand for; those that share a character
-    share its span. A space that a tokenizer puts before the text belongs to its first character."""
+    """The characters (int64, N x 2) of pieces of the UTF-8 bytes of a text.
+
+    Pieces of one character share its span. A space that the tokenizer adds belongs to the first character.
+    """
     character_of = [place for place, character in enumerate(text) for _ in character.encode()]
     extra = sum(map(len, pieces)) - len(character_of)
     ends = np.cumsum([0, *map(len, pieces)]) - max(extra, 0)
@@ -216,9 +219,11 @@ def _spans(text: str, pieces: Sequence[bytes]) -> IntArray:
 _NONE = np.zeros(0, dtype=np.int64)
 
 
-class BareTokenizer:
-    """A `FullTokenizer` that adds no special tokens. With `messages`, a chat is the message itself: the server puts it
-    into the model's chat template."""
+class PlainTokenizer:
+    """A `FullTokenizer` for servers that add special tokens themselves: it adds none.
+
+    With `messages`, a chat is the message itself, since the server applies the model's chat template.
+    """
 
     def __init__(self, tokenizer: FullTokenizer, *, messages: bool) -> None:
         self._own = tokenizer
@@ -227,7 +232,7 @@ class BareTokenizer:
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """None: the server adds its own."""
+        """None, since the server adds its own."""
         return SpecialTokens(before=_NONE, after=_NONE, begin=None)
 
     @property
@@ -261,14 +266,13 @@ class BareTokenizer:
         return self._own.encode(text)[:max_tokens]
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[IntArray, IntArray] | None:
-        """The ids and spans of a message, or of the chat that a server takes as text; ChatError if a server that takes
-        a message is given several."""
+        """The ids and spans of a chat, with `messages` of its only message; ChatError if there are several."""
         if not self._messages:
             return self._own.encode_chat(messages)
         if len(messages) > 1:
             raise ChatError(
-                f"this model is asked with one message of the user, and the chat has {len(messages)}: leave out the "
-                "others, or ask a server that takes a prompt as text."
+                f"this model takes one message of the user, and the chat has {len(messages)}: leave out the others, or "
+                "use a server that takes a prompt as text."
             )
         return self._own.encode_with_spans(messages[last_of_user(messages)].content)
 

@@ -1,7 +1,7 @@
-"""One request to a server: JSON out, JSON in, and every failure as one sentence.
+"""Sends one request to a server: JSON out, JSON in, and every failure as one sentence.
 
-The package `openai` does the work, retries included. Nothing of what it reads from OPENAI_* variables is sent, since
-the server may be anyone's. No message holds the key, also if the server repeats it.
+The package `openai` sends and retries. It reads OPENAI_* variables, but none of them is sent, since the server may be
+anyone's. No message contains the key, even if the server repeats it.
 """
 
 import json
@@ -31,40 +31,40 @@ from ralm.lm.api.options import ApiOptions
 from ralm.version import __version__
 
 JsonObject: TypeAlias = dict[str, JsonValue]
-_KEPT: Final = "What was answered is kept; run this again to go on from there."
+_STORED: Final = "Answers so far are stored; run this again to continue."
 _LONGEST: Final = 300
-"""Characters of what a server said that a message repeats."""
+"""Characters of a server's message that an error repeats."""
 _SECONDS_TO_CONNECT: Final = 10.0
 _MESSAGES: Final = ("message", "error", "detail", "msg")
-"""Where the body of an error has its message."""
+"""Fields of an error's body that may hold its message."""
 _TRIES: Final = "x-stainless-retry-count"
-"""The header in which the package counts how often a request was sent before."""
+"""The header in which `openai` counts earlier attempts of a request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class ApiRequest:
     """A request: `body` goes to `path`, which is below the base URL, or from the server's root if it begins with `//`.
 
-    `tokens` is the number of tokens in its prompt, `most_new` the number that it may generate at most. They count until
-    the server says how many it took.
+    `tokens` is the number of tokens in its prompt, `max_new_tokens` the maximum number to generate. The budget counts
+    these until the server reports its own numbers.
     """
 
     path: str
     body: Mapping[str, JsonValue]
     tokens: int
-    most_new: int = 0
+    max_new_tokens: int = 0
     retries: int | None = None
 
     @property
     def worst(self) -> Tokens:
-        """The most tokens that it can cost."""
-        return Tokens(self.tokens, self.most_new)
+        """The maximum number of tokens that it can cost."""
+        return Tokens(self.tokens, self.max_new_tokens)
 
 
 class Transport:
     """Sends requests to one endpoint; all its methods belong to one event loop.
 
-    `retried` is called whenever a request of `post` is sent again. Raises UsageError if the environment names a proxy
+    `retried` is called for each retry of `post`. Raises UsageError if the environment names a proxy
     or certificates that cannot be used.
     """
 
@@ -92,14 +92,14 @@ class Transport:
         )
 
     async def post(self, path: str, body: Mapping[str, JsonValue], retries: int | None = None) -> JsonObject:
-        """The answer to a request, which is sent again at most `retries` times (None: as often as the options say).
+        """The answer to a request, with at most `retries` retries (None: those of the options).
 
         Raises ServerError if there is none.
         """
         return await self._answer(path, self._client.post, retries, body=dict(body))
 
     async def get(self, path: str) -> JsonObject:
-        """What a server says at a path. Raises ServerError if there is nothing."""
+        """The answer at a path. Raises ServerError if there is none."""
         return await self._answer(path, self._client.get, 1)
 
     async def close(self) -> None:
@@ -117,59 +117,60 @@ class Transport:
             problem = self._problem(error, path, time.monotonic() - begun)
         else:
             answer = _object(text)
-            refused = None if answer is None else _refusal(answer)
-            if answer is not None and refused is None:
+            rejection = None if answer is None else _rejection(answer)
+            if answer is not None and rejection is None:
                 return answer
-            problem = self._odd(path, text) if answer is None else self._refused(refused or "")
-        raise problem  # outside of the block, so that it does not carry the request with its key along
+            problem = self._not_json(path, text) if answer is None else self._rejected(rejection or "")
+        raise problem  # outside of the block, so that it does not carry the request with its key
 
     def _problem(self, error: APIError, path: str, seconds: float) -> ServerError:
-        """What went wrong, in one or two sentences."""
+        """The error in one or two sentences."""
         tries = int(error.request.headers.get(_TRIES, "0")) + 1
         tried = f"tried {tries:,} times over {seconds:,.0f} seconds" if tries > 1 else "tried once"
         if not isinstance(error, APIStatusError):
-            return ServerError(f"{self._unreached(error)}; {tried}. {_KEPT}")
-        said = f"({error.status_code}: {self._told(_message(error.body))})"
-        return ServerError(self._status(error, path, said, tried), error.status_code)
+            return ServerError(f"{self._unreached(error)}; {tried}. {_STORED}")
+        quoted = f"({error.status_code}: {self._quote(_message(error.body))})"
+        return ServerError(self._status(error, path, quoted, tried), error.status_code)
 
     def _unreached(self, error: APIError) -> str:
         url = self._endpoint.url
         if isinstance(error, APITimeoutError):
             return f"{url} did not answer within {self._timeout:g} seconds"
-        return f"{url} cannot be reached or broke off ({self._told(_cause(error))})"
+        return f"{url} cannot be reached or broke off ({self._quote(_cause(error))})"
 
-    def _status(self, error: APIStatusError, path: str, said: str, tried: str) -> str:
-        """What an HTTP status means for the user."""
+    def _status(self, error: APIStatusError, path: str, quoted: str, tried: str) -> str:
+        """The meaning of an HTTP status for the user."""
         url, variable = self._endpoint.url, self._endpoint.variable
         match error.status_code:
             case 401 | 403 if self._endpoint.key is None:
-                return f"{url} asks for a key {said}; put it into the environment variable {variable}."
+                return f"{url} needs a key {quoted}; put it into the environment variable {variable}."
             case 401 | 403:
-                return f"{url} refused the key in the environment variable {variable} {said}."
+                return f"{url} rejected the key in the environment variable {variable} {quoted}."
             case 404:
-                return f"{url} has no model {self._endpoint.model}, or no {self._endpoint.address(path)} {said}."
+                return f"{url} has no model {self._endpoint.model}, or no {self._endpoint.address(path)} {quoted}."
             case 429:
-                return f"{url} is asked too much {said}; {tried}. Lower `requests_at_once` or wait a while. {_KEPT}"
+                advice = "Lower `requests_at_once` or wait a while."
+                return f"{url} limits the rate of requests {quoted}; {tried}. {advice} {_STORED}"
             case status if status >= 500 or status in (408, 409):
-                return f"{url} failed {said}; {tried}. {_KEPT}"
+                return f"{url} failed {quoted}; {tried}. {_STORED}"
             case status if status < 400:
-                place = self._told(error.response.headers.get("location", "")) or "another address"
+                place = self._quote(error.response.headers.get("location", "")) or "another address"
                 return f"{url} has moved to {place} ({error.status_code}); name that URL."
             case _:
-                return f"{url} refused a request {said}."
+                return f"{url} rejected a request {quoted}."
 
-    def _refused(self, said: str) -> ServerError:
-        return ServerError(f"{self._endpoint.url} refused a request ({self._told(said)}).", 200)
+    def _rejected(self, message: str) -> ServerError:
+        return ServerError(f"{self._endpoint.url} rejected a request ({self._quote(message)}).", 200)
 
-    def _odd(self, path: str, text: str) -> ServerError:
-        came = f"'{self._told(text)}'" if text.strip() else "nothing"
+    def _not_json(self, path: str, text: str) -> ServerError:
+        came = f"'{self._quote(text)}'" if text.strip() else "nothing"
         place = self._endpoint.address(path)
         return ServerError(
             f"{place} answered with {came}, not with a JSON object; check that it is the URL of an API.", 200
         )
 
-    def _told(self, text: str) -> str:
-        """The first line with something on it of what a server said, without the key, cut."""
+    def _quote(self, text: str) -> str:
+        """The first line of a server's message that is not blank, without the key, truncated."""
         if self._endpoint.key:
             text = text.replace(self._endpoint.key, "[key]")
         line = next((line for line in map(str.strip, text.splitlines()) if line), "")
@@ -177,7 +178,7 @@ class Transport:
 
 
 class _OurHeaders(AsyncOpenAI):
-    """The client without the headers that it makes from environment variables and the machine."""
+    """The client without its headers from environment variables and about the machine."""
 
     @property
     def default_headers(self) -> dict[str, str | Omit]:
@@ -189,17 +190,17 @@ class _OurHeaders(AsyncOpenAI):
 
 
 def _cause(error: BaseException) -> str:
-    """What the operating system or else the HTTP package says about a broken connection."""
-    said, inner = "no reason given", error.__cause__ or error.__context__
+    """The reason for a broken connection, by the operating system or the HTTP package."""
+    reason, inner = "no reason given", error.__cause__ or error.__context__
     while inner is not None:
         number = getattr(inner, "errno", None) or 0
-        said = os.strerror(number) if number > 0 else str(inner) or said
+        reason = os.strerror(number) if number > 0 else str(inner) or reason
         inner = inner.__cause__ or inner.__context__
-    return said
+    return reason
 
 
 def _object(text: str) -> JsonObject | None:
-    """The JSON object that a text is, or None if it is something else; a list of objects is the `data` of one."""
+    """The JSON object in a text, or None; a list of objects becomes the `data` of one."""
     try:
         answer = read_json(text)
     except (ValueError, RecursionError):
@@ -209,7 +210,7 @@ def _object(text: str) -> JsonObject | None:
     return cast("JsonObject", answer) if isinstance(answer, dict) else None
 
 
-def _refusal(answer: Mapping[str, JsonValue]) -> str | None:
+def _rejection(answer: Mapping[str, JsonValue]) -> str | None:
     """The error in an answer with status 200, as some gateways send it, or None if there is none."""
     if answer.get("object") == "error":
         return _message(answer)
@@ -221,7 +222,7 @@ def _refusal(answer: Mapping[str, JsonValue]) -> str | None:
 
 
 def _message(body: object) -> str:
-    """What a server says in the body of an error."""
+    """The message in the body of an error."""
     while isinstance(body, Mapping | list) and body:
         if isinstance(body, list):
             body = body[0]
@@ -231,7 +232,10 @@ def _message(body: object) -> str:
 
 
 def read_json(text: str | bytes) -> Any:
-    """What `json.loads` returns, or raises: ValueError or RecursionError."""
+    """The value of a JSON text; raises ValueError or RecursionError as `json.loads` does.
+
+    pydantic is several times as fast, but rejects lone surrogates and deep nesting, which a server may send.
+    """
     try:
         return from_json(text)
     except ValueError:

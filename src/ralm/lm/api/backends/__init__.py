@@ -1,10 +1,11 @@
-"""What every way of asking a server can do, and what some can.
+"""The interface of backends, which turn tokens into requests of one kind of server, and its answers into predictions.
 
-A way turns tokens into the request of one kind of server, and its answer into predictions. It sends nothing itself.
+A backend sends nothing itself. To support another server API, add a module with a `Backend` and a `ServerKind`, and
+list it in `ralm.lm.api.servers`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ClassVar, Final, ParamSpec, TypeVar
@@ -13,173 +14,38 @@ import numpy as np
 from pydantic import JsonValue
 
 from ralm.errors import ServerError
-from ralm.lm.api.predictions import Prediction
-from ralm.lm.api.transport import Asked, JsonObject
+from ralm.lm.api.client import Client
+from ralm.lm.api.predictions import Prediction, TokenNames
+from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.protocols import FullTokenizer
 from ralm.records import IntArray
 
 _Given = ParamSpec("_Given")
 _Parsed = TypeVar("_Parsed")
 END: Final = -2
-"""The token id that means the end of a text, for servers that do not say with which token a text ends."""
+"""The token id that stands for the end of a text if a server does not name the token that ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way(ABC):
-    """A way of asking a server. `likeliest` is how many of the likeliest tokens it is asked for.
-
-    `reads_prompts`: it tells the log-probability of every token of a prompt, and if it `lists_prompts`, the likeliest
-    tokens in each place. It tells the log-probabilities of at most `chooses` chosen next tokens in one request.
-    `goes_on`: a text may end in what the model wrote before.
-    """
-
-    name: ClassVar[str]
-    reads_prompts: ClassVar[bool] = False
-    lists_prompts: ClassVar[bool] = True
-    chooses: ClassVar[int] = 0
-    goes_on: ClassVar[bool] = True
-    likeliest: int
-
-    @property
-    def margin(self) -> int:
-        """How many fewer tokens can be read than the server's length: those that it writes, or reads to be told."""
-        return 1
-
-    @property
-    def takes_ids(self) -> bool:
-        """Whether prompts are token ids, so that the server reads any tokens as they are."""
-        return True
-
-    @property
-    def settings(self) -> dict[str, JsonValue]:
-        """What decides the answers, besides the model."""
-        return {"way": self.name, "likeliest": self.likeliest}
-
-    @abstractmethod
-    def writing(self, text: IntArray, most: int) -> Asked:
-        """The request for at most `most` greedy tokens behind a text."""
-
-    @abstractmethod
-    def written(self, answer: JsonObject, most: int) -> list[Prediction]:
-        """The predictions of the tokens that were written, the last one `ended()` if the text ended there."""
-
-    def next_token(self, answer: JsonObject) -> Prediction:
-        """The prediction of the first token that was written, also if it is not known which it is; `ended()` if there
-        is none."""
-        return next(iter(self.written(answer, 1)), ended())
-
-    @abstractmethod
-    def text_of(self, answer: JsonObject) -> str | None:
-        """The text that was written, if it can be compared with the tokens."""
-
-    @abstractmethod
-    def counted(self, answer: JsonObject) -> int | None:
-        """The tokens that the server read, if it tells."""
-
-    def counting(self, text: IntArray) -> Asked:
-        """The request to whose answer `counted` finds the tokens of a text."""
-        return self.writing(text, 1)
-
-    def keeps(self, text: IntArray) -> bool:  # noqa: ARG002
-        """Whether the server reads these tokens and no others: it may be sent text, and split it in its own way."""
-        return True
-
-    def reading(self, tokens: IntArray) -> Asked:
-        """The request for the log-probabilities of a prompt's tokens."""
-        raise NotImplementedError(self.name)
-
-    def read(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
-        """The predictions of the tokens of a prompt from `begin` on, and of the next token if the server tells it."""
-        raise NotImplementedError(self.name)
-
-    def scoring(self, tokens: IntArray) -> Asked:
-        """The request for the log-probabilities of a prompt's own tokens, with as few others as possible."""
-        return self.reading(tokens)
-
-    def scored(self, answer: JsonObject, tokens: IntArray, places: IntArray) -> list[float]:
-        """Those of the tokens at some places, in ascending order."""
-        begin = int(places[0])
-        predictions = self.read(answer, tokens, begin)
-        return [predictions[place - begin].log_prob for place in places.tolist()]
-
-    def choosing(self, text: IntArray, tokens: Sequence[int]) -> Asked:
-        """The request for the log-probabilities of tokens behind a text, at most `chooses`."""
-        raise NotImplementedError(self.name)
-
-    def chosen(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """Those log-probabilities; NaN where the server tells none."""
-        raise NotImplementedError(self.name)
-
-
-def ended() -> Prediction:
-    """The prediction of a server that ends a text without a word on how likely that is: nothing is known."""
-    return Prediction(END, -np.inf, np.array([END], dtype=np.int64), np.full(1, -np.inf, dtype=np.float32), 0.0)
-
-
-def odd(message: str) -> ServerError:
-    """The error of an answer that is not what it should be."""
-    return ServerError(f"{message.removesuffix('.')}.", 200)
-
-
-def parses(parse: Callable[_Given, _Parsed]) -> Callable[_Given, _Parsed]:
-    """Make a function that reads an answer raise ServerError if the answer has another form than it expects."""
-
-    @wraps(parse)
-    def parsed(*arguments: _Given.args, **named: _Given.kwargs) -> _Parsed:
-        try:
-            return parse(*arguments, **named)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise odd(f"the server's answer has another form than its API says ({error}).") from error
-
-    return parsed
-
-
-def check_length(predictions: Sequence[object], expected: int, what: str) -> None:
-    """Raise ServerError if a server does not tell one log-probability for each token."""
-    if len(predictions) != expected:
-        raise odd(
-            f"the server gives {len(predictions):,} log-probabilities for {expected:,} {what}: figures would be wrong"
-        )
-
-
-def part_of(answer: object, *path: str | int) -> Any:
-    """A part of an answer; ServerError if it is not there."""
-    found: Any = answer
-    for step in path:
-        try:
-            found = found[step]
-        except (LookupError, TypeError):
-            where = ".".join(map(str, path))
-            raise odd(f"the server's answer has no {where}") from None
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptForm:
-    """How a prompt is sent: as token ids, or else as text, before which a server may put the token `begin` (a BOS)."""
+class PromptFormat:
+    """How a prompt is sent: as token ids, or as text, before which the server may put the token `begin` (a BOS)."""
 
     tokenizer: FullTokenizer
     as_ids: bool
     begin: int | None = None
 
-    def sent(self, tokens: IntArray) -> JsonValue:
-        """A prompt of these tokens.
+    def encode(self, tokens: IntArray) -> JsonValue:
+        """These tokens as the prompt of a request. Raises ServerError if the server would add a BOS that they lack."""
+        return tokens.tolist() if self.as_ids else self.tokenizer.decode(self._without_bos(tokens))
 
-        Raises ServerError if the server would put a BOS before a text that has none.
-        """
-        if self.as_ids:
-            return tokens.tolist()
-        return self.tokenizer.decode(self._behind_bos(tokens))
-
-    def keeps(self, tokens: IntArray) -> bool:
-        """Whether a server reads these tokens as they are: it may split a text into others, and wants one at all."""
+    def keeps_tokens(self, tokens: IntArray) -> bool:
+        """Whether the server reads exactly these tokens: it may split a text into others, and rejects an empty one."""
         if self.as_ids:
             return True
-        behind = self._behind_bos(tokens)
-        return len(behind) > 0 and np.array_equal(self.tokenizer.encode(self.tokenizer.decode(behind)), behind)
+        sent = self._without_bos(tokens)
+        return len(sent) > 0 and np.array_equal(self.tokenizer.encode(self.tokenizer.decode(sent)), sent)
 
-    def _behind_bos(self, tokens: IntArray) -> IntArray:
-        """The tokens without the BOS that the server puts before them."""
+    def _without_bos(self, tokens: IntArray) -> IntArray:
         if self.begin is None:
             return tokens
         if len(tokens) == 0 or tokens[0] != self.begin:
@@ -187,3 +53,187 @@ class PromptForm:
                 "the server takes text and puts a BOS before it, and this prompt has none: read with `bos` always."
             )
         return tokens[1:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend(ABC):
+    """Asks a server for the `top_logprobs` most likely tokens of `model`; `names` finds their ids.
+
+    The class variables declare what a server returns:
+
+    scores_prompts       the log-probability of every token of a prompt
+    lists_prompt_tokens  with them, the most likely tokens at each position
+    max_chosen           the log-probabilities of so many chosen next tokens in one request
+    continues_own_text   a text may end in what the model wrote before; a message may not
+    text_only            no log-probabilities
+    takes_text           prompts are text by the server's own API, not token ids
+    hides_special_tokens the server adds special tokens that it does not report
+    """
+
+    name: ClassVar[str]
+    scores_prompts: ClassVar[bool] = False
+    lists_prompt_tokens: ClassVar[bool] = True
+    max_chosen: ClassVar[int] = 0
+    continues_own_text: ClassVar[bool] = True
+    text_only: ClassVar[bool] = False
+    takes_text: ClassVar[bool] = False
+    hides_special_tokens: ClassVar[bool] = False
+    top_logprobs: int
+    model: str
+    prompts: PromptFormat
+    names: TokenNames
+
+    @property
+    def reserved_tokens(self) -> int:
+        """How many tokens of the server's context the request needs for itself: a new token, and with scores of prompts
+        the last one of the prompt."""
+        return 2 if self.scores_prompts else 1
+
+    @property
+    def takes_token_ids(self) -> bool:
+        """Whether prompts are token ids, so that the server reads them unchanged."""
+        return self.prompts.as_ids
+
+    @property
+    def settings(self) -> dict[str, JsonValue]:
+        """The settings that decide the answers, besides the model."""
+        return {"backend": self.name, "top_logprobs": self.top_logprobs}
+
+    @abstractmethod
+    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
+        """The request for at most `max_tokens` greedy tokens after a text."""
+
+    @abstractmethod
+    def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
+        """The predictions of the generated tokens; the last is `end_prediction()` if the text ended without a token."""
+
+    def first_generated(self, answer: JsonObject) -> Prediction:
+        """The prediction of the first generated token, also if its id is not known; `end_prediction()` if none was."""
+        return next(iter(self.generated(answer, 1)), end_prediction())
+
+    @abstractmethod
+    def generated_text(self, answer: JsonObject) -> str | None:
+        """The generated text, if it can be compared with the tokens."""
+
+    @abstractmethod
+    def prompt_token_count(self, answer: JsonObject) -> int | None:
+        """The number of tokens that the server read, if it reports it."""
+
+    def token_count_request(self, text: IntArray) -> ApiRequest:
+        """The request whose answer `prompt_token_count` reads."""
+        return self.generation_request(text, 1)
+
+    def keeps_tokens(self, text: IntArray) -> bool:
+        """Whether the server reads exactly these tokens."""
+        return self.prompts.keeps_tokens(text)
+
+    def prompt_request(self, tokens: IntArray) -> ApiRequest:
+        """The request for the log-probabilities of the tokens of a prompt."""
+        raise NotImplementedError(self.name)
+
+    def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
+        """The predictions of the tokens of a prompt from `begin` on, and of the next token if the server returns it."""
+        raise NotImplementedError(self.name)
+
+    def scoring_request(self, tokens: IntArray) -> ApiRequest:
+        """The request for the log-probabilities of the prompt's own tokens, with as few others as possible."""
+        return self.prompt_request(tokens)
+
+    def scored_log_probs(self, answer: JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
+        """The log-probabilities of the tokens at these positions, which ascend."""
+        begin = int(positions[0])
+        predictions = self.prompt_predictions(answer, tokens, begin)
+        return [predictions[position - begin].log_prob for position in positions.tolist()]
+
+    def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
+        """The request for the log-probabilities of at most `max_chosen` tokens after a text."""
+        raise NotImplementedError(self.name)
+
+    def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
+        """The log-probabilities of the chosen tokens; NaN if the server returns none."""
+        raise NotImplementedError(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelList:
+    """The answer of /models: the entry of the requested model (or {}), the ids of all, and who owns the first."""
+
+    entry: JsonObject
+    ids: tuple[str, ...]
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """A kind of server: its backends, the best first, and how to detect it.
+
+    `find` returns the fields about the model, or None if the server is of another kind. It is called if `owner` is the
+    `owned_by` of the server's models; with no `owner` it asks for an endpoint that only this kind has.
+    """
+
+    name: str
+    backends: tuple[type[Backend], ...]
+    find: Callable[[Client, ModelList], JsonObject | None]
+    owner: str = ""
+
+
+def get_or_empty(client: Client, path: str) -> JsonObject:
+    """The server's answer at a path; empty if it has no such path. Raises ServerError if it cannot be reached."""
+    try:
+        return client.get(path)
+    except ServerError as error:
+        if error.status is None or error.status in (401, 403, 429):
+            raise
+        return {}  # some servers fail at paths that they do not have
+
+
+def wrong_model(client: Client, served: Sequence[str]) -> ServerError:
+    """The error if a server has only other models."""
+    names = ", ".join(served)
+    return ServerError(f"{client.endpoint.url} has no model {client.endpoint.model}; it has {names}.", 404)
+
+
+def end_prediction() -> Prediction:
+    """The prediction for a text that ended without a log-probability: nothing else is known."""
+    return Prediction(END, -np.inf, np.array([END], dtype=np.int64), np.full(1, -np.inf, dtype=np.float32), 0.0)
+
+
+def unexpected(message: str) -> ServerError:
+    """The error of an answer with unexpected content."""
+    return ServerError(f"{message.removesuffix('.')}.", 200)
+
+
+def parsing(parse: Callable[_Given, _Parsed]) -> Callable[_Given, _Parsed]:
+    """Make a function that parses an answer raise ServerError if the answer has an unexpected format."""
+
+    @wraps(parse)
+    def parsed(*arguments: _Given.args, **options: _Given.kwargs) -> _Parsed:
+        try:
+            return parse(*arguments, **options)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise unexpected(f"unexpected response format ({error}).") from error
+
+    return parsed
+
+
+def expect_length(values: Sequence[object], expected: int, what: str) -> None:
+    """Raise ServerError unless a server returns one log-probability for each token."""
+    if len(values) != expected:
+        raise unexpected(f"the server returns {len(values):,} log-probabilities for {expected:,} {what}")
+
+
+def field_of(answer: object, *path: str | int) -> Any:
+    """The part of an answer at a path; ServerError if it is missing."""
+    found: Any = answer
+    for step in path:
+        try:
+            found = found[step]
+        except (LookupError, TypeError):
+            raise unexpected(f"the server's answer has no {'.'.join(map(str, path))}") from None
+    return found
+
+
+def count_in(fields: object, name: str) -> int | None:
+    """A count among the fields of an answer; None if there is none."""
+    count = fields.get(name) if isinstance(fields, Mapping) else None
+    return count if isinstance(count, int) else None

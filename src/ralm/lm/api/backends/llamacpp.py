@@ -1,8 +1,8 @@
-"""llama.cpp's own /completion: tokens by id, and any token can be chosen with a bias, which leaves its log-probability.
+"""llama.cpp's own /completion: it names tokens by id, and a bias chooses any token and leaves its log-probability.
 
-Its `echo` is ignored without a word, so the tokens of a prompt are asked for one by one; it reads what they share once.
-It tells nothing of a token that ends inside a character. So where one may stand, a bias lets it write another token
-instead, and the list of the likeliest tokens, which the bias leaves as it is, tells what is needed.
+The server ignores `echo`, so the tokens of a prompt are scored one by one; it caches the shared prefix. It returns
+nothing for a token that ends inside a character. Where one may follow, a bias makes it write another token, and the
+list of the most likely tokens, which the bias does not change, has the needed values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,20 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import Way, ended, odd, parses, part_of
-from ralm.lm.api.predictions import Prediction, log_prob_of, prediction_of
-from ralm.lm.api.transport import Asked, JsonObject
-from ralm.protocols import Tokenizer
+from ralm.lm.api.backends import (
+    Backend,
+    ModelList,
+    ServerKind,
+    count_in,
+    end_prediction,
+    field_of,
+    parsing,
+    unexpected,
+    wrong_model,
+)
+from ralm.lm.api.client import Client
+from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob
+from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
 
 _NAME: Final = "llama.cpp"
@@ -24,92 +34,99 @@ _BIAS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaCpp(Way):
+class LlamaCppCompletion(Backend):
     """POST /completion of a llama.cpp server, at its root."""
 
     name: ClassVar[str] = _NAME
-    chooses: ClassVar[int] = 1
+    max_chosen: ClassVar[int] = 1
 
-    tokenizer: Tokenizer
-    size: int
+    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
+        """Greedy tokens with `n_probs`. For one token the bias ensures that the server lists the most likely ones."""
+        if max_tokens == 1:
+            return _request(text, 1, {"n_probs": self.top_logprobs, "logit_bias": [[self._ordinary, _BIAS]]})
+        return _request(text, max_tokens, {"n_probs": self.top_logprobs, "return_tokens": True})
 
-    def writing(self, text: IntArray, most: int) -> Asked:
-        """Greedy tokens with `n_probs`; of one token alone the likeliest are told, whatever it is."""
-        if most == 1:
-            return _asked(text, 1, {"n_probs": self.likeliest, "logit_bias": [[self._ordinary, _BIAS]]})
-        return _asked(text, most, {"n_probs": self.likeliest, "return_tokens": True})
-
-    @parses
-    def written(self, answer: JsonObject, most: int) -> list[Prediction]:
-        """One prediction for each token that was written, up to one that ends inside a character."""
-        if most == 1:
-            return [self._likeliest(part_of(answer, "completion_probabilities", 0))]
+    @parsing
+    def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
+        """One prediction for each generated token, up to one that ends inside a character."""
+        if max_tokens == 1:
+            return [self._top_prediction(field_of(answer, "completion_probabilities", 0))]
         rows: Any = answer.get("completion_probabilities") or []
+        tokens = field_of(answer, "tokens")
         found: list[Prediction] = []
-        for token, row in zip(part_of(answer, "tokens"), rows, strict=False):
-            if part_of(row, "id") != token:
+        for token, row in zip(tokens, rows, strict=False):
+            if field_of(row, "id") != token:
                 return found
-            found.append(self._prediction(int(token), log_prob_of(part_of(row, "logprob"), _NAME), row))
-        ends = answer.get("stop_type") == "eos" and len(rows) == len(part_of(answer, "tokens"))
-        return [*found, ended()] if ends and len(found) < most else found
+            found.append(self._prediction(int(token), _log_prob(row), row))
+        ended = answer.get("stop_type") == "eos" and len(rows) == len(tokens)
+        return [*found, end_prediction()] if ended and len(found) < max_tokens else found
 
-    @parses
-    def text_of(self, answer: JsonObject) -> str | None:
+    @parsing
+    def generated_text(self, answer: JsonObject) -> str | None:
         """`content`."""
-        return str(part_of(answer, "content"))
+        return str(field_of(answer, "content"))
 
-    @parses
-    def counted(self, answer: JsonObject) -> int | None:
+    @parsing
+    def prompt_token_count(self, answer: JsonObject) -> int | None:
         """`tokens_evaluated`."""
-        counted = answer.get("tokens_evaluated")
-        return counted if isinstance(counted, int) else None
+        return count_in(answer, "tokens_evaluated")
 
-    def choosing(self, text: IntArray, tokens: Sequence[int]) -> Asked:
-        """One token, which a bias makes the greedy one; its log-probability is told without the bias."""
+    def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
+        """One token, which a bias makes the greedy one; the whole vocabulary if the token ends inside a character."""
         [token] = tokens
         if self._is_part(token):
-            return _asked(text, 1, {"n_probs": self.size, "logit_bias": [[self._ordinary, _BIAS]]})
-        return _asked(text, 1, {"n_probs": 1, "logit_bias": [[token, _BIAS]]})
+            return _request(text, 1, {"n_probs": self.names.size, "logit_bias": [[self._ordinary, _BIAS]]})
+        return _request(text, 1, {"n_probs": 1, "logit_bias": [[token, _BIAS]]})
 
-    @parses
-    def chosen(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """The log-probability of that token."""
+    @parsing
+    def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
+        """The log-probability of the chosen token."""
         [token] = tokens
-        row = part_of(answer, "completion_probabilities", 0)
-        rows = part_of(row, "top_logprobs") if self._is_part(token) else [row]
-        found = next((one for one in rows if part_of(one, "id") == token), None)
+        row = field_of(answer, "completion_probabilities", 0)
+        rows = field_of(row, "top_logprobs") if self._is_part(token) else [row]
+        found = next((one for one in rows if field_of(one, "id") == token), None)
         if found is None:
-            raise odd(f"the server writes token {row['id']} where {token} was chosen: it ignores `logit_bias`")
-        return [log_prob_of(part_of(found, "logprob"), _NAME)]
+            raise unexpected(f"the server returns token {row['id']} where {token} was chosen: it ignores `logit_bias`")
+        return [_log_prob(found)]
 
     @property
     def _ordinary(self) -> int:
-        """A token that is no part of a character."""
-        return int(self.tokenizer.encode("a")[-1])
+        """A token that is not part of a character."""
+        return int(self.prompts.tokenizer.encode("a")[-1])
 
     def _is_part(self, token: int) -> bool:
         """Whether a token ends inside a character."""
-        return "\N{REPLACEMENT CHARACTER}" in self.tokenizer.decode(np.array([token], dtype=np.int64))
+        return "\N{REPLACEMENT CHARACTER}" in self.prompts.tokenizer.decode(np.array([token], dtype=np.int64))
 
-    def _likeliest(self, row: Mapping[str, Any]) -> Prediction:
-        """The prediction of a greedy token that was not written."""
-        first = part_of(row, "top_logprobs", 0)
-        return self._prediction(int(part_of(first, "id")), log_prob_of(part_of(first, "logprob"), _NAME), row)
+    def _top_prediction(self, row: Mapping[str, Any]) -> Prediction:
+        """The prediction of the greedy token, which the bias replaced."""
+        first = field_of(row, "top_logprobs", 0)
+        return self._prediction(int(field_of(first, "id")), _log_prob(first), row)
 
     def _prediction(self, token: int, log_prob: float, row: Mapping[str, Any]) -> Prediction:
-        listed = [
-            (int(part_of(one, "id")), log_prob_of(part_of(one, "logprob"), _NAME))
-            for one in part_of(row, "top_logprobs")
-        ]
-        return prediction_of(token, log_prob, listed, self.likeliest)
+        pairs = [(int(field_of(one, "id")), _log_prob(one)) for one in field_of(row, "top_logprobs")]
+        return build_prediction(token, log_prob, pairs, self.top_logprobs)
 
 
-def _asked(text: IntArray, most: int, more: Mapping[str, JsonValue]) -> Asked:
+def _log_prob(row: Mapping[str, Any]) -> float:
+    return parse_log_prob(field_of(row, "logprob"), _NAME)
+
+
+def _request(text: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
     body: dict[str, JsonValue] = {
         "prompt": text.tolist(),
-        "n_predict": most,
+        "n_predict": max_tokens,
         "temperature": 0,
         "cache_prompt": True,
         **more,
     }
-    return Asked("//completion", body, len(text), most)
+    return ApiRequest("//completion", body, len(text), max_tokens)
+
+
+def _find(client: Client, listed: ModelList) -> JsonObject:
+    if not listed.entry:
+        raise wrong_model(client, listed.ids)
+    return listed.entry
+
+
+LLAMA_CPP: Final = ServerKind(_NAME, (LlamaCppCompletion,), _find, owner="llamacpp")

@@ -1,7 +1,7 @@
-"""Ollama's own /api/generate: text as prompts, without the model's template, which its OpenAI routes put around it.
+"""Ollama's own /api/generate: it takes text without the model's template, which its OpenAI routes add.
 
-Since version 0.12.11 it tells the likeliest tokens; nothing is told of prompts. It would cut a text that is too long at
-its beginning, and go on writing without the beginning of a text, so that both are switched off.
+Since version 0.12.11 it lists the most likely tokens; it scores no prompts. It would truncate a long text at its
+beginning and shift a full context while it generates; both are switched off.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,11 @@ from typing import Any, ClassVar, Final
 
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import parses, part_of
-from ralm.lm.api.backends.openai import Completions, retokenised
+from ralm.lm.api.backends import ModelList, ServerKind, count_in, field_of, get_or_empty, parsing
+from ralm.lm.api.backends.openai import Completions, retokenize
+from ralm.lm.api.client import Client
 from ralm.lm.api.predictions import Prediction
-from ralm.lm.api.transport import Asked, JsonObject
+from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
 
 _GREEDY: Final[Mapping[str, JsonValue]] = {
@@ -23,59 +24,75 @@ _GREEDY: Final[Mapping[str, JsonValue]] = {
     "frequency_penalty": 0,
     "stop": [],
 }
-"""What a model's own settings may say otherwise."""
+"""Options that the settings of a model may change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ollama(Completions):
+class OllamaGenerate(Completions):
     """POST /api/generate of an Ollama server, at its root."""
 
     name: ClassVar[str] = "ollama"
     names_parts: ClassVar[bool] = True
+    takes_text: ClassVar[bool] = True
 
-    def writing(self, text: IntArray, most: int) -> Asked:
+    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
         """Greedy tokens with `top_logprobs`."""
-        return self._asked(text, most, {"logprobs": True, "top_logprobs": self.likeliest})
+        return self._request(text, max_tokens, {"logprobs": True, "top_logprobs": self.top_logprobs})
 
-    @parses
-    def text_of(self, answer: JsonObject) -> str | None:
+    @parsing
+    def generated_text(self, answer: JsonObject) -> str | None:
         """`response`."""
-        return str(part_of(answer, "response"))
+        return str(field_of(answer, "response"))
 
-    @parses
-    def counted(self, answer: JsonObject) -> int | None:
+    @parsing
+    def prompt_token_count(self, answer: JsonObject) -> int | None:
         """`prompt_eval_count`."""
-        counted = answer.get("prompt_eval_count")
-        return counted if isinstance(counted, int) else None
+        return count_in(answer, "prompt_eval_count")
 
     def _choice(self, answer: JsonObject) -> Mapping[str, Any]:
-        return {"logprobs": {"content": part_of(answer, "logprobs")}, "finish_reason": answer.get("done_reason")}
+        return {"logprobs": {"content": field_of(answer, "logprobs")}, "finish_reason": answer.get("done_reason")}
 
-    def _asked(self, tokens: IntArray, most: int, more: Mapping[str, JsonValue]) -> Asked:
+    def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
         body: dict[str, JsonValue] = {
             "model": self.model,
-            "prompt": self.form.sent(tokens),
+            "prompt": self.prompts.encode(tokens),
             "raw": True,
             "stream": False,
             "truncate": False,
             "shift": False,
-            "options": {**_GREEDY, "num_predict": most},
+            "options": {**_GREEDY, "num_predict": max_tokens},
             **more,
         }
-        return Asked("//api/generate", body, len(tokens), most)
+        return ApiRequest("//api/generate", body, len(tokens), max_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaText(Ollama):
-    """The same of a version that gives text alone, which is tokenised again."""
+class OllamaTextGenerate(OllamaGenerate):
+    """The same for a version that returns only text, which is tokenized again."""
 
     name: ClassVar[str] = "ollama text"
+    text_only: ClassVar[bool] = True
+    hides_special_tokens: ClassVar[bool] = True
 
-    def writing(self, text: IntArray, most: int) -> Asked:
+    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
         """Greedy text."""
-        return self._asked(text, most, {})
+        return self._request(text, max_tokens, {})
 
-    @parses
-    def written(self, answer: JsonObject, most: int) -> list[Prediction]:
+    @parsing
+    def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
         """One prediction without log-probabilities for each token of the text."""
-        return retokenised(str(part_of(answer, "response")), answer.get("done_reason"), self.form, most)
+        return retokenize(str(field_of(answer, "response")), answer.get("done_reason"), self.prompts, max_tokens)
+
+
+def _find(client: Client, _: ModelList) -> JsonObject | None:
+    """The fields of the model once it is loaded, which include the length of the context that it has memory for."""
+    if "version" not in get_or_empty(client, "//api/version"):
+        return None
+    model = client.endpoint.model
+    client.post("//api/generate", {"model": model, "stream": False})
+    running = get_or_empty(client, "//api/ps").get("models")
+    models = [one for one in running if isinstance(one, dict)] if isinstance(running, list) else []
+    return next((one for one in models if one.get("name") in (model, f"{model}:latest")), {})
+
+
+OLLAMA: Final = ServerKind("ollama", (OllamaGenerate, OllamaTextGenerate), _find)

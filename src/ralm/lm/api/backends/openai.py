@@ -1,7 +1,7 @@
-"""OpenAI's /completions, and what servers that speak it add to it: vLLM most of all.
+"""OpenAI's /completions and /chat/completions, which most servers and providers offer.
 
-`echo` gives back the prompt with the log-probability of each token (OpenAI, Together, Fireworks, llama-cpp-python);
-vLLM has `prompt_logprobs` instead, names tokens by id, and tells the log-probabilities of chosen ids.
+Servers differ in what they return: `echo` gives the log-probabilities of the prompt (OpenAI, Together, Fireworks), a
+bias chooses any next token, and a chat takes the prompt as a message, which the server puts into its own template.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,255 +11,170 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import PromptForm, Way, check_length, ended, odd, parses, part_of
-from ralm.lm.api.predictions import Prediction, TokensByName, log_prob_of, log_probs_of, prediction_of, text_alone
-from ralm.lm.api.transport import Asked, JsonObject
+from ralm.lm.api.backends import (
+    Backend,
+    PromptFormat,
+    count_in,
+    end_prediction,
+    expect_length,
+    field_of,
+    parsing,
+    unexpected,
+)
+from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob, text_prediction
+from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.protocols import Tokenizer
-from ralm.records import DoubleArray, IntArray
+from ralm.records import IntArray
 
 _BIAS: Final = 100
 """The largest bias of OpenAI's API; it makes any token the greedy one."""
 _Row: TypeAlias = tuple[object, object, Sequence[tuple[str, object]]]
-"""The name of a token, its log-probability, and the likeliest tokens in its place."""
+"""The name of a token, its log-probability, and the most likely tokens at its position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completions(Way):
-    """/completions of `model` with the k likeliest tokens, of which `names` knows the ids.
+class Completions(Backend):
+    """/completions with the most likely tokens.
 
-    Servers that take token ids name parts of characters, and so do others if it `names_parts`. llama-cpp-python leaves
-    them out of names: what it lists as a space may be a space and a part.
+    Servers that take token ids name parts of characters, and so do those with `names_parts`. llama-cpp-python leaves
+    the parts out of names: what it lists as a space may be a space and a part.
     """
 
     name: ClassVar[str] = "completions"
     names_parts: ClassVar[bool] = False
-    model: str
-    form: PromptForm
-    names: TokensByName
 
-    def writing(self, text: IntArray, most: int) -> Asked:
+    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
         """Greedy tokens with `logprobs`."""
-        return self._asked(text, most, {"logprobs": self.likeliest})
+        return self._request(text, max_tokens, {"logprobs": self.top_logprobs})
 
-    @parses
-    def written(self, answer: JsonObject, most: int) -> list[Prediction]:
-        """One prediction for each token that was written."""
+    @parsing
+    def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
+        """One prediction for each generated token."""
         choice = self._choice(answer)
         found = self._predictions(choice, ())
         stopped = choice.get("finish_reason") == "stop"
-        return [*found, ended()] if stopped and len(found) < most else found
+        return [*found, end_prediction()] if stopped and len(found) < max_tokens else found
 
-    @parses
-    def next_token(self, answer: JsonObject) -> Prediction:
-        """The prediction of the first token, also if its name does not say which it is."""
+    @parsing
+    def first_generated(self, answer: JsonObject) -> Prediction:
+        """The prediction of the first token, also if its name is ambiguous."""
         rows = self._rows(self._choice(answer))
-        return self._prediction(*rows[0], None) if rows else ended()
+        return self._prediction(*rows[0], None) if rows else end_prediction()
 
-    @parses
-    def text_of(self, answer: JsonObject) -> str | None:
+    @parsing
+    def generated_text(self, answer: JsonObject) -> str | None:
         """`text`."""
-        return str(part_of(answer, "choices", 0, "text"))
+        return str(field_of(answer, "choices", 0, "text"))
 
-    @parses
-    def counted(self, answer: JsonObject) -> int | None:
-        """The tokens of the prompt by `usage`."""
-        usage = answer.get("usage")
-        counted = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
-        return counted if isinstance(counted, int) else None
+    @parsing
+    def prompt_token_count(self, answer: JsonObject) -> int | None:
+        """`usage.prompt_tokens`."""
+        return count_in(answer.get("usage"), "prompt_tokens")
 
-    @property
-    def takes_ids(self) -> bool:
-        """Whether prompts are token ids."""
-        return self.form.as_ids
-
-    def keeps(self, text: IntArray) -> bool:
-        """Whether it splits a text into the same tokens."""
-        return self.form.keeps(text)
-
-    def _asked(self, tokens: IntArray, most: int, more: Mapping[str, JsonValue]) -> Asked:
+    def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
         body: dict[str, JsonValue] = {
             "model": self.model,
-            "prompt": self.form.sent(tokens),
-            "max_tokens": most,
+            "prompt": self.prompts.encode(tokens),
+            "max_tokens": max_tokens,
             "temperature": 0,
             **more,
         }
-        return Asked("/completions", body, len(tokens), most)
+        return ApiRequest("/completions", body, len(tokens), max_tokens)
 
     def _choice(self, answer: JsonObject) -> Mapping[str, Any]:
         """The part of an answer with its text and `logprobs`."""
-        choice: Mapping[str, Any] = part_of(answer, "choices", 0)
+        choice: Mapping[str, Any] = field_of(answer, "choices", 0)
         return choice
 
     def _predictions(self, choice: Mapping[str, Any], prompt: Sequence[int] | IntArray) -> list[Prediction]:
-        """The predictions that `logprobs` holds.
+        """The predictions in `logprobs`, of which the first belong to the tokens of `prompt`.
 
-        The first ones are those of the tokens of a prompt, whose names need not tell them apart. Behind them they end
-        before a token whose name does not say which it is. Raises ServerError if that is the very first.
+        Tokens after the prompt end before the first one with an ambiguous name. Raises ServerError if no token is left.
         """
         rows = self._rows(choice)
         nameless = [place for place in range(len(prompt), len(rows)) if self.names.id_of(str(rows[place][0])) is None]
         if nameless[:1] == [0]:
-            raise odd(
-                f"the server writes a token as {str(rows[0][0])!r}, which is the text of several tokens or of none: "
-                "its tokenizer is another one, or it cannot be asked this way"
+            raise unexpected(
+                f"the server returns a token named {str(rows[0][0])!r}, which is the text of several tokens or of "
+                "none: its tokenizer is another one, or this API does not fit it"
             )
         end = next(iter(nameless), len(rows))
         known = [int(token) for token in prompt] + [None] * (end - len(prompt))
         return [self._prediction(*row, token) for row, token in zip(rows[:end], known, strict=True)]
 
     def _rows(self, choice: Mapping[str, Any]) -> Sequence[_Row]:
-        """What `logprobs` holds, in its own form or that of chats; a first row of null is left out."""
-        logprobs = part_of(choice, "logprobs")
+        """The rows of `logprobs`, in the format of completions or of chats; without a first row of null."""
+        logprobs = field_of(choice, "logprobs")
         if logprobs is None:
-            raise odd("the server gives no log-probabilities")
+            raise unexpected("the server returns no log-probabilities")
         if "content" in logprobs:
             rows = [
                 (one.get("token"), one.get("logprob"), _pairs(one.get("top_logprobs"))) for one in logprobs["content"]
             ]
         else:
-            values = part_of(logprobs, "token_logprobs")
+            values = field_of(logprobs, "token_logprobs")
             tops = logprobs.get("top_logprobs") or [None] * len(values)
-            rows = list(zip(part_of(logprobs, "tokens"), values, map(_pairs, tops), strict=True))
+            rows = list(zip(field_of(logprobs, "tokens"), values, map(_pairs, tops), strict=True))
         return rows[1:] if rows and rows[0][1] is None else rows
 
     def _prediction(
         self, name: object, value: object, listed: Sequence[tuple[str, object]], known: int | None
     ) -> Prediction:
-        log_prob = log_prob_of(value, "the server")
+        log_prob = parse_log_prob(value, "the server")
         found = self.names.id_of(str(name))
         token = found if known is None else known
         if found not in (None, token):
-            raise odd(
+            raise unexpected(
                 f"the server reads {name!r} where a prompt has token {token}: it splits the text into other tokens"
             )
-        whole = self.names.id_of if self.form.as_ids or self.names_parts else self.names.id_of_whole
-        named = [(found if one == name else whole(one), log_prob_of(other, "the server")) for one, other in listed]
-        return prediction_of(token, log_prob, named, self.likeliest)
+        whole = self.names.id_of if self.prompts.as_ids or self.names_parts else self.names.unambiguous_id
+        pairs = [(found if one == name else whole(one), parse_log_prob(other, "the server")) for one, other in listed]
+        return build_prediction(token, log_prob, pairs, self.top_logprobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Echo(Completions):
-    """The same with `echo`, which gives the log-probabilities of the prompt.
+class EchoCompletions(Completions):
+    """/completions with `echo`, which returns the log-probabilities of the prompt.
 
-    One new token is asked for, since no number of new tokens means the same to all: some servers take 0 for no limit.
+    It asks for one new token, since some servers read 0 new tokens as no limit.
     """
 
     name: ClassVar[str] = "echo"
-    reads_prompts: ClassVar[bool] = True
+    scores_prompts: ClassVar[bool] = True
 
-    @property
-    def margin(self) -> int:
-        """The last token stands in the prompt, and a new one behind it."""
-        return 2
-
-    def reading(self, tokens: IntArray) -> Asked:
+    def prompt_request(self, tokens: IntArray) -> ApiRequest:
         """The prompt, echoed."""
-        return self._asked(tokens, 1, {"logprobs": self.likeliest, "echo": True})
+        return self._request(tokens, 1, {"logprobs": self.top_logprobs, "echo": True})
 
-    @parses
-    def read(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
-        """One prediction for each token of the prompt from `begin` on."""
-        choice = part_of(answer, "choices", 0)
-        logprobs = part_of(choice, "logprobs", "token_logprobs")
+    @parsing
+    def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
+        """The predictions of the prompt and of the new token."""
+        choice = field_of(answer, "choices", 0)
+        logprobs = field_of(choice, "logprobs", "token_logprobs")
         ended = choice.get("finish_reason") == "stop" and len(logprobs) == len(tokens)
         if not ended:
-            check_length(logprobs, len(tokens) + 1, "tokens, those of a prompt and a new one")
+            expect_length(logprobs, len(tokens) + 1, "tokens, those of a prompt and a new one")
         if logprobs[0] is not None:
-            raise odd("the server gives a log-probability for the first token of a prompt, which has none")
+            raise unexpected("the server returns a log-probability for the first token of a prompt, which has none")
         return self._predictions(choice, tokens[1:])[begin - 1 :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vllm(Completions):
-    """vLLM's /completions: tokens go by their ids, and the log-probabilities of chosen ones are told."""
-
-    name: ClassVar[str] = "vllm"
-    reads_prompts: ClassVar[bool] = True
-    chooses: ClassVar[int] = 128
-
-    @property
-    def margin(self) -> int:
-        """The last token stands in the prompt, and a new one behind it."""
-        return 2
-
-    def reading(self, tokens: IntArray) -> Asked:
-        """The prompt with `prompt_logprobs`; vLLM writes one token at least."""
-        return self._asked(tokens, 1, {"logprobs": self.likeliest, "prompt_logprobs": self.likeliest})
-
-    @parses
-    def read(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
-        """The predictions of the prompt, by id, and that of the token behind it."""
-        places, log_probs = _of_prompt(answer, tokens)
-        prompt = [
-            self._placed(listed, int(token), log_prob)
-            for listed, token, log_prob in zip(
-                places[begin - 1 :], tokens[begin:], log_probs[begin - 1 :].tolist(), strict=True
-            )
-        ]
-        return prompt + self._predictions(part_of(answer, "choices", 0), ())
-
-    def scoring(self, tokens: IntArray) -> Asked:
-        """The prompt without the likeliest tokens: they would take far longer to read than all else."""
-        return self._asked(tokens, 1, {"prompt_logprobs": 0})
-
-    @parses
-    def scored(self, answer: JsonObject, tokens: IntArray, places: IntArray) -> list[float]:
-        """The log-probabilities at some places."""
-        _, log_probs = _of_prompt(answer, tokens)
-        found: list[float] = log_probs[places - 1].tolist()
-        return found
-
-    def choosing(self, text: IntArray, tokens: Sequence[int]) -> Asked:
-        """One token, with the log-probabilities of the chosen ones in its place."""
-        return self._asked(text, 1, {"logprobs": 0, "logprob_token_ids": [*tokens]})
-
-    @parses
-    def chosen(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """The log-probabilities of those tokens."""
-        listed = part_of(answer, "choices", 0, "logprobs", "top_logprobs", 0)
-        return [log_prob_of(part_of(listed, f"token_id:{token}"), "vLLM") for token in tokens]
-
-    def _placed(self, listed: Mapping[str, Any], token: int, log_prob: float) -> Prediction:
-        """The prediction of a token of the prompt."""
-        named = [(int(number), log_prob_of(part_of(one, "logprob"), "vLLM")) for number, one in listed.items()]
-        return prediction_of(token, log_prob, named, self.likeliest)
-
-    def _asked(self, tokens: IntArray, most: int, more: Mapping[str, JsonValue]) -> Asked:
-        ids: dict[str, JsonValue] = {"return_tokens_as_token_ids": True, "add_special_tokens": False}
-        return Completions._asked(self, tokens, most, {**more, **ids})
-
-
-def _of_prompt(answer: JsonObject, tokens: IntArray) -> tuple[Sequence[Mapping[str, Any]], DoubleArray]:
-    """What vLLM tells of each token of a prompt but the first, and their log-probabilities (float64).
-
-    Raises ServerError if it read other tokens, or one of these figures is no log-probability.
-    """
-    given = part_of(answer, "choices", 0, "prompt_logprobs")
-    check_length(given, len(tokens), "tokens of a prompt")
-    try:
-        values = [listed[str(token)]["logprob"] for token, listed in zip(tokens[1:].tolist(), given[1:], strict=True)]
-    except KeyError as error:
-        raise odd(f"the server gives no log-probability for token {error} of a prompt: it read other tokens.") from None
-    return given[1:], log_probs_of(values, "vLLM")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Biased(Completions):
-    """The same of a server that lets a bias choose any token, and tells its log-probability without the bias."""
+class BiasedCompletions(Completions):
+    """/completions of a server on which a bias chooses any token, and which returns its log-probability without it."""
 
     name: ClassVar[str] = "bias"
-    chooses: ClassVar[int] = 1
+    max_chosen: ClassVar[int] = 1
 
-    def choosing(self, text: IntArray, tokens: Sequence[int]) -> Asked:
-        """The token that a bias makes the greedy one."""
+    def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
+        """One token, which a bias makes the greedy one."""
         [token] = tokens
         bias: JsonValue = {str(token): _BIAS}
-        return self._asked(text, 1, {"logprobs": self.likeliest, "logit_bias": bias})
+        return self._request(text, 1, {"logprobs": self.top_logprobs, "logit_bias": bias})
 
-    @parses
-    def chosen(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """The log-probability of the token that was written; NaN of the end of a text, of which nothing is told."""
+    @parsing
+    def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
+        """The log-probability of the generated token; NaN for the end of a text, for which the server returns none."""
         choice = self._choice(answer)
         if choice.get("finish_reason") == "stop" and not self._rows(choice):
             return [np.nan]
@@ -268,104 +183,111 @@ class Biased(Completions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextCompletions(Completions):
-    """/completions of a server that gives text alone, which is tokenised again."""
+    """/completions of a server that returns only text, which is tokenized again."""
 
     name: ClassVar[str] = "text"
+    text_only: ClassVar[bool] = True
+    hides_special_tokens: ClassVar[bool] = True
 
-    def writing(self, text: IntArray, most: int) -> Asked:
+    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
         """Greedy text."""
-        return self._asked(text, most, {})
+        return self._request(text, max_tokens, {})
 
-    @parses
-    def written(self, answer: JsonObject, most: int) -> list[Prediction]:
+    @parsing
+    def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
         """One prediction without log-probabilities for each token of the text."""
-        choice = part_of(answer, "choices", 0)
-        return retokenised(str(part_of(choice, "text")), choice.get("finish_reason"), self.form, most)
+        choice = field_of(answer, "choices", 0)
+        return retokenize(str(field_of(choice, "text")), choice.get("finish_reason"), self.prompts, max_tokens)
 
 
-def retokenised(text: str, finished: object, form: PromptForm, most: int) -> list[Prediction]:
-    """A text that a server wrote as predictions without log-probabilities; `ended()` last if it ended there."""
-    tokens = [text_alone(int(token)) for token in _encoded_behind(text, form.tokenizer)]
-    return [*tokens, ended()] if finished != "length" and len(tokens) < most else tokens[:most]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCompletions(Completions):
+    """/chat/completions with the most likely tokens of an answer.
+
+    The prompt is a message of the user. No text can continue the beginning of an answer.
+    """
+
+    name: ClassVar[str] = "chat"
+    names_parts: ClassVar[bool] = True
+    continues_own_text: ClassVar[bool] = False
+    hides_special_tokens: ClassVar[bool] = True
+    max_tokens_field: ClassVar[str] = "max_tokens"
+
+    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
+        """A greedy answer with `top_logprobs`."""
+        return self._message(text, max_tokens, {"logprobs": True, "top_logprobs": self.top_logprobs})
+
+    def keeps_tokens(self, text: IntArray) -> bool:  # noqa: ARG002
+        """True: a message is its text, however the server splits it."""
+        return True
+
+    @parsing
+    def generated_text(self, answer: JsonObject) -> str | None:
+        """The content of the message."""
+        return str(field_of(answer, "choices", 0, "message", "content") or "")
+
+    def _message(self, text: IntArray, max_tokens: int, more: dict[str, JsonValue]) -> ApiRequest:
+        body: dict[str, JsonValue] = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": self.prompts.tokenizer.decode(text)}],
+            self.max_tokens_field: max_tokens,
+            "temperature": 0,
+            **more,
+        }
+        return ApiRequest("/chat/completions", body, len(text), max_tokens)
 
 
-def _encoded_behind(text: str, tokenizer: Tokenizer) -> IntArray:
-    """The tokens of a text that follows another one: alone, some tokenizers put a space before it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextChatCompletions(ChatCompletions):
+    """/chat/completions of a server that returns only text, which is tokenized again."""
+
+    name: ClassVar[str] = "text chat"
+    text_only: ClassVar[bool] = True
+
+    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
+        """A greedy answer."""
+        return self._message(text, max_tokens, {})
+
+    @parsing
+    def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:
+        """One prediction without log-probabilities for each token of the answer."""
+        choice = field_of(answer, "choices", 0)
+        return retokenize(self.generated_text(answer) or "", choice.get("finish_reason"), self.prompts, max_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewChatCompletions(ChatCompletions):
+    """/chat/completions of models that reject `max_tokens`, such as OpenAI's newer ones."""
+
+    name: ClassVar[str] = "new chat"
+    max_tokens_field: ClassVar[str] = "max_completion_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTextChatCompletions(TextChatCompletions):
+    """The same for models that return only text."""
+
+    name: ClassVar[str] = "new text chat"
+    max_tokens_field: ClassVar[str] = NewChatCompletions.max_tokens_field
+
+
+def retokenize(text: str, finish_reason: object, prompts: PromptFormat, max_tokens: int) -> list[Prediction]:
+    """Generated text as predictions without log-probabilities; `end_prediction()` is last if the text ended there."""
+    tokens = [text_prediction(int(token)) for token in _encode_continuation(text, prompts.tokenizer)]
+    ended = finish_reason != "length" and len(tokens) < max_tokens
+    return [*tokens, end_prediction()] if ended else tokens[:max_tokens]
+
+
+def _encode_continuation(text: str, tokenizer: Tokenizer) -> IntArray:
+    """The tokens of a text that continues another one; alone, some tokenizers would put a space before it."""
     line, whole = tokenizer.encode("\n"), tokenizer.encode("\n" + text)
     return whole[len(line) :] if np.array_equal(whole[: len(line)], line) else tokenizer.encode(text)
 
 
 def _pairs(top: object) -> list[tuple[str, object]]:
-    """The likeliest tokens of one place as names and log-probabilities."""
+    """The names and log-probabilities of the most likely tokens at one position."""
     if isinstance(top, Mapping):
         return [(str(name), value) for name, value in top.items()]
     if isinstance(top, Sequence):
-        return [(str(part_of(one, "token")), part_of(one, "logprob")) for one in top]
+        return [(str(field_of(one, "token")), field_of(one, "logprob")) for one in top]
     return []
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chat(Completions):
-    """The k likeliest tokens of each place of an answer."""
-
-    name: ClassVar[str] = "chat"
-    names_parts: ClassVar[bool] = True
-    goes_on: ClassVar[bool] = False
-    most_name: ClassVar[str] = "max_tokens"
-    """What the API calls the most tokens of an answer."""
-
-    def writing(self, text: IntArray, most: int) -> Asked:
-        """A greedy answer with `top_logprobs`."""
-        return self._message(text, most, {"logprobs": True, "top_logprobs": self.likeliest})
-
-    def keeps(self, text: IntArray) -> bool:  # noqa: ARG002
-        """Yes: a message is its text, whatever tokens that is."""
-        return True
-
-    @parses
-    def text_of(self, answer: JsonObject) -> str | None:
-        """The content of the message."""
-        return str(part_of(answer, "choices", 0, "message", "content") or "")
-
-    def _message(self, text: IntArray, most: int, more: dict[str, JsonValue]) -> Asked:
-        body: dict[str, JsonValue] = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": self.form.tokenizer.decode(text)}],
-            self.most_name: most,
-            "temperature": 0,
-            **more,
-        }
-        return Asked("/chat/completions", body, len(text), most)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextChat(Chat):
-    """The same of a server that gives text alone, which is tokenised again."""
-
-    name: ClassVar[str] = "text chat"
-
-    def writing(self, text: IntArray, most: int) -> Asked:
-        """A greedy answer."""
-        return self._message(text, most, {})
-
-    @parses
-    def written(self, answer: JsonObject, most: int) -> list[Prediction]:
-        """One prediction without log-probabilities for each token of the answer."""
-        choice = part_of(answer, "choices", 0)
-        return retokenised(self.text_of(answer) or "", choice.get("finish_reason"), self.form, most)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewChat(Chat):
-    """The same of models that refuse `max_tokens`, such as OpenAI's newer ones."""
-
-    name: ClassVar[str] = "new chat"
-    most_name: ClassVar[str] = "max_completion_tokens"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewTextChat(TextChat):
-    """Those of them that give text alone."""
-
-    name: ClassVar[str] = "new text chat"
-    most_name: ClassVar[str] = NewChat.most_name

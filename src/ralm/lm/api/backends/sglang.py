@@ -1,110 +1,127 @@
-"""SGLang's own /generate: tokens by id, log-probabilities of prompts, and of chosen ids."""
+"""SGLang's own /generate: it names tokens by id, and returns the log-probabilities of prompts and of chosen ids."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import Way, check_length, odd, parses, part_of
-from ralm.lm.api.predictions import Prediction, log_prob_of, log_probs_of, prediction_of
-from ralm.lm.api.transport import Asked, JsonObject
+from ralm.lm.api.backends import (
+    Backend,
+    ModelList,
+    ServerKind,
+    count_in,
+    expect_length,
+    field_of,
+    get_or_empty,
+    parsing,
+    unexpected,
+)
+from ralm.lm.api.client import Client
+from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob, parse_log_probs
+from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SgLang(Way):
+class SgLangGenerate(Backend):
     """POST /generate of an SGLang server, at its root."""
 
     name: ClassVar[str] = "sglang"
-    reads_prompts: ClassVar[bool] = True
-    chooses: ClassVar[int] = 128
+    scores_prompts: ClassVar[bool] = True
+    max_chosen: ClassVar[int] = 128
 
-    def writing(self, text: IntArray, most: int) -> Asked:
-        """Greedy tokens; the log-probabilities of the prompt are left out."""
-        return self._asked(text, most, {"logprob_start_len": -1, "top_logprobs_num": self.likeliest})
+    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
+        """Greedy tokens, without the log-probabilities of the prompt."""
+        return _request(text, max_tokens, {"logprob_start_len": -1, "top_logprobs_num": self.top_logprobs})
 
-    @parses
-    def written(self, answer: JsonObject, most: int) -> list[Prediction]:  # noqa: ARG002
-        """One prediction for each token that was written, the end of the text included."""
+    @parsing
+    def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:  # noqa: ARG002
+        """One prediction for each generated token, the end of the text included."""
         return self._predictions(answer, "output", 0)
 
-    @property
-    def margin(self) -> int:
-        """The last token stands in the prompt, and a new one behind it."""
-        return 2
-
-    @parses
-    def text_of(self, answer: JsonObject) -> str | None:
+    @parsing
+    def generated_text(self, answer: JsonObject) -> str | None:
         """`text`."""
-        return str(part_of(answer, "text"))
+        return str(field_of(answer, "text"))
 
-    @parses
-    def counted(self, answer: JsonObject) -> int | None:
+    @parsing
+    def prompt_token_count(self, answer: JsonObject) -> int | None:
         """`prompt_tokens`."""
-        counted = part_of(answer, "meta_info").get("prompt_tokens")
-        return counted if isinstance(counted, int) else None
+        return count_in(field_of(answer, "meta_info"), "prompt_tokens")
 
-    def reading(self, tokens: IntArray) -> Asked:
-        """The log-probabilities of the prompt from its beginning, and of one token behind it."""
-        return self._asked(tokens, 1, {"logprob_start_len": 0, "top_logprobs_num": self.likeliest})
+    def prompt_request(self, tokens: IntArray) -> ApiRequest:
+        """The log-probabilities of the prompt from its beginning, and of one more token."""
+        return _request(tokens, 1, {"logprob_start_len": 0, "top_logprobs_num": self.top_logprobs})
 
-    @parses
-    def read(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
-        """The predictions of the prompt, and that of the token behind it."""
-        _of_prompt(answer, tokens)
+    @parsing
+    def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
+        """The predictions of the prompt and of the next token."""
+        _prompt_rows(answer, tokens)
         return self._predictions(answer, "input", 1)[begin - 1 :] + self._predictions(answer, "output", 0)
 
-    def scoring(self, tokens: IntArray) -> Asked:
-        """The prompt without the likeliest tokens."""
-        return self._asked(tokens, 1, {"logprob_start_len": 0, "top_logprobs_num": 0})
+    def scoring_request(self, tokens: IntArray) -> ApiRequest:
+        """The prompt without the most likely tokens."""
+        return _request(tokens, 1, {"logprob_start_len": 0, "top_logprobs_num": 0})
 
-    @parses
-    def scored(self, answer: JsonObject, tokens: IntArray, places: IntArray) -> list[float]:
-        """The log-probabilities at some places."""
-        values = [value for value, *_ in _of_prompt(answer, tokens)]
-        found: list[float] = log_probs_of(values[1:], "SGLang")[places - 1].tolist()
+    @parsing
+    def scored_log_probs(self, answer: JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
+        """The log-probabilities of the tokens at these positions."""
+        values = [value for value, *_ in _prompt_rows(answer, tokens)]
+        found: list[float] = parse_log_probs(values[1:], "SGLang")[positions - 1].tolist()
         return found
 
-    def choosing(self, text: IntArray, tokens: Sequence[int]) -> Asked:
-        """One token, with the log-probabilities of the chosen ones in its place."""
-        return self._asked(text, 1, {"logprob_start_len": -1, "top_logprobs_num": 0, "token_ids_logprob": [*tokens]})
+    def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
+        """One token, with the log-probabilities of the chosen ones."""
+        return _request(text, 1, {"logprob_start_len": -1, "top_logprobs_num": 0, "token_ids_logprob": [*tokens]})
 
-    @parses
-    def chosen(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
-        """The log-probabilities of those tokens."""
-        rows = part_of(answer, "meta_info", "output_token_ids_logprobs", 0)
+    @parsing
+    def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
+        """The log-probabilities of the chosen tokens."""
+        rows = field_of(answer, "meta_info", "output_token_ids_logprobs", 0)
         values = {int(number): value for value, number, *_ in rows}
-        return [log_prob_of(part_of(values, token), "SGLang") for token in tokens]
-
-    def _asked(self, text: IntArray, most: int, more: Mapping[str, JsonValue]) -> Asked:
-        body: dict[str, JsonValue] = {
-            "input_ids": text.tolist(),
-            "sampling_params": {"max_new_tokens": most, "temperature": 0},
-            "return_logprob": True,
-            **more,
-        }
-        return Asked("//generate", body, len(text), most)
+        return [parse_log_prob(field_of(values, token), "SGLang") for token in tokens]
 
     def _predictions(self, answer: JsonObject, where: str, first: int) -> list[Prediction]:
-        """The predictions of the prompt (`input`) or behind it (`output`), from the token `first` on."""
-        own = part_of(answer, "meta_info", f"{where}_token_logprobs")
-        top = part_of(answer, "meta_info", f"{where}_top_logprobs")
-        check_length(top, len(own), "tokens")
+        """The predictions of the prompt (`input`) or the generated tokens (`output`), from the token `first` on."""
+        own = field_of(answer, "meta_info", f"{where}_token_logprobs")
+        top = field_of(answer, "meta_info", f"{where}_top_logprobs")
+        expect_length(top, len(own), "tokens")
         return [
             self._prediction(int(token), value, listed or [])
             for (value, token, *_), listed in zip(own[first:], top[first:], strict=True)
         ]
 
     def _prediction(self, token: int, value: object, listed: Sequence[Sequence[Any]]) -> Prediction:
-        named = [(int(number), log_prob_of(other, "SGLang")) for other, number, *_ in listed]
-        return prediction_of(token, log_prob_of(value, "SGLang"), named, self.likeliest)
+        pairs = [(int(number), parse_log_prob(other, "SGLang")) for other, number, *_ in listed]
+        return build_prediction(token, parse_log_prob(value, "SGLang"), pairs, self.top_logprobs)
 
 
-def _of_prompt(answer: JsonObject, tokens: IntArray) -> Sequence[Sequence[Any]]:
-    """A log-probability and an id, or more, of each token of a prompt; ServerError if the server read other tokens."""
-    given: Sequence[Sequence[Any]] = part_of(answer, "meta_info", "input_token_logprobs")
-    check_length(given, len(tokens), "tokens of a prompt")
-    if [token for _, token, *_ in given] != tokens.tolist():
-        raise odd("the server gives log-probabilities of other tokens than those of a prompt")
-    return given
+def _request(text: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
+    body: dict[str, JsonValue] = {
+        "input_ids": text.tolist(),
+        "sampling_params": {"max_new_tokens": max_tokens, "temperature": 0},
+        "return_logprob": True,
+        **more,
+    }
+    return ApiRequest("//generate", body, len(text), max_tokens)
+
+
+def _prompt_rows(answer: JsonObject, tokens: IntArray) -> Sequence[Sequence[Any]]:
+    """The row of each token of a prompt: a log-probability, an id and more. Raises ServerError for other tokens."""
+    rows: Sequence[Sequence[Any]] = field_of(answer, "meta_info", "input_token_logprobs")
+    expect_length(rows, len(tokens), "tokens of a prompt")
+    if [token for _, token, *_ in rows] != tokens.tolist():
+        raise unexpected("the server returns log-probabilities of other tokens than those of a prompt")
+    return rows
+
+
+def _find(client: Client, listed: ModelList) -> JsonObject | None:
+    info = get_or_empty(client, "//get_model_info")
+    if "model_path" not in info:
+        return None
+    length = listed.entry.get("max_model_len")
+    return info if length is None else {**info, "max_model_len": length}
+
+
+SGLANG: Final = ServerKind("sglang", (SgLangGenerate,), _find)

@@ -1,104 +1,119 @@
-"""Text Generation Inference's own /generate: text as prompts, and if it was started so, their log-probabilities.
+"""Text Generation Inference's own /generate: it takes text, and scores prompts if it was started to do so.
 
-It puts a BOS before a text if the model's tokenizer does. Of the tokens of a prompt it tells no others in their place.
+It puts a BOS before a text if the model's tokenizer does. For the tokens of a prompt it lists no alternatives.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from pydantic import JsonValue
 
-from ralm.lm.api.backends import PromptForm, Way, check_length, odd, parses, part_of
-from ralm.lm.api.predictions import Prediction, log_prob_of, prediction_of
-from ralm.lm.api.transport import Asked, JsonObject
+from ralm.lm.api.backends import (
+    Backend,
+    ModelList,
+    ServerKind,
+    expect_length,
+    field_of,
+    get_or_empty,
+    parsing,
+    unexpected,
+    wrong_model,
+)
+from ralm.lm.api.client import Client
+from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob
+from ralm.lm.api.transport import ApiRequest, JsonObject
 from ralm.records import IntArray
+
+_ANY_MODEL: Final = "tgi"
+"""A name for the only model of a TGI server, whatever it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TgiLikeliest(Way):
-    """POST /generate of a server that tells the likeliest new tokens, and nothing of prompts."""
+class TgiTopTokens(Backend):
+    """POST /generate of a server that lists the most likely new tokens and scores no prompts."""
 
-    name: ClassVar[str] = "tgi likeliest"
-    form: PromptForm
+    name: ClassVar[str] = "tgi top tokens"
+    takes_text: ClassVar[bool] = True
 
-    def writing(self, text: IntArray, most: int) -> Asked:
+    def generation_request(self, text: IntArray, max_tokens: int) -> ApiRequest:
         """Greedy tokens with `top_n_tokens`."""
-        return self._asked(text, most, {})
+        return self._request(text, max_tokens, {})
 
-    @parses
-    def written(self, answer: JsonObject, most: int) -> list[Prediction]:  # noqa: ARG002
-        """One prediction for each token that was written, the end of the text included."""
-        own, top = part_of(answer, "details", "tokens"), part_of(answer, "details", "top_tokens")
-        check_length(top, len(own), "tokens")
-        return [_prediction(one, listed, self.likeliest) for one, listed in zip(own, top, strict=True)]
+    @parsing
+    def generated(self, answer: JsonObject, max_tokens: int) -> list[Prediction]:  # noqa: ARG002
+        """One prediction for each generated token, the end of the text included."""
+        own, top = field_of(answer, "details", "tokens"), field_of(answer, "details", "top_tokens")
+        expect_length(top, len(own), "tokens")
+        return [_prediction(one, listed, self.top_logprobs) for one, listed in zip(own, top, strict=True)]
 
-    @parses
-    def text_of(self, answer: JsonObject) -> str | None:
+    @parsing
+    def generated_text(self, answer: JsonObject) -> str | None:
         """`generated_text`."""
-        return str(part_of(answer, "generated_text"))
+        return str(field_of(answer, "generated_text"))
 
-    def counting(self, text: IntArray) -> Asked:
-        """The tokens of a text; it costs nothing."""
-        return Asked("//tokenize", {"inputs": self.form.sent(text)}, 0)
+    def token_count_request(self, text: IntArray) -> ApiRequest:
+        """/tokenize, which costs nothing."""
+        return ApiRequest("//tokenize", {"inputs": self.prompts.encode(text)}, 0)
 
-    @parses
-    def counted(self, answer: JsonObject) -> int | None:
-        """The tokens by /tokenize; an answer of /generate does not tell."""
+    @parsing
+    def prompt_token_count(self, answer: JsonObject) -> int | None:
+        """The tokens in an answer of /tokenize; /generate reports none."""
         tokens = answer.get("data")
         return len(tokens) if isinstance(tokens, list) else None
 
-    @property
-    def takes_ids(self) -> bool:
-        """No: prompts are text."""
-        return False
-
-    def keeps(self, text: IntArray) -> bool:
-        """Whether it splits the text into the same tokens."""
-        return self.form.keeps(text)
-
-    def _asked(self, text: IntArray, most: int, more: Mapping[str, JsonValue]) -> Asked:
-        parameters = {"max_new_tokens": most, "details": True, "top_n_tokens": self.likeliest, **more}
-        return Asked("//generate", {"inputs": self.form.sent(text), "parameters": parameters}, len(text), most)
+    def _request(self, text: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
+        parameters = {"max_new_tokens": max_tokens, "details": True, "top_n_tokens": self.top_logprobs, **more}
+        body: dict[str, JsonValue] = {"inputs": self.prompts.encode(text), "parameters": parameters}
+        return ApiRequest("//generate", body, len(text), max_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tgi(TgiLikeliest):
-    """The same of a server that was started with --enable-prefill-logprobs, or is older than version 3."""
+class TgiPrompts(TgiTopTokens):
+    """The same for a server that was started with --enable-prefill-logprobs, or is older than version 3."""
 
     name: ClassVar[str] = "tgi"
-    reads_prompts: ClassVar[bool] = True
-    lists_prompts: ClassVar[bool] = False
+    scores_prompts: ClassVar[bool] = True
+    lists_prompt_tokens: ClassVar[bool] = False
 
-    @property
-    def margin(self) -> int:
-        """The last token stands in the prompt, and a new one behind it."""
-        return 2
+    def prompt_request(self, tokens: IntArray) -> ApiRequest:
+        """The prompt with its log-probabilities, and one more token."""
+        return self._request(tokens, 1, {"decoder_input_details": True})
 
-    def reading(self, tokens: IntArray) -> Asked:
-        """The prompt with its log-probabilities, and one token behind it."""
-        return self._asked(tokens, 1, {"decoder_input_details": True})
-
-    @parses
-    def read(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
-        """The predictions of the prompt, which list nothing but its tokens, and that of the token behind it."""
-        prefill = part_of(answer, "details", "prefill")
+    @parsing
+    def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
+        """The predictions of the prompt, which list no other tokens, and of the next token."""
+        prefill = field_of(answer, "details", "prefill")
         if not prefill:
-            raise odd("the server tells nothing of prompts: it was started without --enable-prefill-logprobs")
-        check_length(prefill, len(tokens), "tokens of a prompt")
+            raise unexpected("the server does not score prompts: it was started without --enable-prefill-logprobs")
+        expect_length(prefill, len(tokens), "tokens of a prompt")
         for one, token in zip(prefill, tokens.tolist(), strict=True):
-            if part_of(one, "id") != token:
-                raise odd(
+            if field_of(one, "id") != token:
+                raise unexpected(
                     f"the server reads token {one['id']} where a prompt has token {token}: it splits the text into "
                     "other tokens"
                 )
-        return [*(_prediction(one, (), 0) for one in prefill[1:]), *self.written(answer, 1)][begin - 1 :]
+        return [*(_prediction(one, (), 0) for one in prefill[1:]), *self.generated(answer, 1)][begin - 1 :]
 
 
-def _prediction(one: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], asked: int) -> Prediction:
-    return prediction_of(*_named(one), [*map(_named, listed)], asked)
+def _prediction(one: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], requested: int) -> Prediction:
+    return build_prediction(*_pair(one), [*map(_pair, listed)], requested)
 
 
-def _named(one: Mapping[str, Any]) -> tuple[int, float]:
+def _pair(one: Mapping[str, Any]) -> tuple[int, float]:
     """The id of a token and its log-probability."""
-    return int(part_of(one, "id")), log_prob_of(part_of(one, "logprob"), "TGI")
+    return int(field_of(one, "id")), parse_log_prob(field_of(one, "logprob"), "TGI")
+
+
+def _find(client: Client, _: ModelList) -> JsonObject | None:
+    info = get_or_empty(client, "//info")
+    if "max_total_tokens" not in info:
+        return None
+    if client.endpoint.model not in (info.get("model_id"), _ANY_MODEL):
+        raise wrong_model(client, [str(info.get("model_id"))])
+    prompt = info.get("max_input_tokens")
+    lengths = [info["max_total_tokens"], prompt + 1 if isinstance(prompt, int) else None]
+    return {**info, "max_model_len": min((one for one in lengths if isinstance(one, int)), default=None)}
+
+
+TGI: Final = ServerKind("tgi", (TgiPrompts, TgiTopTokens), _find)

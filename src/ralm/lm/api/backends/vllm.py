@@ -1,0 +1,84 @@
+"""vLLM's /completions: it names tokens by id, and returns the log-probabilities of prompts and of chosen ids."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from pydantic import JsonValue
+
+from ralm.lm.api.backends import ServerKind, expect_length, field_of, parsing, unexpected
+from ralm.lm.api.backends.openai import Completions
+from ralm.lm.api.predictions import Prediction, build_prediction, parse_log_prob, parse_log_probs
+from ralm.lm.api.transport import ApiRequest, JsonObject
+from ralm.records import DoubleArray, IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmCompletions(Completions):
+    """/completions with vLLM's own parameters."""
+
+    name: ClassVar[str] = "vllm"
+    scores_prompts: ClassVar[bool] = True
+    max_chosen: ClassVar[int] = 128
+
+    def prompt_request(self, tokens: IntArray) -> ApiRequest:
+        """The prompt with `prompt_logprobs`; vLLM generates at least one token."""
+        return self._request(tokens, 1, {"logprobs": self.top_logprobs, "prompt_logprobs": self.top_logprobs})
+
+    @parsing
+    def prompt_predictions(self, answer: JsonObject, tokens: IntArray, begin: int = 1) -> list[Prediction]:
+        """The predictions of the prompt and of the next token."""
+        rows, log_probs = _prompt_log_probs(answer, tokens)
+        prompt = [
+            self._prompt_prediction(listed, int(token), log_prob)
+            for listed, token, log_prob in zip(
+                rows[begin - 1 :], tokens[begin:], log_probs[begin - 1 :].tolist(), strict=True
+            )
+        ]
+        return prompt + self._predictions(field_of(answer, "choices", 0), ())
+
+    def scoring_request(self, tokens: IntArray) -> ApiRequest:
+        """The prompt without the most likely tokens, which would take most of the time to parse."""
+        return self._request(tokens, 1, {"prompt_logprobs": 0})
+
+    @parsing
+    def scored_log_probs(self, answer: JsonObject, tokens: IntArray, positions: IntArray) -> list[float]:
+        """The log-probabilities of the tokens at these positions."""
+        _, log_probs = _prompt_log_probs(answer, tokens)
+        found: list[float] = log_probs[positions - 1].tolist()
+        return found
+
+    def choice_request(self, text: IntArray, tokens: Sequence[int]) -> ApiRequest:
+        """One token, with the log-probabilities of the chosen ones."""
+        return self._request(text, 1, {"logprobs": 0, "logprob_token_ids": [*tokens]})
+
+    @parsing
+    def chosen_log_probs(self, answer: JsonObject, tokens: Sequence[int]) -> list[float]:
+        """The log-probabilities of the chosen tokens."""
+        listed = field_of(answer, "choices", 0, "logprobs", "top_logprobs", 0)
+        return [parse_log_prob(field_of(listed, f"token_id:{token}"), "vLLM") for token in tokens]
+
+    def _prompt_prediction(self, listed: Mapping[str, Any], token: int, log_prob: float) -> Prediction:
+        pairs = [(int(number), parse_log_prob(field_of(one, "logprob"), "vLLM")) for number, one in listed.items()]
+        return build_prediction(token, log_prob, pairs, self.top_logprobs)
+
+    def _request(self, tokens: IntArray, max_tokens: int, more: Mapping[str, JsonValue]) -> ApiRequest:
+        ids: dict[str, JsonValue] = {"return_tokens_as_token_ids": True, "add_special_tokens": False}
+        return Completions._request(self, tokens, max_tokens, {**more, **ids})
+
+
+def _prompt_log_probs(answer: JsonObject, tokens: IntArray) -> tuple[Sequence[Mapping[str, Any]], DoubleArray]:
+    """The row of each token of a prompt but the first, and the tokens' log-probabilities (float64).
+
+    Raises ServerError if vLLM read other tokens, or a value is not a log-probability.
+    """
+    rows = field_of(answer, "choices", 0, "prompt_logprobs")
+    expect_length(rows, len(tokens), "tokens of a prompt")
+    try:
+        values = [listed[str(token)]["logprob"] for token, listed in zip(tokens[1:].tolist(), rows[1:], strict=True)]
+    except KeyError as error:
+        raise unexpected(f"the server returns no log-probability for token {error}: it read other tokens") from None
+    return rows[1:], parse_log_probs(values, "vLLM")
+
+
+VLLM: Final = ServerKind("vllm", (VllmCompletions,), lambda _, listed: listed.entry, owner="vllm")
